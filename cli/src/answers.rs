@@ -11,7 +11,7 @@ use crate::errors::CliError;
 
 /// What somebody says, whatever it is said to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct AnswerContent {
     /// Yes or no, to a permission.
     pub allow: Option<bool>,
     pub for_attempt: bool,
@@ -22,14 +22,17 @@ pub(crate) struct Words {
 }
 
 /// The answer, bound to exactly what was shown.
-pub(crate) fn request(input: &Input, words: Words) -> Result<AnswerRequest, CliError> {
+pub(crate) fn build_answer_request(
+    input: &Input,
+    words: AnswerContent,
+) -> Result<AnswerRequest, CliError> {
     let (answer, digest) = match &input.body {
         Some(Body::Permission(asked)) => {
-            let reply = permission(words)?;
+            let reply = permission_reply(words)?;
             (Answer::Permission(reply), asked.tool_input_sha256.clone())
         }
         Some(Body::Question(asked)) => {
-            let reply = question(asked, words)?;
+            let reply = question_reply(asked, words)?;
             (Answer::Question(reply), Default::default())
         }
         None => {
@@ -48,7 +51,7 @@ pub(crate) fn request(input: &Input, words: Words) -> Result<AnswerRequest, CliE
     })
 }
 
-fn permission(words: Words) -> Result<PermissionReply, CliError> {
+fn permission_reply(words: AnswerContent) -> Result<PermissionReply, CliError> {
     let Some(allow) = words.allow else {
         return Err(CliError::usage(
             "it is a permission and takes no other answer than yes or no",
@@ -67,14 +70,17 @@ fn permission(words: Words) -> Result<PermissionReply, CliError> {
     })
 }
 
-fn question(asked: &Question, words: Words) -> Result<QuestionReply, CliError> {
+fn question_reply(asked: &Question, words: AnswerContent) -> Result<QuestionReply, CliError> {
     if words.allow.is_some() {
         return Err(CliError::usage(
             "it is a question and not a permission",
             "answer with --option or --text",
         ));
     }
-    let labels = words.options.iter().map(|option| label(asked, option));
+    let labels = words
+        .options
+        .iter()
+        .map(|option| resolve_option_label(asked, option));
     Ok(QuestionReply {
         labels: labels.collect::<Result<_, _>>()?,
         text: words.text.unwrap_or_default(),
@@ -82,7 +88,7 @@ fn question(asked: &Question, words: Words) -> Result<QuestionReply, CliError> {
 }
 
 /// An option by its label; where that is none, by its number; or by a label that differs in case only, if it is one.
-fn label(asked: &Question, given: &str) -> Result<String, CliError> {
+fn resolve_option_label(asked: &Question, given: &str) -> Result<String, CliError> {
     let labels = || asked.options.iter().map(|option| &option.label);
     if labels().any(|label| label == given) {
         return Ok(given.to_owned());
@@ -104,7 +110,7 @@ fn label(asked: &Question, given: &str) -> Result<String, CliError> {
 }
 
 /// What to ask somebody at a terminal.
-pub(crate) fn prompt(input: &Input) -> &'static str {
+pub(crate) fn prompt_text(input: &Input) -> &'static str {
     match &input.body {
         Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
             "allow? [y]es once, [a]lways in this attempt, [n]o, or Enter to leave it open: "
@@ -120,7 +126,10 @@ pub(crate) fn prompt(input: &Input) -> &'static str {
 }
 
 /// What a typed line means: nothing, if it is left open.
-pub(crate) fn typed(input: &Input, line: &str) -> Result<Option<Words>, CliError> {
+pub(crate) fn parse_typed_answer(
+    input: &Input,
+    line: &str,
+) -> Result<Option<AnswerContent>, CliError> {
     let line = line.trim();
     if line.is_empty() {
         return Ok(None);
@@ -133,49 +142,51 @@ pub(crate) fn typed(input: &Input, line: &str) -> Result<Option<Words>, CliError
     };
     let words = match &input.body {
         Some(Body::Permission(asked)) => match line.to_lowercase().as_str() {
-            "y" | "yes" => Words {
+            "y" | "yes" => AnswerContent {
                 allow: Some(true),
-                ..Words::default()
+                ..AnswerContent::default()
             },
-            "a" | "always" if asked.can_allow_for_attempt => Words {
+            "a" | "always" if asked.can_allow_for_attempt => AnswerContent {
                 allow: Some(true),
                 for_attempt: true,
-                ..Words::default()
+                ..AnswerContent::default()
             },
-            "n" | "no" => Words {
+            "n" | "no" => AnswerContent {
                 allow: Some(false),
-                ..Words::default()
+                ..AnswerContent::default()
             },
             _ => return Err(unclear()),
         },
-        Some(Body::Question(asked)) => chosen(asked, line),
+        Some(Body::Question(asked)) => parse_question_answer(asked, line),
         None => return Err(unclear()),
     };
     Ok(Some(words))
 }
 
 /// Numbers where there are options; anything else is an answer in words, where those are taken.
-fn chosen(asked: &Question, line: &str) -> Words {
+fn parse_question_answer(asked: &Question, line: &str) -> AnswerContent {
     let options: Vec<String> = line
         .split([',', ' '])
         .filter(|word| !word.is_empty())
         .map(str::to_owned)
         .collect();
-    let known = options.iter().all(|option| label(asked, option).is_ok());
-    let labelled = label(asked, line).is_ok();
+    let known = options
+        .iter()
+        .all(|option| resolve_option_label(asked, option).is_ok());
+    let labelled = resolve_option_label(asked, line).is_ok();
     if labelled || (known && !asked.options.is_empty()) {
-        Words {
+        AnswerContent {
             options: if labelled {
                 vec![line.to_owned()]
             } else {
                 options
             },
-            ..Words::default()
+            ..AnswerContent::default()
         }
     } else {
-        Words {
+        AnswerContent {
             text: Some(line.to_owned()),
-            ..Words::default()
+            ..AnswerContent::default()
         }
     }
 }
@@ -219,21 +230,21 @@ mod tests {
         let Some(Body::Question(asked)) = question(labels).body else {
             panic!("a question");
         };
-        label(&asked, given).unwrap_or_else(|refused| refused.to_string())
+        resolve_option_label(&asked, given).unwrap_or_else(|refused| refused.to_string())
     }
 
-    fn said(input: &Input, line: &str) -> Option<Answer> {
-        let words = typed(input, line).unwrap()?;
-        request(input, words).unwrap().answer
+    fn typed_answer(input: &Input, line: &str) -> Option<Answer> {
+        let words = parse_typed_answer(input, line).unwrap()?;
+        build_answer_request(input, words).unwrap().answer
     }
 
     #[test]
     fn an_answer_is_bound_to_the_attempt_and_the_arguments_that_were_shown() {
-        let words = Words {
+        let words = AnswerContent {
             allow: Some(true),
-            ..Words::default()
+            ..AnswerContent::default()
         };
-        let request = request(&permission(false), words).unwrap();
+        let request = build_answer_request(&permission(false), words).unwrap();
         assert_eq!(request.tool_input_sha256, &[7; 32][..]);
         assert_eq!(request.attempt_id, "a");
     }
@@ -241,24 +252,24 @@ mod tests {
     #[test]
     fn a_typed_line_is_a_yes_a_no_or_nothing_and_never_a_guess() {
         let once = permission(false);
-        let Some(Answer::Permission(yes)) = said(&once, " Y ") else {
+        let Some(Answer::Permission(yes)) = typed_answer(&once, " Y ") else {
             panic!("a yes");
         };
         assert!(yes.allow && yes.scope() == PermissionScope::Once);
-        let Some(Answer::Permission(always)) = said(&permission(true), "a") else {
+        let Some(Answer::Permission(always)) = typed_answer(&permission(true), "a") else {
             panic!("a yes");
         };
         assert_eq!(always.scope(), PermissionScope::Attempt);
-        assert_eq!(said(&once, ""), None);
+        assert_eq!(typed_answer(&once, ""), None);
         for unclear in ["a", "ja", "yes please", "1"] {
-            assert!(typed(&once, unclear).is_err(), "{unclear}");
+            assert!(parse_typed_answer(&once, unclear).is_err(), "{unclear}");
         }
     }
 
     #[test]
     fn options_are_chosen_by_number_or_label_and_the_rest_is_text() {
         let asked = question(&["red", "2", "dark blue"]);
-        let labels = |line: &str| match said(&asked, line) {
+        let labels = |line: &str| match typed_answer(&asked, line) {
             Some(Answer::Question(reply)) => (reply.labels, reply.text),
             other => panic!("{other:?}"),
         };
@@ -274,17 +285,17 @@ mod tests {
         assert_eq!(labels("green").1, "green");
         let twice = label_of(&["Yes", "YES"], "yes");
         assert!(twice.contains("1 Yes, 2 YES"), "{twice}");
-        let missing = Words {
+        let missing = AnswerContent {
             options: vec!["4".to_owned()],
-            ..Words::default()
+            ..AnswerContent::default()
         };
-        assert!(request(&asked, missing).is_err());
+        assert!(build_answer_request(&asked, missing).is_err());
         assert!(
-            request(
+            build_answer_request(
                 &asked,
-                Words {
+                AnswerContent {
                     allow: Some(true),
-                    ..Words::default()
+                    ..AnswerContent::default()
                 }
             )
             .is_err()

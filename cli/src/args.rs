@@ -2,55 +2,55 @@
 
 use clap::Args;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::errors::CliError;
 use crate::ids;
 
 /// One task.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct TaskArg {
+pub(crate) struct TaskIdArg {
     /// Id of the task, or as much of its beginning as no other task has.
     #[arg(value_name = "TASK")]
     task_id: String,
 }
 
-impl TaskArg {
+impl TaskIdArg {
     /// Its whole id.
-    pub(crate) async fn find(&self, relay: &Relay) -> Result<String, CliError> {
-        ids::task(relay, &self.task_id).await
+    pub(crate) async fn resolve(&self, relay: &RelayClient) -> Result<String, CliError> {
+        ids::resolve_task_id(relay, &self.task_id).await
     }
 
     /// The same for a verb that needs a reason.
-    pub(crate) async fn find_because(
+    pub(crate) async fn resolve_with_reason(
         &self,
-        relay: &Relay,
-        why: &RequiredReason,
+        relay: &RelayClient,
+        why: &RequiredReasonArg,
     ) -> Result<String, CliError> {
-        ids::task_because(relay, &self.task_id, &why.reason).await
+        ids::resolve_task_id_with_reason(relay, &self.task_id, &why.reason).await
     }
 }
 
 /// Several of them.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct TasksArg {
+pub(crate) struct TaskIdsArg {
     /// Ids of tasks, or as much of each as no other task has: one, or up to 50.
     #[arg(value_name = "TASK", required = true)]
     task_ids: Vec<String>,
 }
 
-impl TasksArg {
-    pub(crate) async fn find_because(
+impl TaskIdsArg {
+    pub(crate) async fn resolve_with_reason(
         &self,
-        relay: &Relay,
-        why: &RequiredReason,
+        relay: &RelayClient,
+        why: &RequiredReasonArg,
     ) -> Result<Vec<String>, CliError> {
-        ids::tasks_because(relay, &self.task_ids, &why.reason).await
+        ids::resolve_task_ids_with_reason(relay, &self.task_ids, &why.reason).await
     }
 }
 
 /// A reason that may be left out.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Reason {
+pub(crate) struct OptionalReasonArg {
     /// Why, for those who read the task later.
     #[arg(
         long,
@@ -63,7 +63,7 @@ pub(crate) struct Reason {
 
 /// One that may not.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct RequiredReason {
+pub(crate) struct RequiredReasonArg {
     /// Why, for those who read the task later; it stands in the task's events.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
@@ -71,7 +71,7 @@ pub(crate) struct RequiredReason {
 
 /// For programs.
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct JsonArg {
+pub(crate) struct JsonOutputArg {
     /// Print the answer as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -79,7 +79,7 @@ pub(crate) struct JsonArg {
 
 /// For those verbs that whoever holds the task has too.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct HolderArg {
+pub(crate) struct LeaseHolderArg {
     /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it; the lease token is taken from
     /// BATON_LEASE_TOKEN. For tokens of role agent.
     #[arg(long, value_name = "ATTEMPT")]

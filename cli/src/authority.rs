@@ -5,10 +5,10 @@ use std::path::Path;
 
 use crate::errors::CliError;
 
-const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
+const PEM_CERTIFICATE_MARKER: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// PEM with at least one certificate in it.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, CliError> {
+pub(crate) fn read_ca_file(path: &Path) -> Result<Vec<u8>, CliError> {
     let shown = path.display();
     let pem = fs::read(path).map_err(|error| {
         CliError::usage(
@@ -16,7 +16,9 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, CliError> {
             "name a PEM file with --ca FILE or BATON_CA",
         )
     })?;
-    let has_one = pem.windows(CERTIFICATE.len()).any(|at| at == CERTIFICATE);
+    let has_one = pem
+        .windows(PEM_CERTIFICATE_MARKER.len())
+        .any(|at| at == PEM_CERTIFICATE_MARKER);
     has_one.then_some(pem).ok_or_else(|| {
         CliError::usage(
             format!("{shown} holds no certificate"),
@@ -28,23 +30,23 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Exit;
+    use crate::exit::CommandExit;
 
     #[test]
     fn a_file_that_is_missing_or_holds_no_certificate_is_a_usage_error_that_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("k.pem");
-        let missing = read(&file).unwrap_err();
-        assert_eq!(missing.exit(), Exit::Usage);
+        let missing = read_ca_file(&file).unwrap_err();
+        assert_eq!(missing.exit(), CommandExit::Usage);
         assert!(missing.to_string().contains("try:"), "{missing}");
         fs::write(&file, "-----BEGIN PRIVATE KEY-----\nAA==\n").unwrap();
-        let key = read(&file).unwrap_err();
-        assert_eq!(key.exit(), Exit::Usage);
+        let key = read_ca_file(&file).unwrap_err();
+        assert_eq!(key.exit(), CommandExit::Usage);
         assert!(
             key.to_string().contains("k.pem holds no certificate"),
             "{key}"
         );
         fs::write(&file, "# mine\n-----BEGIN CERTIFICATE-----\nAA==\n").unwrap();
-        assert!(read(&file).is_ok());
+        assert!(read_ca_file(&file).is_ok());
     }
 }

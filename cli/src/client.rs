@@ -12,12 +12,12 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
 use crate::authority;
-use crate::discovery::RelayArgs;
-use crate::errors::{CliError, Story};
+use crate::discovery::ConnectionArgs;
+use crate::errors::{CliError, ErrorText};
 use crate::tls_hints;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the relay may send ahead of its reader. HTTP/2's own 64 KiB is one chunk of output, and a round trip for each.
 const STREAM_WINDOW: u32 = 512 * 1024;
@@ -25,16 +25,16 @@ const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
 /// Answers are bounded by the relay; this only has to be above its largest one.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
-pub(crate) type Transport = InterceptedService<Channel, Credential>;
+pub(crate) type RelayChannel = InterceptedService<Channel, CallCredential>;
 
 /// Adds the token to every request, and the tenant that it is about where one was named.
 #[derive(Clone, Debug)]
-pub(crate) struct Credential {
-    header: MetadataValue<Ascii>,
+pub(crate) struct CallCredential {
+    authorization: MetadataValue<Ascii>,
     tenant: Option<MetadataValue<Ascii>>,
 }
 
-impl Credential {
+impl CallCredential {
     pub(crate) fn new(token: &str) -> Result<Self, CliError> {
         let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
             CliError::usage(
@@ -44,15 +44,15 @@ impl Credential {
         })?;
         header.set_sensitive(true);
         Ok(Self {
-            header,
+            authorization: header,
             tenant: None,
         })
     }
 }
 
-impl Credential {
+impl CallCredential {
     /// Every request is about this tenant.
-    fn within(self, tenant: &str) -> Result<Self, CliError> {
+    fn for_tenant(self, tenant: &str) -> Result<Self, CliError> {
         let tenant = tenant.parse().map_err(|_| {
             CliError::usage(
                 format!("{tenant:?} is not the name of a tenant"),
@@ -66,11 +66,11 @@ impl Credential {
     }
 }
 
-impl Interceptor for Credential {
+impl Interceptor for CallCredential {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         request
             .metadata_mut()
-            .insert("authorization", self.header.clone());
+            .insert("authorization", self.authorization.clone());
         if let Some(tenant) = &self.tenant {
             request
                 .metadata_mut()
@@ -82,15 +82,15 @@ impl Interceptor for Credential {
 
 /// A connected relay.
 #[derive(Clone, Debug)]
-pub(crate) struct Relay {
-    transport: Transport,
+pub(crate) struct RelayClient {
+    transport: RelayChannel,
 }
 
 macro_rules! clients {
     ($($name:ident: $module:ident :: $client:ident),* $(,)?) => {
-        impl Relay {
+        impl RelayClient {
             $(
-                pub(crate) fn $name(&self) -> baton_proto::v1::$module::$client<Transport> {
+                pub(crate) fn $name(&self) -> baton_proto::v1::$module::$client<RelayChannel> {
                     baton_proto::v1::$module::$client::new(self.transport.clone())
                         .max_decoding_message_size(MAX_MESSAGE_BYTES)
                         .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -109,17 +109,21 @@ clients! {
     link: daemon_link_client::DaemonLinkClient,
 }
 
-impl Relay {
+impl RelayClient {
     /// With what the command line, the environment and the data directory say.
-    pub(crate) async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
+    pub(crate) async fn discover(args: &ConnectionArgs) -> Result<Self, CliError> {
         let url = args.relay_url()?;
-        let ca = args.ca.as_deref().map(authority::read).transpose()?;
-        let credential = Credential::new(&args.token()?)?;
+        let ca = args
+            .ca
+            .as_deref()
+            .map(authority::read_ca_file)
+            .transpose()?;
+        let credential = CallCredential::new(&args.token()?)?;
         let credential = match args.in_tenant.as_deref().filter(|name| !name.is_empty()) {
-            Some(tenant) => credential.within(tenant)?,
+            Some(tenant) => credential.for_tenant(tenant)?,
             None => credential,
         };
-        Self::dial(endpoint(&url, ca.as_deref())?, &url, credential).await
+        Self::connect_endpoint(build_endpoint(&url, ca.as_deref())?, &url, credential).await
     }
 
     pub(crate) async fn connect(
@@ -127,7 +131,7 @@ impl Relay {
         token: &str,
         ca: Option<&[u8]>,
     ) -> Result<Self, CliError> {
-        Self::dial(endpoint(url, ca)?, url, Credential::new(token)?).await
+        Self::connect_endpoint(build_endpoint(url, ca)?, url, CallCredential::new(token)?).await
     }
 
     /// From a chosen address of this machine.
@@ -136,23 +140,27 @@ impl Relay {
         token: &str,
         from: IpAddr,
     ) -> Result<Self, CliError> {
-        let endpoint = endpoint(url, None)?.local_address(Some(from));
-        Self::dial(endpoint, url, Credential::new(token)?).await
+        let endpoint = build_endpoint(url, None)?.local_address(Some(from));
+        Self::connect_endpoint(endpoint, url, CallCredential::new(token)?).await
     }
 
-    async fn dial(endpoint: Endpoint, url: &str, credential: Credential) -> Result<Self, CliError> {
+    async fn connect_endpoint(
+        endpoint: Endpoint,
+        url: &str,
+        credential: CallCredential,
+    ) -> Result<Self, CliError> {
         let channel = endpoint
             .connect()
             .await
-            .map_err(|error| unreachable(url, &error))?;
+            .map_err(|error| unreachable_error(url, &error))?;
         let transport = InterceptedService::new(channel, credential);
         Ok(Self { transport })
     }
 }
 
-fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
+fn build_endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
     let malformed = |why: String| {
-        CliError::Usage(Story {
+        CliError::Usage(ErrorText {
             what: format!("{url} is not the address of a relay"),
             why,
             hint: "write it like http://127.0.0.1:7070".to_owned(),
@@ -171,7 +179,7 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_keep_alive_interval(KEEPALIVE_EVERY)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     if url.starts_with("http://") {
         return Ok(endpoint);
@@ -185,7 +193,7 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         .map_err(|error| CliError::local("set up TLS", error))
 }
 
-fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {
+fn unreachable_error(url: &str, error: &tonic::transport::Error) -> CliError {
     let mut why = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -199,8 +207,8 @@ fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {
         "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
     };
     let tls = Some(url).filter(|url| url.starts_with("https://"));
-    let hint = tls.and_then(|url| tls_hints::for_https(url, &why));
-    CliError::Unreachable(Story {
+    let hint = tls.and_then(|url| tls_hints::https_hint(url, &why));
+    CliError::Unreachable(ErrorText {
         what: format!("connect to the relay at {url}"),
         why,
         hint: hint.unwrap_or_else(|| usual.to_owned()),

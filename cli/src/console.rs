@@ -5,15 +5,15 @@ use std::io::{self, IsTerminal, Stderr, Stdout, Write};
 
 use crate::errors::CliError;
 use crate::sanitize::{self, Sanitizer};
-use crate::style::Style;
+use crate::style::TextStyle;
 
 #[derive(Debug)]
-pub(crate) struct Console {
+pub(crate) struct CliConsole {
     stdout: Stdout,
     stderr: Stderr,
 }
 
-impl Default for Console {
+impl Default for CliConsole {
     fn default() -> Self {
         Self {
             stdout: io::stdout(),
@@ -22,7 +22,7 @@ impl Default for Console {
     }
 }
 
-impl Console {
+impl CliConsole {
     /// One line of data.
     pub(crate) fn line(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
@@ -39,7 +39,7 @@ impl Console {
     }
 
     /// Output of an agent as it is, flushed.
-    pub(crate) fn bytes(&self, bytes: &[u8]) -> Result<(), CliError> {
+    pub(crate) fn write_raw(&self, bytes: &[u8]) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         stdout.write_all(bytes)?;
         stdout.flush()?;
@@ -53,7 +53,7 @@ impl Console {
     }
 
     /// A question that is answered on the same line.
-    pub(crate) fn ask(&self, text: &str) {
+    pub(crate) fn print_prompt(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(write!(stderr, "{text}").and_then(|()| stderr.flush()));
     }
@@ -65,7 +65,7 @@ impl Console {
     }
 
     /// A word that the next one replaces, for a person who watches.
-    pub(crate) fn passing(&self, text: &str) {
+    pub(crate) fn replace_status_line(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush()));
     }
@@ -75,10 +75,10 @@ impl Console {
     }
 
     /// As much of a line as the terminal shows in one; whole where it goes elsewhere.
-    pub(crate) fn cut(&self, line: String) -> String {
+    pub(crate) fn truncate_to_terminal(&self, line: String) -> String {
         let width = rustix::termios::tcgetwinsize(&self.stdout);
         match width.map(|size| usize::from(size.ws_col)) {
-            Ok(columns @ 1..) if self.stdout_is_terminal() => cut_at(line, columns),
+            Ok(columns @ 1..) if self.stdout_is_terminal() => truncate_columns(line, columns),
             Ok(_) | Err(_) => line,
         }
     }
@@ -87,17 +87,17 @@ impl Console {
         self.stdout.is_terminal()
     }
 
-    pub(crate) fn data_style(&self) -> Style {
-        Style::of(&self.stdout)
+    pub(crate) fn data_style(&self) -> TextStyle {
+        TextStyle::for_stream(&self.stdout)
     }
 
-    pub(crate) fn note_style(&self) -> Style {
-        Style::of(&self.stderr)
+    pub(crate) fn note_style(&self) -> TextStyle {
+        TextStyle::for_stream(&self.stderr)
     }
 }
 
 /// Counts characters, as the columns of a table do.
-fn cut_at(line: String, columns: usize) -> String {
+fn truncate_columns(line: String, columns: usize) -> String {
     if line.chars().count() <= columns {
         return line;
     }
@@ -107,32 +107,32 @@ fn cut_at(line: String, columns: usize) -> String {
 
 /// Agent output on its way to stdout: exact bytes into a file or a pipe, sanitized onto a terminal.
 #[derive(Debug)]
-pub(crate) struct OutputSink<'a> {
-    console: &'a Console,
+pub(crate) struct AgentOutputSink<'a> {
+    console: &'a CliConsole,
     sanitizer: Option<Sanitizer>,
-    ends_line: bool,
+    at_line_start: bool,
 }
 
-impl<'a> OutputSink<'a> {
-    pub(crate) fn new(console: &'a Console) -> Self {
+impl<'a> AgentOutputSink<'a> {
+    pub(crate) fn new(console: &'a CliConsole) -> Self {
         let sanitizer = console.stdout_is_terminal().then(Sanitizer::default);
         Self {
             console,
             sanitizer,
-            ends_line: true,
+            at_line_start: true,
         }
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         let Some(sanitizer) = &mut self.sanitizer else {
-            return self.console.bytes(bytes);
+            return self.console.write_raw(bytes);
         };
         let mut clean = String::with_capacity(bytes.len());
         sanitizer.push(bytes, &mut clean);
         if let Some(last) = clean.chars().next_back() {
-            self.ends_line = last == '\n';
+            self.at_line_start = last == '\n';
         }
-        self.console.bytes(clean.as_bytes())
+        self.console.write_raw(clean.as_bytes())
     }
 
     /// Ends an unfinished last line on a terminal, so that what follows starts on its own.
@@ -142,10 +142,10 @@ impl<'a> OutputSink<'a> {
         };
         let mut clean = String::new();
         sanitizer.finish(&mut clean);
-        if !self.ends_line {
+        if !self.at_line_start {
             clean.push('\n');
         }
-        self.console.bytes(clean.as_bytes())
+        self.console.write_raw(clean.as_bytes())
     }
 }
 
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn a_line_is_cut_at_the_terminals_edge_and_says_so() {
-        assert_eq!(cut_at("größer".to_owned(), 6), "größer");
-        assert_eq!(cut_at("größer als".to_owned(), 8), "größer…");
-        assert_eq!(cut_at("ab".to_owned(), 1), "…");
+        assert_eq!(truncate_columns("größer".to_owned(), 6), "größer");
+        assert_eq!(truncate_columns("größer als".to_owned(), 8), "größer…");
+        assert_eq!(truncate_columns("ab".to_owned(), 1), "…");
     }
 }

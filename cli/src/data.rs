@@ -5,42 +5,46 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub(crate) use baton_relay::archive::{Exported, Imported, VerifiedFile};
+pub(crate) use baton_relay::archive::{ExportSummary, ImportSummary, VerifiedArchive};
 
 use baton_proto::v1::{TransferProgress, VerifyFinding, VerifySummary};
 use baton_relay::archive::{
-    self, ExportError, ExportOptions, ImportError, ImportOptions, Progress, Seen, VerifyError,
+    self, ArchiveProgress, ExportError, ExportOptions, ImportError, ImportOptions, VerifyError,
+    VerifyEvent,
 };
 use baton_relay::store;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
-use crate::errors::{CliError, Story};
-use crate::progress::Meter;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
+use crate::errors::{CliError, ErrorText};
+use crate::progress::ProgressLine;
 
 /// Who can be asked about the data that a command line means.
 #[derive(Debug)]
-pub(crate) enum Holder {
+pub(crate) enum DataSource {
     /// A relay that runs.
-    Relay(Relay),
+    Relay(RelayClient),
     /// Nobody: the directory is read as it lies.
-    Nobody(PathBuf),
+    Directory(PathBuf),
 }
 
-impl Holder {
+impl DataSource {
     /// A named relay; else the relay that runs on the data directory; else the directory itself, if there is one.
-    pub(crate) async fn find(args: &RelayArgs, console: &Console) -> Result<Self, CliError> {
+    pub(crate) async fn find(
+        args: &ConnectionArgs,
+        console: &CliConsole,
+    ) -> Result<Self, CliError> {
         let data = args.data_dir();
         if args.named_relay().is_some() || !data.join("store").exists() || is_in_use(&data)? {
-            return Relay::discover(args).await.map(Self::Relay);
+            return RelayClient::discover(args).await.map(Self::Relay);
         }
         console.note(&format!(
             "no relay runs on {}; reading it as it lies",
             data.display()
         ));
-        Ok(Self::Nobody(data))
+        Ok(Self::Directory(data))
     }
 }
 
@@ -51,7 +55,7 @@ pub(crate) fn is_in_use(data: &Path) -> Result<bool, CliError> {
 }
 
 /// Whether an import may make its data here.
-pub(crate) fn is_free(data: &Path) -> bool {
+pub(crate) fn can_import_into(data: &Path) -> bool {
     let empty = fs::read_dir(data).map_or_else(
         |error| error.kind() == io::ErrorKind::NotFound,
         |mut entries| entries.next().is_none(),
@@ -63,20 +67,20 @@ pub(crate) fn export(
     data: &Path,
     (without_output, without_tokens): (bool, bool),
     out: impl Write + Send,
-    meter: &mut Meter<'_>,
-) -> Result<Exported, CliError> {
+    meter: &mut ProgressLine<'_>,
+) -> Result<ExportSummary, CliError> {
     let options = ExportOptions {
         without_output,
         without_tokens,
         made_at_ms: clock::wall_ms(),
     };
-    let mut watch = |progress: Progress| meter.show(&shown(&progress));
+    let mut watch = |progress: ArchiveProgress| meter.show(&to_wire_progress(&progress));
     let exported = archive::export_directory(data, options, out, &mut watch);
     exported
         .map(|(exported, _)| exported)
         .map_err(|error| match error {
             ExportError::Write(error) => CliError::local("write the export", error),
-            other => told("export the data", &other),
+            other => local_error("export the data", &other),
         })
 }
 
@@ -85,11 +89,11 @@ pub(crate) fn import(
     file: &Path,
     data: &Path,
     accept_loss: bool,
-    meter: &mut Meter<'_>,
-) -> Result<Imported, CliError> {
-    let mut watch = |seen: Seen| {
-        if let Seen::Progress(progress) = seen {
-            meter.show(&shown(&progress));
+    meter: &mut ProgressLine<'_>,
+) -> Result<ImportSummary, CliError> {
+    let mut watch = |seen: VerifyEvent| {
+        if let VerifyEvent::Progress(progress) = seen {
+            meter.show(&to_wire_progress(&progress));
         }
         true
     };
@@ -103,18 +107,20 @@ pub(crate) fn import(
     });
     match imported {
         Ok(imported) => imported.map_err(|error| match error {
-            ImportError::Check(VerifyError::File { path, source }) => no_file(&path, &source),
-            ImportError::Check(error) => told("check the export", &error),
-            ImportError::NotWhole { missing } => not_whole(missing),
-            other => told("import the data", &other),
+            ImportError::Check(VerifyError::File { path, source }) => {
+                missing_file_error(&path, &source)
+            }
+            ImportError::Check(error) => local_error("check the export", &error),
+            ImportError::NotWhole { missing } => incomplete_export_error(missing),
+            other => local_error("import the data", &other),
         }),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
 /// Why an export is not taken that its maker knew to lack something.
-pub(crate) fn not_whole(missing: String) -> CliError {
-    CliError::Local(Story {
+pub(crate) fn incomplete_export_error(missing: String) -> CliError {
+    CliError::Local(ErrorText {
         what: "the export is not whole, and nothing of it was taken".to_owned(),
         why: missing,
         hint: "use an older export that is whole, or take what is in this one with --accept-loss"
@@ -123,46 +129,48 @@ pub(crate) fn not_whole(missing: String) -> CliError {
 }
 
 /// What a verify tells, wherever it runs.
-pub(crate) type OnFinding<'a> = &'a mut dyn FnMut(VerifyFinding) -> Result<(), CliError>;
+pub(crate) type FindingCallback<'a> = &'a mut dyn FnMut(VerifyFinding) -> Result<(), CliError>;
 
 pub(crate) fn verify(
     data: &Path,
     with_output: bool,
-    meter: &mut Meter<'_>,
-    on_finding: OnFinding<'_>,
+    meter: &mut ProgressLine<'_>,
+    on_finding: FindingCallback<'_>,
 ) -> Result<VerifySummary, CliError> {
     let mut failed = None;
-    let mut watch = |seen| watch(seen, meter, on_finding, &mut failed);
+    let mut watch = |seen| handle_verify_event(seen, meter, on_finding, &mut failed);
     let summary = archive::verify_directory(data, with_output, &mut watch);
     failed.map_or(Ok(()), Err)?;
-    let summary = summary.map_err(|error| told("verify the data", &error))?;
-    Ok(summed(&summary))
+    let summary = summary.map_err(|error| local_error("verify the data", &error))?;
+    Ok(to_wire_summary(&summary))
 }
 
 pub(crate) fn verify_file(
     file: &Path,
-    meter: &mut Meter<'_>,
-    on_finding: OnFinding<'_>,
-) -> Result<(VerifiedFile, VerifySummary), CliError> {
+    meter: &mut ProgressLine<'_>,
+    on_finding: FindingCallback<'_>,
+) -> Result<(VerifiedArchive, VerifySummary), CliError> {
     let mut failed = None;
-    let mut watch = |seen| watch(seen, meter, on_finding, &mut failed);
+    let mut watch = |seen| handle_verify_event(seen, meter, on_finding, &mut failed);
     let verified = archive::verify_file(file, &mut watch);
     failed.map_or(Ok(()), Err)?;
-    let verified = verified.map_err(unverifiable)?;
-    let summary = summed(&verified.summary);
+    let verified = verified.map_err(verify_file_error)?;
+    let summary = to_wire_summary(&verified.summary);
     Ok((verified, summary))
 }
 
 /// Scripts tell by the exit code whether there is no such file, it is not whole, or something is wrong with what it holds.
-fn unverifiable(error: VerifyError) -> CliError {
+fn verify_file_error(error: VerifyError) -> CliError {
     match error {
-        VerifyError::File { path, source } => no_file(&path, &source),
-        VerifyError::Archive(fault) => CliError::Damaged(story("check the export", &fault)),
-        other => told("check the export", &other),
+        VerifyError::File { path, source } => missing_file_error(&path, &source),
+        VerifyError::Archive(fault) => {
+            CliError::Damaged(split_error_text("check the export", &fault))
+        }
+        other => local_error("check the export", &other),
     }
 }
 
-fn no_file(path: &str, error: &io::Error) -> CliError {
+fn missing_file_error(path: &str, error: &io::Error) -> CliError {
     CliError::usage(
         format!("check the export: cannot open {path}: {error}"),
         "name a file that `baton export --out FILE` wrote",
@@ -170,15 +178,15 @@ fn no_file(path: &str, error: &io::Error) -> CliError {
 }
 
 /// False ends the verify: our own stdout is gone.
-fn watch(
-    seen: Seen,
-    meter: &mut Meter<'_>,
-    on_finding: OnFinding<'_>,
+fn handle_verify_event(
+    seen: VerifyEvent,
+    meter: &mut ProgressLine<'_>,
+    on_finding: FindingCallback<'_>,
     failed: &mut Option<CliError>,
 ) -> bool {
     match seen {
-        Seen::Progress(progress) => meter.show(&shown(&progress)),
-        Seen::Finding(finding) => {
+        VerifyEvent::Progress(progress) => meter.show(&to_wire_progress(&progress)),
+        VerifyEvent::Finding(finding) => {
             meter.clear();
             let finding = VerifyFinding {
                 kind: finding.kind.to_owned(),
@@ -191,7 +199,7 @@ fn watch(
     failed.is_none()
 }
 
-fn summed(summary: &archive::VerifySummary) -> VerifySummary {
+fn to_wire_summary(summary: &archive::VerifySummary) -> VerifySummary {
     VerifySummary {
         records: summary.records,
         findings: summary.findings,
@@ -200,7 +208,7 @@ fn summed(summary: &archive::VerifySummary) -> VerifySummary {
     }
 }
 
-fn shown(progress: &Progress) -> TransferProgress {
+fn to_wire_progress(progress: &ArchiveProgress) -> TransferProgress {
     TransferProgress {
         records: progress.records,
         bytes: progress.bytes,
@@ -211,14 +219,14 @@ fn shown(progress: &Progress) -> TransferProgress {
 }
 
 /// The library's errors say what happened, and after a semicolon what to try.
-fn told(what: &str, error: &dyn std::fmt::Display) -> CliError {
-    CliError::Local(story(what, error))
+fn local_error(what: &str, error: &dyn std::fmt::Display) -> CliError {
+    CliError::Local(split_error_text(what, error))
 }
 
-fn story(what: &str, error: &dyn std::fmt::Display) -> Story {
+fn split_error_text(what: &str, error: &dyn std::fmt::Display) -> ErrorText {
     let text = error.to_string();
     let (why, hint) = text.split_once("; ").unwrap_or((&text, ""));
-    Story {
+    ErrorText {
         what: what.to_owned(),
         why: why.to_owned(),
         hint: hint.to_owned(),
@@ -227,6 +235,6 @@ fn story(what: &str, error: &dyn std::fmt::Display) -> Story {
 
 impl From<VerifyError> for CliError {
     fn from(error: VerifyError) -> Self {
-        told("check the export", &error)
+        local_error("check the export", &error)
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, FromArgMatches};
 
-use crate::errors::{CliError, Story};
+use crate::errors::{CliError, ErrorText};
 
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 pub(crate) const DEFAULT_RELAY: &str = "http://127.0.0.1:7070";
@@ -20,7 +20,7 @@ pub(crate) const RELAY_URL_FILE: &str = "relay.url";
 
 /// How to reach the relay, for every command that talks to one.
 #[derive(Args, Clone, Debug, Default)]
-pub(crate) struct RelayArgs {
+pub(crate) struct ConnectionArgs {
     /// Address of the relay. Without it, the address that a relay wrote into the data directory is used, else
     /// http://127.0.0.1:7070.
     #[arg(
@@ -70,17 +70,17 @@ pub(crate) struct RelayArgs {
     pub in_tenant: Option<String>,
 }
 
-impl RelayArgs {
+impl ConnectionArgs {
     pub(crate) fn data_dir(&self) -> PathBuf {
         self.data.clone().unwrap_or_else(default_data_dir)
     }
 
     /// The relay that was named. A flag beats the environment: who names a directory means that one, whatever BATON_RELAY says.
     pub(crate) fn named_relay(&self) -> Option<&str> {
-        self.named_relay_beside(|variable| env::var_os(variable))
+        self.named_relay_with_env(|variable| env::var_os(variable))
     }
 
-    fn named_relay_beside(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<&str> {
+    fn named_relay_with_env(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<&str> {
         let relay = self.relay.as_deref().filter(|url| !url.is_empty())?;
         let data = self.data.as_ref().map(|data| data.as_os_str());
         let is_flag = |value: &OsStr, name| variable(name).as_deref() != Some(value);
@@ -94,16 +94,16 @@ impl RelayArgs {
     pub(crate) fn relay_url(&self) -> Result<String, CliError> {
         let data = self.data_dir();
         let given = self.named_relay().map(str::to_owned);
-        let known = given.or_else(|| written_url(&data));
-        let own_token = self.named_token().is_none() && data.join(ADMIN_TOKEN_FILE).exists();
+        let known = given.or_else(|| recorded_relay_url(&data));
+        let own_token = self.named_token_file().is_none() && data.join(ADMIN_TOKEN_FILE).exists();
         match known {
             Some(url) => Ok(url),
-            None if own_token => Err(not_running(&data)),
+            None if own_token => Err(not_running_error(&data)),
             None => Ok(DEFAULT_RELAY.to_owned()),
         }
     }
 
-    fn named_token(&self) -> Option<&Path> {
+    fn named_token_file(&self) -> Option<&Path> {
         let named = self.token_file.as_deref();
         named.filter(|path| !path.as_os_str().is_empty())
     }
@@ -111,18 +111,18 @@ impl RelayArgs {
     /// The token, or a story about where it was looked for.
     pub(crate) fn token(&self) -> Result<String, CliError> {
         let path = self.token_path();
-        let named = self.named_token().is_some();
-        read_token(&path).map_err(|error| token_story(&path, named, &error))
+        let named = self.named_token_file().is_some();
+        read_token(&path).map_err(|error| token_file_error(&path, named, &error))
     }
 
     /// Where it is looked for.
     pub(crate) fn token_path(&self) -> PathBuf {
-        let named = self.named_token();
+        let named = self.named_token_file();
         named.map_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE), Path::to_owned)
     }
 
     /// What a command line said about the relay, for those commands that talk to one.
-    pub(crate) fn of(matches: &clap::ArgMatches) -> Option<Self> {
+    pub(crate) fn from_matches(matches: &clap::ArgMatches) -> Option<Self> {
         let mut leaf = matches;
         while let Some((_, inner)) = leaf.subcommand() {
             leaf = inner;
@@ -145,14 +145,14 @@ pub(crate) fn default_data_dir() -> PathBuf {
         .map_or_else(|| PathBuf::from("baton-data"), |share| share.join("baton"))
 }
 
-fn written_url(data: &Path) -> Option<String> {
+fn recorded_relay_url(data: &Path) -> Option<String> {
     let text = fs::read_to_string(data.join(RELAY_URL_FILE)).ok()?;
     let url = text.trim();
     (!url.is_empty()).then(|| url.to_owned())
 }
 
-fn not_running(data: &Path) -> CliError {
-    CliError::Unreachable(Story {
+fn not_running_error(data: &Path) -> CliError {
+    CliError::Unreachable(ErrorText {
         what: format!("reach the relay of {}", data.display()),
         why: "no relay runs on this data directory".to_owned(),
         hint: "start it with `baton up` or `baton relay`, or name another relay with --relay and its token with --token-file"
@@ -171,13 +171,13 @@ fn read_token(path: &Path) -> io::Result<String> {
     Ok(token)
 }
 
-fn token_story(path: &Path, named: bool, error: &io::Error) -> CliError {
+fn token_file_error(path: &Path, named: bool, error: &io::Error) -> CliError {
     let hint = if named {
         "name a readable file with --token-file or BATON_TOKEN_FILE"
     } else {
         "name a token with --token-file, or the relay's data directory with --data; `baton up` makes both"
     };
-    CliError::Usage(Story {
+    CliError::Usage(ErrorText {
         what: format!("read the access token in {}", path.display()),
         why: error.to_string(),
         hint: hint.to_owned(),
@@ -188,10 +188,10 @@ fn token_story(path: &Path, named: bool, error: &io::Error) -> CliError {
 mod tests {
     use super::*;
 
-    fn args(data: &Path) -> RelayArgs {
-        RelayArgs {
+    fn args(data: &Path) -> ConnectionArgs {
+        ConnectionArgs {
             data: Some(data.to_owned()),
-            ..RelayArgs::default()
+            ..ConnectionArgs::default()
         }
     }
 
@@ -214,7 +214,7 @@ mod tests {
         fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
         let stopped = args(dir.path()).relay_url().unwrap_err();
         assert!(stopped.is_transient() && stopped.to_string().contains("no relay runs"));
-        let named = RelayArgs {
+        let named = ConnectionArgs {
             token_file: Some("/of/another".into()),
             ..args(dir.path())
         };
@@ -229,12 +229,12 @@ mod tests {
             _ => None,
         };
         let named = |relay: &str, data: Option<&str>| {
-            let args = RelayArgs {
+            let args = ConnectionArgs {
                 relay: Some(relay.to_owned()),
                 data: data.map(PathBuf::from),
-                ..RelayArgs::default()
+                ..ConnectionArgs::default()
             };
-            args.named_relay_beside(environment).map(str::to_owned)
+            args.named_relay_with_env(environment).map(str::to_owned)
         };
         let (inherited, given) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
         assert_eq!(named(inherited, None).as_deref(), Some(inherited));
@@ -254,6 +254,6 @@ mod tests {
         assert!(missing.to_string().contains(ADMIN_TOKEN_FILE), "{missing}");
         fs::write(dir.path().join(ADMIN_TOKEN_FILE), "\n").unwrap();
         let empty = args(dir.path()).token().unwrap_err();
-        assert_eq!(empty.exit(), crate::exit::Exit::Usage);
+        assert_eq!(empty.exit(), crate::exit::CommandExit::Usage);
     }
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
 
-use crate::Cli;
+use crate::CliArguments;
 
 /// How a document spells the executable.
-const SPELLINGS: [&str; 3] = ["baton ", "target/release/baton ", "cargo run --release -- "];
+const EXECUTABLE_SPELLINGS: [&str; 3] =
+    ["baton ", "target/release/baton ", "cargo run --release -- "];
 
 /// Name and text of everything that people read.
 fn documents() -> Vec<(String, String)> {
@@ -27,7 +28,7 @@ fn documents() -> Vec<(String, String)> {
 }
 
 /// Lines of fenced and indented blocks, with continued ones put together.
-fn lines_to_type(text: &str) -> Vec<String> {
+fn shell_lines(text: &str) -> Vec<String> {
     let (mut lines, mut fenced) = (Vec::new(), false);
     let mut continued = String::new();
     for line in text.lines() {
@@ -44,15 +45,17 @@ fn lines_to_type(text: &str) -> Vec<String> {
 }
 
 /// The words behind the executable's name, as a shell would see them; comments, pipes and what follows are left out.
-fn arguments(line: &str) -> Option<Vec<String>> {
-    let rest = SPELLINGS.iter().find_map(|name| line.strip_prefix(name))?;
-    let words = shlex::split(&without_substitutions(rest)).expect("quotes that are closed");
+fn command_arguments(line: &str) -> Option<Vec<String>> {
+    let rest = EXECUTABLE_SPELLINGS
+        .iter()
+        .find_map(|name| line.strip_prefix(name))?;
+    let words = shlex::split(&replace_substitutions(rest)).expect("quotes that are closed");
     let ends = |word: &String| ["|", "&", "&&", ">", ";"].contains(&word.as_str());
     Some(words.into_iter().take_while(|word| !ends(word)).collect())
 }
 
 /// A `$(command)` is one word, whatever it prints.
-fn without_substitutions(line: &str) -> String {
+fn replace_substitutions(line: &str) -> String {
     let mut parts = line.split("$(");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| {
@@ -62,7 +65,7 @@ fn without_substitutions(line: &str) -> String {
 }
 
 /// Commands inside a sentence: `baton WORD …` between back quotes.
-fn named_in_sentences(text: &str) -> Vec<String> {
+fn commands_in_prose(text: &str) -> Vec<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     let commands = quoted.filter_map(|quoted| quoted.strip_prefix("baton "));
     let words = commands.filter_map(|command| command.split_whitespace().next());
@@ -71,7 +74,7 @@ fn named_in_sentences(text: &str) -> Vec<String> {
 }
 
 /// Directories whose words reach people.
-const SOURCES: [&str; 5] = [
+const SOURCE_DIRECTORIES: [&str; 5] = [
     "cli/src",
     "relay/src",
     "relay/core/src",
@@ -82,7 +85,7 @@ const SOURCES: [&str; 5] = [
 /// Path and text of every file of the programs, without their tests.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut waiting: Vec<PathBuf> = SOURCES.map(|name| root.join(name)).into();
+    let mut waiting: Vec<PathBuf> = SOURCE_DIRECTORIES.map(|name| root.join(name)).into();
     let mut files = Vec::new();
     while let Some(directory) = waiting.pop() {
         for entry in std::fs::read_dir(&directory).expect("a directory of the project") {
@@ -101,7 +104,7 @@ fn sources() -> Vec<(String, String)> {
 }
 
 /// Commands that a program prints: between back quotes, or behind a colon up to the end of the text.
-fn printed(source: &str) -> Vec<String> {
+fn printed_commands(source: &str) -> Vec<String> {
     let spoken = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
@@ -127,7 +130,7 @@ fn printed(source: &str) -> Vec<String> {
 }
 
 /// With something in every place that a program fills in.
-fn filled_in(command: &str) -> Vec<String> {
+fn fill_placeholders(command: &str) -> Vec<String> {
     let mut text = String::new();
     let mut inside = false;
     for letter in command.chars() {
@@ -148,9 +151,9 @@ fn every_command_that_a_program_prints_works_as_it_is_printed() {
     let mut wrong = Vec::new();
     let mut parsed = 0;
     for (path, source) in sources() {
-        for command in printed(&source) {
-            let words = std::iter::once("baton".to_owned()).chain(filled_in(&command));
-            if let Err(error) = Cli::try_parse_from(words) {
+        for command in printed_commands(&source) {
+            let words = std::iter::once("baton".to_owned()).chain(fill_placeholders(&command));
+            if let Err(error) = CliArguments::try_parse_from(words) {
                 let why = error.to_string();
                 let why = why.lines().take(2).collect::<Vec<_>>().join(" ");
                 wrong.push(format!("{path}: `baton {command}`: {why}"));
@@ -166,12 +169,12 @@ fn every_command_that_a_program_prints_works_as_it_is_printed() {
 fn every_command_in_a_document_is_one_that_baton_takes() {
     let mut parsed = 0;
     for (document, text) in documents() {
-        for line in lines_to_type(&text) {
-            let Some(arguments) = arguments(&line) else {
+        for line in shell_lines(&text) {
+            let Some(arguments) = command_arguments(&line) else {
                 continue;
             };
             let line_of_words = std::iter::once("baton".to_owned()).chain(arguments);
-            if let Err(error) = Cli::try_parse_from(line_of_words) {
+            if let Err(error) = CliArguments::try_parse_from(line_of_words) {
                 let shown = matches!(
                     error.kind(),
                     clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion
@@ -186,10 +189,10 @@ fn every_command_in_a_document_is_one_that_baton_takes() {
 
 #[test]
 fn every_command_that_a_sentence_names_exists() {
-    let cli = Cli::command();
+    let cli = CliArguments::command();
     let mut named = 0;
     for (document, text) in documents() {
-        for name in named_in_sentences(&text) {
+        for name in commands_in_prose(&text) {
             let known = cli.find_subcommand(&name).is_some();
             assert!(known, "{document} speaks of `baton {name}`");
             named += 1;

@@ -13,7 +13,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 }
 
 /// Short enough for a column, exact enough to compare.
-pub(crate) fn short(ms: u64) -> String {
+pub(crate) fn format_short(ms: u64) -> String {
     let seconds = ms / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn shown_durations_keep_two_units_at_most() {
-        let shown = [740, 1_250, 59_999, 65_000, 3_720_000, 90_000_000].map(short);
+        let shown = [740, 1_250, 59_999, 65_000, 3_720_000, 90_000_000].map(format_short);
         assert_eq!(
             shown,
             ["740ms", "1.2s", "59.9s", "1m 05s", "1h 02m", "1d 01h"]

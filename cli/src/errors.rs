@@ -8,8 +8,8 @@ use baton_proto::unpack_error_detail;
 use baton_proto::v1::ErrorDetail;
 use tonic::{Code, Status};
 
-use crate::discovery::RelayArgs;
-use crate::exit::Exit;
+use crate::discovery::ConnectionArgs;
+use crate::exit::CommandExit;
 use crate::hints;
 use crate::sanitize::one_line;
 use crate::tls_hints;
@@ -18,22 +18,22 @@ use crate::tls_hints;
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// The command line, a file that it names, or the environment is wrong.
-    Usage(Story),
+    Usage(ErrorText),
     /// The relay could not be reached, or does not speak to us.
-    Unreachable(Story),
+    Unreachable(ErrorText),
     /// The relay understood and refused.
-    Refused(Box<Refusal>),
+    Rejected(Box<RelayRejection>),
     /// Something on this machine went wrong.
-    Local(Story),
+    Local(ErrorText),
     /// A file is not what it was when it was made: a person has to decide.
-    Damaged(Story),
+    Damaged(ErrorText),
     /// Whoever read our stdout went away.
     OutputClosed,
 }
 
 /// What happened, why, and what to try next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Story {
+pub(crate) struct ErrorText {
     pub what: String,
     pub why: String,
     pub hint: String,
@@ -41,17 +41,17 @@ pub(crate) struct Story {
 
 /// The relay's own words about a refused request.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Refusal {
+pub(crate) struct RelayRejection {
     pub code: Code,
     pub machine_code: String,
-    pub story: Story,
+    pub text: ErrorText,
     /// The relay was full: the same request may succeed after this long.
     pub retry_after_ms: Option<u64>,
 }
 
 impl CliError {
     pub(crate) fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        CliError::Usage(Story {
+        CliError::Usage(ErrorText {
             what: what.into(),
             why: String::new(),
             hint: hint.into(),
@@ -59,7 +59,7 @@ impl CliError {
     }
 
     pub(crate) fn local(what: impl Into<String>, why: impl fmt::Display) -> Self {
-        CliError::Local(Story {
+        CliError::Local(ErrorText {
             what: what.into(),
             why: why.to_string(),
             hint: String::new(),
@@ -67,19 +67,19 @@ impl CliError {
     }
 
     /// The relay does not know the token: with which relay that was, and whose token. Or it was not understood: what it speaks.
-    pub(crate) fn with_whereabouts(mut self, relay: &RelayArgs) -> Self {
+    pub(crate) fn with_relay_context(mut self, relay: &ConnectionArgs) -> Self {
         if let CliError::Unreachable(story) = &mut self
             && let Ok(url) = relay.relay_url()
-            && let Some(hint) = tls_hints::for_http(&url)
+            && let Some(hint) = tls_hints::http_hint(&url)
         {
             story.hint = hint;
         }
-        if let CliError::Refused(refusal) = &mut self
+        if let CliError::Rejected(refusal) = &mut self
             && refusal.code == Code::Unauthenticated
             && let Ok(url) = relay.relay_url()
         {
             let file = relay.token_path();
-            let story = &mut refusal.story;
+            let story = &mut refusal.text;
             story.what = format!(
                 "the relay at {url} does not take the token in {}",
                 file.display()
@@ -92,13 +92,13 @@ impl CliError {
         self
     }
 
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> CommandExit {
         match self {
-            CliError::Usage(_) | CliError::Unreachable(_) => Exit::Usage,
-            CliError::Refused(refusal) => refusal.exit(),
-            CliError::Local(_) => Exit::NotCompleted,
-            CliError::Damaged(_) => Exit::NeedsAttention,
-            CliError::OutputClosed => Exit::Done,
+            CliError::Usage(_) | CliError::Unreachable(_) => CommandExit::Usage,
+            CliError::Rejected(refusal) => refusal.exit(),
+            CliError::Local(_) => CommandExit::NotCompleted,
+            CliError::Damaged(_) => CommandExit::NeedsAttention,
+            CliError::OutputClosed => CommandExit::Done,
         }
     }
 
@@ -106,7 +106,7 @@ impl CliError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             CliError::Unreachable(_) => true,
-            CliError::Refused(refusal) => refusal.code == Code::Unavailable,
+            CliError::Rejected(refusal) => refusal.code == Code::Unavailable,
             CliError::Usage(_)
             | CliError::Local(_)
             | CliError::Damaged(_)
@@ -115,11 +115,13 @@ impl CliError {
     }
 }
 
-impl Refusal {
-    fn exit(&self) -> Exit {
+impl RelayRejection {
+    fn exit(&self) -> CommandExit {
         match self.code {
-            Code::InvalidArgument | Code::Unauthenticated | Code::Unimplemented => Exit::Usage,
-            _ => Exit::NotCompleted,
+            Code::InvalidArgument | Code::Unauthenticated | Code::Unimplemented => {
+                CommandExit::Usage
+            }
+            _ => CommandExit::NotCompleted,
         }
     }
 }
@@ -136,18 +138,18 @@ impl From<io::Error> for CliError {
 impl From<Status> for CliError {
     fn from(status: Status) -> Self {
         match unpack_error_detail(&status) {
-            Some(detail) => refused(status.code(), detail),
-            None => undetailed(&status),
+            Some(detail) => error_from_detail(status.code(), detail),
+            None => error_without_detail(&status),
         }
     }
 }
 
-fn refused(code: Code, detail: ErrorDetail) -> CliError {
+fn error_from_detail(code: Code, detail: ErrorDetail) -> CliError {
     let mut what = detail.message;
     if !detail.field.is_empty() && !what.contains(&detail.field) {
         what = format!("{} : {what}", detail.field);
     }
-    what = hints::with_flags(&detail.field, &what).replace(" : ", ": ");
+    what = hints::replace_fields_with_flags(&detail.field, &what).replace(" : ", ": ");
     if detail.code == "out_of_range" && detail.field.ends_with("_ms") {
         what.push_str(", in milliseconds");
     }
@@ -155,21 +157,21 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
         what.push_str("\n  missing: ");
         what.push_str(path);
     }
-    let story = Story {
+    let story = ErrorText {
         what,
         why: String::new(),
-        hint: hints::in_flags(&detail.code, &detail.field, detail.hint),
+        hint: hints::hint_with_flags(&detail.code, &detail.field, detail.hint),
     };
-    CliError::Refused(Box::new(Refusal {
+    CliError::Rejected(Box::new(RelayRejection {
         code,
         machine_code: detail.code,
-        story,
+        text: story,
         retry_after_ms: detail.retry_after_ms,
     }))
 }
 
 /// A status without our details was made by a transport, not by a handler of the relay.
-fn undetailed(status: &Status) -> CliError {
+fn error_without_detail(status: &Status) -> CliError {
     let why = status.message().to_owned();
     let transport = matches!(
         status.code(),
@@ -180,27 +182,27 @@ fn undetailed(status: &Status) -> CliError {
             | Code::DeadlineExceeded
     );
     if transport {
-        return CliError::Unreachable(Story {
+        return CliError::Unreachable(ErrorText {
             what: "the connection to the relay broke".to_owned(),
             why,
             hint: "see whether the relay is up, then repeat the command".to_owned(),
         });
     }
     let what = format!("the relay answered {:?}", status.code());
-    let story = Story {
+    let story = ErrorText {
         what,
         why,
         hint: String::new(),
     };
-    CliError::Refused(Box::new(Refusal {
+    CliError::Rejected(Box::new(RelayRejection {
         code: status.code(),
         machine_code: String::new(),
-        story,
+        text: story,
         retry_after_ms: None,
     }))
 }
 
-impl fmt::Display for Story {
+impl fmt::Display for ErrorText {
     /// The text may come from a relay or an agent, so it is cleaned before it reaches a terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut lines = self.what.lines();
@@ -225,18 +227,18 @@ impl fmt::Display for CliError {
             | CliError::Unreachable(story)
             | CliError::Local(story)
             | CliError::Damaged(story) => story.fmt(f),
-            CliError::Refused(refusal) => refusal.fmt(f),
+            CliError::Rejected(refusal) => refusal.fmt(f),
             CliError::OutputClosed => f.write_str("stdout was closed"),
         }
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RelayRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.machine_code.is_empty() {
-            return self.story.fmt(f);
+            return self.text.fmt(f);
         }
-        write!(f, "[{}] {}", one_line(&self.machine_code), self.story)
+        write!(f, "[{}] {}", one_line(&self.machine_code), self.text)
     }
 }
 
@@ -264,7 +266,7 @@ mod tests {
         ));
         let expected = "[NOT_FOUND] there is no such task\n  try: list them with baton tasks";
         assert_eq!(error.to_string(), expected);
-        assert_eq!(error.exit(), Exit::NotCompleted);
+        assert_eq!(error.exit(), CommandExit::NotCompleted);
     }
 
     #[test]
@@ -285,19 +287,19 @@ mod tests {
     #[test]
     fn exit_codes_tell_usage_from_refusal_from_a_broken_connection() {
         let exit = |code| CliError::from(status(code, ErrorDetail::default())).exit();
-        assert_eq!(exit(Code::InvalidArgument), Exit::Usage);
-        assert_eq!(exit(Code::Unauthenticated), Exit::Usage);
+        assert_eq!(exit(Code::InvalidArgument), CommandExit::Usage);
+        assert_eq!(exit(Code::Unauthenticated), CommandExit::Usage);
         for code in [
             Code::Unavailable,
             Code::AlreadyExists,
             Code::ResourceExhausted,
         ] {
-            assert_eq!(exit(code), Exit::NotCompleted, "{code:?}");
+            assert_eq!(exit(code), CommandExit::NotCompleted, "{code:?}");
         }
         let broken = CliError::from(Status::unavailable("connection reset"));
         assert!(broken.is_transient());
-        assert_eq!(broken.exit(), Exit::Usage);
+        assert_eq!(broken.exit(), CommandExit::Usage);
         let closed = CliError::from(io::Error::from(io::ErrorKind::BrokenPipe));
-        assert_eq!(closed.exit(), Exit::Done);
+        assert_eq!(closed.exit(), CommandExit::Done);
     }
 }

@@ -15,7 +15,7 @@ use baton_proto::v1::TaskState;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum CommandExit {
     Done,
     NotCompleted,
     Usage,
@@ -24,35 +24,37 @@ pub enum Exit {
     Interrupted,
 }
 
-impl Exit {
+impl CommandExit {
     pub const fn code(self) -> u8 {
         match self {
-            Exit::Done => 0,
-            Exit::NotCompleted => 1,
-            Exit::Usage => 2,
-            Exit::Canceled => 3,
-            Exit::NeedsAttention => 4,
-            Exit::Interrupted => 130,
+            CommandExit::Done => 0,
+            CommandExit::NotCompleted => 1,
+            CommandExit::Usage => 2,
+            CommandExit::Canceled => 3,
+            CommandExit::NeedsAttention => 4,
+            CommandExit::Interrupted => 130,
         }
     }
 
     /// What waiting for a task ends with; `None` while the task is still on its way.
-    pub fn of_task(state: TaskState) -> Option<Exit> {
+    pub fn for_task_state(state: TaskState) -> Option<CommandExit> {
         match state {
             TaskState::Unspecified
             | TaskState::Pending
             | TaskState::Queued
             | TaskState::Running => None,
-            TaskState::NeedsAttention => Some(Exit::NeedsAttention),
-            TaskState::Completed => Some(Exit::Done),
-            TaskState::Canceled => Some(Exit::Canceled),
-            TaskState::Failed | TaskState::TimedOut | TaskState::Lost => Some(Exit::NotCompleted),
+            TaskState::NeedsAttention => Some(CommandExit::NeedsAttention),
+            TaskState::Completed => Some(CommandExit::Done),
+            TaskState::Canceled => Some(CommandExit::Canceled),
+            TaskState::Failed | TaskState::TimedOut | TaskState::Lost => {
+                Some(CommandExit::NotCompleted)
+            }
         }
     }
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<CommandExit> for ExitCode {
+    fn from(exit: CommandExit) -> ExitCode {
         ExitCode::from(exit.code())
     }
 }
@@ -63,7 +65,7 @@ mod tests {
 
     #[test]
     fn each_end_of_a_task_has_its_documented_code() {
-        let code = |state| Exit::of_task(state).map(Exit::code);
+        let code = |state| CommandExit::for_task_state(state).map(CommandExit::code);
         assert_eq!(code(TaskState::Completed), Some(0));
         for state in [TaskState::Failed, TaskState::TimedOut, TaskState::Lost] {
             assert_eq!(code(state), Some(1), "{state:?}");

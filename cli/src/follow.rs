@@ -10,34 +10,34 @@ use baton_proto::v1::{
 };
 use tonic::Streaming;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::errors::{CliError, Story};
-use crate::exit::Exit;
-use crate::output_reader::{OutputReader, Piece};
+use crate::errors::{CliError, ErrorText};
+use crate::exit::CommandExit;
+use crate::output_reader::{AttemptOutputReader, OutputReadItem};
 
-const RETRY_FIRST: Duration = Duration::from_millis(200);
-const RETRY_LONGEST: Duration = Duration::from_secs(3);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(3);
 /// A relay that restarts is back well within this; one that is not needs a person.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a broken connection is dialed again before it is called unreachable.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct ReconnectBackoff {
     tries: u32,
-    since: Option<Instant>,
+    first_failure_at: Option<Instant>,
 }
 
-impl Patience {
+impl ReconnectBackoff {
     /// Waits a little before the next try, or gives the error back when it has been long enough.
-    pub(crate) async fn wait(&mut self, error: CliError) -> Result<(), CliError> {
-        let since = *self.since.get_or_insert_with(clock::instant);
+    pub(crate) async fn wait_or_give_up(&mut self, error: CliError) -> Result<(), CliError> {
+        let since = *self.first_failure_at.get_or_insert_with(clock::instant);
         if clock::instant().duration_since(since) > GIVE_UP_AFTER {
             return Err(error);
         }
-        let pause = RETRY_FIRST
+        let pause = FIRST_RETRY_DELAY
             .saturating_mul(1 << self.tries.min(8))
-            .min(RETRY_LONGEST);
+            .min(MAX_RETRY_DELAY);
         self.tries += 1;
         tokio::time::sleep(pause).await;
         Ok(())
@@ -46,9 +46,9 @@ impl Patience {
 
 /// What happened next.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum TaskFollowStep {
     Event(Box<TaskEvent>),
-    Output(Piece),
+    Output(OutputReadItem),
     /// The history is over; the task is in this state now.
     CaughtUp(TaskState),
     /// These revisions are no longer kept.
@@ -61,83 +61,83 @@ pub(crate) enum Step {
 }
 
 #[derive(Debug)]
-pub(crate) struct Follow {
-    relay: Relay,
+pub(crate) struct TaskFollower {
+    relay: RelayClient,
     request: WatchTaskRequest,
     events: Option<Streaming<WatchTaskResponse>>,
-    patience: Patience,
-    live: bool,
-    output: Option<Outputs>,
+    backoff: ReconnectBackoff,
+    caught_up: bool,
+    outputs: Option<AttemptOutputs>,
 }
 
 /// Attempts whose output is read, one after the other.
 #[derive(Debug, Default)]
-struct Outputs {
-    current: Option<(u32, OutputReader)>,
-    waiting: std::collections::VecDeque<(u32, String)>,
-    newest: u32,
+struct AttemptOutputs {
+    current: Option<(u32, AttemptOutputReader)>,
+    queued: std::collections::VecDeque<(u32, String)>,
+    newest_attempt: u32,
 }
 
-impl Follow {
-    pub(crate) fn new(relay: &Relay, request: WatchTaskRequest) -> Self {
+impl TaskFollower {
+    pub(crate) fn new(relay: &RelayClient, request: WatchTaskRequest) -> Self {
         Self {
             relay: relay.clone(),
             request,
             events: None,
-            patience: Patience::default(),
-            live: false,
-            output: None,
+            backoff: ReconnectBackoff::default(),
+            caught_up: false,
+            outputs: None,
         }
     }
 
     pub(crate) fn with_output(mut self) -> Self {
-        self.output = Some(Outputs::default());
+        self.outputs = Some(AttemptOutputs::default());
         self
     }
 
     /// The next step. May be dropped and called again without losing anything.
-    pub(crate) async fn next(&mut self) -> Result<Step, CliError> {
+    pub(crate) async fn next(&mut self) -> Result<TaskFollowStep, CliError> {
         loop {
             let result = match self
-                .output
+                .outputs
                 .as_mut()
                 .and_then(|output| output.current.as_mut())
             {
-                None => self.event().await,
+                None => self.next_event().await,
                 Some((_, reader)) => {
-                    let events = Events {
+                    let events = TaskEventStream {
                         relay: &self.relay,
                         request: &mut self.request,
                         stream: &mut self.events,
                     };
                     tokio::select! {
                         biased;
-                        piece = reader.next() => return Ok(self.piece(piece?)),
+                        piece = reader.next() => return Ok(self.record_piece(piece?)),
                         step = events.next() => step,
                     }
                 }
             };
             match result {
-                Ok(Some(Step::Ended)) => {
+                Ok(Some(TaskFollowStep::Ended)) => {
                     self.events = None;
-                    if self.is_over().await? {
-                        return Ok(Step::Ended);
+                    if self.has_task_ended().await? {
+                        return Ok(TaskFollowStep::Ended);
                     }
-                    self.patience.wait(ended_early()).await?;
+                    self.backoff.wait_or_give_up(stream_closed_error()).await?;
                 }
-                Ok(Some(step)) => return Ok(self.stepped(step)),
+                Ok(Some(step)) => return Ok(self.record_step(step)),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => {
                     self.events = None;
-                    self.patience.wait(error).await?;
+                    self.backoff.wait_or_give_up(error).await?;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn event(&mut self) -> Result<Option<Step>, CliError> {
-        let events = Events {
+    async fn next_event(&mut self) -> Result<Option<TaskFollowStep>, CliError> {
+        let events = TaskEventStream {
             relay: &self.relay,
             request: &mut self.request,
             stream: &mut self.events,
@@ -146,99 +146,107 @@ impl Follow {
     }
 
     /// A stream also ends when the relay stops; only a finished task has no more events.
-    async fn is_over(&self) -> Result<bool, CliError> {
+    async fn has_task_ended(&self) -> Result<bool, CliError> {
         if self.request.history_only {
             return Ok(true);
         }
-        let state = get(&self.relay, &self.request.task_id).await?.state();
-        Ok(Exit::of_task(state).is_some_and(|exit| exit != Exit::NeedsAttention))
+        let state = get_task(&self.relay, &self.request.task_id).await?.state();
+        Ok(CommandExit::for_task_state(state)
+            .is_some_and(|exit| exit != CommandExit::NeedsAttention))
     }
 
-    fn stepped(&mut self, step: Step) -> Step {
-        self.patience = Patience::default();
+    fn record_step(&mut self, step: TaskFollowStep) -> TaskFollowStep {
+        self.backoff = ReconnectBackoff::default();
         match &step {
-            Step::Event(event) => self.note_attempt(event),
-            Step::CaughtUp(_) => self.live = true,
-            Step::HistoryCut { .. } | Step::Output(_) | Step::Ended => {}
+            TaskFollowStep::Event(event) => self.queue_attempt_output(event),
+            TaskFollowStep::CaughtUp(_) => self.caught_up = true,
+            TaskFollowStep::HistoryCut { .. }
+            | TaskFollowStep::Output(_)
+            | TaskFollowStep::Ended => {}
         }
         step
     }
 
     /// An attempt that a holder has taken may have output.
-    fn note_attempt(&mut self, event: &TaskEvent) {
-        let Some(output) = &mut self.output else {
+    fn queue_attempt_output(&mut self, event: &TaskEvent) {
+        let Some(output) = &mut self.outputs else {
             return;
         };
         let waiting = matches!(
             event.state(),
             AttemptState::Queued | AttemptState::Unspecified
         );
-        if !waiting && event.attempt_number > output.newest {
-            output.newest = event.attempt_number;
+        if !waiting && event.attempt_number > output.newest_attempt {
+            output.newest_attempt = event.attempt_number;
             output
-                .waiting
+                .queued
                 .push_back((event.attempt_number, event.attempt_id.clone()));
         }
-        output.advance(&self.relay);
+        output.open_next(&self.relay);
     }
 
-    fn piece(&mut self, piece: Piece) -> Step {
-        if let (Piece::End(_), Some(output)) = (&piece, &mut self.output) {
+    fn record_piece(&mut self, piece: OutputReadItem) -> TaskFollowStep {
+        if let (OutputReadItem::End(_), Some(output)) = (&piece, &mut self.outputs) {
             output.current = None;
-            output.advance(&self.relay);
+            output.open_next(&self.relay);
         }
-        Step::Output(piece)
+        TaskFollowStep::Output(piece)
     }
 
     /// Whether `step` says that waiting is over, and how. Old parks in the history do not count.
-    pub(crate) fn settled(&self, step: &Step) -> Option<Exit> {
+    pub(crate) fn exit_if_settled(&self, step: &TaskFollowStep) -> Option<CommandExit> {
         match step {
-            Step::Event(event) if self.live => Exit::of_task(event.task_state()),
-            Step::CaughtUp(state) => Exit::of_task(*state),
-            Step::Event(_) | Step::HistoryCut { .. } | Step::Output(_) | Step::Ended => None,
+            TaskFollowStep::Event(event) if self.caught_up => {
+                CommandExit::for_task_state(event.task_state())
+            }
+            TaskFollowStep::CaughtUp(state) => CommandExit::for_task_state(*state),
+            TaskFollowStep::Event(_)
+            | TaskFollowStep::HistoryCut { .. }
+            | TaskFollowStep::Output(_)
+            | TaskFollowStep::Ended => None,
         }
     }
 
     /// The output that is stored by now and was not read yet, attempt by attempt.
-    pub(crate) fn unread(self) -> Vec<OutputReader> {
-        let Some(output) = self.output else {
+    pub(crate) fn unread_outputs(self) -> Vec<AttemptOutputReader> {
+        let Some(output) = self.outputs else {
             return Vec::new();
         };
-        let current = output.current.map(|(_, reader)| reader.rest());
-        let waiting = output.waiting.into_iter();
-        let later = waiting.map(|(_, attempt)| reader(&self.relay, attempt, false));
+        let current = output.current.map(|(_, reader)| reader.stored_remainder());
+        let waiting = output.queued.into_iter();
+        let later = waiting.map(|(_, attempt)| open_reader(&self.relay, attempt, false));
         current.into_iter().chain(later).collect()
     }
 }
 
-impl Outputs {
-    fn advance(&mut self, relay: &Relay) {
+impl AttemptOutputs {
+    fn open_next(&mut self, relay: &RelayClient) {
         if self.current.is_none()
-            && let Some((number, attempt)) = self.waiting.pop_front()
+            && let Some((number, attempt)) = self.queued.pop_front()
         {
-            self.current = Some((number, reader(relay, attempt, true)));
+            self.current = Some((number, open_reader(relay, attempt, true)));
         }
     }
 }
 
-fn reader(relay: &Relay, attempt_id: String, follow: bool) -> OutputReader {
+fn open_reader(relay: &RelayClient, attempt_id: String, follow: bool) -> AttemptOutputReader {
     let request = ReadOutputRequest {
         attempt_id,
         follow,
         ..ReadOutputRequest::default()
     };
-    OutputReader::new(relay.clone(), request)
+    AttemptOutputReader::new(relay.clone(), request)
 }
 
 /// The event half of a `Follow`, borrowed apart from the output half.
-struct Events<'a> {
-    relay: &'a Relay,
+struct TaskEventStream<'a> {
+    relay: &'a RelayClient,
     request: &'a mut WatchTaskRequest,
     stream: &'a mut Option<Streaming<WatchTaskResponse>>,
 }
 
-impl Events<'_> {
-    async fn next(self) -> Result<Option<Step>, CliError> {
+impl TaskEventStream<'_> {
+    async fn next(self) -> Result<Option<TaskFollowStep>, CliError> {
         let stream = match self.stream {
             Some(stream) => stream,
             None => {
@@ -247,17 +255,17 @@ impl Events<'_> {
             }
         };
         let Some(response) = stream.message().await? else {
-            return Ok(Some(Step::Ended));
+            return Ok(Some(TaskFollowStep::Ended));
         };
         Ok(match response.item {
             Some(Item::Event(event)) => {
                 self.request.from_revision = event.revision;
-                Some(Step::Event(Box::new(event)))
+                Some(TaskFollowStep::Event(Box::new(event)))
             }
-            Some(Item::CaughtUp(caught_up)) => Some(Step::CaughtUp(caught_up.state())),
+            Some(Item::CaughtUp(caught_up)) => Some(TaskFollowStep::CaughtUp(caught_up.state())),
             Some(Item::HistoryCut(cut)) => {
                 self.request.from_revision = cut.to_revision;
-                Some(Step::HistoryCut {
+                Some(TaskFollowStep::HistoryCut {
                     from: cut.from_revision,
                     to: cut.to_revision,
                 })
@@ -272,8 +280,8 @@ impl Events<'_> {
     }
 }
 
-pub(crate) fn ended_early() -> CliError {
-    CliError::Unreachable(Story {
+pub(crate) fn stream_closed_error() -> CliError {
+    CliError::Unreachable(ErrorText {
         what: "the relay closed the stream".to_owned(),
         why: "it may be stopping".to_owned(),
         hint: "see whether the relay is up, then repeat the command".to_owned(),
@@ -281,12 +289,12 @@ pub(crate) fn ended_early() -> CliError {
 }
 
 /// The task as it is now.
-pub(crate) async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> {
+pub(crate) async fn get_task(relay: &RelayClient, task_id: &str) -> Result<Task, CliError> {
     let request = GetTaskRequest {
         task_id: task_id.to_owned(),
         include_spec: false,
     };
-    let mut patience = Patience::default();
+    let mut patience = ReconnectBackoff::default();
     loop {
         match relay
             .tasks()
@@ -294,15 +302,15 @@ pub(crate) async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> 
             .await
             .map_err(CliError::from)
         {
-            Ok(response) => return response.into_inner().task.ok_or_else(no_task),
-            Err(error) if error.is_transient() => patience.wait(error).await?,
+            Ok(response) => return response.into_inner().task.ok_or_else(missing_task_error),
+            Err(error) if error.is_transient() => patience.wait_or_give_up(error).await?,
             Err(error) => return Err(error),
         }
     }
 }
 
 /// An answer without what was asked for can only come from something that is not a relay of this version.
-pub(crate) fn no_task() -> CliError {
+pub(crate) fn missing_task_error() -> CliError {
     CliError::local(
         "the relay answered without a task",
         "it may speak another version",
@@ -348,13 +356,15 @@ mod tests {
         })
     }
 
-    async fn revisions(follow: &mut Follow) -> Vec<u64> {
+    async fn revisions(follow: &mut TaskFollower) -> Vec<u64> {
         let mut seen = Vec::new();
         loop {
             match follow.next().await.unwrap() {
-                Step::Event(event) => seen.push(event.revision),
-                Step::Ended => return seen,
-                Step::Output(_) | Step::CaughtUp(_) | Step::HistoryCut { .. } => {}
+                TaskFollowStep::Event(event) => seen.push(event.revision),
+                TaskFollowStep::Ended => return seen,
+                TaskFollowStep::Output(_)
+                | TaskFollowStep::CaughtUp(_)
+                | TaskFollowStep::HistoryCut { .. } => {}
             }
         }
     }
@@ -374,9 +384,9 @@ mod tests {
             .state(running)
             .state(TaskState::Completed);
         let client = relay.serve().await;
-        let mut follow = Follow::new(&client, WatchTaskRequest::default());
+        let mut follow = TaskFollower::new(&client, WatchTaskRequest::default());
         assert_eq!(revisions(&mut follow).await, [1, 2, 3, 4, 5]);
-        assert_eq!(relay.asked(), [0, 2, 3, 4]);
+        assert_eq!(relay.requested_positions(), [0, 2, 3, 4]);
     }
 
     #[tokio::test]
@@ -388,21 +398,27 @@ mod tests {
             event(3, TaskState::NeedsAttention),
         ]);
         let client = relay.serve().await;
-        let mut follow = Follow::new(&client, WatchTaskRequest::default());
+        let mut follow = TaskFollower::new(&client, WatchTaskRequest::default());
         let mut settled = Vec::new();
         for _ in 0..4 {
             let step = follow.next().await.unwrap();
-            settled.push(follow.settled(&step));
+            settled.push(follow.exit_if_settled(&step));
         }
-        assert_eq!(settled, [None, None, None, Some(Exit::NeedsAttention)]);
+        assert_eq!(
+            settled,
+            [None, None, None, Some(CommandExit::NeedsAttention)]
+        );
     }
 
     #[tokio::test]
     async fn a_refusal_is_not_tried_again() {
         let relay = ScriptedRelay::default().watch(vec![Err(Status::not_found("no such task"))]);
         let client = relay.serve().await;
-        let mut follow = Follow::new(&client, WatchTaskRequest::default());
-        assert_eq!(follow.next().await.unwrap_err().exit(), Exit::NotCompleted);
-        assert_eq!(relay.asked(), [0]);
+        let mut follow = TaskFollower::new(&client, WatchTaskRequest::default());
+        assert_eq!(
+            follow.next().await.unwrap_err().exit(),
+            CommandExit::NotCompleted
+        );
+        assert_eq!(relay.requested_positions(), [0]);
     }
 }

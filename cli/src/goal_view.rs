@@ -6,15 +6,15 @@ use baton_proto::v1::{Checkpoint, Evidence, Progress};
 use crate::sanitize::one_line;
 use crate::task_view::time_of_day;
 
-pub(crate) fn progress(progress: &Progress) -> Vec<String> {
+pub(crate) fn progress_lines(progress: &Progress) -> Vec<String> {
     let done = progress.completed_items.len() as u64 + progress.completed_items_truncated;
     let failed = progress.failed_items.len() as u64 + progress.failed_items_truncated;
     let mut lines = vec![format!(
         "{done} done, {failed} failed, {} checkpoints",
         progress.checkpoint_count
     )];
-    lines.extend(named("summary", &progress.summary));
-    lines.extend(named("cursor", &progress.cursor));
+    lines.extend(labeled_line("summary", &progress.summary));
+    lines.extend(labeled_line("cursor", &progress.cursor));
     let items = progress.completed_items.iter();
     lines.extend(items.map(|item| format!("  done    {}", one_line(item))));
     let items = progress.failed_items.iter();
@@ -22,7 +22,7 @@ pub(crate) fn progress(progress: &Progress) -> Vec<String> {
         let (item, reason) = (one_line(&failed.item), one_line(&failed.reason));
         format!("  failed  {item}: {reason}")
     }));
-    lines.extend(evidence(&progress.evidence));
+    lines.extend(evidence_lines(&progress.evidence));
     let dropped = progress.completed_items_truncated
         + progress.failed_items_truncated
         + progress.evidence_truncated;
@@ -33,14 +33,14 @@ pub(crate) fn progress(progress: &Progress) -> Vec<String> {
 }
 
 /// The numbers and the last words alone.
-pub(crate) fn short(progress: &Progress) -> Vec<String> {
-    let mut lines = self::progress(progress);
+pub(crate) fn progress_summary_lines(progress: &Progress) -> Vec<String> {
+    let mut lines = progress_lines(progress);
     let items = lines.iter().position(|line| line.starts_with("  "));
     lines.truncate(items.unwrap_or(lines.len()));
     lines
 }
 
-pub(crate) fn checkpoint(checkpoint: &Checkpoint) -> Vec<String> {
+pub(crate) fn checkpoint_lines(checkpoint: &Checkpoint) -> Vec<String> {
     let mut lines = vec![format!(
         "#{}  {}  {}  attempt {}  by {}",
         checkpoint.number,
@@ -49,20 +49,22 @@ pub(crate) fn checkpoint(checkpoint: &Checkpoint) -> Vec<String> {
         checkpoint.attempt_number,
         one_line(&checkpoint.created_by),
     )];
-    let words = named("summary", &checkpoint.summary);
-    let words = words.into_iter().chain(named("cursor", &checkpoint.cursor));
+    let words = labeled_line("summary", &checkpoint.summary);
+    let words = words
+        .into_iter()
+        .chain(labeled_line("cursor", &checkpoint.cursor));
     lines.extend(words.map(|line| format!("  {line}")));
     let refs = checkpoint.state_refs.iter();
     lines.extend(refs.map(|at| format!("  state   {}", one_line(at))));
-    lines.extend(evidence(&checkpoint.evidence));
+    lines.extend(evidence_lines(&checkpoint.evidence));
     lines
 }
 
-fn named(name: &str, text: &str) -> Option<String> {
+fn labeled_line(name: &str, text: &str) -> Option<String> {
     (!text.trim().is_empty()).then(|| format!("{name}: {}", one_line(text)))
 }
 
-fn evidence(all: &[Evidence]) -> impl Iterator<Item = String> {
+fn evidence_lines(all: &[Evidence]) -> impl Iterator<Item = String> {
     all.iter().map(|one| {
         let (kind, at) = (one_line(&one.kind), one_line(&one.r#ref));
         format!("  proof   {kind} {at} {}", one_line(&one.summary))
@@ -88,12 +90,12 @@ mod tests {
             checkpoint_count: 2,
             ..Progress::default()
         };
-        let lines = progress(&told);
+        let lines = progress_lines(&told);
         assert_eq!(lines[0], "5 done, 1 failed, 2 checkpoints");
         assert!(
             lines.iter().all(|line| !line.contains(['\u{1b}', '\n'])),
             "{lines:?}"
         );
-        assert_eq!(short(&told).len(), 2);
+        assert_eq!(progress_summary_lines(&told).len(), 2);
     }
 }

@@ -1,7 +1,7 @@
 //! The relay's words in those of this program: it speaks of fields, people here have flags.
 
 /// Fields of requests, and the flags or arguments of the command line that fill them.
-const FLAGS: [(&str, &str); 47] = [
+const FIELD_FLAGS: [(&str, &str); 47] = [
     ("agent_scope", "--agent-scope"),
     ("attempt_id", "ATTEMPT"),
     ("block.reason", "--reason"),
@@ -51,14 +51,14 @@ const FLAGS: [(&str, &str); 47] = [
     ("update.failed_items.reason", "--failed"),
 ];
 
-fn flag(field: &str) -> Option<&'static str> {
-    let known = FLAGS.iter().find(|(known, _)| *known == field);
+fn flag_for_field(field: &str) -> Option<&'static str> {
+    let known = FIELD_FLAGS.iter().find(|(known, _)| *known == field);
     known.map(|(_, flag)| *flag)
 }
 
 /// What happened, with flags in place of fields: the one at fault, and whatever is spelled like no other word.
-pub(crate) fn with_flags(field: &str, message: &str) -> String {
-    let word = |word: &str| match flag(word) {
+pub(crate) fn replace_fields_with_flags(field: &str, message: &str) -> String {
+    let word = |word: &str| match flag_for_field(word) {
         Some(flag) if word == field || word.contains('.') => flag.to_owned(),
         Some(_) | None => word.to_owned(),
     };
@@ -67,7 +67,7 @@ pub(crate) fn with_flags(field: &str, message: &str) -> String {
 }
 
 /// What to try next, for a refusal with this machine code; the relay's own words where they fit.
-pub(crate) fn in_flags(code: &str, field: &str, hint: String) -> String {
+pub(crate) fn hint_with_flags(code: &str, field: &str, hint: String) -> String {
     let own = match (code, field) {
         ("unsafe_retry", _) => {
             "read what it did with `baton output TASK`, then repeat this with --allow-unsafe"
@@ -98,14 +98,14 @@ mod tests {
     #[test]
     fn fields_become_flags_and_the_rest_stays() {
         let hint = "retry with allow_unsafe".to_owned();
-        assert!(in_flags("unsafe_retry", "", hint.clone()).contains("--allow-unsafe"));
-        assert_eq!(in_flags("unknown_task", "", hint.clone()), hint);
-        let told = with_flags("spec.prompt", "spec.prompt is missing");
+        assert!(hint_with_flags("unsafe_retry", "", hint.clone()).contains("--allow-unsafe"));
+        assert_eq!(hint_with_flags("unknown_task", "", hint.clone()), hint);
+        let told = replace_fields_with_flags("spec.prompt", "spec.prompt is missing");
         assert_eq!(told, "--prompt is missing");
         let two = "spec.profile_name cannot stand together with spec.profile";
-        let told = with_flags("spec.profile_name", two);
+        let told = replace_fields_with_flags("spec.profile_name", two);
         assert_eq!(told, "--profile cannot stand together with --deadline");
         let plain = "no daemon with this id or name";
-        assert_eq!(with_flags("", plain), plain);
+        assert_eq!(replace_fields_with_flags("", plain), plain);
     }
 }

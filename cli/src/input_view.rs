@@ -6,33 +6,33 @@ use baton_proto::v1::{Input, InputState, PermissionRequest, PermissionRule, Ques
 use baton_proto::{ShortName, v1::PermissionEffect};
 
 use crate::duration;
-use crate::sanitize::{one_line, spelled_out};
-use crate::style::{Style, Tone};
+use crate::sanitize::{escape_unprintable, one_line};
+use crate::style::{TextStyle, TextTone};
 use crate::task_view::{age, time_of_day, unix_ms};
 
 /// One input in full, with how to answer it.
-pub(crate) fn lines(input: &Input, now_ms: u64, style: Style) -> Vec<String> {
-    let mut lines = vec![head(input, now_ms, style)];
+pub(crate) fn input_lines(input: &Input, now_ms: u64, style: TextStyle) -> Vec<String> {
+    let mut lines = vec![header_line(input, now_ms, style)];
     match &input.body {
-        Some(Body::Permission(asked)) => permission(asked, &mut lines),
-        Some(Body::Question(asked)) => question(asked, &mut lines),
+        Some(Body::Permission(asked)) => push_permission_lines(asked, &mut lines),
+        Some(Body::Question(asked)) => push_question_lines(asked, &mut lines),
         None => {}
     }
     if input.state() == InputState::Open {
-        lines.push(format!("  answer with:  {}", how_to_answer(input)));
+        lines.push(format!("  answer with:  {}", answer_command(input)));
     } else {
-        lines.push(format!("  {}", became(input)));
+        lines.push(format!("  {}", outcome_text(input)));
     }
     lines
 }
 
-fn head(input: &Input, now_ms: u64, style: Style) -> String {
+fn header_line(input: &Input, now_ms: u64, style: TextStyle) -> String {
     let what = match &input.body {
         Some(Body::Permission(asked)) => format!("permission for {}", one_line(&asked.tool_name)),
         Some(Body::Question(_)) => "question".to_owned(),
         None => "something this version does not know".to_owned(),
     };
-    let what = style.paint(Tone::Caution, &what);
+    let what = style.paint(TextTone::Caution, &what);
     let mut words = vec![
         input.input_id.clone(),
         what,
@@ -40,7 +40,7 @@ fn head(input: &Input, now_ms: u64, style: Style) -> String {
     ];
     if let Some(ends) = &input.expires_at {
         let left = unix_ms(ends).saturating_sub(now_ms);
-        words.push(format!("{} left", duration::short(left)));
+        words.push(format!("{} left", duration::format_short(left)));
     }
     words.push(format!("task {}", input.task_id));
     if !input.goal.is_empty() {
@@ -49,8 +49,8 @@ fn head(input: &Input, now_ms: u64, style: Style) -> String {
     words.join("  ")
 }
 
-fn permission(asked: &PermissionRequest, lines: &mut Vec<String>) {
-    let arguments = spelled_out(&asked.tool_input);
+fn push_permission_lines(asked: &PermissionRequest, lines: &mut Vec<String>) {
+    let arguments = escape_unprintable(&asked.tool_input);
     lines.extend(arguments.lines().map(|line| format!("    {line}")));
     if !asked.description.is_empty() {
         lines.push(format!(
@@ -60,8 +60,8 @@ fn permission(asked: &PermissionRequest, lines: &mut Vec<String>) {
     }
 }
 
-fn question(asked: &Question, lines: &mut Vec<String>) {
-    let question = spelled_out(asked.question.as_bytes());
+fn push_question_lines(asked: &Question, lines: &mut Vec<String>) {
+    let question = escape_unprintable(asked.question.as_bytes());
     lines.extend(question.lines().map(|line| format!("    {line}")));
     for (number, option) in (1..).zip(&asked.options) {
         let mut line = format!("    {number}. {}", one_line(&option.label));
@@ -79,7 +79,7 @@ fn question(asked: &Question, lines: &mut Vec<String>) {
 }
 
 /// The command that answers it.
-pub(crate) fn how_to_answer(input: &Input) -> String {
+pub(crate) fn answer_command(input: &Input) -> String {
     let ways = match &input.body {
         Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
             "--allow [--for-attempt] | --deny [--message TEXT]"
@@ -96,7 +96,7 @@ pub(crate) fn how_to_answer(input: &Input) -> String {
 }
 
 /// What became of it, and by whom.
-pub(crate) fn became(input: &Input) -> String {
+pub(crate) fn outcome_text(input: &Input) -> String {
     let mut words = vec![input.outcome().short_name().to_owned()];
     if let Some(rule) = &input.rule {
         words.push(format!("by the task's own rule: {}", rule_text(rule)));
@@ -139,7 +139,7 @@ mod tests {
             body: Some(body),
             ..Input::default()
         };
-        lines(&input, 0, Style::none()).join("\n")
+        input_lines(&input, 0, TextStyle::none()).join("\n")
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             ..Input::default()
         };
         assert_eq!(
-            became(&input),
+            outcome_text(&input),
             "denied by the task's own rule: deny Bash:*rm *"
         );
     }

@@ -10,56 +10,61 @@ use baton_proto::{ShortName, UNKNOWN_DIGEST, short_name_of};
 use crate::duration;
 use crate::required;
 use crate::sanitize::one_line;
-use crate::style::Style;
+use crate::style::TextStyle;
 use crate::task_view;
 
 /// Of what was submitted; `baton show --json` has it all.
-const ASKED_CHARS: usize = 200;
+const PROMPT_PREVIEW_CHARS: usize = 200;
 
 /// What only operators may see; empty for others.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Insight {
+pub(crate) struct OperatorDetails {
     pub timers: Vec<ArmedTimer>,
     pub diagnostics: Vec<String>,
     pub next_action: String,
 }
 
-pub(crate) fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -> Vec<String> {
-    let mut page = Page::default();
-    head(&mut page, task, now_ms, style);
-    limits(&mut page, task);
+pub(crate) fn task_lines(
+    task: &Task,
+    insight: &OperatorDetails,
+    now_ms: u64,
+    style: TextStyle,
+) -> Vec<String> {
+    let mut page = FieldLines::default();
+    push_task_fields(&mut page, task, now_ms, style);
+    push_limit_fields(&mut page, task);
     for attempt in &task.attempts {
-        attempt_lines(&mut page, attempt, now_ms);
-        file_lines(&mut page, task, attempt);
+        push_attempt_lines(&mut page, attempt, now_ms);
+        push_file_lines(&mut page, task, attempt);
     }
     for timer in &insight.timers {
-        page.field("timer", &timer_text(timer));
+        page.push_field("timer", &timer_text(timer));
     }
     for diagnostic in &insight.diagnostics {
-        page.field("looks wrong", diagnostic);
+        page.push_field("looks wrong", diagnostic);
     }
-    page.field("next", &insight.next_action);
+    page.push_field("next", &insight.next_action);
     page.lines
 }
 
 /// How it stands: the task, its newest attempt, and what is armed.
-pub(crate) fn standing(
+pub(crate) fn status_lines(
     task: &Task,
     found: &InspectResponse,
     now_ms: u64,
-    style: Style,
+    style: TextStyle,
 ) -> Vec<String> {
-    let mut page = Page::default();
-    head(&mut page, task, now_ms, style);
+    let mut page = FieldLines::default();
+    push_task_fields(&mut page, task, now_ms, style);
     if let Some(newest) = task.attempts.last() {
-        attempt_lines(&mut page, newest, now_ms);
+        push_attempt_lines(&mut page, newest, now_ms);
     }
     for timer in &found.timers {
-        page.field("timer", &timer_text(timer));
+        page.push_field("timer", &timer_text(timer));
     }
     if let Some(left_ms) = found.fence_remaining_ms {
-        let left = duration::short(left_ms);
-        page.field(
+        let left = duration::format_short(left_ms);
+        page.push_field(
             "fence",
             &format!("no attempt is leased for {left}, unless what ran before is proved gone"),
         );
@@ -68,31 +73,31 @@ pub(crate) fn standing(
 }
 
 /// What looks wrong, and what to do.
-pub(crate) fn advice(found: &InspectResponse) -> Vec<String> {
-    let mut page = Page::default();
+pub(crate) fn advice_lines(found: &InspectResponse) -> Vec<String> {
+    let mut page = FieldLines::default();
     for one in &found.diagnostics {
         let code = short_name_of::<DiagnosticCode>(one.code);
-        page.field("looks wrong", &format!("{code}: {}", one.message));
+        page.push_field("looks wrong", &format!("{code}: {}", one.message));
     }
-    page.field("next", &found.next_action_text);
+    page.push_field("next", &found.next_action_text);
     page.lines
 }
 
 /// Lines of `name: value`, without those that have nothing to say.
 #[derive(Default)]
-struct Page {
+struct FieldLines {
     lines: Vec<String>,
 }
 
-impl Page {
-    fn field(&mut self, name: &str, value: &str) {
+impl FieldLines {
+    fn push_field(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
             self.lines
                 .push(format!("{:<14}{}", format!("{name}:"), one_line(value)));
         }
     }
 
-    fn sub(&mut self, name: &str, value: &str) {
+    fn push_subfield(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
             self.lines
                 .push(format!("  {:<11} {}", format!("{name}:"), one_line(value)));
@@ -100,43 +105,49 @@ impl Page {
     }
 }
 
-fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
-    page.field("task", &task.task_id);
+fn push_task_fields(page: &mut FieldLines, task: &Task, now_ms: u64, style: TextStyle) {
+    page.push_field("task", &task.task_id);
     // Painted text is made here, so it does not go through the cleaning of foreign text.
     page.lines.push(format!(
         "{:<14}{}",
         "state:",
-        task_view::ending(task, style)
+        task_view::ending_line(task, style)
     ));
-    page.field("goal", &task.goal);
-    page.field("asked", &asked(task));
-    page.field("agent", &task.agent);
-    page.field("conversation", &task.conversation_id);
-    page.field("labels", &pairs(&task.labels));
-    page.field("priority", &task.priority.to_string());
-    page.field("created", &moment(task.created_at.as_ref(), now_ms));
-    page.field("by", &task.created_by);
-    page.field(
+    page.push_field("goal", &task.goal);
+    page.push_field("asked", &submitted_text(task));
+    page.push_field("agent", &task.agent);
+    page.push_field("conversation", &task.conversation_id);
+    page.push_field("labels", &format_pairs(&task.labels));
+    page.push_field("priority", &task.priority.to_string());
+    page.push_field(
+        "created",
+        &timestamp_with_age(task.created_at.as_ref(), now_ms),
+    );
+    page.push_field("by", &task.created_by);
+    page.push_field(
         "waits for",
-        &task_view::waits(task, now_ms).unwrap_or_default(),
+        &task_view::wait_text(task, now_ms).unwrap_or_default(),
     );
     if task.paused {
-        page.field("paused", &task.pause_reason);
+        page.push_field("paused", &task.pause_reason);
     }
-    page.field("no retry", &task.retry_stop);
+    page.push_field("no retry", &task.retry_stop);
     if let Some(attention) = &task.attention {
-        page.field("parked", &moment(attention.since.as_ref(), now_ms));
-        page.field("would help", &attention.resume_hint);
+        page.push_field(
+            "parked",
+            &timestamp_with_age(attention.since.as_ref(), now_ms),
+        );
+        page.push_field("would help", &attention.resume_hint);
     }
     if let Some(progress) = &task.progress {
-        page.field("progress", &progress.summary);
+        page.push_field("progress", &progress.summary);
     }
-    page.field("result", &String::from_utf8_lossy(&task.result));
-    page.field("trace", &task.traceparent);
+    page.push_field("result", &String::from_utf8_lossy(&task.result));
+    page.push_field("trace", &task.traceparent);
 }
 
 /// What was submitted, in one line: the command, or how its prompt begins.
-fn asked(task: &Task) -> String {
+fn submitted_text(task: &Task) -> String {
     let Some(spec) = &task.spec else {
         return String::new();
     };
@@ -145,7 +156,7 @@ fn asked(task: &Task) -> String {
         None => spec.prompt.trim().to_owned(),
     };
     let line = text.lines().next().unwrap_or_default();
-    let shown: String = line.chars().take(ASKED_CHARS).collect();
+    let shown: String = line.chars().take(PROMPT_PREVIEW_CHARS).collect();
     let cut = if shown.len() < text.len() { " …" } else { "" };
     format!("{shown}{cut}")
 }
@@ -170,26 +181,26 @@ fn usage_text(usage: &Usage) -> String {
     parts.join(", ")
 }
 
-fn limits(page: &mut Page, task: &Task) {
+fn push_limit_fields(page: &mut FieldLines, task: &Task) {
     let requested = match (&task.requested_profile, task.profile_name.as_str()) {
         (Some(profile), _) => profile_text(profile),
         (None, "") => "none given, the relay's default applies".to_owned(),
         (None, name) => format!("named {name}"),
     };
-    page.field("asked for", &requested);
+    page.push_field("asked for", &requested);
     let effective = task
         .effective_profile
         .as_ref()
         .map(profile_text)
         .unwrap_or_default();
-    page.field("deadlines", &effective);
+    page.push_field("deadlines", &effective);
     let outside = format!(
         "queue={} total={} lease={}",
-        duration::short(task.queue_ms),
-        duration::short(task.total_ms),
-        duration::short(task.lease_ttl_ms)
+        duration::format_short(task.queue_ms),
+        duration::format_short(task.total_ms),
+        duration::format_short(task.lease_ttl_ms)
     );
-    page.field("limits", &outside);
+    page.push_field("limits", &outside);
 }
 
 /// `stream_idle=2m 00s …`; an empty profile is a decision and says so.
@@ -206,7 +217,7 @@ pub(crate) fn profile_text(profile: &DeadlineProfile) -> String {
     ];
     let set = fields
         .iter()
-        .filter_map(|(name, ms)| Some(format!("{name}={}", duration::short((*ms)?))));
+        .filter_map(|(name, ms)| Some(format!("{name}={}", duration::format_short((*ms)?))));
     let text = set.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
         "empty: no phase deadline is armed".to_owned()
@@ -215,62 +226,62 @@ pub(crate) fn profile_text(profile: &DeadlineProfile) -> String {
     }
 }
 
-fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
+fn push_attempt_lines(page: &mut FieldLines, attempt: &Attempt, now_ms: u64) {
     let state = short_name_of::<AttemptState>(attempt.state);
-    page.field(&format!("attempt {}", attempt.attempt_number), &state);
-    page.sub("id", &attempt.attempt_id);
+    page.push_field(&format!("attempt {}", attempt.attempt_number), &state);
+    page.push_subfield("id", &attempt.attempt_id);
     if attempt.phase() != LifecyclePhase::Unspecified {
-        page.sub("phase", attempt.phase().short_name());
+        page.push_subfield("phase", attempt.phase().short_name());
     }
     let holder = [
         &attempt.daemon_name,
         &attempt.agent_holder,
         &attempt.daemon_id,
     ];
-    page.sub(
+    page.push_subfield(
         "holder",
         holder
             .into_iter()
             .find(|name| !name.is_empty())
             .map_or("", |name| name),
     );
-    attempt_end(page, attempt);
+    push_attempt_end(page, attempt);
     if let Some(lease) = attempt.lease.as_ref().filter(|lease| lease.live) {
-        let left = until(lease.expires_at.as_ref(), now_ms);
+        let left = time_left(lease.expires_at.as_ref(), now_ms);
         let left = if left.is_empty() {
             left
         } else {
             format!("{left} left, ")
         };
-        page.sub("lease", &format!("{left}{} renewals", lease.renewals));
+        page.push_subfield("lease", &format!("{left}{} renewals", lease.renewals));
     }
     for tool in &attempt.open_tools {
         // A relay tells which are open, and not always since when.
-        let since = match moment(tool.started_at.as_ref(), now_ms) {
+        let since = match timestamp_with_age(tool.started_at.as_ref(), now_ms) {
             since if since.is_empty() => since,
             since => format!(" since {since}"),
         };
-        page.sub("tool", &format!("{}{since}", tool.tool_name));
+        page.push_subfield("tool", &format!("{}{since}", tool.tool_name));
     }
     if let Some(workspace) = &attempt.workspace {
-        workspace_lines(page, workspace);
+        push_workspace_lines(page, workspace);
     }
-    page.sub(
+    page.push_subfield(
         "used",
         &attempt.usage.as_ref().map(usage_text).unwrap_or_default(),
     );
-    page.sub(
+    page.push_subfield(
         "output",
         &attempt.output.as_ref().map(output_text).unwrap_or_default(),
     );
 }
 
 /// What was found of the files that it has to leave, and what of that does not do.
-fn file_lines(page: &mut Page, task: &Task, attempt: &Attempt) {
+fn push_file_lines(page: &mut FieldLines, task: &Task, attempt: &Attempt) {
     let contract = task.spec.as_ref().and_then(|spec| spec.contract.as_ref());
     let asked = contract.filter(|_| !attempt.artifacts.is_empty());
     let unmet = asked.map_or_else(Vec::new, |contract| {
-        required::unmet(contract, &attempt.artifacts)
+        required::unmet_contract_files(contract, &attempt.artifacts)
     });
     for found in &attempt.artifacts {
         if unmet.iter().all(|unmet| unmet.path != found.path) {
@@ -283,31 +294,31 @@ fn file_lines(page: &mut Page, task: &Task, attempt: &Attempt) {
                 "" => String::new(),
                 hash => format!(", sha256 {hash}"),
             };
-            page.sub("file", &format!("{path}: {size} bytes{led}{hash}"));
+            page.push_subfield("file", &format!("{path}: {size} bytes{led}{hash}"));
         }
     }
     for unmet in unmet {
-        page.sub("lacks", &unmet.to_string());
+        page.push_subfield("lacks", &unmet.to_string());
     }
 }
 
 /// Where its work is, so that the work of a lost run can be found.
-fn workspace_lines(page: &mut Page, workspace: &WorkspaceReport) {
+fn push_workspace_lines(page: &mut FieldLines, workspace: &WorkspaceReport) {
     let mode = match workspace.mode() {
         WorkspaceMode::Unspecified => String::new(),
         mode => format!(", {}", mode.short_name()),
     };
     let gone = if workspace.kept { "" } else { ", removed" };
-    page.sub("workspace", &format!("{}{mode}{gone}", workspace.path));
-    page.sub("branch", &workspace.branch);
+    page.push_subfield("workspace", &format!("{}{mode}{gone}", workspace.path));
+    page.push_subfield("branch", &workspace.branch);
     let commits = match (&*workspace.base_commit, &*workspace.head_commit) {
         (base, head) if base == head || head.is_empty() => base.to_owned(),
         ("", head) => head.to_owned(),
         (base, head) => format!("{base} to {head}"),
     };
-    page.sub("commits", &commits);
+    page.push_subfield("commits", &commits);
     if workspace.dirty_digest == UNKNOWN_DIGEST {
-        page.sub("uncommitted", "unknown: what it left could not be seen");
+        page.push_subfield("uncommitted", "unknown: what it left could not be seen");
     } else if workspace.changed_files > 0 {
         let files = workspace.changed_files;
         let digest = match &*workspace.dirty_digest {
@@ -315,23 +326,23 @@ fn workspace_lines(page: &mut Page, workspace: &WorkspaceReport) {
             digest => format!(", {digest}"),
         };
         let word = if files == 1 { "file" } else { "files" };
-        page.sub("uncommitted", &format!("{files} {word}{digest}"));
+        page.push_subfield("uncommitted", &format!("{files} {word}{digest}"));
     }
 }
 
-fn attempt_end(page: &mut Page, attempt: &Attempt) {
+fn push_attempt_end(page: &mut FieldLines, attempt: &Attempt) {
     if attempt.ended_by() == EndedBy::Unspecified {
         return;
     }
-    page.sub("ended by", attempt.ended_by().short_name());
-    page.sub("failure", &attempt.failure_code);
-    page.sub("message", &attempt.message);
-    page.sub("to users", &attempt.user_message);
+    page.push_subfield("ended by", attempt.ended_by().short_name());
+    page.push_subfield("failure", &attempt.failure_code);
+    page.push_subfield("message", &attempt.message);
+    page.push_subfield("to users", &attempt.user_message);
     let exit = attempt.exit_code.map(|code| format!("code {code}"));
     let signal = attempt.signal.map(|signal| format!("signal {signal}"));
-    page.sub("exit", &exit.or(signal).unwrap_or_default());
+    page.push_subfield("exit", &exit.or(signal).unwrap_or_default());
     if attempt.termination() != Termination::Unspecified {
-        page.sub("processes", processes(attempt.termination()));
+        page.push_subfield("processes", termination_text(attempt.termination()));
     }
     if attempt.failure_code.is_empty() {
         return;
@@ -346,10 +357,10 @@ fn attempt_end(page: &mut Page, attempt: &Attempt) {
     } else {
         "not retryable"
     };
-    page.sub("retry", &format!("{again}, {safe}"));
+    page.push_subfield("retry", &format!("{again}, {safe}"));
 }
 
-fn processes(termination: Termination) -> &'static str {
+fn termination_text(termination: Termination) -> &'static str {
     match termination {
         Termination::Unspecified => "",
         Termination::Confirmed => "gone, confirmed",
@@ -373,29 +384,29 @@ fn output_text(output: &OutputView) -> String {
 
 fn timer_text(timer: &ArmedTimer) -> String {
     let name = short_name_of::<TimerKind>(timer.kind);
-    let left = duration::short(timer.remaining_ms);
+    let left = duration::format_short(timer.remaining_ms);
     // The relay tells what is left of every timer, and the limit only where it knows it.
     let limit = match timer.limit_ms {
         0 => String::new(),
         // A lease that is held for a restart has more left than it ever had.
         limit if limit < timer.remaining_ms => String::new(),
-        limit => format!(" of {}", duration::short(limit)),
+        limit => format!(" of {}", duration::format_short(limit)),
     };
     let paused = if timer.paused { ", paused" } else { "" };
     format!("{name} has {left}{limit} left{paused}")
 }
 
-fn moment(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
+fn timestamp_with_age(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
     at.map(|at| format!("{at} ({} ago)", task_view::age(Some(at), now_ms)))
         .unwrap_or_default()
 }
 
-fn until(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
-    at.map(|at| duration::short(task_view::unix_ms(at).saturating_sub(now_ms)))
+fn time_left(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
+    at.map(|at| duration::format_short(task_view::unix_ms(at).saturating_sub(now_ms)))
         .unwrap_or_default()
 }
 
-pub(crate) fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
+pub(crate) fn format_pairs(map: &std::collections::BTreeMap<String, String>) -> String {
     map.iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect::<Vec<_>>()
@@ -442,8 +453,8 @@ mod tests {
             ..ArmedTimer::default()
         };
         assert_eq!(timer_text(&held), "lease has 1m 00s left");
-        let mut page = Page::default();
-        attempt_lines(&mut page, &attempt, 0);
+        let mut page = FieldLines::default();
+        push_attempt_lines(&mut page, &attempt, 0);
         assert!(
             page.lines.contains(&"  tool:       edit".to_owned()),
             "{:?}",

@@ -51,21 +51,21 @@ use std::process::ExitCode;
 use baton_proto::verbs::VERBS;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-use crate::commands::Command;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::commands::CliCommand;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::style::Tone;
+use crate::exit::CommandExit;
+use crate::style::TextTone;
 
-pub use crate::servers::Clocks;
+pub use crate::servers::ServerClocks;
 
 /// Baton hands work to AI agents on your machines, and knows at every moment who holds it.
 #[derive(Debug, Parser)]
 #[command(name = "baton", version, arg_required_else_help = true, after_help = EXIT_CODES)]
-struct Cli {
+struct CliArguments {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the task did not complete, or the relay refused; 2 usage error or \
@@ -73,64 +73,72 @@ relay unreachable; 3 the task was canceled; 4 the task needs attention; 130 inte
 
 /// Runs one command line to its exit code.
 pub fn main() -> ExitCode {
-    main_with(Clocks::default())
+    main_with(ServerClocks::default())
 }
 
 /// The same on other clocks than the system's, for executables that tests run. `baton` itself has no switch for it.
-pub fn main_with(clocks: Clocks) -> ExitCode {
+pub fn main_with(clocks: ServerClocks) -> ExitCode {
     // First of all: a shim must stay small, and own every descriptor that is open.
-    if let Some(code) = baton_daemon::shim::main_if_asked(&clocks.daemon) {
+    if let Some(code) = baton_daemon::shim::run_if_requested(&clocks.daemon) {
         return code;
     }
     // The allocator asks for pages of 2 MiB, which makes a relay with many idle connections twice as large and none measurably
     // faster. Where the kernel knows no such switch there is nothing to switch off.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
-    match parsed() {
+    match parse_command_line() {
         Ok((cli, relay)) => run(cli.command, relay.as_ref(), &clocks).into(),
         Err(error) => {
             // Help goes to stdout and may meet a closed pipe, which is no failure.
             drop(error.print());
             if error.use_stderr() {
-                Exit::Usage.into()
+                CommandExit::Usage.into()
             } else {
-                Exit::Done.into()
+                CommandExit::Done.into()
             }
         }
     }
 }
 
 /// The command line, with the help of the verbs' own table, and which relay it is about.
-fn parsed() -> Result<(Cli, Option<RelayArgs>), clap::Error> {
-    let matches = described(Cli::command()).try_get_matches()?;
-    Ok((Cli::from_arg_matches(&matches)?, RelayArgs::of(&matches)))
+fn parse_command_line() -> Result<(CliArguments, Option<ConnectionArgs>), clap::Error> {
+    let matches = with_verb_help(CliArguments::command()).try_get_matches()?;
+    Ok((
+        CliArguments::from_arg_matches(&matches)?,
+        ConnectionArgs::from_matches(&matches),
+    ))
 }
 
-fn described(command: clap::Command) -> clap::Command {
+fn with_verb_help(command: clap::Command) -> clap::Command {
     let verbs = VERBS.iter().filter_map(|verb| Some((verb.command?, verb)));
     verbs.fold(command, |command, (name, verb)| {
         command.mut_subcommand(name, |one| one.about(verb.help))
     })
 }
 
-fn run(command: Command, relay: Option<&RelayArgs>, clocks: &Clocks) -> Exit {
-    let console = Console::default();
-    match run_to_end(command, &console, clocks) {
+fn run(command: CliCommand, relay: Option<&ConnectionArgs>, clocks: &ServerClocks) -> CommandExit {
+    let console = CliConsole::default();
+    match run_command(command, &console, clocks) {
         Ok(exit) => exit,
-        Err(CliError::OutputClosed) => Exit::Done,
+        Err(CliError::OutputClosed) => CommandExit::Done,
         Err(error) => {
             let error = match relay {
-                Some(relay) => error.with_whereabouts(relay),
+                Some(relay) => error.with_relay_context(relay),
                 None => error,
             };
-            let word = console.note_style().paint(Tone::Bad, "error:");
+            let word = console.note_style().paint(TextTone::Bad, "error:");
             console.note(&format!("{word} {error}"));
             error.exit()
         }
     }
 }
 
-fn run_to_end(command: Command, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {
-    let runtime = runtime(&command).map_err(|error| CliError::local("start the runtime", error))?;
+fn run_command(
+    command: CliCommand,
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
+    let runtime =
+        build_runtime(&command).map_err(|error| CliError::local("start the runtime", error))?;
     let reads_stdin = command.reads_stdin();
     let result = runtime.block_on(command.run(console, clocks));
     if reads_stdin {
@@ -141,7 +149,7 @@ fn run_to_end(command: Command, console: &Console, clocks: &Clocks) -> Result<Ex
 }
 
 /// Servers and load use all cores; a client asks one question and needs no threads.
-fn runtime(command: &Command) -> std::io::Result<tokio::runtime::Runtime> {
+fn build_runtime(command: &CliCommand) -> std::io::Result<tokio::runtime::Runtime> {
     let mut builder = if command.is_server() {
         tokio::runtime::Builder::new_multi_thread()
     } else {
@@ -156,7 +164,7 @@ mod tests {
 
     #[test]
     fn every_command_has_its_help_line_and_the_verbs_have_that_of_their_table() {
-        let command = described(Cli::command());
+        let command = with_verb_help(CliArguments::command());
         command.clone().debug_assert();
         for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
             let about = one.get_about().map(ToString::to_string).unwrap_or_default();

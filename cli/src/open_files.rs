@@ -3,12 +3,12 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a process needs besides its connections: the store, output segments, sockets of its own.
-const OTHERS: u64 = 512;
+const RESERVED_FILES: u64 = 512;
 
 /// The system does not let this process have that many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{connections} connections need {wanted} open files, and the system allows {allowed}")]
-pub(crate) struct TooFew {
+pub(crate) struct OpenFileLimitError {
     connections: u64,
     wanted: u64,
     allowed: u64,
@@ -16,8 +16,8 @@ pub(crate) struct TooFew {
 
 /// Raises the limit of this process, and of what it starts, so that it can have that many connections. The hard limit too,
 /// where we may; where not, the soft one goes as far as it can.
-pub(crate) fn allow(connections: u64) -> Result<(), TooFew> {
-    let wanted = connections.saturating_add(OTHERS);
+pub(crate) fn raise_limit_for(connections: u64) -> Result<(), OpenFileLimitError> {
+    let wanted = connections.saturating_add(RESERVED_FILES);
     let now = getrlimit(Resource::Nofile);
     if now.current.is_none_or(|files| files >= wanted) {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn allow(connections: u64) -> Result<(), TooFew> {
     let allowed = now.maximum.unwrap_or(wanted);
     // It is no worse off if even that is refused.
     let _ = setrlimit(Resource::Nofile, limits(allowed, now.maximum));
-    Err(TooFew {
+    Err(OpenFileLimitError {
         connections,
         wanted,
         allowed,

@@ -6,59 +6,59 @@ use baton_proto::v1::{
 };
 use tonic::Streaming;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::errors::CliError;
-use crate::follow::{Patience, ended_early};
+use crate::follow::{ReconnectBackoff, stream_closed_error};
 
 #[derive(Debug)]
-pub(crate) struct OutputReader {
-    relay: Relay,
+pub(crate) struct AttemptOutputReader {
+    relay: RelayClient,
     request: ReadOutputRequest,
     stream: Option<Streaming<ReadOutputResponse>>,
-    patience: Patience,
+    backoff: ReconnectBackoff,
 }
 
 /// Whether a person wants to read it. Coding agents also say much about themselves, which `--json` shows.
-pub(crate) fn is_for_people(chunk: &OutputChunk) -> bool {
+pub(crate) fn is_user_visible(chunk: &OutputChunk) -> bool {
     chunk.visible || chunk.kind() == OutputKind::Unspecified
 }
 
 /// What comes next in the output.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Piece {
+pub(crate) enum OutputReadItem {
     Bytes(OutputChunk),
     Cut(OutputCut),
     End(OutputEnd),
 }
 
-impl OutputReader {
-    pub(crate) fn new(relay: Relay, request: ReadOutputRequest) -> Self {
+impl AttemptOutputReader {
+    pub(crate) fn new(relay: RelayClient, request: ReadOutputRequest) -> Self {
         Self {
             relay,
             request,
             stream: None,
-            patience: Patience::default(),
+            backoff: ReconnectBackoff::default(),
         }
     }
 
     /// The next piece; `End` is the last one. May be dropped and called again without losing anything.
-    pub(crate) async fn next(&mut self) -> Result<Piece, CliError> {
+    pub(crate) async fn next(&mut self) -> Result<OutputReadItem, CliError> {
         loop {
-            match self.piece().await {
+            match self.next_piece().await {
                 Ok(piece) => {
-                    self.patience = Patience::default();
+                    self.backoff = ReconnectBackoff::default();
                     return Ok(piece);
                 }
                 Err(error) if error.is_transient() => {
                     self.stream = None;
-                    self.patience.wait(error).await?;
+                    self.backoff.wait_or_give_up(error).await?;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn piece(&mut self) -> Result<Piece, CliError> {
+    async fn next_piece(&mut self) -> Result<OutputReadItem, CliError> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
             None => {
@@ -79,16 +79,16 @@ impl OutputReader {
                 // From here on only this attempt is meant, also where the request said "the newest".
                 self.request.attempt_id.clone_from(&chunk.attempt_id);
                 self.request.from_offset = chunk.end_offset;
-                Piece::Bytes(chunk)
+                OutputReadItem::Bytes(chunk)
             }
             Some(Item::Cut(cut)) => {
                 self.request.from_offset = cut.offset + cut.length;
-                Piece::Cut(cut)
+                OutputReadItem::Cut(cut)
             }
-            Some(Item::End(end)) => Piece::End(end),
+            Some(Item::End(end)) => OutputReadItem::End(end),
             // A followed stream says why it ends; without that the relay went away.
-            None if self.request.follow => return Err(ended_early()),
-            None => Piece::End(OutputEnd {
+            None if self.request.follow => return Err(stream_closed_error()),
+            None => OutputReadItem::End(OutputEnd {
                 attempt_id: self.request.attempt_id.clone(),
                 offset: self.request.from_offset,
                 ..OutputEnd::default()
@@ -97,12 +97,12 @@ impl OutputReader {
     }
 
     /// Only what is there already, from where this reader stands.
-    pub(crate) fn rest(self) -> OutputReader {
+    pub(crate) fn stored_remainder(self) -> AttemptOutputReader {
         let request = ReadOutputRequest {
             follow: false,
             ..self.request
         };
-        OutputReader::new(self.relay, request)
+        AttemptOutputReader::new(self.relay, request)
     }
 }
 
@@ -133,9 +133,9 @@ mod tests {
             visible,
             ..OutputChunk::default()
         };
-        assert!(is_for_people(&chunk(OutputKind::Text, true)));
-        assert!(is_for_people(&chunk(OutputKind::Unspecified, false)));
-        assert!(!is_for_people(&chunk(OutputKind::System, false)));
+        assert!(is_user_visible(&chunk(OutputKind::Text, true)));
+        assert!(is_user_visible(&chunk(OutputKind::Unspecified, false)));
+        assert!(!is_user_visible(&chunk(OutputKind::System, false)));
     }
 
     #[tokio::test]
@@ -157,16 +157,16 @@ mod tests {
             follow: true,
             ..ReadOutputRequest::default()
         };
-        let mut reader = OutputReader::new(client, request);
+        let mut reader = AttemptOutputReader::new(client, request);
         let (mut text, mut missing) = (Vec::new(), 0);
         loop {
             match reader.next().await.unwrap() {
-                Piece::Bytes(chunk) => text.extend_from_slice(&chunk.data),
-                Piece::Cut(cut) => missing += cut.length,
-                Piece::End(_) => break,
+                OutputReadItem::Bytes(chunk) => text.extend_from_slice(&chunk.data),
+                OutputReadItem::Cut(cut) => missing += cut.length,
+                OutputReadItem::End(_) => break,
             }
         }
         assert_eq!((text.as_slice(), missing), (b"abcdef".as_slice(), 6));
-        assert_eq!(relay.asked(), [0, 2, 10]);
+        assert_eq!(relay.requested_positions(), [0, 2, 10]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_daemon::check_variable;
+use baton_daemon::check_variable_name;
 
 use crate::duration;
 
@@ -18,7 +18,7 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 /// A variable that agents can be handed; one that they would never see is refused and not dropped.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = pair(text)?;
-    check_variable(&name).map_err(|fault| fault.to_string())?;
+    check_variable_name(&name).map_err(|fault| fault.to_string())?;
     Ok((name, value))
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum DeadlineName {
     Total,
 }
 
-const DEADLINES: [(&str, DeadlineName); 10] = [
+const DEADLINE_NAMES: [(&str, DeadlineName); 10] = [
     ("process_start", DeadlineName::ProcessStart),
     ("prompt_write", DeadlineName::PromptWrite),
     ("first_event", DeadlineName::FirstEvent),
@@ -52,22 +52,22 @@ const DEADLINES: [(&str, DeadlineName); 10] = [
 
 /// One `--deadline NAME=DURATION`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deadline {
+pub(crate) struct NamedDeadline {
     pub name: DeadlineName,
     pub after: Duration,
 }
 
-pub(crate) fn deadline(text: &str) -> Result<Deadline, String> {
+pub(crate) fn deadline(text: &str) -> Result<NamedDeadline, String> {
     let (name, value) = pair(text)?;
-    let known = DEADLINES.iter().find(|(known, _)| *known == name);
+    let known = DEADLINE_NAMES.iter().find(|(known, _)| *known == name);
     let Some(&(_, name)) = known else {
-        let names = DEADLINES.map(|(name, _)| name).join(", ");
+        let names = DEADLINE_NAMES.map(|(name, _)| name).join(", ");
         return Err(format!(
             "there is no deadline called {name}; the names are {names}"
         ));
     };
     let after = duration::parse(&value)?;
-    Ok(Deadline { name, after })
+    Ok(NamedDeadline { name, after })
 }
 
 #[cfg(test)]
@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn deadlines_know_their_ten_names() {
-        for (text, name) in DEADLINES {
+        for (text, name) in DEADLINE_NAMES {
             let parsed = deadline(&format!("{text}=1500ms")).expect("known");
             assert_eq!(
                 parsed,
-                Deadline {
+                NamedDeadline {
                     name,
                     after: Duration::from_millis(1500)
                 }

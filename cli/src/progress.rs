@@ -5,64 +5,69 @@ use std::time::{Duration, Instant};
 use baton_proto::v1::TransferProgress;
 
 use crate::clock;
-use crate::console::Console;
+use crate::console::CliConsole;
 
 /// Between two lines where nobody may be looking.
-const QUIET: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two rewritings of a line.
-const LIVELY: Duration = Duration::from_millis(200);
+const TERMINAL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub(crate) struct Meter<'a> {
-    console: &'a Console,
-    what: &'static str,
-    next: Instant,
-    shown: bool,
+pub(crate) struct ProgressLine<'a> {
+    console: &'a CliConsole,
+    label: &'static str,
+    next_update: Instant,
+    is_shown: bool,
 }
 
-impl<'a> Meter<'a> {
-    pub(crate) fn new(console: &'a Console, what: &'static str) -> Self {
+impl<'a> ProgressLine<'a> {
+    pub(crate) fn new(console: &'a CliConsole, label: &'static str) -> Self {
         let lively = console.stderr_is_terminal();
         Self {
             console,
-            what,
-            next: clock::instant() + if lively { LIVELY } else { QUIET },
-            shown: false,
+            label,
+            next_update: clock::instant()
+                + if lively {
+                    TERMINAL_INTERVAL
+                } else {
+                    LOG_INTERVAL
+                },
+            is_shown: false,
         }
     }
 
     pub(crate) fn show(&mut self, progress: &TransferProgress) {
         let now = clock::instant();
-        if now < self.next {
+        if now < self.next_update {
             return;
         }
-        let line = line(self.what, progress);
+        let line = format_progress(self.label, progress);
         if self.console.stderr_is_terminal() {
-            self.console.passing(&line);
-            self.next = now + LIVELY;
+            self.console.replace_status_line(&line);
+            self.next_update = now + TERMINAL_INTERVAL;
         } else {
             self.console.note(&line);
-            self.next = now + QUIET;
+            self.next_update = now + LOG_INTERVAL;
         }
-        self.shown = true;
+        self.is_shown = true;
     }
 
     /// Clears the line for what comes next.
     pub(crate) fn clear(&mut self) {
-        if self.shown && self.console.stderr_is_terminal() {
-            self.console.passing("");
+        if self.is_shown && self.console.stderr_is_terminal() {
+            self.console.replace_status_line("");
         }
-        self.shown = false;
+        self.is_shown = false;
     }
 }
 
-impl Drop for Meter<'_> {
+impl Drop for ProgressLine<'_> {
     fn drop(&mut self) {
         self.clear();
     }
 }
 
-fn line(what: &str, progress: &TransferProgress) -> String {
+fn format_progress(what: &str, progress: &TransferProgress) -> String {
     let mut line = format!("{what}: {}", progress.stage);
     if progress.records > 0 {
         line.push_str(&format!(", {} records", progress.records));
@@ -70,10 +75,10 @@ fn line(what: &str, progress: &TransferProgress) -> String {
     match progress.total_bytes {
         Some(total) if total > 0 => {
             let percent = progress.bytes.saturating_mul(100) / total;
-            line.push_str(&format!(", {percent} % of {}", size(total)));
+            line.push_str(&format!(", {percent} % of {}", format_size(total)));
         }
         Some(_) | None if progress.bytes > 0 => {
-            line.push_str(&format!(", {}", size(progress.bytes)));
+            line.push_str(&format!(", {}", format_size(progress.bytes)));
         }
         Some(_) | None => {}
     }
@@ -81,7 +86,7 @@ fn line(what: &str, progress: &TransferProgress) -> String {
 }
 
 /// Bytes as people read them.
-pub(crate) fn size(bytes: u64) -> String {
+pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
     while whole >= 1024 && unit + 1 < UNITS.len() {
@@ -101,7 +106,7 @@ mod tests {
 
     #[test]
     fn sizes_and_shares_are_readable() {
-        let shown = [0, 1023, 1536, 5 << 20, (3 << 30) + (512 << 20)].map(size);
+        let shown = [0, 1023, 1536, 5 << 20, (3 << 30) + (512 << 20)].map(format_size);
         assert_eq!(
             shown,
             ["0 bytes", "1023 bytes", "1.5 KiB", "5.0 MiB", "3.5 GiB"]
@@ -114,7 +119,7 @@ mod tests {
             total_bytes: Some(2048),
         };
         assert_eq!(
-            line("import", &progress),
+            format_progress("import", &progress),
             "import: writing, 12 records, 25 % of 2.0 KiB"
         );
     }

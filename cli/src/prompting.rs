@@ -12,28 +12,28 @@ use tokio::sync::mpsc::error::TrySendError;
 use tonic::Code;
 
 use crate::answers;
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
 use crate::commands::inbox;
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::follow::Patience;
+use crate::follow::ReconnectBackoff;
 use crate::input_view;
 
 #[derive(Debug)]
-pub(crate) struct Prompting {
+pub(crate) struct InputPrompt {
     /// Lines that were typed, each with the number of what was asked then. Full: a second line to the same question is none.
-    lines: mpsc::Receiver<(u64, String)>,
-    open: VecDeque<Input>,
+    typed_lines: mpsc::Receiver<(u64, String)>,
+    open_inputs: VecDeque<Input>,
     /// How often something was asked.
-    count: u64,
+    prompt_count: u64,
     /// The number of what is asked now; zero is nothing.
-    asked: Arc<AtomicU64>,
+    current_prompt: Arc<AtomicU64>,
 }
 
-impl Prompting {
+impl InputPrompt {
     /// None where nobody could answer: stdin, stdout and stderr must all be a terminal.
-    pub(crate) fn begin(console: &Console) -> Option<Self> {
+    pub(crate) fn start(console: &CliConsole) -> Option<Self> {
         let person = std::io::stdin().is_terminal()
             && console.stdout_is_terminal()
             && console.stderr_is_terminal();
@@ -55,82 +55,84 @@ impl Prompting {
             }
         });
         Some(Self {
-            lines,
-            open: VecDeque::new(),
-            count: 0,
-            asked,
+            typed_lines: lines,
+            open_inputs: VecDeque::new(),
+            prompt_count: 0,
+            current_prompt: asked,
         })
     }
 
-    fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire) != 0
+    fn is_prompting(&self) -> bool {
+        self.current_prompt.load(Ordering::Acquire) != 0
     }
 
     /// Nothing that is typed from here on is an answer. Says whether something was asked.
-    fn stop_asking(&self) -> bool {
-        self.asked.swap(0, Ordering::AcqRel) != 0
+    fn end_prompt(&self) -> bool {
+        self.current_prompt.swap(0, Ordering::AcqRel) != 0
     }
 
     /// What the task's events say about inputs.
-    pub(crate) async fn hear(
+    pub(crate) async fn handle_event(
         &mut self,
-        relay: &Relay,
+        relay: &RelayClient,
         event: &TaskEvent,
-        console: &Console,
+        console: &CliConsole,
     ) -> Result<(), CliError> {
         match event.kind() {
             TaskEventKind::InputAsked => {
-                let asked = find(relay, event, false).await?;
-                self.open.extend(asked);
+                let asked = find_input(relay, event, false).await?;
+                self.open_inputs.extend(asked);
             }
             TaskEventKind::InputAnswered | TaskEventKind::InputClosed => {
-                self.over(relay, event, console).await?;
+                self.remove_closed_input(relay, event, console).await?;
             }
             TaskEventKind::Ended => {
-                self.open.clear();
-                self.stop_asking();
+                self.open_inputs.clear();
+                self.end_prompt();
             }
             _other => {}
         }
-        self.ask(console);
+        self.show_next_prompt(console);
         Ok(())
     }
 
     /// It needs no answer any more: somebody else gave one, or nobody will. Whoever sits there learns which.
-    async fn over(
+    async fn remove_closed_input(
         &mut self,
-        relay: &Relay,
+        relay: &RelayClient,
         event: &TaskEvent,
-        console: &Console,
+        console: &CliConsole,
     ) -> Result<(), CliError> {
-        let first = self.open.front();
+        let first = self.open_inputs.front();
         let first = first.is_some_and(|input| input.input_id == event.input_id);
-        self.open.retain(|input| input.input_id != event.input_id);
-        if first && self.stop_asking() {
-            let now = find(relay, event, true).await?;
-            let became = now.map(|input| input_view::became(&input));
+        self.open_inputs
+            .retain(|input| input.input_id != event.input_id);
+        if first && self.end_prompt() {
+            let now = find_input(relay, event, true).await?;
+            let became = now.map(|input| input_view::outcome_text(&input));
             let became = became.unwrap_or_else(|| "it waits for no answer any more".to_owned());
             console.note(&format!("\n({became})"));
         }
         Ok(())
     }
 
-    fn ask(&mut self, console: &Console) {
-        let Some(input) = self.open.front().filter(|_| !self.is_asked()) else {
+    fn show_next_prompt(&mut self, console: &CliConsole) {
+        let Some(input) = self.open_inputs.front().filter(|_| !self.is_prompting()) else {
             return;
         };
-        for line in input_view::lines(input, clock::wall_ms(), console.note_style()) {
+        for line in input_view::input_lines(input, clock::wall_ms(), console.note_style()) {
             console.note(&line);
         }
-        self.count += 1;
-        self.asked.store(self.count, Ordering::Release);
-        console.ask(answers::prompt(input));
+        self.prompt_count += 1;
+        self.current_prompt
+            .store(self.prompt_count, Ordering::Release);
+        console.print_prompt(answers::prompt_text(input));
     }
 
     /// The next line that was typed to what is asked. Never, where nothing more can be typed. Safe to drop.
-    pub(crate) async fn typed(&mut self) -> String {
-        while let Some((asked_then, line)) = self.lines.recv().await {
-            if asked_then != 0 && asked_then == self.asked.load(Ordering::Acquire) {
+    pub(crate) async fn next_typed_line(&mut self) -> String {
+        while let Some((asked_then, line)) = self.typed_lines.recv().await {
+            if asked_then != 0 && asked_then == self.current_prompt.load(Ordering::Acquire) {
                 return line;
             }
         }
@@ -138,50 +140,53 @@ impl Prompting {
     }
 
     /// Gives the answer that a line is, if it is one.
-    pub(crate) async fn take(
+    pub(crate) async fn submit_typed_line(
         &mut self,
         line: &str,
-        relay: &Relay,
-        console: &Console,
+        relay: &RelayClient,
+        console: &CliConsole,
     ) -> Result<(), CliError> {
-        let Some(input) = self.open.front().cloned() else {
+        let Some(input) = self.open_inputs.front().cloned() else {
             return Ok(());
         };
-        match answers::typed(&input, line) {
+        match answers::parse_typed_answer(&input, line) {
             Err(unclear) => {
                 console.note(&unclear.to_string());
-                console.ask(answers::prompt(&input));
+                console.print_prompt(answers::prompt_text(&input));
                 return Ok(());
             }
-            Ok(None) => console.note(&format!("left open; {}", input_view::how_to_answer(&input))),
+            Ok(None) => console.note(&format!(
+                "left open; {}",
+                input_view::answer_command(&input)
+            )),
             Ok(Some(words)) => {
-                if !give(relay, &input, words, console).await? {
-                    console.ask(answers::prompt(&input));
+                if !send_answer(relay, &input, words, console).await? {
+                    console.print_prompt(answers::prompt_text(&input));
                     return Ok(());
                 }
             }
         }
-        self.open.pop_front();
-        self.stop_asking();
-        self.ask(console);
+        self.open_inputs.pop_front();
+        self.end_prompt();
+        self.show_next_prompt(console);
         Ok(())
     }
 }
 
 /// What an event is about, as it is now. A relay that is away for a moment is asked again: the task is still followed.
-async fn find(
-    relay: &Relay,
+async fn find_input(
+    relay: &RelayClient,
     event: &TaskEvent,
     include_closed: bool,
 ) -> Result<Option<Input>, CliError> {
-    let mut patience = Patience::default();
+    let mut patience = ReconnectBackoff::default();
     loop {
-        match inbox::list(relay, &event.task_id, include_closed).await {
+        match inbox::list_inputs(relay, &event.task_id, include_closed).await {
             Ok(listed) => {
                 let mut listed = listed.into_iter();
                 return Ok(listed.find(|input| input.input_id == event.input_id));
             }
-            Err(error) if error.is_transient() => patience.wait(error).await?,
+            Err(error) if error.is_transient() => patience.wait_or_give_up(error).await?,
             Err(error) => return Err(error),
         }
     }
@@ -189,13 +194,13 @@ async fn find(
 
 /// Whether it needs no answer any more. A refusal is told and not the end: what was refused as an answer is asked again, and
 /// so is what the relay may not have heard.
-async fn give(
-    relay: &Relay,
+async fn send_answer(
+    relay: &RelayClient,
     input: &Input,
-    words: answers::Words,
-    console: &Console,
+    words: answers::AnswerContent,
+    console: &CliConsole,
 ) -> Result<bool, CliError> {
-    let request = match answers::request(input, words) {
+    let request = match answers::build_answer_request(input, words) {
         Ok(request) => request,
         Err(unclear) => {
             console.note(&unclear.to_string());
@@ -206,20 +211,20 @@ async fn give(
         Ok(response) => {
             let after = response.into_inner().input.unwrap_or_default();
             if after.state() != InputState::Open {
-                console.note(&input_view::became(&after));
+                console.note(&input_view::outcome_text(&after));
             }
             Ok(true)
         }
-        Err(error @ (CliError::Refused(_) | CliError::Unreachable(_))) => {
+        Err(error @ (CliError::Rejected(_) | CliError::Unreachable(_))) => {
             console.note(&error.to_string());
-            Ok(is_over(&error))
+            Ok(is_input_closed(&error))
         }
         Err(error) => Err(error),
     }
 }
 
 /// Somebody else was quicker, or nobody waits for it any more. Everything else may still be answered.
-fn is_over(refused: &CliError) -> bool {
+fn is_input_closed(refused: &CliError) -> bool {
     const OVER: [Code; 5] = [
         Code::Aborted,
         Code::AlreadyExists,
@@ -228,7 +233,7 @@ fn is_over(refused: &CliError) -> bool {
         Code::PermissionDenied,
     ];
     match refused {
-        CliError::Refused(refusal) => OVER.contains(&refusal.code),
+        CliError::Rejected(refusal) => OVER.contains(&refusal.code),
         CliError::Usage(_)
         | CliError::Unreachable(_)
         | CliError::Local(_)

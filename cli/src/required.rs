@@ -1,7 +1,7 @@
 //! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Refused here for what the relay would refuse
 //! it for, so that a typing error costs no round trip.
 
-use baton_contract::{Found, Required, Unmet, check_path, judge};
+use baton_contract::{FileReceipt, RequiredFile, UnmetRequirement, check_path, unmet_requirements};
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
 
 use crate::size;
@@ -14,8 +14,8 @@ pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
         if let Some(least) = condition.strip_prefix("min=") {
             required.min_size = Some(size::parse(least)?);
         } else if let Some(hash) = condition.strip_prefix("sha256=") {
-            required.sha256 = sha256(hash)?;
-        } else if looks_like_a_condition(condition) {
+            required.sha256 = parse_sha256(hash)?;
+        } else if looks_like_condition(condition) {
             let hint = "the conditions are min=SIZE and sha256=HEX";
             return Err(format!("there is no condition {condition:?}; {hint}"));
         } else {
@@ -29,35 +29,41 @@ pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
 }
 
 /// A mistyped condition would become part of a name that no file ever has.
-fn looks_like_a_condition(text: &str) -> bool {
+fn looks_like_condition(text: &str) -> bool {
     let word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
     text.split_once('=').is_some_and(|(name, _)| word(name))
 }
 
 /// What of a contract these receipts leave open, as the relay judges it.
-pub(crate) fn unmet(contract: &CompletionContract, seen: &[ArtifactReceipt]) -> Vec<Unmet> {
-    judge(
-        contract.required_artifacts.iter().map(|wanted| Required {
-            path: &wanted.path,
-            min_size: wanted.min_size,
-            sha256: given(&wanted.sha256),
-        }),
-        seen.iter().map(|found| Found {
+pub(crate) fn unmet_contract_files(
+    contract: &CompletionContract,
+    seen: &[ArtifactReceipt],
+) -> Vec<UnmetRequirement> {
+    unmet_requirements(
+        contract
+            .required_artifacts
+            .iter()
+            .map(|wanted| RequiredFile {
+                path: &wanted.path,
+                min_size: wanted.min_size,
+                sha256: non_empty(&wanted.sha256),
+            }),
+        seen.iter().map(|found| FileReceipt {
             path: &found.path,
             exists: found.exists,
             is_file: found.is_file,
             size: found.size,
-            sha256: given(&found.sha256),
-            problem: given(&found.problem),
+            sha256: non_empty(&found.sha256),
+            problem: non_empty(&found.problem),
         }),
     )
 }
 
-fn given(text: &str) -> Option<&str> {
+fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-fn sha256(text: &str) -> Result<String, String> {
+fn parse_sha256(text: &str) -> Result<String, String> {
     let hash = text.to_ascii_lowercase();
     let good = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
     good.then_some(hash)

@@ -24,7 +24,7 @@ pub(crate) fn parse(text: &str) -> Result<ToolPattern, String> {
 }
 
 /// The relay takes the first rule that matches; the most careful ones stand first.
-pub(crate) fn in_order(
+pub(crate) fn ordered_rules(
     deny: Vec<ToolPattern>,
     ask: Vec<ToolPattern>,
     allow: Vec<ToolPattern>,

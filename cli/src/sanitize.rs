@@ -7,7 +7,7 @@
 const MAX_PAYLOAD_CHARS: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum EscapeParserState {
     #[default]
     Ground,
     /// After ESC: the next character says which sequence it is.
@@ -23,7 +23,7 @@ enum State {
 /// The filter. Feed chunks, then `finish` once.
 #[derive(Debug, Default)]
 pub(crate) struct Sanitizer {
-    state: State,
+    state: EscapeParserState,
     /// The first bytes of a character whose rest is in the next chunk; at most three.
     partial: Vec<u8>,
 }
@@ -41,15 +41,15 @@ impl Sanitizer {
         };
         loop {
             match std::str::from_utf8(rest) {
-                Ok(text) => return self.text(text, out),
+                Ok(text) => return self.push_text(text, out),
                 Err(error) => {
                     let (good, bad) = rest.split_at(error.valid_up_to());
-                    self.text(std::str::from_utf8(good).unwrap_or_default(), out);
+                    self.push_text(std::str::from_utf8(good).unwrap_or_default(), out);
                     let Some(length) = error.error_len() else {
                         self.partial = bad.to_vec();
                         return;
                     };
-                    self.character(char::REPLACEMENT_CHARACTER, out);
+                    self.push_char(char::REPLACEMENT_CHARACTER, out);
                     rest = &bad[length..];
                 }
             }
@@ -59,24 +59,24 @@ impl Sanitizer {
     /// Ends the stream; a character that was cut off shows as a replacement character.
     pub(crate) fn finish(mut self, out: &mut String) {
         if !self.partial.is_empty() {
-            self.character(char::REPLACEMENT_CHARACTER, out);
+            self.push_char(char::REPLACEMENT_CHARACTER, out);
         }
     }
 
-    fn text(&mut self, text: &str, out: &mut String) {
+    fn push_text(&mut self, text: &str, out: &mut String) {
         for c in text.chars() {
-            self.character(c, out);
+            self.push_char(c, out);
         }
     }
 
-    fn character(&mut self, c: char, out: &mut String) {
+    fn push_char(&mut self, c: char, out: &mut String) {
         self.state = match self.state {
-            State::Ground => ground(c, out),
-            State::Escape => escape(c, out),
-            State::Csi => csi(c, out),
-            State::Payload { bell_ends, length } => payload(c, bell_ends, length),
-            State::PayloadEscape if c == '\\' => State::Ground,
-            State::PayloadEscape => escape(c, out),
+            EscapeParserState::Ground => ground(c, out),
+            EscapeParserState::Escape => escape(c, out),
+            EscapeParserState::Csi => csi(c, out),
+            EscapeParserState::Payload { bell_ends, length } => payload(c, bell_ends, length),
+            EscapeParserState::PayloadEscape if c == '\\' => EscapeParserState::Ground,
+            EscapeParserState::PayloadEscape => escape(c, out),
         };
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn one_line(text: &str) -> String {
 
 /// For what must be seen whole before somebody allows it: nothing is removed, and what a terminal would hide, obey or
 /// turn around is spelled out.
-pub(crate) fn spelled_out(bytes: &[u8]) -> String {
+pub(crate) fn escape_unprintable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -134,7 +134,7 @@ fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2028}' | '\u{2029}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
-fn ground(c: char, out: &mut String) -> State {
+fn ground(c: char, out: &mut String) -> EscapeParserState {
     if let Some(state) = introducer(c) {
         return state;
     }
@@ -142,55 +142,55 @@ fn ground(c: char, out: &mut String) -> State {
     if keep {
         out.push(c);
     }
-    State::Ground
+    EscapeParserState::Ground
 }
 
 /// The eight-bit introducers, as they look in UTF-8, and ESC.
-fn introducer(c: char) -> Option<State> {
+fn introducer(c: char) -> Option<EscapeParserState> {
     match c {
-        '\u{1b}' => Some(State::Escape),
-        '\u{9b}' => Some(State::Csi),
-        '\u{9d}' => Some(string(true)),
-        '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}' => Some(string(false)),
+        '\u{1b}' => Some(EscapeParserState::Escape),
+        '\u{9b}' => Some(EscapeParserState::Csi),
+        '\u{9d}' => Some(payload_start(true)),
+        '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}' => Some(payload_start(false)),
         _ => None,
     }
 }
 
-const fn string(bell_ends: bool) -> State {
-    State::Payload {
+const fn payload_start(bell_ends: bool) -> EscapeParserState {
+    EscapeParserState::Payload {
         bell_ends,
         length: 0,
     }
 }
 
-fn escape(c: char, out: &mut String) -> State {
+fn escape(c: char, out: &mut String) -> EscapeParserState {
     match c {
-        '[' => State::Csi,
-        ']' => string(true),
-        'P' | 'X' | '^' | '_' => string(false),
+        '[' => EscapeParserState::Csi,
+        ']' => payload_start(true),
+        'P' | 'X' | '^' | '_' => payload_start(false),
         // Intermediates (as in `ESC ( B`): the final character is still to come.
-        ' '..='/' => State::Escape,
-        '0'..='~' => State::Ground,
+        ' '..='/' => EscapeParserState::Escape,
+        '0'..='~' => EscapeParserState::Ground,
         _ => ground(c, out),
     }
 }
 
-fn csi(c: char, out: &mut String) -> State {
+fn csi(c: char, out: &mut String) -> EscapeParserState {
     match c {
-        ' '..='?' => State::Csi,
-        '@'..='~' => State::Ground,
+        ' '..='?' => EscapeParserState::Csi,
+        '@'..='~' => EscapeParserState::Ground,
         // Not a CSI after all: what stands here is ordinary text again.
         _ => ground(c, out),
     }
 }
 
-fn payload(c: char, bell_ends: bool, length: usize) -> State {
+fn payload(c: char, bell_ends: bool, length: usize) -> EscapeParserState {
     match c {
-        '\u{1b}' => State::PayloadEscape,
-        '\u{9c}' | '\u{18}' | '\u{1a}' => State::Ground,
-        '\u{7}' if bell_ends => State::Ground,
-        _ if length >= MAX_PAYLOAD_CHARS => State::Ground,
-        _ => State::Payload {
+        '\u{1b}' => EscapeParserState::PayloadEscape,
+        '\u{9c}' | '\u{18}' | '\u{1a}' => EscapeParserState::Ground,
+        '\u{7}' if bell_ends => EscapeParserState::Ground,
+        _ if length >= MAX_PAYLOAD_CHARS => EscapeParserState::Ground,
+        _ => EscapeParserState::Payload {
             bell_ends,
             length: length + 1,
         },
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    fn whole(bytes: &[u8]) -> String {
+    fn sanitize_whole(bytes: &[u8]) -> String {
         let mut out = String::new();
         let mut sanitizer = Sanitizer::default();
         sanitizer.push(bytes, &mut out);
@@ -216,7 +216,7 @@ mod tests {
         out
     }
 
-    fn cut(bytes: &[u8], cuts: &[usize]) -> String {
+    fn sanitize_in_chunks(bytes: &[u8], cuts: &[usize]) -> String {
         let mut out = String::new();
         let mut sanitizer = Sanitizer::default();
         let mut rest = bytes;
@@ -252,7 +252,7 @@ mod tests {
             (b"\x1b]0;unfinished\x1b[1mbold", "bold"),
         ];
         for (bytes, expected) in corpus {
-            assert_eq!(whole(bytes), *expected, "{bytes:?}");
+            assert_eq!(sanitize_whole(bytes), *expected, "{bytes:?}");
         }
     }
 
@@ -276,7 +276,7 @@ mod tests {
         let mut bytes = b"\x1b]0;".to_vec();
         bytes.extend(std::iter::repeat_n(b'x', MAX_PAYLOAD_CHARS + 10));
         bytes.extend_from_slice(b"visible");
-        assert!(whole(&bytes).ends_with("visible"));
+        assert!(sanitize_whole(&bytes).ends_with("visible"));
     }
 
     /// Bytes that often form sequences, which uniform noise seldom does.
@@ -300,12 +300,12 @@ mod tests {
             bytes in terminal_noise(),
             cuts in proptest::collection::vec(0usize..5, 0..40),
         ) {
-            prop_assert_eq!(cut(&bytes, &cuts), whole(&bytes));
+            prop_assert_eq!(sanitize_in_chunks(&bytes, &cuts), sanitize_whole(&bytes));
         }
 
         #[test]
         fn no_control_character_survives(bytes in terminal_noise()) {
-            let clean = whole(&bytes);
+            let clean = sanitize_whole(&bytes);
             let harmless = |c: char| c == '\n' || c == '\t' || !(c.is_control() || is_bidi_control(c));
             prop_assert!(clean.chars().all(harmless), "{clean:?}");
         }
@@ -335,15 +335,15 @@ mod tests {
         ) {
             let mixed: String = pieces.iter().flat_map(|(text, sequence)| [text.as_str(), sequence]).collect();
             let text: String = pieces.iter().map(|(text, _)| text.as_str()).collect();
-            prop_assert_eq!(whole(mixed.as_bytes()), text);
+            prop_assert_eq!(sanitize_whole(mixed.as_bytes()), text);
         }
 
         #[test]
         fn one_line_is_one_line_and_clean_text_stays_clean(bytes in terminal_noise()) {
             let line = one_line(&String::from_utf8_lossy(&bytes));
             prop_assert!(!line.contains(['\n', '\t', '\r', '\x1b']), "{line:?}");
-            let clean = whole(&bytes);
-            prop_assert_eq!(whole(clean.as_bytes()), clean);
+            let clean = sanitize_whole(&bytes);
+            prop_assert_eq!(sanitize_whole(clean.as_bytes()), clean);
         }
     }
 }

@@ -12,30 +12,30 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 
 /// What one stream sends before it ends.
-pub(crate) type Script<T> = Vec<Result<T, Status>>;
-type Reply<T> = Result<Response<BoxStream<T>>, Status>;
+pub(crate) type StreamScript<T> = Vec<Result<T, Status>>;
+type StreamReply<T> = Result<Response<BoxStream<T>>, Status>;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ScriptedRelay(Arc<Mutex<State>>);
+pub(crate) struct ScriptedRelay(Arc<Mutex<ScriptState>>);
 
 #[derive(Debug, Default)]
-struct State {
-    watches: VecDeque<Script<WatchTaskResponse>>,
-    outputs: VecDeque<Script<ReadOutputResponse>>,
+struct ScriptState {
+    watches: VecDeque<StreamScript<WatchTaskResponse>>,
+    outputs: VecDeque<StreamScript<ReadOutputResponse>>,
     states: VecDeque<TaskState>,
-    asked: Vec<u64>,
+    requested_positions: Vec<u64>,
 }
 
 impl ScriptedRelay {
-    pub(crate) fn watch(self, script: Script<WatchTaskResponse>) -> Self {
+    pub(crate) fn watch(self, script: StreamScript<WatchTaskResponse>) -> Self {
         self.0.lock().unwrap().watches.push_back(script);
         self
     }
 
-    pub(crate) fn output(self, script: Script<ReadOutputResponse>) -> Self {
+    pub(crate) fn output(self, script: StreamScript<ReadOutputResponse>) -> Self {
         self.0.lock().unwrap().outputs.push_back(script);
         self
     }
@@ -47,25 +47,27 @@ impl ScriptedRelay {
     }
 
     /// The revisions and offsets that streams were asked to begin at, in order.
-    pub(crate) fn asked(&self) -> Vec<u64> {
-        self.0.lock().unwrap().asked.clone()
+    pub(crate) fn requested_positions(&self) -> Vec<u64> {
+        self.0.lock().unwrap().requested_positions.clone()
     }
 
-    pub(crate) async fn serve(&self) -> Relay {
+    pub(crate) async fn serve(&self) -> RelayClient {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server =
             tonic::transport::Server::builder().add_service(TasksServer::new(self.clone()));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        Relay::connect(&url, "btn_test", None).await.unwrap()
+        RelayClient::connect(&url, "btn_test", None).await.unwrap()
     }
 }
 
 #[tonic::async_trait]
 impl Tasks for ScriptedRelay {
-    async fn watch(&self, request: Request<WatchTaskRequest>) -> Reply<WatchTaskResponse> {
+    async fn watch(&self, request: Request<WatchTaskRequest>) -> StreamReply<WatchTaskResponse> {
         let mut state = self.0.lock().unwrap();
-        state.asked.push(request.into_inner().from_revision);
+        state
+            .requested_positions
+            .push(request.into_inner().from_revision);
         let script = state
             .watches
             .pop_front()
@@ -73,9 +75,14 @@ impl Tasks for ScriptedRelay {
         Ok(Response::new(Box::pin(tokio_stream::iter(script))))
     }
 
-    async fn read_output(&self, request: Request<ReadOutputRequest>) -> Reply<ReadOutputResponse> {
+    async fn read_output(
+        &self,
+        request: Request<ReadOutputRequest>,
+    ) -> StreamReply<ReadOutputResponse> {
         let mut state = self.0.lock().unwrap();
-        state.asked.push(request.into_inner().from_offset);
+        state
+            .requested_positions
+            .push(request.into_inner().from_offset);
         let script = state
             .outputs
             .pop_front()

@@ -13,26 +13,26 @@ pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::tools::own_program;
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonError, DaemonStatus,
-    FileConfig, Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, config_faults,
-    examine, read_config,
+    ANY_COMMAND_AGENT, AgentConfig, AgentWire, CheckFinding, CheckVerdict, Daemon, DaemonConfig,
+    DaemonError, DaemonStatus, FileConfig, HealthCheckResult, KERNEL_BOOT_ID_FILE, ShimProgram,
+    check_health, list_config_errors, read_config, run_daemon_checks,
 };
-use baton_relay::auth::bootstrap::Bootstrap;
+use baton_relay::auth::bootstrap::BootstrapTokens;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
-use baton_relay::config::{RelayConfig, Restart, TlsFiles};
-use baton_relay::server::{self, Relay, RelayError};
+use baton_relay::config::{RelayConfig, RestartHook, TlsFiles};
+use baton_relay::server::{self, RelayError, RelayHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::again::Again;
+use crate::again::RestartState;
 use crate::commands::demo;
 use crate::discovery::RELAY_URL_FILE;
-use crate::errors::{CliError, Story};
+use crate::errors::{CliError, ErrorText};
 use crate::open_files;
 
 /// What the two servers read time from, and which boot of the machine this is.
 #[derive(Clone, Debug)]
-pub struct Clocks {
-    pub relay: baton_relay::clock::Clock,
+pub struct ServerClocks {
+    pub relay: baton_relay::clock::RelayClock,
     /// The shims of its attempts read the same.
     pub daemon: baton_daemon::Clock,
     /// Holds the boot id that the daemon tells.
@@ -42,12 +42,12 @@ pub struct Clocks {
 }
 
 /// The system's.
-impl Default for Clocks {
+impl Default for ServerClocks {
     fn default() -> Self {
         Self {
-            relay: baton_relay::clock::Clock::system(),
+            relay: baton_relay::clock::RelayClock::system(),
             daemon: baton_daemon::Clock::boot(),
-            boot_id_file: KERNEL_BOOT_ID.into(),
+            boot_id_file: KERNEL_BOOT_ID_FILE.into(),
             shim_environment: Vec::new(),
         }
     }
@@ -55,7 +55,7 @@ impl Default for Clocks {
 
 /// What a relay is started with.
 #[derive(Clone, Debug)]
-pub(crate) struct RelayPlan {
+pub(crate) struct RelayStartOptions {
     pub data: PathBuf,
     pub listen: SocketAddr,
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -66,7 +66,7 @@ pub(crate) struct RelayPlan {
     pub accept_loss: bool,
     pub retention: Retention,
     /// What an earlier start of this process left; none where it must not start again by itself.
-    pub again: Option<Again>,
+    pub restart: Option<RestartState>,
     /// Bounds on open tasks; the relay's own where absent.
     pub max_open: Option<usize>,
     pub max_open_per_tenant: Option<usize>,
@@ -79,7 +79,7 @@ pub(crate) struct RelayPlan {
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
-pub(crate) struct DaemonPlan {
+pub(crate) struct DaemonStartOptions {
     pub relay: String,
     pub token_file: PathBuf,
     pub data: PathBuf,
@@ -96,7 +96,7 @@ pub(crate) struct DaemonPlan {
     /// Where a child runs when its task names no directory; `work` in the data directory if absent.
     pub work_dir: Option<PathBuf>,
     /// How long what outlasts the drain may go on without the daemon; zero kills it.
-    pub hold: Duration,
+    pub lease_extension: Duration,
     /// Answers health checks here too.
     pub health: Option<SocketAddr>,
 }
@@ -105,34 +105,37 @@ pub(crate) struct DaemonPlan {
 #[derive(Debug)]
 pub(crate) struct RunningRelay {
     pub url: String,
-    relay: Relay,
-    announced: PathBuf,
+    relay: RelayHandle,
+    url_file: PathBuf,
 }
 
 impl RunningRelay {
-    pub(crate) async fn start(plan: &RelayPlan, clocks: &Clocks) -> Result<Self, CliError> {
+    pub(crate) async fn start(
+        plan: &RelayStartOptions,
+        clocks: &ServerClocks,
+    ) -> Result<Self, CliError> {
         let config = relay_config(plan, clocks);
-        if let Err(short) = open_files::allow(config.network.connections as u64) {
+        if let Err(short) = open_files::raise_limit_for(config.network.connections as u64) {
             tracing::warn!(
                 "{short}; raise the limit (LimitNOFILE=, ulimit -n) or lower --max-connections"
             );
         }
         let relay = server::start(config)
             .await
-            .map_err(|error| not_started(&error))?;
+            .map_err(|error| start_error(&error))?;
         let address = relay.address();
         let scheme = if plan.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{address}");
-        let announced = announce(&plan.data, &local_url(scheme, address))?;
+        let announced = write_relay_url(&plan.data, &local_url(scheme, address))?;
         Ok(Self {
             url,
             relay,
-            announced,
+            url_file: announced,
         })
     }
 
     /// Returns only if the relay ends by itself, which it does when its store fails.
-    pub(crate) async fn ended(&mut self) -> Result<(), CliError> {
+    pub(crate) async fn wait_for_end(&mut self) -> Result<(), CliError> {
         self.relay
             .ended()
             .await
@@ -141,34 +144,34 @@ impl RunningRelay {
 
     pub(crate) async fn stop(self) -> Result<(), CliError> {
         let stopped = self.relay.stop().await;
-        drop(fs::remove_file(&self.announced));
+        drop(fs::remove_file(&self.url_file));
         stopped.map_err(|error| CliError::local("stop the relay", error))
     }
 }
 
-fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
+fn relay_config(plan: &RelayStartOptions, clocks: &ServerClocks) -> RelayConfig {
     let mut config = RelayConfig::new(plan.data.clone(), plan.listen);
     config.tls = plan.tls.clone().map(|(cert, key)| TlsFiles { cert, key });
     config.insecure = plan.insecure;
-    config.drain = plan.drain;
+    config.drain_timeout = plan.drain;
     if plan.with_daemon {
-        config.bootstrap = Bootstrap::AdminAndDaemon;
+        config.bootstrap_tokens = BootstrapTokens::AdminAndDaemon;
     }
-    config.otlp.clone_from(&plan.otlp);
+    config.otlp_endpoint.clone_from(&plan.otlp);
     config.accept_loss = plan.accept_loss;
     config.retention = plan.retention.clone();
-    if let Some(again) = plan.again {
+    if let Some(again) = plan.restart {
         config.listen = again.listen.unwrap_or(plan.listen);
         // What was accepted once is not accepted again unasked.
-        config.accept_loss = plan.accept_loss && again.is_first();
-        config.restarts = again.times;
-        config.restart = Some(Restart::new(move |listen| again.start(listen)));
+        config.accept_loss = plan.accept_loss && again.is_first_start();
+        config.restart_count = again.restart_count;
+        config.restart_hook = Some(RestartHook::new(move |listen| again.restart(listen)));
     }
-    config.max_open = plan.max_open.unwrap_or(config.max_open);
-    config.max_open_per_tenant = plan
+    config.max_open_tasks = plan.max_open.unwrap_or(config.max_open_tasks);
+    config.max_open_tasks_per_tenant = plan
         .max_open_per_tenant
-        .unwrap_or(config.max_open_per_tenant)
-        .min(config.max_open);
+        .unwrap_or(config.max_open_tasks_per_tenant)
+        .min(config.max_open_tasks);
     let network = &mut config.network;
     network.connections = plan.max_connections.unwrap_or(network.connections);
     network.connections_per_address = plan
@@ -180,11 +183,11 @@ fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
 }
 
 /// A wrong address, certificate or directory is the caller's to correct; the library's text says how.
-fn not_started(error: &RelayError) -> CliError {
+fn start_error(error: &RelayError) -> CliError {
     let text = error.to_string();
     let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
-    let mut story = Story {
-        what: coded(error.code(), what),
+    let mut story = ErrorText {
+        what: with_error_code(error.code(), what),
         why: String::new(),
         hint: hint.to_owned(),
     };
@@ -198,7 +201,7 @@ fn not_started(error: &RelayError) -> CliError {
 }
 
 /// What happened, behind the word that programs know it by.
-fn coded(code: Option<&str>, what: &str) -> String {
+fn with_error_code(code: Option<&str>, what: &str) -> String {
     code.map_or_else(|| what.to_owned(), |code| format!("[{code}] {what}"))
 }
 
@@ -214,7 +217,7 @@ fn local_url(scheme: &str, address: SocketAddr) -> String {
 }
 
 /// Other commands with the same data directory find the relay by this file.
-fn announce(data: &Path, url: &str) -> Result<PathBuf, CliError> {
+fn write_relay_url(data: &Path, url: &str) -> Result<PathBuf, CliError> {
     let path = data.join(RELAY_URL_FILE);
     fs::write(&path, format!("{url}\n"))
         .map_err(|error| CliError::local(format!("write {}", path.display()), error))?;
@@ -233,9 +236,9 @@ pub(crate) struct ReadyDaemon {
 
 /// How much a daemon has to do, also while it runs.
 #[derive(Debug)]
-pub(crate) struct Work(tokio::sync::watch::Receiver<DaemonStatus>);
+pub(crate) struct DaemonActivity(tokio::sync::watch::Receiver<DaemonStatus>);
 
-impl Work {
+impl DaemonActivity {
     /// Attempts that hold a slot.
     pub(crate) fn running(&self) -> u32 {
         self.0.borrow().running
@@ -243,7 +246,7 @@ impl Work {
 }
 
 impl ReadyDaemon {
-    pub(crate) fn open(plan: DaemonPlan, clocks: &Clocks) -> Result<Self, CliError> {
+    pub(crate) fn open(plan: DaemonStartOptions, clocks: &ServerClocks) -> Result<Self, CliError> {
         let config = daemon_config(plan, clocks)?;
         let work = &config.work_dir;
         // It may be the first that is made of the data directory, which is nobody else's to read.
@@ -267,12 +270,12 @@ impl ReadyDaemon {
         })
     }
 
-    pub(crate) fn watch_work(&self) -> Work {
-        Work(self.daemon.status())
+    pub(crate) fn activity(&self) -> DaemonActivity {
+        DaemonActivity(self.daemon.status())
     }
 
     /// Resolves when the relay has welcomed it.
-    pub(crate) fn welcomed(&self) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn wait_until_connected(&self) -> impl Future<Output = ()> + use<> {
         let mut status = self.daemon.status();
         async move {
             if status.wait_for(|status| status.connected).await.is_err() {
@@ -291,7 +294,7 @@ impl ReadyDaemon {
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
         let what = "the daemon had to stop";
         self.daemon.run(stop).await.map_err(|error| match error {
-            DaemonError::Link(error) => CliError::Unreachable(Story {
+            DaemonError::Link(error) => CliError::Unreachable(ErrorText {
                 what: what.to_owned(),
                 why: error.to_string(),
                 hint: "see whether its token is still valid: baton token list".to_owned(),
@@ -302,7 +305,7 @@ impl ReadyDaemon {
 }
 
 /// This very program, in another role.
-fn demo_agent() -> Result<AgentConfig, CliError> {
+fn demo_agent_config() -> Result<AgentConfig, CliError> {
     let program = std::env::current_exe()
         .map_err(|error| CliError::local("find the program that runs", error))?;
     Ok(AgentConfig::Coding {
@@ -314,22 +317,25 @@ fn demo_agent() -> Result<AgentConfig, CliError> {
     })
 }
 
-fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliError> {
+fn daemon_config(
+    plan: DaemonStartOptions,
+    clocks: &ServerClocks,
+) -> Result<DaemonConfig, CliError> {
     let FileConfig {
         mut agents,
         roots,
         limits,
     } = read_daemon_toml(plan.config.as_deref())?;
     if plan.allow_command {
-        agents.insert(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand);
+        agents.insert(ANY_COMMAND_AGENT.to_owned(), AgentConfig::AnyCommand);
     }
     if plan.demo {
-        agents.insert(demo::AGENT.to_owned(), demo_agent()?);
+        agents.insert(demo::DEMO_AGENT.to_owned(), demo_agent_config()?);
     }
-    let data = own_directory(&plan.data)?;
+    let data = daemon_data_dir(&plan.data)?;
     // A child is started in a directory of its own, where a relative path would mean another place.
     let work_dir = match &plan.work_dir {
-        Some(work_dir) => absolute(work_dir)?,
+        Some(work_dir) => absolute_path(work_dir)?,
         None => data.join("work"),
     };
     Ok(DaemonConfig {
@@ -346,11 +352,11 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         work_dir,
         limits,
         drain: plan.drain,
-        hold: plan.hold,
+        lease_extension: plan.lease_extension,
         health: plan.health,
         shim: ShimProgram {
             environment: clocks.shim_environment.clone(),
-            ..ShimProgram::own()
+            ..ShimProgram::own_executable()
         },
         tools_program: own_program()
             .map_err(|error| CliError::local("find this executable", error))?,
@@ -373,56 +379,63 @@ pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliErr
 }
 
 /// Whether a daemon would do well with this plan. What is wrong with its file is told beside all the rest.
-pub(crate) async fn examine_daemon(mut plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
+pub(crate) async fn check_daemon(
+    mut plan: DaemonStartOptions,
+    clocks: &ServerClocks,
+) -> Vec<CheckFinding> {
     let mut findings = Vec::new();
     if let Some(file) = plan.config.take() {
-        let faults = config_faults(&file);
-        let fault = |fault| Finding::new("configuration", Verdict::Bad, fault);
+        let faults = list_config_errors(&file);
+        let fault = |fault| CheckFinding::new("configuration", CheckVerdict::Problem, fault);
         if faults.is_empty() {
             let read = file.display().to_string();
-            findings.push(Finding::new("configuration", Verdict::Good, read));
+            findings.push(CheckFinding::new("configuration", CheckVerdict::Good, read));
             plan.config = Some(file);
         }
         findings.extend(faults.into_iter().map(fault));
     }
-    let lacks_its_file = findings.iter().any(Finding::is_problem);
+    let lacks_its_file = findings.iter().any(CheckFinding::is_problem);
     match daemon_config(plan, clocks) {
         Ok(config) => {
-            let found = examine(&config).await.into_iter();
+            let found = run_daemon_checks(&config).await.into_iter();
             // Which agents it would have is not known then.
-            findings.extend(found.filter(|found| !lacks_its_file || found.what != "agents"));
+            findings.extend(found.filter(|found| !lacks_its_file || found.subject != "agents"));
         }
         Err(error) => {
             let words = error.to_string();
-            findings.push(Finding::new("configuration", Verdict::Bad, words));
+            findings.push(CheckFinding::new(
+                "configuration",
+                CheckVerdict::Problem,
+                words,
+            ));
         }
     }
     findings
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+fn absolute_path(path: &Path) -> Result<PathBuf, CliError> {
     std::path::absolute(path)
         .map_err(|error| CliError::local(format!("find {}", path.display()), error))
 }
 
 /// The daemon's directory; a relay's would mix two sets of data.
-fn own_directory(data: &Path) -> Result<PathBuf, CliError> {
+fn daemon_data_dir(data: &Path) -> Result<PathBuf, CliError> {
     if data.join("store").exists() {
         return Err(CliError::usage(
             format!("{} is a relay's data directory", data.display()),
             "give the daemon a directory of its own with --data",
         ));
     }
-    absolute(data)
+    absolute_path(data)
 }
 
 /// Asks the daemon that runs on `data`. That nobody answers is an answer: no work reaches this machine.
-pub(crate) async fn daemon_health(data: PathBuf) -> Result<Checkup, CliError> {
+pub(crate) async fn daemon_health(data: PathBuf) -> Result<HealthCheckResult, CliError> {
     let asked = data.clone();
     let checkup = tokio::task::spawn_blocking(move || check_health(&asked)).await;
     let checkup = checkup.map_err(|error| CliError::local("ask the daemon", error))?;
     checkup.map_err(|error| {
-        CliError::Local(Story {
+        CliError::Local(ErrorText {
             what: format!("no daemon answers in {}", data.display()),
             why: error.to_string(),
             hint: "start one with `baton daemon --token-file FILE`, or name its data directory with --data"

@@ -4,27 +4,27 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 
 /// A token that the first signal cancels.
-pub(crate) fn on_signals() -> Result<CancellationToken, CliError> {
-    let told = || Console::default().note("stopping; a second Ctrl-C stops at once");
-    Ok(on(Signals::listen()?, told))
+pub(crate) fn cancel_on_signals() -> Result<CancellationToken, CliError> {
+    let told = || CliConsole::default().note("stopping; a second Ctrl-C stops at once");
+    Ok(cancel_on(StopSignals::listen()?, told))
 }
 
 /// The same for who is a program's child: it goes with its terminal too, and says nothing, because nobody may read that.
-pub(crate) fn on_signals_and_hangup() -> Result<CancellationToken, CliError> {
-    let hangup = Some(listen(SignalKind::hangup())?);
-    let signals = Signals {
+pub(crate) fn cancel_on_signals_and_hangup() -> Result<CancellationToken, CliError> {
+    let hangup = Some(listen_for(SignalKind::hangup())?);
+    let signals = StopSignals {
         hangup,
-        ..Signals::listen()?
+        ..StopSignals::listen()?
     };
-    Ok(on(signals, || {}))
+    Ok(cancel_on(signals, || {}))
 }
 
-fn on(mut signals: Signals, say: impl FnOnce() + Send + 'static) -> CancellationToken {
+fn cancel_on(mut signals: StopSignals, say: impl FnOnce() + Send + 'static) -> CancellationToken {
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {
@@ -32,22 +32,22 @@ fn on(mut signals: Signals, say: impl FnOnce() + Send + 'static) -> Cancellation
         say();
         token.cancel();
         signals.next().await;
-        std::process::exit(i32::from(Exit::Interrupted.code()));
+        std::process::exit(i32::from(CommandExit::Interrupted.code()));
     });
     stop
 }
 
-struct Signals {
+struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
 }
 
-impl Signals {
+impl StopSignals {
     fn listen() -> Result<Self, CliError> {
         Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen_for(SignalKind::interrupt())?,
+            terminate: listen_for(SignalKind::terminate())?,
             hangup: None,
         })
     }
@@ -67,20 +67,20 @@ impl Signals {
     }
 }
 
-fn listen(kind: SignalKind) -> Result<Signal, CliError> {
+fn listen_for(kind: SignalKind) -> Result<Signal, CliError> {
     signal(kind).map_err(|error| CliError::local("listen for signals", error))
 }
 
 /// Ctrl-C for a command that only looks. Remembers one that came while nobody waited.
 #[derive(Debug)]
-pub(crate) struct Interrupt(Signal);
+pub(crate) struct InterruptSignal(Signal);
 
-impl Interrupt {
+impl InterruptSignal {
     pub(crate) fn listen() -> Result<Self, CliError> {
-        listen(SignalKind::interrupt()).map(Self)
+        listen_for(SignalKind::interrupt()).map(Self)
     }
 
-    pub(crate) async fn pressed(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending::<()>().await;
         }

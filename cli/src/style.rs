@@ -3,20 +3,20 @@
 use std::io::IsTerminal;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Style {
+pub(crate) struct TextStyle {
     colour: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Tone {
+pub(crate) enum TextTone {
     Good,
     Bad,
     Caution,
     Quiet,
 }
 
-impl Style {
-    pub(crate) fn of(stream: &impl IsTerminal) -> Self {
+impl TextStyle {
+    pub(crate) fn for_stream(stream: &impl IsTerminal) -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
@@ -29,12 +29,12 @@ impl Style {
         Self { colour: false }
     }
 
-    pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
+    pub(crate) fn paint(self, tone: TextTone, text: &str) -> String {
         let code = match tone {
-            Tone::Good => "32",
-            Tone::Bad => "31",
-            Tone::Caution => "33",
-            Tone::Quiet => "2",
+            TextTone::Good => "32",
+            TextTone::Bad => "31",
+            TextTone::Caution => "33",
+            TextTone::Quiet => "2",
         };
         if self.colour {
             format!("\x1b[{code}m{text}\x1b[0m")

@@ -14,51 +14,59 @@ use crate::errors::CliError;
 use crate::pairs::DeadlineName;
 use crate::rules;
 use crate::task_flags::{
-    ContractArgs, DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs,
+    AgentOptionArgs, ContractArgs, DeadlineArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs,
     WorkspaceArgs,
 };
 
 impl SubmissionArgs {
     /// `prompt` and `instructions` were read from files or flags by the caller.
-    pub(crate) fn spec(self, prompt: String, instructions: String) -> Result<TaskSpec, CliError> {
+    pub(crate) fn into_spec(
+        self,
+        prompt: String,
+        instructions: String,
+    ) -> Result<TaskSpec, CliError> {
         let agent = agent_name(self.task.agent, &self.task.command)?;
         let command = self.task.command;
-        let profile = self.deadlines.profile();
+        let profile = self.deadlines.deadline_profile();
         Ok(TaskSpec {
             agent,
             prompt,
             goal: self.task.goal,
             mcp: self.task.mcp,
-            options: self.options.options(instructions),
+            options: self.options.into_options(instructions),
             command: (!command.is_empty()).then_some(CommandSpec { argv: command }),
             cwd: self.task.cwd,
-            workspace: self.workspace.workspace(),
-            contract: self.contract.contract(),
+            workspace: self.workspace.into_workspace(),
+            contract: self.contract.into_contract(),
             turn_kind: self
                 .task
                 .turn_kind
                 .map_or(TurnKind::Unspecified, TurnKind::from)
                 .into(),
             conversation_id: self.task.conversation,
-            labels: map(self.task.notes),
-            env: map(self.task.env),
+            labels: pairs_to_map(self.task.notes),
+            env: pairs_to_map(self.task.env),
             priority: self.placement.priority,
-            dispatch_policy: self.placement.policy().into(),
+            dispatch_policy: self.placement.dispatch_policy().into(),
             agent_scope: self.placement.agent_scope.clone(),
             agent_held: self.placement.agent_held,
-            placement: self.placement.placement(),
+            placement: self.placement.into_placement(),
             profile,
-            queue_ms: self.deadlines.outside(DeadlineName::Queue),
-            total_ms: self.deadlines.outside(DeadlineName::Total),
+            queue_ms: self.deadlines.outside_profile_ms(DeadlineName::Queue),
+            total_ms: self.deadlines.outside_profile_ms(DeadlineName::Total),
             profile_name: self.deadlines.profile.unwrap_or_default(),
             lease_ttl_ms: self.deadlines.lease.map(duration::millis),
-            retry: self.retry.policy(),
+            retry: self.retry.into_policy(),
             on_input_timeout: self
-                .asking
+                .permissions
                 .on_input_timeout
                 .map_or(OnInputTimeout::Unspecified, OnInputTimeout::from)
                 .into(),
-            permission_rules: rules::in_order(self.asking.deny, self.asking.ask, self.asking.allow),
+            permission_rules: rules::ordered_rules(
+                self.permissions.deny,
+                self.permissions.ask,
+                self.permissions.allow,
+            ),
             ..TaskSpec::default()
         })
     }
@@ -86,8 +94,8 @@ fn agent_name(given: Option<String>, command: &[String]) -> Result<String, CliEr
     Ok(agent)
 }
 
-impl OptionArgs {
-    fn options(self, instructions: String) -> Option<AgentOptions> {
+impl AgentOptionArgs {
+    fn into_options(self, instructions: String) -> Option<AgentOptions> {
         let options = AgentOptions {
             model: self.model,
             effort: self.effort,
@@ -113,7 +121,7 @@ fn context_ref(path: String) -> ContextRef {
 }
 
 impl WorkspaceArgs {
-    fn workspace(self) -> Option<WorkspaceSpec> {
+    fn into_workspace(self) -> Option<WorkspaceSpec> {
         let mode = self.workspace_mode.map(WorkspaceMode::from);
         let wanted = WorkspaceSpec {
             root: self.workspace,
@@ -125,7 +133,7 @@ impl WorkspaceArgs {
 }
 
 impl ContractArgs {
-    fn contract(self) -> Option<CompletionContract> {
+    fn into_contract(self) -> Option<CompletionContract> {
         let policy = self.if_missing.map(MissingPolicy::from);
         (!self.require.is_empty()).then(|| CompletionContract {
             required_artifacts: self.require,
@@ -135,7 +143,7 @@ impl ContractArgs {
 }
 
 impl PlacementArgs {
-    fn policy(&self) -> DispatchPolicy {
+    fn dispatch_policy(&self) -> DispatchPolicy {
         if self.fail_fast {
             DispatchPolicy::FailFast
         } else {
@@ -143,10 +151,10 @@ impl PlacementArgs {
         }
     }
 
-    fn placement(self) -> Option<Placement> {
+    fn into_placement(self) -> Option<Placement> {
         let placement = Placement {
             daemon: self.daemon,
-            labels: map(self.labels),
+            labels: pairs_to_map(self.labels),
             capabilities: self.capabilities,
             ..Placement::default()
         };
@@ -156,10 +164,10 @@ impl PlacementArgs {
 
 impl DeadlineArgs {
     /// Absent, empty and partial are three different wishes: only a profile deadline or --no-deadlines makes it present.
-    fn profile(&self) -> Option<DeadlineProfile> {
+    fn deadline_profile(&self) -> Option<DeadlineProfile> {
         let mut profile = self.no_deadlines.then(DeadlineProfile::default);
         for deadline in &self.deadlines {
-            set(
+            set_deadline(
                 &mut profile,
                 deadline.name,
                 duration::millis(deadline.after),
@@ -168,7 +176,7 @@ impl DeadlineArgs {
         profile
     }
 
-    fn outside(&self, name: DeadlineName) -> Option<u64> {
+    fn outside_profile_ms(&self, name: DeadlineName) -> Option<u64> {
         let last = self
             .deadlines
             .iter()
@@ -178,7 +186,7 @@ impl DeadlineArgs {
 }
 
 /// Puts one deadline into a profile, which becomes present by that; queue and total are not part of it.
-pub(crate) fn set(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
+pub(crate) fn set_deadline(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
     if matches!(name, DeadlineName::Queue | DeadlineName::Total) {
         return;
     }
@@ -198,7 +206,7 @@ pub(crate) fn set(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms:
 }
 
 impl RetryPolicyArgs {
-    fn policy(self) -> Option<RetryPolicy> {
+    fn into_policy(self) -> Option<RetryPolicy> {
         let policy = RetryPolicy {
             max_attempts: self.max_attempts,
             max_losses: self.max_losses,
@@ -212,7 +220,7 @@ impl RetryPolicyArgs {
     }
 }
 
-pub(crate) fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
+pub(crate) fn pairs_to_map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
     pairs.into_iter().collect()
 }
 
@@ -224,15 +232,15 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct TestSubmitLine {
         #[command(flatten)]
         submission: SubmissionArgs,
     }
 
     fn spec(args: &[&str]) -> TaskSpec {
-        let line = Line::try_parse_from([&["submit"], args].concat()).expect("parses");
+        let line = TestSubmitLine::try_parse_from([&["submit"], args].concat()).expect("parses");
         line.submission
-            .spec(String::new(), String::new())
+            .into_spec(String::new(), String::new())
             .expect("a whole task")
     }
 

@@ -2,18 +2,18 @@
 
 /// Rows of equal length under one header. Cells must be free of control characters already.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub(crate) fn new<const N: usize>(header: [&'static str; N]) -> Self {
-        Self::of(header.map(str::to_owned).to_vec())
+        Self::with_header(header.map(str::to_owned).to_vec())
     }
 
     /// Where the columns are known only when the program runs.
-    pub(crate) fn of(header: Vec<String>) -> Self {
+    pub(crate) fn with_header(header: Vec<String>) -> Self {
         Self {
             header,
             rows: Vec::new(),
@@ -21,10 +21,10 @@ impl Table {
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.cells(cells.to_vec());
+        self.row_of_cells(cells.to_vec());
     }
 
-    pub(crate) fn cells(&mut self, cells: Vec<String>) {
+    pub(crate) fn row_of_cells(&mut self, cells: Vec<String>) {
         debug_assert_eq!(
             cells.len(),
             self.header.len(),
@@ -39,13 +39,13 @@ impl Table {
 
     /// The header line and then the rows.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
-        let widths = self.widths(&self.header);
+        let widths = self.column_widths(&self.header);
         std::iter::once(self.header.clone())
             .chain(self.rows.iter().cloned())
-            .map(move |cells| line(&cells, &widths))
+            .map(move |cells| format_row(&cells, &widths))
     }
 
-    fn widths(&self, header: &[String]) -> Vec<usize> {
+    fn column_widths(&self, header: &[String]) -> Vec<usize> {
         let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -56,7 +56,7 @@ impl Table {
     }
 }
 
-fn line(cells: &[String], widths: &[usize]) -> String {
+fn format_row(cells: &[String], widths: &[usize]) -> String {
     let mut text = String::new();
     for (cell, width) in cells.iter().zip(widths) {
         text.push_str(cell);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn columns_align_and_lines_have_no_trailing_space() {
-        let mut table = Table::new(["ID", "STATE"]);
+        let mut table = TextTable::new(["ID", "STATE"]);
         table.row(["1".to_owned(), "completed".to_owned()]);
         table.row(["größer".to_owned(), String::new()]);
         let lines: Vec<String> = table.lines().collect();

@@ -9,13 +9,13 @@ use baton_proto::v1::{
 use clap::{Args, ValueEnum};
 
 use crate::duration;
-use crate::pairs::{self, Deadline};
+use crate::pairs::{self, NamedDeadline};
 use crate::required;
 use crate::rules::{self, ToolPattern};
 
 /// What the task is.
 #[derive(Args, Clone, Debug, Default)]
-pub(crate) struct TaskArgs {
+pub(crate) struct TaskContentArgs {
     /// Name of the agent that does the work, as daemons have it configured. With a command after `--` the default is
     /// `command`.
     #[arg(long, value_name = "NAME")]
@@ -69,7 +69,7 @@ pub(crate) struct TaskArgs {
 /// Options that are handed to the agent; one that it cannot take refuses the task.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Agent options")]
-pub(crate) struct OptionArgs {
+pub(crate) struct AgentOptionArgs {
     /// Model, as the agent spells it.
     #[arg(
         long,
@@ -105,7 +105,7 @@ pub(crate) struct OptionArgs {
 /// What becomes of what the agent asks.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Permissions and questions")]
-pub(crate) struct AskingArgs {
+pub(crate) struct PermissionArgs {
     /// Let the agent use this tool without asking anybody, for example 'Bash:git *'. The pattern is compared with what
     /// says what the tool does; * stands for any characters. May be repeated. --deny is looked at first, then --ask,
     /// then --allow.
@@ -255,7 +255,7 @@ pub(crate) struct DeadlineArgs {
         value_parser = pairs::deadline,
         conflicts_with = "profile"
     )]
-    pub deadlines: Vec<Deadline>,
+    pub deadlines: Vec<NamedDeadline>,
 
     /// Send an empty profile: none of the eight phase deadlines is armed.
     #[arg(long, conflicts_with = "profile")]
@@ -315,11 +315,11 @@ pub(crate) enum OnInputTimeoutName {
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SubmissionArgs {
     #[command(flatten)]
-    pub task: TaskArgs,
+    pub task: TaskContentArgs,
     #[command(flatten)]
-    pub options: OptionArgs,
+    pub options: AgentOptionArgs,
     #[command(flatten)]
-    pub asking: AskingArgs,
+    pub permissions: PermissionArgs,
     #[command(flatten)]
     pub workspace: WorkspaceArgs,
     #[command(flatten)]

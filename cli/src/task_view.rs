@@ -8,22 +8,22 @@ use prost_types::Timestamp;
 
 use crate::duration;
 use crate::sanitize::one_line;
-use crate::style::{Style, Tone};
+use crate::style::{TextStyle, TextTone};
 
-pub(crate) fn tone(state: TaskState) -> Tone {
+pub(crate) fn state_tone(state: TaskState) -> TextTone {
     match state {
-        TaskState::Completed => Tone::Good,
-        TaskState::Failed | TaskState::TimedOut | TaskState::Lost => Tone::Bad,
-        TaskState::NeedsAttention | TaskState::Canceled => Tone::Caution,
+        TaskState::Completed => TextTone::Good,
+        TaskState::Failed | TaskState::TimedOut | TaskState::Lost => TextTone::Bad,
+        TaskState::NeedsAttention | TaskState::Canceled => TextTone::Caution,
         TaskState::Unspecified | TaskState::Pending | TaskState::Queued | TaskState::Running => {
-            Tone::Quiet
+            TextTone::Quiet
         }
     }
 }
 
 /// `3m 05s`, or nothing for a time that never came.
 pub(crate) fn age(at: Option<&Timestamp>, now_ms: u64) -> String {
-    at.map(|at| duration::short(now_ms.saturating_sub(unix_ms(at))))
+    at.map(|at| duration::format_short(now_ms.saturating_sub(unix_ms(at))))
         .unwrap_or_default()
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn time_of_day(at: Option<&Timestamp>) -> String {
 }
 
 /// What a task is for: its goal, else what was submitted.
-pub(crate) fn about(task: &Task) -> String {
+pub(crate) fn task_description(task: &Task) -> String {
     match task.goal.as_str() {
         "" => one_line(&task.about),
         goal => one_line(goal),
@@ -56,8 +56,8 @@ pub(crate) fn about(task: &Task) -> String {
 }
 
 /// One event in one line, as `watch` shows it.
-pub(crate) fn event_line(event: &TaskEvent, style: Style) -> String {
-    let time = style.paint(Tone::Quiet, &time_of_day(event.recorded_at.as_ref()));
+pub(crate) fn event_line(event: &TaskEvent, style: TextStyle) -> String {
+    let time = style.paint(TextTone::Quiet, &time_of_day(event.recorded_at.as_ref()));
     let mut words = vec![time, short_name_of::<TaskEventKind>(event.kind)];
     if event.attempt_number > 0 {
         words.push(format!("attempt {}", event.attempt_number));
@@ -69,7 +69,10 @@ pub(crate) fn event_line(event: &TaskEvent, style: Style) -> String {
     } else if event.state() != AttemptState::Unspecified {
         words.push(short_name_of::<AttemptState>(event.state));
     }
-    let task_state = style.paint(tone(event.task_state()), event.task_state().short_name());
+    let task_state = style.paint(
+        state_tone(event.task_state()),
+        event.task_state().short_name(),
+    );
     words.push(format!("[{task_state}]"));
     words.extend(event_details(event));
     words.join("  ")
@@ -99,22 +102,25 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
 
 /// What `--wait` tells about events: one line for each change, and nothing twice.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
-    shown: String,
+pub(crate) struct ChangeLines {
+    last_line: String,
 }
 
-impl Progress {
-    pub(crate) fn line(&mut self, event: &TaskEvent, style: Style) -> Option<String> {
-        let line = progress_line(event, style);
-        (self.shown != line).then(|| {
-            self.shown.clone_from(&line);
+impl ChangeLines {
+    pub(crate) fn next_line(&mut self, event: &TaskEvent, style: TextStyle) -> Option<String> {
+        let line = change_line(event, style);
+        (self.last_line != line).then(|| {
+            self.last_line.clone_from(&line);
             line
         })
     }
 }
 
-fn progress_line(event: &TaskEvent, style: Style) -> String {
-    let task = style.paint(tone(event.task_state()), event.task_state().short_name());
+fn change_line(event: &TaskEvent, style: TextStyle) -> String {
+    let task = style.paint(
+        state_tone(event.task_state()),
+        event.task_state().short_name(),
+    );
     match event.kind() {
         TaskEventKind::Paused => return format!("{task}, paused: {}", one_line(&event.reason)),
         TaskEventKind::Unpaused => return format!("{task}, no longer paused"),
@@ -140,30 +146,32 @@ fn progress_line(event: &TaskEvent, style: Style) -> String {
 }
 
 /// How a task ended, in one line.
-pub(crate) fn ending(task: &Task, style: Style) -> String {
-    let state = style.paint(tone(task.state()), task.state().short_name());
+pub(crate) fn ending_line(task: &Task, style: TextStyle) -> String {
+    let state = style.paint(state_tone(task.state()), task.state().short_name());
     let took = match (&task.created_at, &task.ended_at) {
         (Some(from), Some(to)) => {
             format!(
                 " after {}",
-                duration::short(unix_ms(to).saturating_sub(unix_ms(from)))
+                duration::format_short(unix_ms(to).saturating_sub(unix_ms(from)))
             )
         }
         (None | Some(_), None | Some(_)) => String::new(),
     };
-    let why = why(task).map(|why| format!(": {why}")).unwrap_or_default();
+    let why = reason_text(task)
+        .map(|why| format!(": {why}"))
+        .unwrap_or_default();
     format!("{state}{took}{why}")
 }
 
 /// What an open task waits for, and how long at most: `inheritance, 23h 59m at most`.
-pub(crate) fn waits(task: &Task, now_ms: u64) -> Option<String> {
+pub(crate) fn wait_text(task: &Task, now_ms: u64) -> Option<String> {
     let waits = task.waits_for();
     if waits == WaitsFor::Unspecified {
         return None;
     }
     let left = task.waits_until.as_ref().map(|at| {
         let left = unix_ms(at).saturating_sub(now_ms);
-        format!(", {} at most", duration::short(left))
+        format!(", {} at most", duration::format_short(left))
     });
     Some(format!(
         "{}{}",
@@ -173,7 +181,7 @@ pub(crate) fn waits(task: &Task, now_ms: u64) -> Option<String> {
 }
 
 /// What keeps a task that is not over from going on, where a person can end that: a pause, or a question.
-pub(crate) fn held_up(task: &Task) -> Option<String> {
+pub(crate) fn pending_action_text(task: &Task) -> Option<String> {
     let asks = match task.state() {
         TaskState::Pending | TaskState::Queued => false,
         TaskState::Running => task.waits_for() == WaitsFor::Person,
@@ -196,7 +204,7 @@ pub(crate) fn held_up(task: &Task) -> Option<String> {
 }
 
 /// The reason that a person needs: why it is parked, or how the last attempt failed.
-pub(crate) fn why(task: &Task) -> Option<String> {
+pub(crate) fn reason_text(task: &Task) -> Option<String> {
     if let Some(attention) = &task.attention {
         let cause = attention.cause().short_name();
         let reason = one_line(&attention.reason);
@@ -225,9 +233,9 @@ pub(crate) fn why(task: &Task) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn style() -> Style {
+    fn style() -> TextStyle {
         // A test's stderr may be a terminal; a file never is.
-        Style::of(&std::fs::File::open("/dev/null").expect("there is always /dev/null"))
+        TextStyle::for_stream(&std::fs::File::open("/dev/null").expect("there is always /dev/null"))
     }
 
     #[test]
@@ -238,13 +246,16 @@ mod tests {
             task_state: TaskState::Running.into(),
             ..TaskEvent::default()
         };
-        let mut progress = Progress::default();
-        let first = progress.line(&event(AttemptState::Starting), style());
+        let mut progress = ChangeLines::default();
+        let first = progress.next_line(&event(AttemptState::Starting), style());
         assert_eq!(first.as_deref(), Some("running: attempt 1 starting"));
-        assert_eq!(progress.line(&event(AttemptState::Starting), style()), None);
+        assert_eq!(
+            progress.next_line(&event(AttemptState::Starting), style()),
+            None
+        );
         assert!(
             progress
-                .line(&event(AttemptState::Streaming), style())
+                .next_line(&event(AttemptState::Streaming), style())
                 .is_some()
         );
     }
@@ -259,7 +270,7 @@ mod tests {
             ..Task::default()
         };
         let (waits, asks) = (WaitsFor::Pause, WaitsFor::Person);
-        let shown = |task: Task| held_up(&task).unwrap_or_default();
+        let shown = |task: Task| pending_action_text(&task).unwrap_or_default();
         assert_eq!(
             shown(task(TaskState::Queued, waits, true)),
             "paused: upgrade"
@@ -280,7 +291,7 @@ mod tests {
             reason: "upgrade".to_owned(),
             ..TaskEvent::default()
         };
-        let line = Progress::default().line(&event, style());
+        let line = ChangeLines::default().next_line(&event, style());
         assert_eq!(line.as_deref(), Some("queued, paused: upgrade"));
     }
 
@@ -305,7 +316,7 @@ mod tests {
             ..Task::default()
         };
         assert_eq!(
-            ending(&task, style()),
+            ending_line(&task, style()),
             "failed after 1.5s: agent_exit, exit code 3"
         );
     }

@@ -6,14 +6,14 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 /// For one look at a port that refused to speak with us.
-const LOOK: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a client of HTTP/2 begins with, and its empty settings. Who speaks TLS takes it for nonsense and says so.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The first byte of a TLS alert.
-const ALERT: u8 = 0x15;
+const TLS_ALERT: u8 = 0x15;
 
 /// What may help with a failure to connect with TLS, by the innermost cause.
-pub(crate) fn for_https(url: &str, why: &str) -> Option<String> {
+pub(crate) fn https_hint(url: &str, why: &str) -> Option<String> {
     let why = why.to_lowercase();
     let any = |words: &[&str]| words.iter().any(|word| why.contains(word));
     let hint = if any(&[
@@ -47,7 +47,7 @@ pub(crate) fn for_https(url: &str, why: &str) -> Option<String> {
 }
 
 /// What may help where plain HTTP was not understood: a look at what the port speaks.
-pub(crate) fn for_http(url: &str) -> Option<String> {
+pub(crate) fn http_hint(url: &str) -> Option<String> {
     let address = url.strip_prefix("http://")?;
     let address = address.split('/').next().unwrap_or(address);
     speaks_tls(address).then(|| format!("it speaks TLS: try --relay https://{address}, with --ca FILE where its authority is your own"))
@@ -56,14 +56,14 @@ pub(crate) fn for_http(url: &str) -> Option<String> {
 fn speaks_tls(address: &str) -> bool {
     let look = || {
         let address = address.to_socket_addrs().ok()?.next()?;
-        let mut stream = TcpStream::connect_timeout(&address, LOOK).ok()?;
-        stream.set_read_timeout(Some(LOOK)).ok()?;
-        stream.set_write_timeout(Some(LOOK)).ok()?;
-        stream.write_all(PREFACE).ok()?;
+        let mut stream = TcpStream::connect_timeout(&address, PROBE_TIMEOUT).ok()?;
+        stream.set_read_timeout(Some(PROBE_TIMEOUT)).ok()?;
+        stream.set_write_timeout(Some(PROBE_TIMEOUT)).ok()?;
+        stream.write_all(HTTP2_PREFACE).ok()?;
         let mut answer = [0; 2];
         stream.read_exact(&mut answer).ok()?;
         // An alert of any version of TLS.
-        Some(answer == [ALERT, 3])
+        Some(answer == [TLS_ALERT, 3])
     };
     look().unwrap_or(false)
 }
@@ -95,14 +95,14 @@ mod tests {
                 "renew",
             ),
         ] {
-            let hint = for_https(url, why).unwrap_or_default();
+            let hint = https_hint(url, why).unwrap_or_default();
             assert!(hint.contains(word), "{why}: {hint}");
         }
-        assert_eq!(for_https(url, "connection refused"), None);
+        assert_eq!(https_hint(url, "connection refused"), None);
     }
 
     /// Answers whatever comes with these bytes, once.
-    fn answering(bytes: &'static [u8]) -> String {
+    fn serve_once(bytes: &'static [u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {
@@ -116,11 +116,11 @@ mod tests {
 
     #[test]
     fn a_port_that_speaks_tls_is_known_by_its_alert() {
-        let url = answering(&[0x15, 3, 3, 0, 2, 2, 22]);
-        let hint = for_http(&url).expect("an alert is an alert");
+        let url = serve_once(&[0x15, 3, 3, 0, 2, 2, 22]);
+        let hint = http_hint(&url).expect("an alert is an alert");
         assert!(hint.contains("https://127.0.0.1:"), "{hint}");
-        assert_eq!(for_http(&answering(b"\0\0\0\x04\0\0\0\0\0")), None);
-        assert_eq!(for_http(&answering(b"HTTP/1.1 400 Bad Request")), None);
-        assert_eq!(for_http("http://127.0.0.1:1"), None);
+        assert_eq!(http_hint(&serve_once(b"\0\0\0\x04\0\0\0\0\0")), None);
+        assert_eq!(http_hint(&serve_once(b"HTTP/1.1 400 Bad Request")), None);
+        assert_eq!(http_hint("http://127.0.0.1:1"), None);
     }
 }

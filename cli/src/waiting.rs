@@ -3,32 +3,32 @@
 
 use baton_proto::v1::{InspectRequest, InspectResponse, NextAction, WaitsFor};
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::sanitize::one_line;
 
 /// Why it does not begin: nobody could take it, whoever could is away or busy, it is paused, or a turn is before it.
-pub(crate) async fn why(relay: &Relay, task_id: &str) -> Option<String> {
-    let found = inspected(relay, task_id).await?;
+pub(crate) async fn wait_reason(relay: &RelayClient, task_id: &str) -> Option<String> {
+    let found = inspect_task(relay, task_id).await?;
     let waits = match found.next_action() {
         NextAction::Stranded | NextAction::WaitingForDaemon | NextAction::UnpauseRequired => true,
-        _other => is_a_later_turn(&found),
+        _other => waits_for_earlier_turn(&found),
     };
     waits.then(|| one_line(&found.next_action_text))
 }
 
 /// Why it will not begin soon: nobody on record could ever take it, or a turn is before it.
-pub(crate) async fn why_not_soon(relay: &Relay, task_id: &str) -> Option<String> {
-    let found = inspected(relay, task_id).await?;
+pub(crate) async fn long_wait_reason(relay: &RelayClient, task_id: &str) -> Option<String> {
+    let found = inspect_task(relay, task_id).await?;
     let stranded = found.next_action() == NextAction::Stranded;
-    (stranded || is_a_later_turn(&found)).then(|| one_line(&found.next_action_text))
+    (stranded || waits_for_earlier_turn(&found)).then(|| one_line(&found.next_action_text))
 }
 
-fn is_a_later_turn(found: &InspectResponse) -> bool {
+fn waits_for_earlier_turn(found: &InspectResponse) -> bool {
     let task = found.task.as_ref();
     task.is_some_and(|task| task.waits_for() == WaitsFor::Conversation)
 }
 
-async fn inspected(relay: &Relay, task_id: &str) -> Option<InspectResponse> {
+async fn inspect_task(relay: &RelayClient, task_id: &str) -> Option<InspectResponse> {
     let request = InspectRequest {
         task_id: task_id.to_owned(),
     };

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-fn bench(words: &[&str]) -> Output {
+fn run_bench(words: &[&str]) -> Output {
     let data = tempfile::tempdir().expect("a temporary directory");
     Command::new(env!("CARGO_BIN_EXE_baton"))
         .arg("bench")
@@ -18,8 +18,8 @@ fn bench(words: &[&str]) -> Output {
 }
 
 /// A run whose checks all held, with as many phases as it should have.
-fn report(words: &[&str], phases: usize) -> Value {
-    let run = bench(&[words, &["--json"]].concat());
+fn run_report(words: &[&str], phases: usize) -> Value {
+    let run = run_bench(&[words, &["--json"]].concat());
     let said = String::from_utf8_lossy(&run.stderr);
     let report: Value = serde_json::from_slice(&run.stdout).unwrap_or_else(|error| {
         panic!("{words:?}: stdout is one JSON object ({error}), stderr: {said}")
@@ -40,7 +40,7 @@ fn report(words: &[&str], phases: usize) -> Value {
 
 #[test]
 fn tasks_are_counted_on_both_sides() {
-    let unary = report(
+    let unary = run_report(
         &[
             "tasks",
             "--seconds",
@@ -66,7 +66,7 @@ fn tasks_are_counted_on_both_sides() {
         unary["phases"][2]["diskBytesPerTask"].as_u64() > Some(0),
         "{unary}"
     );
-    let batched = report(
+    let batched = run_report(
         &[
             "tasks",
             "--seconds",
@@ -95,14 +95,14 @@ fn output_reaches_every_watcher_whole() {
         "--rounds",
         "2",
     ];
-    let output = report(&[&["output"][..], &words].concat(), 2);
+    let output = run_report(&[&["output"][..], &words].concat(), 2);
     // Whole chunks of 256 lines.
     assert_eq!(output["phases"][1]["lines"], 2 * 4096);
 }
 
 #[test]
 fn a_small_storm_loses_no_lease() {
-    let storm = report(&["storm", "--daemons", "40", "--holders", "4"], 2);
+    let storm = run_report(&["storm", "--daemons", "40", "--holders", "4"], 2);
     assert_eq!(storm["phases"][1]["holderBack"]["count"], 4);
     assert_eq!(storm["phases"][1]["idleBack"]["count"], 36);
 }
@@ -119,7 +119,7 @@ fn a_killed_relay_is_timed_back() {
         "--seconds",
         "1",
     ];
-    let recover = report(&[&["recover"][..], &words].concat(), 4);
+    let recover = run_report(&[&["recover"][..], &words].concat(), 4);
     assert!(
         recover["phases"][3]["liveTasks"].as_u64() >= Some(200),
         "{recover}"
@@ -138,13 +138,13 @@ fn events_reach_every_watcher_once() {
         "--every",
         "10ms",
     ];
-    let watch = report(&[&["watch"][..], &words].concat(), 2);
+    let watch = run_report(&[&["watch"][..], &words].concat(), 2);
     assert_eq!(watch["phases"][0]["events"], 4 * 3 * 3 * 2);
 }
 
 #[test]
 fn a_table_names_the_machine_and_what_held() {
-    let run = bench(&["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"]);
+    let run = run_bench(&["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"]);
     let said = String::from_utf8_lossy(&run.stdout);
     for word in [
         "machine: ",
@@ -161,7 +161,7 @@ fn a_table_names_the_machine_and_what_held() {
 fn two_builds_are_compared_in_turn() {
     let own = env!("CARGO_BIN_EXE_baton");
     let words = ["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"];
-    let run = bench(
+    let run = run_bench(
         &[
             &["compare", "--a", own, "--b", own, "--rounds", "1"][..],
             &words,

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-fn baton(args: &[&str]) -> Output {
+fn run_baton(args: &[&str]) -> Output {
     let home = tempfile::tempdir().expect("a temporary directory");
     Command::new(env!("CARGO_BIN_EXE_baton"))
         .args(args)
@@ -18,13 +18,13 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_and_version_go_to_stdout_and_succeed() {
-    let version = baton(&["--version"]);
+    let version = run_baton(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
     assert_eq!(
         text(&version.stdout).trim(),
         concat!("baton ", env!("CARGO_PKG_VERSION"))
     );
-    let help = baton(&["--help"]);
+    let help = run_baton(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     for command in [
         "up",
@@ -62,13 +62,13 @@ fn help_and_version_go_to_stdout_and_succeed() {
             text(&help.stdout).contains(&format!("\n  {command} ")),
             "{command} is listed"
         );
-        let own = baton(&[command, "--help"]);
+        let own = run_baton(&[command, "--help"]);
         assert_eq!(own.status.code(), Some(0), "{command} --help");
     }
 }
 
 /// Command lines (split at blanks) that are wrong, and a word that the complaint must hold.
-const WRONG: [(&str, &str); 11] = [
+const WRONG_COMMAND_LINES: [(&str, &str); 11] = [
     ("", "Usage"),
     ("fly", "fly"),
     ("submit --deadline soon=1s -- true", "stream_idle"),
@@ -87,9 +87,9 @@ const WRONG: [(&str, &str); 11] = [
 
 #[test]
 fn usage_errors_exit_2_and_say_what_is_wrong() {
-    for (line, expected) in WRONG {
+    for (line, expected) in WRONG_COMMAND_LINES {
         let args: Vec<&str> = line.split_whitespace().collect();
-        let run = baton(&args);
+        let run = run_baton(&args);
         let said = text(&run.stderr);
         assert_eq!(run.status.code(), Some(2), "{line}: {said}");
         assert!(said.contains(expected), "{line}: {said}");
@@ -104,7 +104,7 @@ fn an_unreachable_relay_exits_2_with_a_hint() {
     std::fs::write(&token, "btn_test\n").expect("writable");
     let token = token.to_str().expect("UTF-8");
     // Port 1 is reserved and nothing listens there.
-    let run = baton(&[
+    let run = run_baton(&[
         "tasks",
         "--relay",
         "http://127.0.0.1:1",
@@ -122,7 +122,7 @@ fn an_unreachable_relay_exits_2_with_a_hint() {
 
 #[test]
 fn a_missing_token_exits_2_and_names_the_file() {
-    let run = baton(&["tasks"]);
+    let run = run_baton(&["tasks"]);
     assert_eq!(run.status.code(), Some(2));
     assert!(
         text(&run.stderr).contains("admin.token"),

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-struct Up {
+struct LocalBaton {
     child: Child,
     data: TempDir,
 }
 
-impl Up {
+impl LocalBaton {
     fn start() -> Self {
         let data = tempfile::tempdir().expect("a temporary directory");
         let mut child = Command::new(env!("CARGO_BIN_EXE_baton"))
@@ -50,27 +50,27 @@ impl Up {
     }
 
     /// Runs a command that must end with `code`, and gives its stdout.
-    fn ends(&self, code: i32, args: &[&str]) -> String {
+    fn expect_exit(&self, code: i32, args: &[&str]) -> String {
         let run = self.run(args);
         let (out, err) = (text(&run.stdout), text(&run.stderr));
         assert_eq!(run.status.code(), Some(code), "{args:?}\n{out}\n{err}");
         out
     }
 
-    fn json(&self, code: i32, args: &[&str]) -> Value {
-        let out = self.ends(code, args);
+    fn expect_json(&self, code: i32, args: &[&str]) -> Value {
+        let out = self.expect_exit(code, args);
         serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}: {out}"))
     }
 }
 
-impl Drop for Up {
+impl Drop for LocalBaton {
     fn drop(&mut self) {
-        signal(&self.child, rustix::process::Signal::TERM);
+        send_signal(&self.child, rustix::process::Signal::TERM);
         drop(self.child.wait());
     }
 }
 
-fn signal(child: &Child, signal: rustix::process::Signal) {
+fn send_signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_child(child);
     let sent = rustix::process::kill_process(pid, signal);
     sent.expect("it is our child and was not waited for");
@@ -108,8 +108,8 @@ fn the_demo_shows_a_whole_task_and_leaves_nothing_behind() {
 
 #[test]
 fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
-    let up = Up::start();
-    let done = up.json(
+    let up = LocalBaton::start();
+    let done = up.expect_json(
         0,
         &[
             "submit", "--agent", "command", "--json", "--wait", "--", "sh", "-c", "echo hi",
@@ -123,16 +123,16 @@ fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
     );
     assert_eq!(attempt["endedBy"], "daemon");
     let id = done["taskId"].as_str().expect("an id");
-    assert_eq!(up.ends(0, &["output", id]), "hi\n");
+    assert_eq!(up.expect_exit(0, &["output", id]), "hi\n");
     assert_eq!(
-        up.ends(
+        up.expect_exit(
             0,
             &["submit", "--follow", "--", "sh", "-c", "echo a; echo b"]
         ),
         "a\nb\n"
     );
 
-    let failed = up.json(
+    let failed = up.expect_json(
         1,
         &[
             "submit",
@@ -150,7 +150,7 @@ fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
         (&failed["state"], &failed["attempts"][0]["failureCode"]),
         (&"failed".into(), &"agent_exit".into())
     );
-    let parked = up.json(
+    let parked = up.expect_json(
         4,
         &[
             "submit",
@@ -169,8 +169,8 @@ fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
 
 #[test]
 fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
-    let up = Up::start();
-    let id = up.ends(
+    let up = LocalBaton::start();
+    let id = up.expect_exit(
         0,
         &["submit", "--", "sh", "-c", "echo ready; exec sleep 600"],
     );
@@ -191,21 +191,24 @@ fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
         }
         if event["state"] == "streaming" && !canceled {
             canceled = true;
-            up.ends(0, &["cancel", id, "--reason", "enough"]);
+            up.expect_exit(0, &["cancel", id, "--reason", "enough"]);
         }
     }
     assert!(canceled, "it was seen streaming");
     assert_eq!(watch.wait().expect("ends").code(), Some(3));
-    assert_eq!(up.json(0, &["show", id, "--json"])["state"], "canceled");
+    assert_eq!(
+        up.expect_json(0, &["show", id, "--json"])["state"],
+        "canceled"
+    );
     assert!(
-        up.ends(0, &["cancel", id]).contains("canceled"),
+        up.expect_exit(0, &["cancel", id]).contains("canceled"),
         "a second cancel changes nothing"
     );
 }
 
 #[test]
 fn ctrl_c_detaches_and_says_how_to_come_back() {
-    let up = Up::start();
+    let up = LocalBaton::start();
     let mut follow = up
         .command(&[
             "submit",
@@ -224,7 +227,7 @@ fn ctrl_c_detaches_and_says_how_to_come_back() {
         .read_line(&mut line)
         .expect("readable");
     assert_eq!(line, "ready\n");
-    signal(&follow, rustix::process::Signal::INT);
+    send_signal(&follow, rustix::process::Signal::INT);
     let end = follow.wait_with_output().expect("ends");
     assert_eq!(end.status.code(), Some(130));
     let said = text(&end.stderr);
@@ -233,20 +236,23 @@ fn ctrl_c_detaches_and_says_how_to_come_back() {
         .find_map(|line| line.strip_prefix("task "))
         .expect("names the task");
     assert!(said.contains(&format!("baton watch {id}")), "{said}");
-    assert_eq!(up.json(0, &["show", id, "--json"])["state"], "running");
-    up.ends(0, &["cancel", id]);
+    assert_eq!(
+        up.expect_json(0, &["show", id, "--json"])["state"],
+        "running"
+    );
+    up.expect_exit(0, &["cancel", id]);
 }
 
 #[test]
 fn listings_and_profiles_answer_with_no_flags_at_all() {
-    let up = Up::start();
-    up.ends(
+    let up = LocalBaton::start();
+    up.expect_exit(
         0,
         &["profile", "put", "patient", "--deadline", "stream_idle=10m"],
     );
-    let listed = up.json(0, &["profile", "list", "--json"]);
+    let listed = up.expect_json(0, &["profile", "list", "--json"]);
     assert_eq!(listed["profiles"][0]["profile"]["streamIdleMs"], 600_000);
-    let id = up.ends(
+    let id = up.expect_exit(
         0,
         &[
             "submit",
@@ -259,17 +265,20 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
         ],
     );
     let id = id.trim();
-    let task = up.json(0, &["show", id, "--json"]);
+    let task = up.expect_json(0, &["show", id, "--json"]);
     assert_eq!(task["profileName"], "patient");
     assert_eq!(task["effectiveProfile"]["streamIdleMs"], 600_000);
-    assert!(up.ends(0, &["show", id]).contains("stream_idle=10m"));
-    assert!(up.ends(0, &["tasks", "--note", "team=core"]).contains(id));
-    let none = up.json(0, &["tasks", "--note", "team=other", "--json"]);
+    assert!(up.expect_exit(0, &["show", id]).contains("stream_idle=10m"));
+    assert!(
+        up.expect_exit(0, &["tasks", "--note", "team=core"])
+            .contains(id)
+    );
+    let none = up.expect_json(0, &["tasks", "--note", "team=other", "--json"]);
     assert_eq!(none["tasks"], Value::Array(Vec::new()));
-    up.ends(0, &["profile", "rm", "patient"]);
-    up.ends(1, &["profile", "rm", "patient"]);
+    up.expect_exit(0, &["profile", "rm", "patient"]);
+    up.expect_exit(1, &["profile", "rm", "patient"]);
     assert_eq!(
-        up.json(0, &["daemons", "--json"])["daemons"][0]["state"],
+        up.expect_json(0, &["daemons", "--json"])["daemons"][0]["state"],
         "online"
     );
     let unknown = up.run(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"]);
@@ -283,10 +292,10 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
 
 #[test]
 fn a_token_does_what_its_role_says_until_it_is_revoked() {
-    let up = Up::start();
+    let up = LocalBaton::start();
     let file = up.data.path().join("reader.token");
     let file = file.to_str().expect("UTF-8");
-    up.ends(
+    up.expect_exit(
         0,
         &[
             "token",
@@ -299,16 +308,16 @@ fn a_token_does_what_its_role_says_until_it_is_revoked() {
             file,
         ],
     );
-    up.ends(0, &["tasks", "--token-file", file]);
-    up.ends(1, &["submit", "--token-file", file, "--", "true"]);
-    let listed = up.json(0, &["token", "list", "--json"]);
+    up.expect_exit(0, &["tasks", "--token-file", file]);
+    up.expect_exit(1, &["submit", "--token-file", file, "--", "true"]);
+    let listed = up.expect_json(0, &["token", "list", "--json"]);
     let mut tokens = listed["tokens"].as_array().expect("a list").iter();
     let reader = tokens
         .find(|token| token["name"] == "reader")
         .expect("it is listed");
-    up.ends(
+    up.expect_exit(
         0,
         &["token", "revoke", reader["tokenId"].as_str().expect("text")],
     );
-    up.ends(2, &["tasks", "--token-file", file]);
+    up.expect_exit(2, &["tasks", "--token-file", file]);
 }

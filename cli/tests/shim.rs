@@ -9,38 +9,38 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baton_daemon::Clock;
-use baton_daemon::shim::framing::{Decoder, encode};
-use baton_daemon::shim::{ARGUMENT, ENVIRONMENT, HIGHEST_VERSION, LOWEST_VERSION};
+use baton_daemon::shim::framing::{MessageDecoder, encode};
+use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, SHIM_ARGUMENT, SHIM_ENVIRONMENT};
 use baton_proto::worker::{FromShim, Greeting, Launch, Lease, Stdin, ToShim, from_shim, to_shim};
 use bytes::BytesMut;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const STARTS: usize = 100;
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const START_SAMPLES: usize = 100;
 /// A debug build is several times as large, and most of a start is the kernel mapping the executable.
-const START: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
-const OWN_KIB: u64 = 3 * 1024;
+const MAX_START_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
+const MAX_PRIVATE_KIB: u64 = 3 * 1024;
 
-struct Shim {
+struct ShimProcess {
     process: Child,
     stream: UnixStream,
-    decoder: Decoder,
+    decoder: MessageDecoder,
     _dir: TempDir,
 }
 
-impl Shim {
+impl ShimProcess {
     /// Started as a daemon starts it, and greeted.
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (stream, theirs) = UnixStream::pair().expect("a socket pair");
         stream
-            .set_read_timeout(Some(PATIENCE))
+            .set_read_timeout(Some(READ_TIMEOUT))
             .expect("a read timeout");
         let process = Command::new(env!("CARGO_BIN_EXE_baton"))
-            .arg(ARGUMENT)
+            .arg(SHIM_ARGUMENT)
             .current_dir(dir.path())
             .env_clear()
-            .envs(ENVIRONMENT)
+            .envs(SHIM_ENVIRONMENT)
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .spawn()
@@ -48,19 +48,19 @@ impl Shim {
         let mut shim = Self {
             process,
             stream,
-            decoder: Decoder::default(),
+            decoder: MessageDecoder::default(),
             _dir: dir,
         };
-        shim.say(to_shim::Message::Greeting(Greeting {
+        shim.send(to_shim::Message::Greeting(Greeting {
             lowest_version: LOWEST_VERSION,
             highest_version: HIGHEST_VERSION,
             instance_id: String::new(),
         }));
-        shim.until(|message| matches!(message, from_shim::Message::Presence(_)));
+        shim.wait_for(|message| matches!(message, from_shim::Message::Presence(_)));
         shim
     }
 
-    fn say(&mut self, message: to_shim::Message) {
+    fn send(&mut self, message: to_shim::Message) {
         let mut out = BytesMut::new();
         let message = ToShim {
             message: Some(message),
@@ -69,9 +69,12 @@ impl Shim {
         self.stream.write_all(&out).expect("the shim listens");
     }
 
-    fn until(&mut self, wanted: impl Fn(&from_shim::Message) -> bool) {
+    fn wait_for(&mut self, wanted: impl Fn(&from_shim::Message) -> bool) {
         loop {
-            let message = self.decoder.take::<FromShim>().expect("the protocol");
+            let message = self
+                .decoder
+                .next_message::<FromShim>()
+                .expect("the protocol");
             match message.and_then(|message| message.message) {
                 Some(message) if wanted(&message) => return,
                 Some(_) => {}
@@ -89,7 +92,7 @@ impl Shim {
 }
 
 /// Pages that no other process shares and no file holds.
-fn own_kib(pid: u32) -> u64 {
+fn private_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
     let status = status.expect("the shim is there");
     let line = status
@@ -101,7 +104,7 @@ fn own_kib(pid: u32) -> u64 {
         .expect("RssAnon in kB")
 }
 
-impl Drop for Shim {
+impl Drop for ShimProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -109,7 +112,7 @@ impl Drop for Shim {
 }
 
 /// What machines that are busy with other things get on top.
-fn slack() -> Duration {
+fn timing_slack() -> Duration {
     let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
     let ms = widened.map(|ms| ms.parse().expect("BATON_TIMING_SLACK_MS is a number"));
     Duration::from_millis(ms.unwrap_or(0))
@@ -121,33 +124,36 @@ fn slack() -> Duration {
 )]
 fn start_time() -> Duration {
     let begun = Instant::now();
-    let _shim = Shim::start();
+    let _shim = ShimProcess::start();
     begun.elapsed()
 }
 
 /// Whatever else the machine does can only add to a start, so the quickest of many is what the shim itself takes.
 #[test]
 fn a_shim_of_the_real_executable_is_present_at_once() {
-    let quickest = (0..STARTS).map(|_| start_time()).min().expect("starts");
+    let quickest = (0..START_SAMPLES)
+        .map(|_| start_time())
+        .min()
+        .expect("starts");
     println!("from start to presence: {quickest:?}");
-    assert!(quickest < START + slack(), "{quickest:?}");
+    assert!(quickest < MAX_START_TIME + timing_slack(), "{quickest:?}");
 }
 
 #[test]
 fn a_shim_of_the_real_executable_has_less_than_three_mebibytes_of_its_own() {
-    let mut shim = Shim::start();
+    let mut shim = ShimProcess::start();
     let data = vec![b'x'; 1024 * 1024].into();
     let prompt = Stdin {
         id: 1,
         data,
         close: true,
     };
-    shim.say(to_shim::Message::Stdin(prompt));
+    shim.send(to_shim::Message::Stdin(prompt));
     let in_an_hour = Clock::boot()
         .now()
         .after(Duration::from_secs(3600))
         .as_millis();
-    shim.say(to_shim::Message::Launch(Launch {
+    shim.send(to_shim::Message::Launch(Launch {
         attempt_id: "figures".into(),
         program: "/bin/sh".into(),
         args: vec![
@@ -163,10 +169,10 @@ fn a_shim_of_the_real_executable_has_less_than_three_mebibytes_of_its_own() {
         }),
         ..Launch::default()
     }));
-    shim.until(|message| matches!(message, from_shim::Message::Grown(_)));
-    let own = own_kib(shim.process.id());
+    shim.wait_for(|message| matches!(message, from_shim::Message::Grown(_)));
+    let own = private_kib(shim.process.id());
     println!("memory of its own: {own} KiB");
-    assert!(own < OWN_KIB, "{own} KiB");
+    assert!(own < MAX_PRIVATE_KIB, "{own} KiB");
 }
 
 fn baton(data: &Path, arguments: &[&str]) -> Command {
@@ -206,7 +212,7 @@ fn shims_below(parent: u32) -> Vec<u32> {
             .split(' ');
         let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         fields.nth(2) == Some(&parent.to_string())
-            && words.split(|byte| *byte == 0).nth(1) == Some(ARGUMENT.as_bytes())
+            && words.split(|byte| *byte == 0).nth(1) == Some(SHIM_ARGUMENT.as_bytes())
     })
     .collect()
 }
@@ -229,7 +235,7 @@ fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
         "up\n"
     );
     let shims = shims_below(up.id());
-    let own: Vec<u64> = shims.iter().copied().map(own_kib).collect();
+    let own: Vec<u64> = shims.iter().copied().map(private_kib).collect();
     for shim in shims {
         // Its child dies with it.
         let killed = Command::new("kill")
@@ -242,5 +248,8 @@ fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
         process.wait().expect("a child can be waited for");
     }
     println!("memory of its own, under a daemon: {own:?} KiB");
-    assert!(matches!(own[..], [own] if own < OWN_KIB), "{own:?} KiB");
+    assert!(
+        matches!(own[..], [own] if own < MAX_PRIVATE_KIB),
+        "{own:?} KiB"
+    );
 }

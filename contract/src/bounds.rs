@@ -5,72 +5,72 @@ use std::fmt;
 
 /// How much text a field takes: bytes of UTF-8 where machines read it, characters where people do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum TextLimit {
     Bytes(usize),
     Chars(usize),
 }
 
-impl Size {
-    pub fn holds(self, text: &str) -> bool {
+impl TextLimit {
+    pub fn allows(self, text: &str) -> bool {
         match self {
-            Size::Bytes(limit) => text.len() <= limit,
+            TextLimit::Bytes(limit) => text.len() <= limit,
             // A character has at most four bytes, so most texts need no counting.
-            Size::Chars(limit) => text.len() <= limit || text.chars().count() <= limit,
+            TextLimit::Chars(limit) => text.len() <= limit || text.chars().count() <= limit,
         }
     }
 
     /// The number, of whatever is counted. No text that fits has more characters.
-    pub const fn most(self) -> usize {
+    pub const fn limit(self) -> usize {
         match self {
-            Size::Bytes(limit) | Size::Chars(limit) => limit,
+            TextLimit::Bytes(limit) | TextLimit::Chars(limit) => limit,
         }
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for TextLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Size::Bytes(limit) => write!(f, "{limit} bytes"),
-            Size::Chars(limit) => write!(f, "{limit} characters"),
+            TextLimit::Bytes(limit) => write!(f, "{limit} bytes"),
+            TextLimit::Chars(limit) => write!(f, "{limit} characters"),
         }
     }
 }
 
-pub const PROMPT: Size = Size::Bytes(1024 * 1024);
-pub const GOAL: Size = Size::Chars(4096);
+pub const PROMPT: TextLimit = TextLimit::Bytes(1024 * 1024);
+pub const GOAL: TextLimit = TextLimit::Chars(4096);
 /// Agent names and scopes, models, efforts, permission modes, daemon names.
-pub const NAME: Size = Size::Bytes(256);
+pub const NAME: TextLimit = TextLimit::Bytes(256);
 /// conversation_id, channel_id, an agent's own id of its conversation.
-pub const HANDLE: Size = Size::Bytes(256);
-pub const REASON: Size = Size::Chars(2048);
+pub const EXTERNAL_ID: TextLimit = TextLimit::Bytes(256);
+pub const REASON: TextLimit = TextLimit::Chars(2048);
 /// What a holder says of a failure.
-pub const MESSAGE: Size = Size::Chars(4096);
-pub const IDEMPOTENCY_KEY: Size = Size::Bytes(256);
-pub const CRITERION: Size = Size::Chars(1024);
-pub const SUMMARY: Size = Size::Chars(8192);
-pub const CURSOR: Size = Size::Chars(2048);
+pub const MESSAGE: TextLimit = TextLimit::Chars(4096);
+pub const IDEMPOTENCY_KEY: TextLimit = TextLimit::Bytes(256);
+pub const SUCCESS_CRITERION: TextLimit = TextLimit::Chars(1024);
+pub const SUMMARY: TextLimit = TextLimit::Chars(8192);
+pub const CURSOR: TextLimit = TextLimit::Chars(2048);
 /// A completed or failed item.
-pub const ITEM: Size = Size::Chars(1024);
-pub const ITEM_REASON: Size = Size::Chars(1024);
-pub const EVIDENCE_KIND: Size = Size::Bytes(64);
-pub const EVIDENCE_REF: Size = Size::Chars(2048);
-pub const EVIDENCE_SUMMARY: Size = Size::Chars(1024);
-pub const STATE_REF: Size = Size::Bytes(1024);
-pub const PAGE_TOKEN: Size = Size::Bytes(512);
+pub const ITEM: TextLimit = TextLimit::Chars(1024);
+pub const ITEM_REASON: TextLimit = TextLimit::Chars(1024);
+pub const EVIDENCE_KIND: TextLimit = TextLimit::Bytes(64);
+pub const EVIDENCE_REF: TextLimit = TextLimit::Chars(2048);
+pub const EVIDENCE_SUMMARY: TextLimit = TextLimit::Chars(1024);
+pub const STATE_REF: TextLimit = TextLimit::Bytes(1024);
+pub const PAGE_TOKEN: TextLimit = TextLimit::Bytes(512);
 
-pub const LABELS: usize = 64;
-pub const LABEL_KEY: Size = Size::Bytes(63);
-pub const LABEL_VALUE: Size = Size::Bytes(256);
-pub const SUCCESS_CRITERIA: usize = 50;
+pub const MAX_LABELS: usize = 64;
+pub const LABEL_KEY: TextLimit = TextLimit::Bytes(63);
+pub const LABEL_VALUE: TextLimit = TextLimit::Bytes(256);
+pub const MAX_SUCCESS_CRITERIA: usize = 50;
 /// Items of one update; as many as a task keeps.
-pub const ITEMS: usize = 500;
-pub const EVIDENCE: usize = 50;
-pub const STATE_REFS: usize = 64;
+pub const MAX_ITEMS: usize = 500;
+pub const MAX_EVIDENCE: usize = 50;
+pub const MAX_STATE_REFS: usize = 64;
 /// States, or causes, that a list is filtered by.
-pub const FILTER_STATES: usize = 32;
+pub const MAX_FILTER_STATES: usize = 32;
 pub const PAGE_MAX: u32 = 200;
 /// The largest size that a required file may be asked to have. Larger numbers are no integers to some readers of JSON schemas.
-pub const FILE_BYTES: u64 = 1 << 50;
+pub const MAX_FILE_BYTES: u64 = 1 << 50;
 
 /// The shortest lease, and the longest where a relay is not told otherwise.
 pub const LEASE_TTL_MIN_MS: u64 = 5_000;
@@ -79,11 +79,11 @@ pub const LEASE_TTL_MAX_MS: u64 = 24 * 60 * 60 * 1_000;
 /// 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'.
 pub fn is_label_key(key: &str) -> bool {
     let body = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-    !key.is_empty() && LABEL_KEY.holds(key) && key.bytes().all(body)
+    !key.is_empty() && LABEL_KEY.allows(key) && key.bytes().all(body)
 }
 
 pub fn is_label_value(value: &str) -> bool {
-    LABEL_VALUE.holds(value) && !value.chars().any(char::is_control)
+    LABEL_VALUE.allows(value) && !value.chars().any(char::is_control)
 }
 
 /// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn bytes_and_characters_are_counted_as_they_say() {
-        assert!(Size::Bytes(4).holds("éé") && !Size::Bytes(3).holds("éé"));
-        assert!(Size::Chars(2).holds("éé") && !Size::Chars(1).holds("éé"));
-        assert_eq!(Size::Bytes(3).to_string(), "3 bytes");
-        assert_eq!(Size::Chars(3).to_string(), "3 characters");
+        assert!(TextLimit::Bytes(4).allows("éé") && !TextLimit::Bytes(3).allows("éé"));
+        assert!(TextLimit::Chars(2).allows("éé") && !TextLimit::Chars(1).allows("éé"));
+        assert_eq!(TextLimit::Bytes(3).to_string(), "3 bytes");
+        assert_eq!(TextLimit::Chars(3).to_string(), "3 characters");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One required file.
 #[derive(Clone, Copy, Debug)]
-pub struct Required<'a> {
+pub struct RequiredFile<'a> {
     pub path: &'a str,
     pub min_size: Option<u64>,
     /// As lower-case hex.
@@ -13,7 +13,7 @@ pub struct Required<'a> {
 
 /// What was found at one path. Whoever looked opened it beneath the root.
 #[derive(Clone, Copy, Debug)]
-pub struct Found<'a> {
+pub struct FileReceipt<'a> {
     pub path: &'a str,
     pub exists: bool,
     /// A regular file.
@@ -27,17 +27,17 @@ pub struct Found<'a> {
 
 /// A required file that is not there as required.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmet {
+pub struct UnmetRequirement {
     /// Which of the required ones, from 0.
     pub index: usize,
     pub path: String,
-    pub why: Why,
+    pub reason: UnmetReason,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum UnmetReason {
     /// Nobody said anything about it.
-    NotLookedAt,
+    NoReceipt,
     Missing,
     NotAFile,
     /// In the words of whoever looked.
@@ -52,10 +52,10 @@ pub enum Why {
     },
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for UnmetReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotLookedAt => f.write_str("no receipt"),
+            Self::NoReceipt => f.write_str("no receipt"),
             Self::Missing => f.write_str("missing"),
             Self::NotAFile => f.write_str("not a regular file"),
             Self::Problem(words) => f.write_str(words),
@@ -68,56 +68,60 @@ impl fmt::Display for Why {
     }
 }
 
-impl fmt::Display for Unmet {
+impl fmt::Display for UnmetRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.why)
+        write!(f, "{}: {}", self.path, self.reason)
     }
 }
 
 /// All that is unmet, in the order of the contract. Of several receipts for one path the first counts.
-pub fn judge<'a>(
-    required: impl IntoIterator<Item = Required<'a>>,
-    found: impl IntoIterator<Item = Found<'a>>,
-) -> Vec<Unmet> {
-    let found: Vec<Found<'a>> = found.into_iter().collect();
-    let unmet = |(index, wanted): (usize, Required<'a>)| {
+pub fn unmet_requirements<'a>(
+    required: impl IntoIterator<Item = RequiredFile<'a>>,
+    found: impl IntoIterator<Item = FileReceipt<'a>>,
+) -> Vec<UnmetRequirement> {
+    let found: Vec<FileReceipt<'a>> = found.into_iter().collect();
+    let unmet = |(index, wanted): (usize, RequiredFile<'a>)| {
         let why = match found.iter().find(|found| found.path == wanted.path) {
-            Some(found) => why(&wanted, found)?,
-            None => Why::NotLookedAt,
+            Some(found) => unmet_reason(&wanted, found)?,
+            None => UnmetReason::NoReceipt,
         };
         let path = wanted.path.to_owned();
-        Some(Unmet { index, path, why })
+        Some(UnmetRequirement {
+            index,
+            path,
+            reason: why,
+        })
     };
     required.into_iter().enumerate().filter_map(unmet).collect()
 }
 
-fn why(wanted: &Required<'_>, found: &Found<'_>) -> Option<Why> {
+fn unmet_reason(wanted: &RequiredFile<'_>, found: &FileReceipt<'_>) -> Option<UnmetReason> {
     if let Some(problem) = found.problem.filter(|problem| !problem.is_empty()) {
-        return Some(Why::Problem(problem.to_owned()));
+        return Some(UnmetReason::Problem(problem.to_owned()));
     }
     if !found.exists {
-        return Some(Why::Missing);
+        return Some(UnmetReason::Missing);
     }
     if !found.is_file {
-        return Some(Why::NotAFile);
+        return Some(UnmetReason::NotAFile);
     }
     if let Some(least) = wanted.min_size.filter(|least| found.size < *least) {
         let size = found.size;
-        return Some(Why::TooSmall { size, least });
+        return Some(UnmetReason::TooSmall { size, least });
     }
     match (wanted.sha256, found.sha256) {
         (None, _) => None,
         (Some(wanted), Some(found)) if wanted == found => None,
-        (Some(_), Some(found)) => Some(Why::OtherHash {
+        (Some(_), Some(found)) => Some(UnmetReason::OtherHash {
             found: found.to_owned(),
         }),
-        (Some(_), None) => Some(Why::NotHashed),
+        (Some(_), None) => Some(UnmetReason::NotHashed),
     }
 }
 
 /// All of them in one sentence, cut at `bytes`; how many there are comes first and is never cut.
-pub fn summary(unmet: &[Unmet], bytes: usize) -> String {
-    let all: Vec<String> = unmet.iter().map(Unmet::to_string).collect();
+pub fn summarize_unmet(unmet: &[UnmetRequirement], bytes: usize) -> String {
+    let all: Vec<String> = unmet.iter().map(UnmetRequirement::to_string).collect();
     let files = if all.len() == 1 {
         "file is"
     } else {
@@ -141,16 +145,16 @@ mod tests {
 
     const HASH: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
-    fn required(path: &str) -> Required<'_> {
-        Required {
+    fn required(path: &str) -> RequiredFile<'_> {
+        RequiredFile {
             path,
             min_size: None,
             sha256: None,
         }
     }
 
-    fn file(path: &str) -> Found<'_> {
-        Found {
+    fn file(path: &str) -> FileReceipt<'_> {
+        FileReceipt {
             path,
             exists: true,
             is_file: true,
@@ -160,28 +164,30 @@ mod tests {
         }
     }
 
-    fn one(wanted: Required<'_>, found: Found<'_>) -> Option<Why> {
-        judge([wanted], [found]).pop().map(|unmet| unmet.why)
+    fn only_reason(wanted: RequiredFile<'_>, found: FileReceipt<'_>) -> Option<UnmetReason> {
+        unmet_requirements([wanted], [found])
+            .pop()
+            .map(|unmet| unmet.reason)
     }
 
     #[test]
     fn a_file_that_is_as_required_is_met_and_each_lack_has_its_name() {
-        let sized = |least| Required {
+        let sized = |least| RequiredFile {
             min_size: Some(least),
             ..required("f")
         };
-        let hashed = |sha256| Required {
+        let hashed = |sha256| RequiredFile {
             sha256: Some(sha256),
             ..required("f")
         };
-        let with = |change: fn(&mut Found<'static>)| {
+        let with = |change: fn(&mut FileReceipt<'static>)| {
             let mut found = file("f");
             change(&mut found);
             found
         };
-        let too_small = Why::TooSmall { size: 5, least: 6 };
-        let other = Why::OtherHash { found: HASH.into() };
-        let problem = Why::Problem("it leads out of the workspace".into());
+        let too_small = UnmetReason::TooSmall { size: 5, least: 6 };
+        let other = UnmetReason::OtherHash { found: HASH.into() };
+        let problem = UnmetReason::Problem("it leads out of the workspace".into());
         let table = [
             (required("f"), file("f"), None),
             (sized(5), file("f"), None),
@@ -191,27 +197,27 @@ mod tests {
             (
                 hashed(HASH),
                 with(|f| f.sha256 = None),
-                Some(Why::NotHashed),
+                Some(UnmetReason::NotHashed),
             ),
             (
                 required("f"),
                 with(|f| f.is_file = false),
-                Some(Why::NotAFile),
+                Some(UnmetReason::NotAFile),
             ),
             (
                 required("f"),
                 with(|f| f.exists = false),
-                Some(Why::Missing),
+                Some(UnmetReason::Missing),
             ),
             (
                 required("f"),
                 with(|f| f.problem = Some("it leads out of the workspace")),
                 Some(problem),
             ),
-            (required("f"), file("g"), Some(Why::NotLookedAt)),
+            (required("f"), file("g"), Some(UnmetReason::NoReceipt)),
         ];
         for (wanted, found, expected) in table {
-            assert_eq!(one(wanted, found), expected, "{wanted:?} {found:?}");
+            assert_eq!(only_reason(wanted, found), expected, "{wanted:?} {found:?}");
         }
     }
 
@@ -220,15 +226,15 @@ mod tests {
         let wanted = ["a", "b", "c", "d"].map(required);
         let mut gone = file("c");
         gone.exists = false;
-        let unmet = judge(wanted, [file("b"), gone, file("elsewhere")]);
+        let unmet = unmet_requirements(wanted, [file("b"), gone, file("elsewhere")]);
         let named: Vec<(usize, &str)> = unmet.iter().map(|u| (u.index, &*u.path)).collect();
         assert_eq!(named, [(0, "a"), (2, "c"), (3, "d")]);
         assert_eq!(
-            summary(&unmet, 4096),
+            summarize_unmet(&unmet, 4096),
             "3 required files are not there as required: a: no receipt; c: missing; d: no receipt"
         );
         assert_eq!(
-            summary(&unmet[..1], 4096),
+            summarize_unmet(&unmet[..1], 4096),
             "1 required file is not there as required: a: no receipt"
         );
     }
@@ -237,16 +243,22 @@ mod tests {
     fn of_two_receipts_for_one_path_the_first_counts() {
         let mut gone = file("f");
         gone.exists = false;
-        assert_eq!(judge([required("f")], [gone, file("f")]).len(), 1);
-        assert_eq!(judge([required("f")], [file("f"), gone]).len(), 0);
+        assert_eq!(
+            unmet_requirements([required("f")], [gone, file("f")]).len(),
+            1
+        );
+        assert_eq!(
+            unmet_requirements([required("f")], [file("f"), gone]).len(),
+            0
+        );
     }
 
     #[test]
     fn a_long_summary_is_cut_at_a_character() {
         let path = "ß".repeat(100);
-        let unmet = judge([required(&path)], []);
+        let unmet = unmet_requirements([required(&path)], []);
         for bytes in 60..90 {
-            let words = summary(&unmet, bytes);
+            let words = summarize_unmet(&unmet, bytes);
             assert!(words.len() <= bytes && words.ends_with('…'), "{words}");
         }
     }

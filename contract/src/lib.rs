@@ -7,5 +7,7 @@ pub mod bounds;
 mod judge;
 mod path;
 
-pub use judge::{Found, Required, Unmet, Why, judge, summary};
-pub use path::{PATH_BYTES_MAX, PATHS_MAX, PathFault, check_path};
+pub use judge::{
+    FileReceipt, RequiredFile, UnmetReason, UnmetRequirement, summarize_unmet, unmet_requirements,
+};
+pub use path::{InvalidPath, PATH_BYTES_MAX, PATHS_MAX, check_path};

@@ -10,7 +10,7 @@ pub const PATH_BYTES_MAX: usize = 1024;
 
 /// How our credentials and lease tokens begin, and what must follow for a word to be one. A credential goes on with an id in
 /// hexadecimal: without that it is the name of a button.
-const TOKENS: [(&str, IsTokenByte); 2] = [
+const TOKEN_PREFIXES: [(&str, IsTokenByte); 2] = [
     ("btn_", |b| matches!(b, b'0'..=b'9' | b'a'..=b'f')),
     ("rlt_", |b| {
         b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-')
@@ -21,7 +21,7 @@ const TOKEN_BYTES_MIN: usize = 16;
 
 /// What is wrong with a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathFault {
+pub enum InvalidPath {
     Blank,
     TooLong,
     /// NUL, a line break or the like.
@@ -34,9 +34,9 @@ pub enum PathFault {
     Token,
 }
 
-impl PathFault {
+impl InvalidPath {
     /// What to do about it.
-    pub fn rule(self) -> &'static str {
+    pub fn fix_hint(self) -> &'static str {
         match self {
             Self::Blank => "give a path",
             Self::TooLong => "give a path of at most 1024 bytes",
@@ -50,33 +50,33 @@ impl PathFault {
     }
 }
 
-impl fmt::Display for PathFault {
+impl fmt::Display for InvalidPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.rule())
+        f.write_str(self.fix_hint())
     }
 }
 
-impl std::error::Error for PathFault {}
+impl std::error::Error for InvalidPath {}
 
 /// Whether a contract may name this path. Nothing is cleaned up: `a/../b` is not `b` where `a` is a link.
-pub fn check_path(path: &str) -> Result<(), PathFault> {
+pub fn check_path(path: &str) -> Result<(), InvalidPath> {
     if path.trim().is_empty() {
-        return Err(PathFault::Blank);
+        return Err(InvalidPath::Blank);
     }
     if path.len() > PATH_BYTES_MAX {
-        return Err(PathFault::TooLong);
+        return Err(InvalidPath::TooLong);
     }
     if path.chars().any(char::is_control) {
-        return Err(PathFault::ControlCharacter);
+        return Err(InvalidPath::ControlCharacter);
     }
     if path.starts_with('/') || path.contains('\\') || is_drive(path) {
-        return Err(PathFault::NotRelative);
+        return Err(InvalidPath::NotRelative);
     }
     if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(PathFault::NotClean);
+        return Err(InvalidPath::NotClean);
     }
-    if holds_token(path) {
-        return Err(PathFault::Token);
+    if contains_token(path) {
+        return Err(InvalidPath::Token);
     }
     Ok(())
 }
@@ -85,8 +85,8 @@ fn is_drive(path: &str) -> bool {
     matches!(path.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic())
 }
 
-fn holds_token(path: &str) -> bool {
-    TOKENS.iter().any(|(prefix, goes_on)| {
+fn contains_token(path: &str) -> bool {
+    TOKEN_PREFIXES.iter().any(|(prefix, goes_on)| {
         path.match_indices(prefix).any(|(at, _)| {
             let body = &path.as_bytes()[at + prefix.len()..];
             body.iter().take_while(|b| goes_on(b)).count() >= TOKEN_BYTES_MIN
@@ -117,26 +117,26 @@ mod tests {
         }
         let long = "x".repeat(PATH_BYTES_MAX + 1);
         let table = [
-            ("", PathFault::Blank),
-            (" \t ", PathFault::Blank),
-            (&long, PathFault::TooLong),
-            ("a\0b", PathFault::ControlCharacter),
-            ("a\nb", PathFault::ControlCharacter),
-            ("/etc/passwd", PathFault::NotRelative),
-            ("\\\\host\\share", PathFault::NotRelative),
-            ("\\windows", PathFault::NotRelative),
-            ("C:/windows", PathFault::NotRelative),
-            ("c:file", PathFault::NotRelative),
-            ("a:b/c", PathFault::NotRelative),
-            (".", PathFault::NotClean),
-            ("..", PathFault::NotClean),
-            ("../secret", PathFault::NotClean),
-            ("a/../../b", PathFault::NotClean),
-            ("a/./b", PathFault::NotClean),
-            ("a//b", PathFault::NotClean),
-            ("a/", PathFault::NotClean),
-            ("out/btn_0123456789abcdefXY", PathFault::Token),
-            ("rlt_AAAAAAAAAAAAAAAA/x", PathFault::Token),
+            ("", InvalidPath::Blank),
+            (" \t ", InvalidPath::Blank),
+            (&long, InvalidPath::TooLong),
+            ("a\0b", InvalidPath::ControlCharacter),
+            ("a\nb", InvalidPath::ControlCharacter),
+            ("/etc/passwd", InvalidPath::NotRelative),
+            ("\\\\host\\share", InvalidPath::NotRelative),
+            ("\\windows", InvalidPath::NotRelative),
+            ("C:/windows", InvalidPath::NotRelative),
+            ("c:file", InvalidPath::NotRelative),
+            ("a:b/c", InvalidPath::NotRelative),
+            (".", InvalidPath::NotClean),
+            ("..", InvalidPath::NotClean),
+            ("../secret", InvalidPath::NotClean),
+            ("a/../../b", InvalidPath::NotClean),
+            ("a/./b", InvalidPath::NotClean),
+            ("a//b", InvalidPath::NotClean),
+            ("a/", InvalidPath::NotClean),
+            ("out/btn_0123456789abcdefXY", InvalidPath::Token),
+            ("rlt_AAAAAAAAAAAAAAAA/x", InvalidPath::Token),
         ];
         for (bad, why) in table {
             assert_eq!(check_path(bad), Err(why), "{bad:?}");

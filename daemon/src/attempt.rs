@@ -14,18 +14,19 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use crate::cgroups::Groups;
-use crate::clock::{Clock, Moment};
-use crate::outbox::CutWhy;
-use crate::phases::OncePhase;
+use crate::cgroups::ControlGroups;
+use crate::clock::{BootTime, Clock};
+use crate::outbox::OutputCutReason;
+use crate::phases::OneTimePhase;
 use crate::process::{
-    ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_below, kill_family, kill_marked,
+    ATTEMPT_MARKER, ChildSpec, ProcessId, TerminationOutcome, kill_by_marker, kill_descendants,
+    kill_shim_tree,
 };
-use crate::receipts::WantedFiles;
-use crate::shim::SPOOL;
-use crate::shim::client::{self, Connection, Markers, ShimProgram};
-use crate::timers::{DeadlineKind, Deadlines};
-use crate::tools::Granted;
+use crate::receipts::RequiredFiles;
+use crate::shim::SPOOL_DIR;
+use crate::shim::client::{self, ShimConnection, ShimMarkers, ShimProgram};
+use crate::timers::{DeadlineKind, DeadlineLimits};
+use crate::tools::ToolGrant;
 use crate::workspace;
 
 mod coalesce;
@@ -43,136 +44,132 @@ mod tail;
 mod talk;
 mod transcript;
 
-pub(crate) use coalesce::Chunk;
-pub(crate) use ending::{Cause, Ending};
-use fold::Missing;
-pub(crate) use fold::{Fold, Progress};
-use kin::Kin;
+pub(crate) use coalesce::CoalescedChunk;
+pub(crate) use ending::{AttemptEnding, EndCause};
+use fold::MissingOutput;
+pub(crate) use fold::{EventProgress, TranscriptReader};
+use kin::ShimDescendants;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
-pub(crate) use place::leave_unused;
-pub(crate) use resume_file::RESUME;
-pub(crate) use seek::{Contacted, Found, contact};
-pub(crate) use talk::{Said, Spoken, Talk, Word};
-use transcript::Transcript;
+pub(crate) use place::clean_up_unused;
+pub(crate) use resume_file::RESUME_FILE;
+pub(crate) use seek::{ContactOutcome, ReachedShim, contact_shim};
+pub(crate) use talk::{AgentNotice, AgentSession, AgentSummary, InputResponse};
+use transcript::SpoolBatchReader;
 
 /// The prompt is the first thing on a command's stdin.
-const PROMPT: u64 = 1;
+const PROMPT_MESSAGE_ID: u64 = 1;
 
 /// What to run and under which limits.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptPlan {
     pub(crate) attempt_id: String,
     pub(crate) task_id: String,
-    pub(crate) workspace: workspace::Plan,
+    pub(crate) workspace: workspace::WorkspacePlan,
     /// Its working directory is the agent's word for it; what it is started in is found when the workspace is.
     pub(crate) child: ChildSpec,
-    pub(crate) words: Words,
-    pub(crate) deadlines: Deadlines,
+    pub(crate) stdin: ChildStdin,
+    pub(crate) deadlines: DeadlineLimits,
     /// From TERM to KILL.
     pub(crate) cleanup_term: Duration,
     /// What its agent may say through tools, where it has some.
-    pub(crate) tools: Option<Granted>,
+    pub(crate) tools: Option<ToolGrant>,
     /// What it has to leave.
-    pub(crate) files: Option<WantedFiles>,
+    pub(crate) required_files: Option<RequiredFiles>,
     /// What a command is told of the attempts before it.
     pub(crate) resume: Option<ResumeContext>,
 }
 
 /// What goes to the child's stdin, and so how it is understood.
 #[derive(Clone, Debug)]
-pub(crate) enum Words {
+pub(crate) enum ChildStdin {
     /// All at once; what comes back is output.
     Prompt(Bytes),
     /// A coding agent is talked to.
-    Talk(Box<Talk>),
+    AgentSession(Box<AgentSession>),
 }
 
 /// The order to stop. A later order can only bring KILL forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stop {
-    pub(crate) kill_at: Moment,
+pub(crate) struct StopRequest {
+    pub(crate) kill_at: BootTime,
     /// There is still somebody who wants to hear of it, so an agent may end its turn first.
-    pub(crate) may_ask: bool,
+    pub(crate) may_interrupt_turn: bool,
     /// Nobody wants its result any more: what that would need beside itself is not waited for.
-    pub(crate) calls_off: bool,
+    pub(crate) result_unwanted: bool,
 }
 
 #[derive(Debug)]
 pub(crate) enum AttemptEvent {
     /// A phase was reached; `next_deadline` is for people.
-    Entered {
-        phase: OncePhase,
+    PhaseEntered {
+        phase: OneTimePhase,
         pid: Option<i32>,
-        next_deadline: Option<Moment>,
+        next_deadline: Option<BootTime>,
         /// Of the beginning of the end: the deadline that it is ended for.
-        passed: Option<DeadlineKind>,
-        progress: Progress,
+        passed_deadline: Option<DeadlineKind>,
+        progress: EventProgress,
     },
     Output {
-        chunk: Chunk,
-        progress: Progress,
+        chunk: CoalescedChunk,
+        progress: EventProgress,
     },
     /// A coding agent did or wants something.
-    Said {
-        said: Said,
-        progress: Progress,
+    AgentNotice {
+        notice: AgentNotice,
+        progress: EventProgress,
     },
     /// Output of this length is gone for good.
-    Missed {
+    OutputMissing {
         length: u64,
-        why: CutWhy,
-        progress: Progress,
+        why: OutputCutReason,
+        progress: EventProgress,
     },
     /// Much was read of which there is nothing to tell.
-    Read {
-        progress: Progress,
-    },
+    TranscriptRead { progress: EventProgress },
     /// A shim that did not answer does so now.
-    Reached {
+    ShimReached {
         token: Option<LeaseToken>,
         lease: Option<LeaseClock>,
     },
     /// It cannot start yet, and why.
-    Waits {
-        message: String,
-    },
+    WaitsForWorkspace { message: String },
     /// Where it works.
-    Placed(Box<WorkspaceReport>),
+    WorkspaceReady(Box<WorkspaceReport>),
     /// Every process is gone, or cannot be killed; the rest of the output is still to come.
-    Over,
+    ProcessesGone,
     /// The last event.
-    Ended(Ending),
+    Ended(AttemptEnding),
 }
 
 impl AttemptEvent {
     /// How far it has consumed the transcript.
-    pub(crate) fn progress(&self) -> Option<&Progress> {
+    pub(crate) fn progress(&self) -> Option<&EventProgress> {
         match self {
-            Self::Entered { progress, .. }
+            Self::PhaseEntered { progress, .. }
             | Self::Output { progress, .. }
-            | Self::Said { progress, .. }
-            | Self::Missed { progress, .. }
-            | Self::Read { progress } => Some(progress),
-            Self::Reached { .. }
-            | Self::Waits { .. }
-            | Self::Placed(_)
-            | Self::Over
+            | Self::AgentNotice { progress, .. }
+            | Self::OutputMissing { progress, .. }
+            | Self::TranscriptRead { progress } => Some(progress),
+            Self::ShimReached { .. }
+            | Self::WaitsForWorkspace { .. }
+            | Self::WorkspaceReady(_)
+            | Self::ProcessesGone
             | Self::Ended(_) => None,
         }
     }
 
-    fn progress_mut(&mut self) -> Option<&mut Progress> {
+    fn progress_mut(&mut self) -> Option<&mut EventProgress> {
         match self {
-            Self::Entered { progress, .. }
+            Self::PhaseEntered { progress, .. }
             | Self::Output { progress, .. }
-            | Self::Said { progress, .. }
-            | Self::Missed { progress, .. }
-            | Self::Read { progress } => Some(progress),
-            Self::Reached { .. }
-            | Self::Waits { .. }
-            | Self::Placed(_)
-            | Self::Over
+            | Self::AgentNotice { progress, .. }
+            | Self::OutputMissing { progress, .. }
+            | Self::TranscriptRead { progress } => Some(progress),
+            Self::ShimReached { .. }
+            | Self::WaitsForWorkspace { .. }
+            | Self::WorkspaceReady(_)
+            | Self::ProcessesGone
             | Self::Ended(_) => None,
         }
     }
@@ -180,71 +177,71 @@ impl AttemptEvent {
 
 /// The attempt's lines to its supervisor.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    pub(crate) stop: watch::Receiver<Option<Stop>>,
+pub(crate) struct AttemptChannels {
+    pub(crate) stop: watch::Receiver<Option<StopRequest>>,
     /// True while the relay is slower than the child: the transcript is not read on.
-    pub(crate) hold_back: watch::Receiver<bool>,
+    pub(crate) pause_output: watch::Receiver<bool>,
     /// The lease as it was renewed last.
     pub(crate) lease: watch::Receiver<Option<LeaseClock>>,
     /// The supervisor has taken in what was told of the transcript before this position.
-    pub(crate) heard: watch::Receiver<u64>,
+    pub(crate) received_position: watch::Receiver<u64>,
     /// What lies before this position of the transcript is stored and not needed again.
     pub(crate) consumed: watch::Receiver<u64>,
     /// So many answers to the agent's requests are stored, and may go to it.
-    pub(crate) answered: watch::Receiver<u64>,
+    pub(crate) stored_answers: watch::Receiver<u64>,
     /// The agent has said through its tools how it ends.
-    pub(crate) fixed: watch::Receiver<bool>,
+    pub(crate) outcome_fixed: watch::Receiver<bool>,
     /// What people say to what the agent asked. Bounded; what finds no room waits before it.
-    pub(crate) words: mpsc::Receiver<Word>,
+    pub(crate) answers: mpsc::Receiver<InputResponse>,
     /// Limit of the lease that the shim has.
-    pub(crate) told: watch::Sender<Option<Moment>>,
+    pub(crate) lease_delivered: watch::Sender<Option<BootTime>>,
     /// Bounded; when it is full the attempt waits, and so does its child.
     pub(crate) events: mpsc::Sender<(String, AttemptEvent)>,
 }
 
 /// What all attempts of a daemon share.
 #[derive(Clone, Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct AttemptEnvironment {
     pub(crate) shim: ShimProgram,
     pub(crate) daemon_id: String,
     pub(crate) instance_id: String,
     pub(crate) boot_id: String,
     /// The daemon's name, for people.
-    pub(crate) name: String,
+    pub(crate) daemon_name: String,
     /// Where attempts have control groups.
-    pub(crate) groups: Option<Groups>,
+    pub(crate) control_groups: Option<ControlGroups>,
     pub(crate) clock: Clock,
 }
 
 /// One attempt as it is handed to its task.
 #[derive(Debug)]
-pub(crate) struct Errand {
+pub(crate) struct AttemptRunInput {
     pub(crate) attempt_id: String,
     pub(crate) task_id: String,
     /// Where it works; none for the daemon's own work directory.
-    pub(crate) workspace: Option<workspace::Plan>,
+    pub(crate) workspace: Option<workspace::WorkspacePlan>,
     pub(crate) cleanup_term: Duration,
     /// What it has to leave.
-    pub(crate) files: Option<WantedFiles>,
+    pub(crate) required_files: Option<RequiredFiles>,
     /// The attempt's own directory.
     pub(crate) directory: PathBuf,
-    pub(crate) fold: Fold,
+    pub(crate) transcript_reader: TranscriptReader,
     /// Where the fold goes on, and from where on it must remember what it was told before.
     pub(crate) position: u64,
-    pub(crate) recall_from: u64,
-    pub(crate) contact: Contact,
+    pub(crate) replay_from: u64,
+    pub(crate) shim_contact: ShimContact,
 }
 
 /// How the attempt's shim stands when the task begins.
 #[derive(Debug)]
-pub(crate) enum Contact {
+pub(crate) enum ShimContact {
     /// It is to be started.
     Launch {
         plan: Box<AttemptPlan>,
         token: LeaseToken,
     },
     /// It was started by a daemon before this one, and has answered.
-    Adopted(Box<Found>),
+    Adopted(Box<ReachedShim>),
     /// It has not answered.
     Unreachable,
     /// It is gone. What it left behind may still be there, unless the machine was started since.
@@ -252,88 +249,95 @@ pub(crate) enum Contact {
 }
 
 /// Runs the attempt to its end. Dropping the future leaves the shim to its lease and to the next daemon.
-pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
-    let Errand {
+pub(crate) async fn run_attempt(
+    errand: AttemptRunInput,
+    lines: AttemptChannels,
+    workshop: AttemptEnvironment,
+) {
+    let AttemptRunInput {
         attempt_id,
         task_id,
         workspace,
         cleanup_term,
-        files,
+        required_files: files,
         directory,
-        mut fold,
+        transcript_reader: mut fold,
         position,
-        recall_from,
-        contact,
+        replay_from: recall_from,
+        shim_contact: contact,
     } = errand;
-    let spool = directory.join(SPOOL);
+    let spool = directory.join(SPOOL_DIR);
     if recall_from < position {
-        transcript::recall(spool.clone(), recall_from..position, &mut fold).await;
+        transcript::replay_transcript(spool.clone(), recall_from..position, &mut fold).await;
     }
-    fold.recalled(workshop.clock.now());
-    let mut attempt = Attempt {
-        transcript: Transcript::open(spool, position),
+    fold.finish_replay(workshop.clock.now());
+    let mut attempt = AttemptTask {
+        transcript: SpoolBatchReader::open(spool, position),
         id: attempt_id,
         task_id,
-        place: workspace,
+        workspace,
         cleanup_term,
-        files,
+        required_files: files,
         directory,
-        lines,
-        workshop,
-        fold,
+        channels: lines,
+        environment: workshop,
+        transcript_reader: fold,
         own_shim: None,
         shim: None,
         spawned: false,
-        kin: Kin::default(),
-        noted: None,
-        noting: None,
+        shim_descendants: ShimDescendants::default(),
+        stored_lease: None,
+        lease_write: None,
         cause: None,
         kill_at: None,
-        asked_until: None,
-        pending: None,
+        interrupt_until: None,
+        pending_event: None,
     };
-    let mut ending = attempt.live(contact).await;
-    attempt.end_group().await;
-    ending.workspace = attempt.move_out(ending.cleared).await;
-    attempt.end_filters(ending.workspace.as_ref()).await;
-    attempt.tell(AttemptEvent::Ended(ending)).await;
+    let mut ending = attempt.run_to_end(contact).await;
+    attempt.remove_control_group().await;
+    ending.workspace = attempt.leave_workspace(ending.termination).await;
+    attempt.kill_git_filters(ending.workspace.as_ref()).await;
+    attempt.send_event(AttemptEvent::Ended(ending)).await;
 }
 
 /// In place of a [`run`] that died: ends whatever the attempt left, its shim too, and reports that as its end.
-pub(crate) async fn bury(
+pub(crate) async fn report_dead_task(
     attempt_id: String,
     events: mpsc::Sender<(String, AttemptEvent)>,
     clock: Clock,
 ) {
-    let swept = kill_marked(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
-    let cleared = unproved(swept.killed);
+    let swept = kill_by_marker(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
+    let cleared = unproved_termination(swept.killed);
     // Without a supervisor there is nobody to tell.
     let _ = events
-        .send((attempt_id, AttemptEvent::Ended(Ending::broken(cleared))))
+        .send((
+            attempt_id,
+            AttemptEvent::Ended(AttemptEnding::daemon_fault(cleared)),
+        ))
         .await;
 }
 
 /// What a sweep has killed is dead; what it could not see may live.
-fn unproved(killed: u32) -> Cleared {
-    Cleared {
-        empty: false,
+fn unproved_termination(killed: u32) -> TerminationOutcome {
+    TerminationOutcome {
+        proved_empty: false,
         terminated: false,
         killed: killed > 0,
-        swept: killed,
+        signaled_singly: killed,
     }
 }
 
-struct Attempt {
+struct AttemptTask {
     id: String,
     task_id: String,
-    place: Option<workspace::Plan>,
+    workspace: Option<workspace::WorkspacePlan>,
     cleanup_term: Duration,
-    files: Option<WantedFiles>,
+    required_files: Option<RequiredFiles>,
     directory: PathBuf,
-    lines: Lines,
-    workshop: Workshop,
-    fold: Fold,
-    transcript: Transcript,
+    channels: AttemptChannels,
+    environment: AttemptEnvironment,
+    transcript_reader: TranscriptReader,
+    transcript: SpoolBatchReader,
     /// The shim, where this process started it.
     own_shim: Option<ProcessId>,
     /// The shim that was connected last, whoever started it.
@@ -341,22 +345,22 @@ struct Attempt {
     /// The shim has said that there is a child.
     spawned: bool,
     /// Whom a shim that another process started was seen to have.
-    kin: Kin,
+    shim_descendants: ShimDescendants,
     /// The lease that is on disk, or on its way there with `noting`.
-    noted: Option<LeaseClock>,
-    noting: Option<JoinHandle<()>>,
+    stored_lease: Option<LeaseClock>,
+    lease_write: Option<JoinHandle<()>>,
     /// What ended it: the first thing that was decided on this side.
-    cause: Option<Cause>,
+    cause: Option<EndCause>,
     /// When KILL is due, once it was decided that it ends.
-    kill_at: Option<Moment>,
+    kill_at: Option<BootTime>,
     /// The agent was asked to end its turn, and has until then before its process is told.
-    asked_until: Option<Moment>,
+    interrupt_until: Option<BootTime>,
     /// An event that waits for room.
-    pending: Option<AttemptEvent>,
+    pending_event: Option<AttemptEvent>,
 }
 
 /// How a connection to a shim ended.
-enum Parting {
+enum ShimParting {
     Reported(Box<Report>),
     /// It said nothing: its report is on disk, or there is none.
     Closed,
@@ -366,51 +370,51 @@ enum Parting {
     Rebooted,
 }
 
-impl Attempt {
-    async fn live(&mut self, contact: Contact) -> Ending {
+impl AttemptTask {
+    async fn run_to_end(&mut self, contact: ShimContact) -> AttemptEnding {
         let parting = match contact {
-            Contact::Launch { plan, token } => match self.launch(*plan, token).await {
-                Ok(connection) => self.stay(connection).await,
+            ShimContact::Launch { plan, token } => match self.launch(*plan, token).await {
+                Ok(connection) => self.follow_until_over(connection).await,
                 Err(ending) => {
-                    self.deliver_all().await;
+                    self.deliver_events().await;
                     return ending;
                 }
             },
-            Contact::Adopted(found) => self.adopt(*found).await,
-            Contact::Unreachable => match self.seek().await {
+            ShimContact::Adopted(found) => self.adopt(*found).await,
+            ShimContact::Unreachable => match self.find_shim().await {
                 Some(found) => {
-                    self.tell(found.news()).await;
+                    self.send_event(found.reached_event()).await;
                     self.adopt(found).await
                 }
-                None => Parting::Stuck,
+                None => ShimParting::Stuck,
             },
-            Contact::Gone { same_boot: true } => Parting::Closed,
-            Contact::Gone { same_boot: false } => Parting::Rebooted,
+            ShimContact::Gone { same_boot: true } => ShimParting::Closed,
+            ShimContact::Gone { same_boot: false } => ShimParting::Rebooted,
         };
-        self.conclude(parting).await
+        self.finish_attempt(parting).await
     }
 
-    async fn adopt(&mut self, found: Found) -> Parting {
-        let connection = self.take_over(found);
-        self.stay(connection).await
+    async fn adopt(&mut self, found: ReachedShim) -> ShimParting {
+        let connection = self.adopt_shim(found);
+        self.follow_until_over(connection).await
     }
 
     /// Until the shim is over. A connection that closed is no dead shim: whoever greets it last takes the place of the
     /// one before, and so does this daemon again.
-    async fn stay(&mut self, mut connection: Connection) -> Parting {
-        let mut again_at = self.workshop.clock.now();
+    async fn follow_until_over(&mut self, mut connection: ShimConnection) -> ShimParting {
+        let mut again_at = self.environment.clock.now();
         loop {
-            let parting = self.follow(&mut connection).await;
-            if !matches!(parting, Parting::Closed) || self.read_report().await.is_some() {
+            let parting = self.follow_shim(&mut connection).await;
+            if !matches!(parting, ShimParting::Closed) || self.read_report().await.is_some() {
                 return parting;
             }
             self.wait_for_orders(again_at).await;
-            let Some(found) = self.seek().await else {
-                return Parting::Closed;
+            let Some(found) = self.find_shim().await else {
+                return ShimParting::Closed;
             };
             warn!(attempt_id = %self.id, "the connection to the shim was lost, and is there again");
-            again_at = self.workshop.clock.now().after(seek::TRY_AGAIN);
-            connection = self.take_over(found);
+            again_at = self.environment.clock.now().after(seek::RETRY_INTERVAL);
+            connection = self.adopt_shim(found);
         }
     }
 
@@ -425,69 +429,76 @@ impl Attempt {
         &mut self,
         mut plan: AttemptPlan,
         token: LeaseToken,
-    ) -> Result<Connection, Ending> {
-        plan.child.cwd = self.move_in(&plan.workspace).await?;
-        self.enter(OncePhase::Started, None);
+    ) -> Result<ShimConnection, AttemptEnding> {
+        plan.child.cwd = self.enter_workspace(&plan.workspace).await?;
+        self.enter_phase(OneTimePhase::Started, None);
         if let Err(error) = self.store_lease().await {
-            return Err(Ending::not_started("note the lease", &error));
+            return Err(AttemptEnding::not_started("note the lease", &error));
         }
-        let noted = self.note_resume(plan.resume.take(), &mut plan.child);
+        let noted = self.store_resume_context(plan.resume.take(), &mut plan.child);
         if let Err(error) = noted.await {
-            return Err(Ending::not_started("note what it goes on with", &error));
+            return Err(AttemptEnding::not_started(
+                "note what it goes on with",
+                &error,
+            ));
         }
-        let markers = Markers {
+        let markers = ShimMarkers {
             attempt_id: &self.id,
-            daemon_id: &self.workshop.daemon_id,
+            daemon_id: &self.environment.daemon_id,
         };
-        let started = client::start(&self.workshop.shim, &self.directory, markers);
-        let mut connection =
-            started.map_err(|error| Ending::not_started("start the attempt's shim", &error))?;
+        let started = client::start_shim(&self.environment.shim, &self.directory, markers);
+        let mut connection = started
+            .map_err(|error| AttemptEnding::not_started("start the attempt's shim", &error))?;
         self.own_shim = connection.shim();
         self.shim = self.own_shim;
-        self.hand_over_lock().await?;
-        plan.child.group = self.make_group();
-        let first = match &plan.words {
-            Words::Prompt(prompt) => Stdin {
-                id: PROMPT,
+        self.transfer_workspace_lock().await?;
+        plan.child.control_group = self.create_control_group();
+        let first = match &plan.stdin {
+            ChildStdin::Prompt(prompt) => Stdin {
+                id: PROMPT_MESSAGE_ID,
                 data: prompt.clone(),
                 close: true,
             },
-            Words::Talk(_) => self.fold.stdin_after(0, 0).next().unwrap_or_default(),
+            ChildStdin::AgentSession(_) => self
+                .transcript_reader
+                .stdin_after(0, 0)
+                .next()
+                .unwrap_or_default(),
         };
-        let launch = follow::launch(plan, token, self.lease());
-        connection.launch(&self.workshop.instance_id, first, launch);
+        let launch = follow::launch_message(plan, token, self.shim_lease());
+        connection.launch(&self.environment.instance_id, first, launch);
         Ok(connection)
     }
 
-    fn enter(&mut self, phase: OncePhase, pid: Option<i32>) {
-        let now = self.workshop.clock.now();
-        self.fold.enter(phase, pid, now);
+    fn enter_phase(&mut self, phase: OneTimePhase, pid: Option<i32>) {
+        let now = self.environment.clock.now();
+        self.transcript_reader.enter_phase(phase, pid, now);
     }
 
     /// Ends what the attempt left, its shim too. That nobody is left can be proved of a shim that this process
     /// started; of another one the relay waits for the end of the lease.
-    async fn sweep(&self) -> Cleared {
-        let clock = &self.workshop.clock;
+    async fn kill_everything(&self) -> TerminationOutcome {
+        let clock = &self.environment.clock;
         if let Some(shim) = self.own_shim {
-            let cleared = kill_family(shim, &self.id, clock).await;
-            if cleared.empty {
+            let cleared = kill_shim_tree(shim, &self.id, clock).await;
+            if cleared.proved_empty {
                 return cleared;
             }
         }
         let below = match self.adopted_shim() {
-            Some(shim) => kill_below(shim, clock).await,
+            Some(shim) => kill_descendants(shim, clock).await,
             None => 0,
         };
-        let below = below + self.kin.kill_seen().await;
-        let swept = kill_marked(ATTEMPT_MARKER, &self.id, None, clock).await;
-        if !swept.is_quiet {
+        let below = below + self.shim_descendants.kill_seen().await;
+        let swept = kill_by_marker(ATTEMPT_MARKER, &self.id, None, clock).await;
+        if !swept.is_clear {
             warn!(attempt_id = %self.id, "processes of the attempt cannot be killed");
         }
-        unproved(swept.killed + below)
+        unproved_termination(swept.killed + below)
     }
 
-    async fn tell(&self, event: AttemptEvent) {
+    async fn send_event(&self, event: AttemptEvent) {
         // Without a supervisor there is nobody to tell; the shim ends the child properly.
-        let _ = self.lines.events.send((self.id.clone(), event)).await;
+        let _ = self.channels.events.send((self.id.clone(), event)).await;
     }
 }

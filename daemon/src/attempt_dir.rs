@@ -12,24 +12,24 @@ use std::str::FromStr;
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::attempt::RESUME;
-use crate::shim::{REPORT, SOCKET, SPOOL};
+use crate::attempt::RESUME_FILE;
+use crate::shim::{REPORT_FILE, SOCKET_FILE, SPOOL_DIR};
 use crate::spool::is_segment;
-use crate::workspace::RECORD;
+use crate::workspace::RECORD_FILE;
 
 mod meta;
 
 pub(crate) use meta::{AttemptMeta, MetaError};
 
-const ATTEMPTS: &str = "attempts";
+const ATTEMPTS_DIR: &str = "attempts";
 /// What the attempt is; a directory without it has nothing to say.
-const META: &str = "attempt";
+const META_FILE: &str = "attempt";
 /// Frames that the relay has not acknowledged.
-const OUTBOX: &str = "outbox";
+const OUTBOX_FILE: &str = "outbox";
 /// How long the shim may have, for when it cannot be asked.
-pub(crate) const LEASE: &str = "lease";
+pub(crate) const LEASE_FILE: &str = "lease";
 /// Half-written successors of the files above.
-const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "workspace.new"];
+const DRAFT_FILES: [&str; 3] = ["attempt.new", "outbox.new", "workspace.new"];
 
 /// An attempt's id in the one spelling that may become a name on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,17 +37,17 @@ pub(crate) struct AttemptId(Uuid);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an attempt's id is a UUID in lower case with hyphens")]
-pub(crate) struct NotAnAttemptId;
+pub(crate) struct InvalidAttemptId;
 
 impl FromStr for AttemptId {
-    type Err = NotAnAttemptId;
+    type Err = InvalidAttemptId;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAttemptId> {
-        let id = Uuid::parse_str(text).map_err(|_| NotAnAttemptId)?;
+    fn from_str(text: &str) -> Result<Self, InvalidAttemptId> {
+        let id = Uuid::parse_str(text).map_err(|_| InvalidAttemptId)?;
         let mut buffer = Uuid::encode_buffer();
         // Other spellings of the same id would be other names.
         let canonical = id.hyphenated().encode_lower(&mut buffer) == text;
-        canonical.then_some(Self(id)).ok_or(NotAnAttemptId)
+        canonical.then_some(Self(id)).ok_or(InvalidAttemptId)
     }
 }
 
@@ -59,18 +59,18 @@ impl fmt::Display for AttemptId {
 
 /// The directory of all attempts.
 #[derive(Clone, Debug)]
-pub(crate) struct Attempts {
+pub(crate) struct AttemptDirectories {
     path: PathBuf,
 }
 
-impl Attempts {
+impl AttemptDirectories {
     pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
-        let path = data_dir.join(ATTEMPTS);
-        make_private(&path)?;
+        let path = data_dir.join(ATTEMPTS_DIR);
+        create_private_dir(&path)?;
         Ok(Self { path })
     }
 
-    pub(crate) fn place(&self, id: AttemptId) -> AttemptDir {
+    pub(crate) fn attempt_dir(&self, id: AttemptId) -> AttemptDir {
         AttemptDir {
             id,
             path: self.path.join(id.to_string()),
@@ -83,7 +83,7 @@ impl Attempts {
         for entry in fs::read_dir(&self.path)? {
             let name = entry?.file_name();
             match name.to_str().and_then(|name| name.parse().ok()) {
-                Some(id) => found.push(self.place(id)),
+                Some(id) => found.push(self.attempt_dir(id)),
                 None => warn!(?name, "not an attempt's directory; left alone"),
             }
         }
@@ -109,17 +109,17 @@ impl AttemptDir {
         &self.path
     }
 
-    pub(crate) fn outbox(&self) -> PathBuf {
-        self.path.join(OUTBOX)
+    pub(crate) fn outbox_path(&self) -> PathBuf {
+        self.path.join(OUTBOX_FILE)
     }
 
-    pub(crate) fn spool(&self) -> PathBuf {
-        self.path.join(SPOOL)
+    pub(crate) fn spool_path(&self) -> PathBuf {
+        self.path.join(SPOOL_DIR)
     }
 
     #[cfg(test)]
-    pub(crate) fn report(&self) -> PathBuf {
-        self.path.join(REPORT)
+    pub(crate) fn report_path(&self) -> PathBuf {
+        self.path.join(REPORT_FILE)
     }
 
     /// Makes it, with what the attempt is. What an interrupted removal left is cleared first.
@@ -128,41 +128,48 @@ impl AttemptDir {
             return Err(ErrorKind::AlreadyExists.into());
         }
         self.remove()?;
-        make_private(&self.path)?;
-        meta.write(&self.path, META)
+        create_private_dir(&self.path)?;
+        meta.write(&self.path, META_FILE)
     }
 
     /// Without it an attempt was never taken, or is settled and half removed.
     pub(crate) fn has_meta(&self) -> io::Result<bool> {
-        fs::exists(self.path.join(META))
+        fs::exists(self.path.join(META_FILE))
     }
 
-    pub(crate) fn meta(&self) -> Result<AttemptMeta, MetaError> {
-        AttemptMeta::read(&self.path.join(META))
+    pub(crate) fn read_meta(&self) -> Result<AttemptMeta, MetaError> {
+        AttemptMeta::read(&self.path.join(META_FILE))
     }
 
     /// What the attempt is, and the names of its files, survive the machine.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        File::open(self.path.join(META))?.sync_all()?;
+        File::open(self.path.join(META_FILE))?.sync_all()?;
         File::open(&self.path)?.sync_all()
     }
 
     /// Removes what is known to be an attempt's. What is not stays, and its directory with it.
     pub(crate) fn remove(&self) -> io::Result<()> {
         // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
-        unlink(&self.path.join(META))?;
-        for name in [OUTBOX, REPORT, SOCKET, LEASE, RECORD, RESUME]
-            .into_iter()
-            .chain(DRAFTS)
+        remove_if_present(&self.path.join(META_FILE))?;
+        for name in [
+            OUTBOX_FILE,
+            REPORT_FILE,
+            SOCKET_FILE,
+            LEASE_FILE,
+            RECORD_FILE,
+            RESUME_FILE,
+        ]
+        .into_iter()
+        .chain(DRAFT_FILES)
         {
-            unlink(&self.path.join(name))?;
+            remove_if_present(&self.path.join(name))?;
         }
         self.remove_spool()?;
-        absent_is_fine(fs::remove_dir(&self.path))
+        ignore_not_found(fs::remove_dir(&self.path))
     }
 
     fn remove_spool(&self) -> io::Result<()> {
-        let spool = self.spool();
+        let spool = self.spool_path();
         let segments = match fs::read_dir(&spool) {
             Ok(segments) => segments,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -171,22 +178,22 @@ impl AttemptDir {
         for segment in segments {
             let segment = segment?;
             if is_segment(&segment.file_name()) {
-                unlink(&segment.path())?;
+                remove_if_present(&segment.path())?;
             }
         }
-        absent_is_fine(fs::remove_dir(&spool))
+        ignore_not_found(fs::remove_dir(&spool))
     }
 }
 
-fn make_private(path: &Path) -> io::Result<()> {
+fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-fn unlink(path: &Path) -> io::Result<()> {
-    absent_is_fine(fs::remove_file(path))
+fn remove_if_present(path: &Path) -> io::Result<()> {
+    ignore_not_found(fs::remove_file(path))
 }
 
-fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         done => done,

@@ -14,35 +14,35 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use crate::config::Limits;
+use crate::config::ResourceLimits;
 
-const TREE: &str = "/sys/fs/cgroup";
-const PREFIX: &str = "baton-attempt-";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+const GROUP_NAME_PREFIX: &str = "baton-attempt-";
 /// Where a process asks to be in a group.
-pub(crate) const MEMBERS: &str = "cgroup.procs";
+pub(crate) const PROCS_FILE: &str = "cgroup.procs";
 /// The kernel needs a moment to let go of the dead.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The part of the tree that attempts' groups are made in.
 #[derive(Clone, Debug)]
-pub(crate) struct Groups {
+pub(crate) struct ControlGroups {
     base: PathBuf,
     memory_bytes: Option<u64>,
     processes: Option<u64>,
 }
 
-impl Groups {
+impl ControlGroups {
     /// Says why not, where there is none.
-    pub(crate) fn find(limits: &Limits) -> Result<Self, String> {
+    pub(crate) fn find(limits: &ResourceLimits) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup")
             .map_err(|error| format!("this system has no control groups: {error}"))?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
         let own = own.ok_or("this system has no control groups of version 2")?;
-        Self::open(Path::new(TREE), own, limits)
+        Self::open(Path::new(CGROUP_ROOT), own, limits)
     }
 
-    fn open(tree: &Path, own: &str, limits: &Limits) -> Result<Self, String> {
+    fn open(tree: &Path, own: &str, limits: &ResourceLimits) -> Result<Self, String> {
         let own = tree.join(own);
         let base = own
             .parent()
@@ -51,7 +51,7 @@ impl Groups {
         let base = base.ok_or(
             "the daemon is not in a group below its own; DelegateSubgroup=daemon in its unit does that",
         )?;
-        let members = fs::read_to_string(base.join(MEMBERS))
+        let members = fs::read_to_string(base.join(PROCS_FILE))
             .map_err(|error| format!("{} cannot be used: {error}", base.display()))?;
         if !members.trim().is_empty() {
             return Err(format!("{} has processes of its own", base.display()));
@@ -63,13 +63,13 @@ impl Groups {
                 .map(|mib| u64::from(mib.get()) << 20),
             processes: limits.attempt_processes.map(|count| u64::from(count.get())),
         };
-        groups.switch_on().map_err(|error| {
+        groups.enable_controllers().map_err(|error| {
             format!("{} was not handed to this daemon: {error}", base.display())
         })?;
         Ok(groups)
     }
 
-    fn switch_on(&self) -> io::Result<()> {
+    fn enable_controllers(&self) -> io::Result<()> {
         for controller in ["+memory", "+pids"] {
             fs::write(self.base.join("cgroup.subtree_control"), controller)?;
         }
@@ -77,9 +77,9 @@ impl Groups {
     }
 
     /// A group for the attempt, with its limits. None where it cannot be had: then the attempt runs without.
-    pub(crate) fn make(&self, attempt_id: &str) -> Option<PathBuf> {
-        let group = self.group(attempt_id);
-        let made = fs::create_dir(&group).and_then(|()| self.limit(&group));
+    pub(crate) fn create_group(&self, attempt_id: &str) -> Option<PathBuf> {
+        let group = self.group_path(attempt_id);
+        let made = fs::create_dir(&group).and_then(|()| self.write_limits(&group));
         match made {
             Ok(()) => Some(group),
             Err(error) => {
@@ -90,7 +90,7 @@ impl Groups {
         }
     }
 
-    fn limit(&self, group: &Path) -> io::Result<()> {
+    fn write_limits(&self, group: &Path) -> io::Result<()> {
         let limits = [
             ("memory.max", self.memory_bytes),
             ("pids.max", self.processes),
@@ -104,34 +104,36 @@ impl Groups {
     }
 
     /// Kills whoever is left in the attempt's group, and removes it, in half a second at most.
-    pub(crate) async fn end(&self, attempt_id: &str) {
-        end(&self.group(attempt_id)).await;
+    pub(crate) async fn kill_and_remove(&self, attempt_id: &str) {
+        kill_and_remove_group(&self.group_path(attempt_id)).await;
     }
 
     /// Groups of attempts that nobody knows any more, all at once: those that do not empty delay nobody's Hello by more than
     /// one of them would.
-    pub(crate) async fn end_strangers(&self, is_known: impl Fn(&str) -> bool) {
+    pub(crate) async fn remove_unknown_groups(&self, is_known: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.base) else {
             return;
         };
         let mut ending = JoinSet::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            let id = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(GROUP_NAME_PREFIX));
             if id.is_some_and(|id| !is_known(id)) {
-                ending.spawn(async move { end(&entry.path()).await });
+                ending.spawn(async move { kill_and_remove_group(&entry.path()).await });
             }
         }
         ending.join_all().await;
     }
 
-    fn group(&self, attempt_id: &str) -> PathBuf {
-        self.base.join(format!("{PREFIX}{attempt_id}"))
+    fn group_path(&self, attempt_id: &str) -> PathBuf {
+        self.base.join(format!("{GROUP_NAME_PREFIX}{attempt_id}"))
     }
 }
 
 /// The kernel's own files: none of this waits for a disk.
-async fn end(group: &Path) {
+async fn kill_and_remove_group(group: &Path) {
     if !group.exists() {
         return;
     }
@@ -167,59 +169,59 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let base = tree.path().join("unit");
         fs::create_dir_all(base.join("daemon")).unwrap();
-        fs::write(base.join(MEMBERS), members).unwrap();
+        fs::write(base.join(PROCS_FILE), members).unwrap();
         tree
     }
 
-    fn limits() -> Limits {
-        Limits {
+    fn limits() -> ResourceLimits {
+        ResourceLimits {
             attempt_memory_mib: NonZeroU32::new(64),
             attempt_processes: NonZeroU32::new(9),
-            ..Limits::default()
+            ..ResourceLimits::default()
         }
     }
 
     #[tokio::test]
     async fn an_attempt_gets_a_group_with_its_limits_and_controllers_are_switched_on() {
         let tree = tree("");
-        let groups = Groups::open(tree.path(), "unit/daemon", &limits()).unwrap();
+        let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let control = tree.path().join("unit/cgroup.subtree_control");
         assert_eq!(fs::read_to_string(control).unwrap(), "+pids");
-        let group = groups.make("one").unwrap();
+        let group = groups.create_group("one").unwrap();
         assert_eq!(group, tree.path().join("unit/baton-attempt-one"));
         let read = |name: &str| fs::read_to_string(group.join(name)).unwrap();
         assert_eq!(
             (read("memory.max"), read("pids.max")),
             ("67108864".into(), "9".into())
         );
-        groups.end("one").await;
+        groups.kill_and_remove("one").await;
         assert_eq!(read("cgroup.kill"), "1");
-        groups.end("never made").await;
+        groups.kill_and_remove("never made").await;
     }
 
     #[test]
     fn where_the_tree_is_not_the_daemons_it_says_why() {
         let limits = limits();
         let busy = tree("1\n");
-        let why = Groups::open(busy.path(), "unit/daemon", &limits).unwrap_err();
+        let why = ControlGroups::open(busy.path(), "unit/daemon", &limits).unwrap_err();
         assert!(why.contains("processes of its own"), "{why}");
         for own in ["", "unit"] {
-            let why = Groups::open(busy.path(), own, &limits).unwrap_err();
+            let why = ControlGroups::open(busy.path(), own, &limits).unwrap_err();
             assert!(why.contains("DelegateSubgroup"), "{own}: {why}");
         }
-        let why = Groups::open(busy.path(), "other/daemon", &limits).unwrap_err();
+        let why = ControlGroups::open(busy.path(), "other/daemon", &limits).unwrap_err();
         assert!(why.contains("cannot be used"), "{why}");
     }
 
     #[tokio::test]
     async fn groups_of_attempts_that_nobody_knows_go() {
         let tree = tree("");
-        let groups = Groups::open(tree.path(), "unit/daemon", &limits()).unwrap();
+        let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let (known, unknown) = (
-            groups.make("known").unwrap(),
-            groups.make("unknown").unwrap(),
+            groups.create_group("known").unwrap(),
+            groups.create_group("unknown").unwrap(),
         );
-        groups.end_strangers(|id| id == "known").await;
+        groups.remove_unknown_groups(|id| id == "known").await;
         assert!(!known.join("cgroup.kill").exists());
         assert_eq!(
             fs::read_to_string(unknown.join("cgroup.kill")).unwrap(),
@@ -232,14 +234,14 @@ mod tests {
     #[tokio::test]
     async fn many_groups_that_do_not_empty_take_no_longer_than_one() {
         let tree = tree("");
-        let groups = Groups::open(tree.path(), "unit/daemon", &limits()).unwrap();
+        let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let each = REMOVE_TRIES * REMOVE_PAUSE;
         for number in 0..40 {
-            groups.make(&number.to_string()).unwrap();
+            groups.create_group(&number.to_string()).unwrap();
         }
         let clock = crate::clock::Clock::boot();
         let begun = clock.now();
-        groups.end_strangers(|_| false).await;
+        groups.remove_unknown_groups(|_| false).await;
         let took = begun.until(clock.now());
         assert!(each <= took && took < 20 * each, "{took:?}");
     }

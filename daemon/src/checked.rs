@@ -4,14 +4,14 @@
 use prost::Message;
 
 /// Length, its checksum, the message's checksum: big endian.
-pub(crate) const HEADER: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 /// Longest message. The largest frame is 2 MiB; a snapshot of a talk may hold one such message as text inside text, which every
 /// quote and backslash makes longer.
-pub(crate) const LARGEST: usize = 16 * 1024 * 1024;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// What stands at a place of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum CheckedRead<'a> {
     /// A whole message, and where the next record begins.
     Whole { message: &'a [u8], next: usize },
     /// The end of the file.
@@ -23,14 +23,17 @@ pub(crate) enum Found<'a> {
 }
 
 /// Appends one record. False: it is too long and nothing was appended.
-pub(crate) fn put(message: &impl Message, out: &mut Vec<u8>) -> bool {
+pub(crate) fn append_record(message: &impl Message, out: &mut Vec<u8>) -> bool {
     let length = message.encoded_len();
-    let Some(number) = u32::try_from(length).ok().filter(|_| length <= LARGEST) else {
+    let Some(number) = u32::try_from(length)
+        .ok()
+        .filter(|_| length <= MESSAGE_BYTES_MAX)
+    else {
         return false;
     };
     let bytes = message.encode_to_vec();
     let number = number.to_be_bytes();
-    out.reserve(HEADER + length);
+    out.reserve(HEADER_BYTES + length);
     out.extend_from_slice(&number);
     out.extend_from_slice(&crc32fast::hash(&number).to_be_bytes());
     out.extend_from_slice(&crc32fast::hash(&bytes).to_be_bytes());
@@ -39,17 +42,17 @@ pub(crate) fn put(message: &impl Message, out: &mut Vec<u8>) -> bool {
 }
 
 /// Looks at the record that begins at `at`.
-pub(crate) fn get(file: &[u8], at: usize) -> Found<'_> {
+pub(crate) fn read_record(file: &[u8], at: usize) -> CheckedRead<'_> {
     let rest = file.get(at..).unwrap_or_default();
     if rest.is_empty() {
-        return Found::End;
+        return CheckedRead::End;
     }
     // A file system may have made the file longer and not come to the bytes.
     if rest.iter().all(|byte| *byte == 0) {
-        return Found::Torn;
+        return CheckedRead::Torn;
     }
-    let Some((header, body)) = rest.split_at_checked(HEADER) else {
-        return Found::Torn;
+    let Some((header, body)) = rest.split_at_checked(HEADER_BYTES) else {
+        return CheckedRead::Torn;
     };
     let word = |from: usize| {
         let mut word = [0; 4];
@@ -58,18 +61,18 @@ pub(crate) fn get(file: &[u8], at: usize) -> Found<'_> {
     };
     let (number, number_crc, crc) = (word(0), word(4), word(8));
     let length = usize::try_from(u32::from_be_bytes(number)).unwrap_or(usize::MAX);
-    if crc32fast::hash(&number).to_be_bytes() != number_crc || length > LARGEST {
-        return Found::Damaged { is_last: false };
+    if crc32fast::hash(&number).to_be_bytes() != number_crc || length > MESSAGE_BYTES_MAX {
+        return CheckedRead::Damaged { is_last: false };
     }
     let Some((message, after)) = body.split_at_checked(length) else {
-        return Found::Torn;
+        return CheckedRead::Torn;
     };
     if crc32fast::hash(message).to_be_bytes() == crc {
-        let next = at + HEADER + length;
-        Found::Whole { message, next }
+        let next = at + HEADER_BYTES + length;
+        CheckedRead::Whole { message, next }
     } else {
         let is_last = after.iter().all(|byte| *byte == 0);
-        Found::Damaged { is_last }
+        CheckedRead::Damaged { is_last }
     }
 }
 
@@ -87,9 +90,9 @@ mod tests {
 
     fn two() -> (Vec<u8>, usize) {
         let mut file = Vec::new();
-        assert!(put(&acked(1), &mut file));
+        assert!(append_record(&acked(1), &mut file));
         let second = file.len();
-        assert!(put(&acked(2), &mut file));
+        assert!(append_record(&acked(2), &mut file));
         (file, second)
     }
 
@@ -98,17 +101,17 @@ mod tests {
         let (file, second) = two();
         for length in 0..file.len() {
             let cut = &file[..length];
-            let first = get(cut, 0);
+            let first = read_record(cut, 0);
             match length {
-                0 => assert_eq!(first, Found::End),
-                _ if length < second => assert_eq!(first, Found::Torn, "{length}"),
-                _ => assert!(matches!(first, Found::Whole { next, .. } if next == second)),
+                0 => assert_eq!(first, CheckedRead::End),
+                _ if length < second => assert_eq!(first, CheckedRead::Torn, "{length}"),
+                _ => assert!(matches!(first, CheckedRead::Whole { next, .. } if next == second)),
             }
         }
-        assert_eq!(get(&file, file.len()), Found::End);
+        assert_eq!(read_record(&file, file.len()), CheckedRead::End);
         assert_eq!(
-            get(&[file, vec![0; 5000]].concat(), second * 2),
-            Found::Torn
+            read_record(&[file, vec![0; 5000]].concat(), second * 2),
+            CheckedRead::Torn
         );
     }
 
@@ -119,12 +122,12 @@ mod tests {
             let mut flipped = file.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             let found = if bit / 8 < second {
-                get(&flipped, 0)
+                read_record(&flipped, 0)
             } else {
-                get(&flipped, second)
+                read_record(&flipped, second)
             };
             assert!(
-                matches!(found, Found::Damaged { .. }),
+                matches!(found, CheckedRead::Damaged { .. }),
                 "bit {bit}: {found:?}"
             );
         }

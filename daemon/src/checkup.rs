@@ -11,262 +11,274 @@ use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use rustix::process::{Resource, geteuid, getrlimit};
 use tonic::{Code, Request};
 
-use crate::agents::{find, is_asked, version};
-use crate::cgroups::Groups;
+use crate::agents::{answers_version, find_program, program_version};
+use crate::cgroups::ControlGroups;
 use crate::config::{AgentConfig, DaemonConfig, RootConfig};
-use crate::disk::{Disk, DiskState};
+use crate::disk::{DiskMonitor, DiskState};
 use crate::link::{endpoint, read_token};
-use crate::memory::Memory;
-use crate::storage::space;
-use crate::workspace::{Mode, git_version};
+use crate::memory::MemoryMonitor;
+use crate::storage::measure_free_space;
+use crate::workspace::{SharingMode, git_version};
 
 /// For one program to say its version.
-const VERSION: Duration = Duration::from_secs(5);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// For the relay to answer.
-const RELAY: Duration = Duration::from_secs(5);
+const RELAY_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a daemon opens by itself, and for each attempt: a connection, a transcript, an outbox, and some to spare.
-const FILES: u64 = 256;
-const FILES_EACH: u64 = 8;
+const BASE_OPEN_FILES: u64 = 256;
+const OPEN_FILES_PER_SLOT: u64 = 8;
 /// An attempt is a shim, an agent and what that starts.
-const PROCESSES_EACH: u64 = 64;
-const PROBE: &str = "check-probe";
+const PROCESSES_PER_SLOT: u64 = 64;
+const PROBE_FILE: &str = "check-probe";
 
 /// How one thing stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckVerdict {
     Good,
     /// The daemon runs, with less than it could have.
-    Doubtful,
+    Warning,
     /// The daemon does not run, or not all that it is configured for.
-    Bad,
+    Problem,
 }
 
-impl Verdict {
+impl CheckVerdict {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Good => "ok",
-            Self::Doubtful => "warning",
-            Self::Bad => "problem",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
         }
     }
 }
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct CheckFinding {
     /// What it is, for example `agent claude`.
-    pub what: String,
-    pub verdict: Verdict,
+    pub subject: String,
+    pub verdict: CheckVerdict,
     /// What was seen, and what to do where that is not good.
     pub detail: String,
 }
 
-impl Finding {
-    pub fn new(what: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Self {
+impl CheckFinding {
+    pub fn new(what: impl Into<String>, verdict: CheckVerdict, detail: impl Into<String>) -> Self {
         Self {
-            what: what.into(),
+            subject: what.into(),
             verdict,
             detail: detail.into(),
         }
     }
 
     pub fn is_problem(&self) -> bool {
-        self.verdict == Verdict::Bad
+        self.verdict == CheckVerdict::Problem
     }
 }
 
 /// Looks at everything that a daemon with this configuration needs. Each look has its own limit.
-pub async fn examine(config: &DaemonConfig) -> Vec<Finding> {
+pub async fn run_daemon_checks(config: &DaemonConfig) -> Vec<CheckFinding> {
     let mut findings = Vec::new();
     for (name, agent) in &config.agents {
-        findings.push(examine_agent(name, agent).await);
+        findings.push(check_agent(name, agent).await);
     }
     if config.agents.is_empty() {
         let detail = "none: name some in daemon.toml, or start it with --allow-command";
-        findings.push(Finding::new("agents", Verdict::Doubtful, detail));
+        findings.push(CheckFinding::new("agents", CheckVerdict::Warning, detail));
     }
-    findings.push(examine_git(config).await);
+    findings.push(check_git(config).await);
     findings.extend(
         config
             .roots
             .iter()
-            .map(|(name, root)| examine_root(name, root)),
+            .map(|(name, root)| check_root(name, root)),
     );
-    findings.extend(examine_limits(config.slots));
-    findings.push(examine_memory(config));
-    findings.push(examine_groups(config));
-    findings.push(examine_data(&config.data_dir));
-    findings.push(examine_disk(&config.data_dir));
-    findings.push(examine_relay(config).await);
+    findings.extend(check_process_limits(config.slots));
+    findings.push(check_memory(config));
+    findings.push(check_control_groups(config));
+    findings.push(check_data_dir(&config.data_dir));
+    findings.push(check_disk(&config.data_dir));
+    findings.push(check_relay(config).await);
     findings
 }
 
-async fn examine_agent(name: &str, agent: &AgentConfig) -> Finding {
+async fn check_agent(name: &str, agent: &AgentConfig) -> CheckFinding {
     let what = format!("agent {name}");
     let Some((program, _)) = agent.program() else {
         let detail = "runs whatever command a task brings";
-        return Finding::new(what, Verdict::Good, detail);
+        return CheckFinding::new(what, CheckVerdict::Good, detail);
     };
-    let Some(path) = find(agent) else {
+    let Some(path) = find_program(agent) else {
         let detail = format!(
             "{} is not a program on this machine; install it, or give its path as `program`",
             program.display()
         );
-        return Finding::new(what, Verdict::Bad, detail);
+        return CheckFinding::new(what, CheckVerdict::Problem, detail);
     };
     let path = path.display();
     // Nobody knows what a command does when it is called.
-    if !is_asked(agent) {
-        return Finding::new(what, Verdict::Good, format!("{path}"));
+    if !answers_version(agent) {
+        return CheckFinding::new(what, CheckVerdict::Good, format!("{path}"));
     }
-    match version(agent, VERSION).await {
-        Ok(version) => Finding::new(what, Verdict::Good, format!("{path}, {version}")),
+    match program_version(agent, VERSION_TIMEOUT).await {
+        Ok(version) => CheckFinding::new(what, CheckVerdict::Good, format!("{path}, {version}")),
         Err(error) => {
             let detail = format!("{path} does not answer --version: {error}");
-            Finding::new(what, Verdict::Doubtful, detail)
+            CheckFinding::new(what, CheckVerdict::Warning, detail)
         }
     }
 }
 
-async fn examine_git(config: &DaemonConfig) -> Finding {
+async fn check_git(config: &DaemonConfig) -> CheckFinding {
     let needs_git = config
         .roots
         .values()
-        .any(|root| root.mode == Mode::Worktree);
-    let asked = tokio::time::timeout(VERSION, git_version()).await;
+        .any(|root| root.mode == SharingMode::Worktree);
+    let asked = tokio::time::timeout(VERSION_TIMEOUT, git_version()).await;
     match asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        Ok(version) => Finding::new("git", Verdict::Good, version),
+        Ok(version) => CheckFinding::new("git", CheckVerdict::Good, version),
         Err(error) if needs_git => {
             let detail = format!("{error}; worktrees need it");
-            Finding::new("git", Verdict::Bad, detail)
+            CheckFinding::new("git", CheckVerdict::Problem, detail)
         }
         Err(error) => {
             let detail = format!("{error}; without it no commit is recorded and no worktree made");
-            Finding::new("git", Verdict::Doubtful, detail)
+            CheckFinding::new("git", CheckVerdict::Warning, detail)
         }
     }
 }
 
-fn examine_root(name: &str, root: &RootConfig) -> Finding {
+fn check_root(name: &str, root: &RootConfig) -> CheckFinding {
     let what = format!("root {name}");
     let path = root.path.display();
     if let Err(error) = rustix::fs::access(&root.path, rustix::fs::Access::WRITE_OK) {
         let detail = format!("{path} cannot be written: {error}");
-        return Finding::new(what, Verdict::Bad, detail);
+        return CheckFinding::new(what, CheckVerdict::Problem, detail);
     }
-    if root.mode == Mode::Worktree && !root.path.join(".git").exists() {
+    if root.mode == SharingMode::Worktree && !root.path.join(".git").exists() {
         let detail = format!("{path} is no git repository, so it has no worktrees");
-        return Finding::new(what, Verdict::Bad, detail);
+        return CheckFinding::new(what, CheckVerdict::Problem, detail);
     }
-    Finding::new(what, Verdict::Good, format!("{path}"))
+    CheckFinding::new(what, CheckVerdict::Good, format!("{path}"))
 }
 
-fn examine_limits(slots: u32) -> [Finding; 2] {
+fn check_process_limits(slots: u32) -> [CheckFinding; 2] {
     let slots = u64::from(slots);
     [
-        examine_limit(
+        check_process_limit(
             "open files",
             Resource::Nofile,
-            FILES + slots * FILES_EACH,
+            BASE_OPEN_FILES + slots * OPEN_FILES_PER_SLOT,
             "-n",
         ),
-        examine_limit("processes", Resource::Nproc, slots * PROCESSES_EACH, "-u"),
+        check_process_limit(
+            "processes",
+            Resource::Nproc,
+            slots * PROCESSES_PER_SLOT,
+            "-u",
+        ),
     ]
 }
 
-fn examine_limit(what: &str, resource: Resource, wanted: u64, flag: &str) -> Finding {
+fn check_process_limit(what: &str, resource: Resource, wanted: u64, flag: &str) -> CheckFinding {
     match getrlimit(resource).current {
-        None => Finding::new(what, Verdict::Good, "no limit"),
+        None => CheckFinding::new(what, CheckVerdict::Good, "no limit"),
         Some(limit) if limit >= wanted => {
-            Finding::new(what, Verdict::Good, format!("{limit} at most"))
+            CheckFinding::new(what, CheckVerdict::Good, format!("{limit} at most"))
         }
         Some(limit) => {
             let detail = format!(
                 "{limit} at most, and so many slots may need {wanted}; raise it (ulimit {flag}, or the unit's limit)"
             );
-            Finding::new(what, Verdict::Doubtful, detail)
+            CheckFinding::new(what, CheckVerdict::Warning, detail)
         }
     }
 }
 
-fn examine_memory(config: &DaemonConfig) -> Finding {
-    let memory = Memory::new(config.limits.memory_floor_percent);
+fn check_memory(config: &DaemonConfig) -> CheckFinding {
+    let memory = MemoryMonitor::new(config.limits.memory_floor_percent);
     let verdict = if memory.is_low() {
-        Verdict::Bad
+        CheckVerdict::Problem
     } else {
-        Verdict::Good
+        CheckVerdict::Good
     };
-    Finding::new("memory", verdict, memory.to_string())
+    CheckFinding::new("memory", verdict, memory.to_string())
 }
 
 /// Only a daemon that has attempts to limit needs groups.
-fn examine_groups(config: &DaemonConfig) -> Finding {
+fn check_control_groups(config: &DaemonConfig) -> CheckFinding {
     let limits = &config.limits;
     let is_limited = limits.attempt_memory_mib.is_some() || limits.attempt_processes.is_some();
-    match Groups::find(limits) {
-        Ok(_) => Finding::new("control groups", Verdict::Good, "one for each attempt"),
+    match ControlGroups::find(limits) {
+        Ok(_) => CheckFinding::new("control groups", CheckVerdict::Good, "one for each attempt"),
         Err(why) if is_limited => {
             let detail = format!("{why}; limits of attempts are not enforced");
-            Finding::new("control groups", Verdict::Doubtful, detail)
+            CheckFinding::new("control groups", CheckVerdict::Warning, detail)
         }
         Err(why) => {
             let detail = format!("not used: {why}");
-            Finding::new("control groups", Verdict::Good, detail)
+            CheckFinding::new("control groups", CheckVerdict::Good, detail)
         }
     }
 }
 
-fn examine_data(dir: &Path) -> Finding {
+fn check_data_dir(dir: &Path) -> CheckFinding {
     let what = "data directory";
     let shown = dir.display();
-    let place = nearest_that_exists(dir);
+    let place = nearest_existing_ancestor(dir);
     let found = match fs::metadata(&place) {
         Ok(found) => found,
         Err(error) => {
-            return Finding::new(what, Verdict::Bad, format!("{}: {error}", place.display()));
+            return CheckFinding::new(
+                what,
+                CheckVerdict::Problem,
+                format!("{}: {error}", place.display()),
+            );
         }
     };
-    let probe = place.join(PROBE);
+    let probe = place.join(PROBE_FILE);
     let written = fs::write(&probe, "probe").and_then(|()| fs::remove_file(&probe));
     if let Err(error) = written {
         let detail = format!("{} cannot be written: {error}", place.display());
-        return Finding::new(what, Verdict::Bad, detail);
+        return CheckFinding::new(what, CheckVerdict::Problem, detail);
     }
     if place != dir {
         let detail = format!("{shown} will be made at the first start");
-        return Finding::new(what, Verdict::Good, detail);
+        return CheckFinding::new(what, CheckVerdict::Good, detail);
     }
     if found.uid() != geteuid().as_raw() {
         let detail = format!("{shown} is another user's");
-        return Finding::new(what, Verdict::Bad, detail);
+        return CheckFinding::new(what, CheckVerdict::Problem, detail);
     }
     let mode = found.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         let detail = format!(
             "{shown} is open to other users ({mode:o}), and agents' output is in it; chmod 700 it"
         );
-        return Finding::new(what, Verdict::Doubtful, detail);
+        return CheckFinding::new(what, CheckVerdict::Warning, detail);
     }
-    Finding::new(what, Verdict::Good, format!("{shown}, private"))
+    CheckFinding::new(what, CheckVerdict::Good, format!("{shown}, private"))
 }
 
-fn nearest_that_exists(dir: &Path) -> PathBuf {
+fn nearest_existing_ancestor(dir: &Path) -> PathBuf {
     let all = dir.ancestors();
     let found = all.into_iter().find(|place| place.exists());
     found.unwrap_or(Path::new("/")).to_owned()
 }
 
-fn examine_disk(dir: &Path) -> Finding {
-    let mut disk = Disk::default();
-    disk.on_look(space(&nearest_that_exists(dir)).ok(), true);
+fn check_disk(dir: &Path) -> CheckFinding {
+    let mut disk = DiskMonitor::default();
+    disk.on_measured(
+        measure_free_space(&nearest_existing_ancestor(dir)).ok(),
+        true,
+    );
     let verdict = match disk.state() {
-        DiskState::Fine => Verdict::Good,
-        DiskState::Low | DiskState::Failing => Verdict::Bad,
+        DiskState::Fine => CheckVerdict::Good,
+        DiskState::Low | DiskState::Failing => CheckVerdict::Problem,
     };
-    Finding::new("disk", verdict, disk.to_string())
+    CheckFinding::new("disk", verdict, disk.to_string())
 }
 
-async fn examine_relay(config: &DaemonConfig) -> Finding {
+async fn check_relay(config: &DaemonConfig) -> CheckFinding {
     let what = "relay";
     let asked = async {
         let endpoint = endpoint(config).map_err(|error| error.to_string())?;
@@ -300,12 +312,12 @@ async fn examine_relay(config: &DaemonConfig) -> Finding {
         }
     };
     let url = &config.relay;
-    match tokio::time::timeout(RELAY, asked).await {
-        Ok(Ok(())) => Finding::new(what, Verdict::Good, format!("{url} takes the token")),
-        Ok(Err(why)) => Finding::new(what, Verdict::Bad, format!("{url}: {why}")),
+    match tokio::time::timeout(RELAY_TIMEOUT, asked).await {
+        Ok(Ok(())) => CheckFinding::new(what, CheckVerdict::Good, format!("{url} takes the token")),
+        Ok(Err(why)) => CheckFinding::new(what, CheckVerdict::Problem, format!("{url}: {why}")),
         Err(_) => {
-            let detail = format!("{url} did not answer within {RELAY:?}");
-            Finding::new(what, Verdict::Bad, detail)
+            let detail = format!("{url} did not answer within {RELAY_TIMEOUT:?}");
+            CheckFinding::new(what, CheckVerdict::Problem, detail)
         }
     }
 }
@@ -318,23 +330,27 @@ mod tests {
     fn a_data_directory_is_writable_and_private_or_said_not_to_be() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("deep/data");
-        assert_eq!(examine_data(&data).verdict, Verdict::Good, "not made yet");
+        assert_eq!(
+            check_data_dir(&data).verdict,
+            CheckVerdict::Good,
+            "not made yet"
+        );
         fs::create_dir_all(&data).unwrap();
         let set = |mode| fs::set_permissions(&data, fs::Permissions::from_mode(mode)).unwrap();
         set(0o755);
-        let open = examine_data(&data);
-        assert_eq!(open.verdict, Verdict::Doubtful);
+        let open = check_data_dir(&data);
+        assert_eq!(open.verdict, CheckVerdict::Warning);
         assert!(open.detail.contains("755"), "{}", open.detail);
         set(0o700);
-        assert_eq!(examine_data(&data).verdict, Verdict::Good);
+        assert_eq!(check_data_dir(&data).verdict, CheckVerdict::Good);
         assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing is left");
     }
 
     #[test]
     fn limits_are_measured_by_what_the_slots_need() {
-        let most = examine_limit("processes", Resource::Nproc, 0, "-u");
-        assert_eq!(most.verdict, Verdict::Good);
-        let files = examine_limit("open files", Resource::Nofile, u64::MAX, "-n");
-        assert!(files.verdict == Verdict::Doubtful || files.detail == "no limit");
+        let most = check_process_limit("processes", Resource::Nproc, 0, "-u");
+        assert_eq!(most.verdict, CheckVerdict::Good);
+        let files = check_process_limit("open files", Resource::Nofile, u64::MAX, "-n");
+        assert!(files.verdict == CheckVerdict::Warning || files.detail == "no limit");
     }
 }

@@ -9,63 +9,65 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-pub use baton_daemon_core::time::Moment;
+pub use baton_daemon_core::time::BootTime;
 pub(crate) use baton_daemon_core::time::whole_millis;
 
 /// Longest single wait on the runtime's timer. That timer stands still while the machine is
 /// suspended and boottime does not, so a sleeper looks again at least this often.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
+const SLEEP_STEP_MAX: Duration = Duration::from_millis(500);
 /// The same under offsets: nobody tells a sleeper that they changed.
-const NAP_UNDER_OFFSETS: Duration = Duration::from_millis(20);
+const SLEEP_STEP_MAX_WITH_OFFSETS: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug)]
-pub struct Clock(Source);
+pub struct Clock(DaemonClockSource);
 
 #[derive(Clone, Debug)]
-enum Source {
+enum DaemonClockSource {
     Boot,
     /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, asked at every reading.
     Offset {
         boot_ahead_ms: fn() -> u64,
         wall_ahead_ms: fn() -> i64,
     },
-    Manual(Arc<watch::Sender<Moment>>),
+    Manual(Arc<watch::Sender<BootTime>>),
 }
 
 impl Clock {
     pub fn boot() -> Self {
-        Self(Source::Boot)
+        Self(DaemonClockSource::Boot)
     }
 
     /// The system's clocks, each ahead by what its function says at the moment of reading. CLOCK_BOOTTIME never
     /// goes back, so its offset may only grow. For test executables.
     pub fn offset(boot_ahead_ms: fn() -> u64, wall_ahead_ms: fn() -> i64) -> Self {
-        Self(Source::Offset {
+        Self(DaemonClockSource::Offset {
             boot_ahead_ms,
             wall_ahead_ms,
         })
     }
 
     /// A clock that moves only when [`Clock::advance`] is called.
-    pub fn manual(start: Moment) -> Self {
-        Self(Source::Manual(Arc::new(watch::Sender::new(start))))
+    pub fn manual(start: BootTime) -> Self {
+        Self(DaemonClockSource::Manual(Arc::new(watch::Sender::new(
+            start,
+        ))))
     }
 
     /// Moves a manual clock and wakes its sleepers; the real clock cannot be moved.
     pub fn advance(&self, by: Duration) {
         match &self.0 {
-            Source::Boot | Source::Offset { .. } => {}
-            Source::Manual(time) => time.send_modify(|now| *now = now.after(by)),
+            DaemonClockSource::Boot | DaemonClockSource::Offset { .. } => {}
+            DaemonClockSource::Manual(time) => time.send_modify(|now| *now = now.after(by)),
         }
     }
 
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> BootTime {
         match &self.0 {
-            Source::Boot => boottime(),
-            Source::Offset { boot_ahead_ms, .. } => {
-                boottime().after(Duration::from_millis(boot_ahead_ms()))
+            DaemonClockSource::Boot => read_boottime(),
+            DaemonClockSource::Offset { boot_ahead_ms, .. } => {
+                read_boottime().after(Duration::from_millis(boot_ahead_ms()))
             }
-            Source::Manual(time) => *time.borrow(),
+            DaemonClockSource::Manual(time) => *time.borrow(),
         }
     }
 
@@ -77,8 +79,10 @@ impl Clock {
     pub fn wall(&self) -> SystemTime {
         let wall = SystemTime::now();
         match &self.0 {
-            Source::Boot | Source::Manual(_) => wall,
-            Source::Offset { wall_ahead_ms, .. } => shifted(wall, wall_ahead_ms()),
+            DaemonClockSource::Boot | DaemonClockSource::Manual(_) => wall,
+            DaemonClockSource::Offset { wall_ahead_ms, .. } => {
+                shift_wall_time(wall, wall_ahead_ms())
+            }
         }
     }
 
@@ -89,26 +93,30 @@ impl Clock {
     }
 
     /// How long a sleeper may wait on a timer that does not count as this clock does before it looks again.
-    pub(crate) fn longest_nap(&self) -> Duration {
+    pub(crate) fn max_sleep_step(&self) -> Duration {
         match &self.0 {
-            Source::Boot | Source::Manual(_) => LONGEST_NAP,
-            Source::Offset { .. } => NAP_UNDER_OFFSETS,
+            DaemonClockSource::Boot | DaemonClockSource::Manual(_) => SLEEP_STEP_MAX,
+            DaemonClockSource::Offset { .. } => SLEEP_STEP_MAX_WITH_OFFSETS,
         }
     }
 
     /// The same for whoever waits on a kernel timer of CLOCK_BOOTTIME: never where that is this clock.
-    pub(crate) fn longest_wait(&self) -> Option<Duration> {
+    pub(crate) fn max_poll_wait(&self) -> Option<Duration> {
         match &self.0 {
-            Source::Boot => None,
-            Source::Offset { .. } | Source::Manual(_) => Some(NAP_UNDER_OFFSETS),
+            DaemonClockSource::Boot => None,
+            DaemonClockSource::Offset { .. } | DaemonClockSource::Manual(_) => {
+                Some(SLEEP_STEP_MAX_WITH_OFFSETS)
+            }
         }
     }
 
     /// Returns once `at` has come. Cancel safe.
-    pub async fn sleep_until(&self, at: Moment) {
+    pub async fn sleep_until(&self, at: BootTime) {
         match &self.0 {
-            Source::Boot | Source::Offset { .. } => self.nap_until(at).await,
-            Source::Manual(time) => {
+            DaemonClockSource::Boot | DaemonClockSource::Offset { .. } => {
+                self.sleep_in_steps_until(at).await
+            }
+            DaemonClockSource::Manual(time) => {
                 // The sender lives in `self`, so the wait cannot fail.
                 let _ = time.subscribe().wait_for(|now| *now >= at).await;
             }
@@ -116,25 +124,25 @@ impl Clock {
     }
 
     /// Like [`Clock::sleep_until`]; without a moment it never returns. Cancel safe.
-    pub async fn sleep_until_some(&self, at: Option<Moment>) {
+    pub async fn sleep_until_some(&self, at: Option<BootTime>) {
         match at {
             Some(at) => self.sleep_until(at).await,
             None => std::future::pending().await,
         }
     }
 
-    async fn nap_until(&self, at: Moment) {
+    async fn sleep_in_steps_until(&self, at: BootTime) {
         loop {
             let left = self.now().until(at);
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(self.longest_nap())).await;
+            tokio::time::sleep(left.min(self.max_sleep_step())).await;
         }
     }
 }
 
-fn shifted(wall: SystemTime, ahead_ms: i64) -> SystemTime {
+fn shift_wall_time(wall: SystemTime, ahead_ms: i64) -> SystemTime {
     let by = Duration::from_millis(ahead_ms.unsigned_abs());
     let shifted = if ahead_ms < 0 {
         wall.checked_sub(by)
@@ -144,11 +152,11 @@ fn shifted(wall: SystemTime, ahead_ms: i64) -> SystemTime {
     shifted.unwrap_or(wall)
 }
 
-fn boottime() -> Moment {
+fn read_boottime() -> BootTime {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    Moment::from_millis(seconds * 1_000 + nanos / 1_000_000)
+    BootTime::from_millis(seconds * 1_000 + nanos / 1_000_000)
 }
 
 #[cfg(test)]
@@ -159,16 +167,16 @@ mod tests {
 
     #[tokio::test]
     async fn manual_clock_wakes_sleepers_only_when_their_moment_comes() {
-        let clock = Clock::manual(Moment::from_millis(1_000));
+        let clock = Clock::manual(BootTime::from_millis(1_000));
         let sleeper = clock.clone();
         let task =
-            tokio::spawn(async move { sleeper.sleep_until(Moment::from_millis(1_500)).await });
+            tokio::spawn(async move { sleeper.sleep_until(BootTime::from_millis(1_500)).await });
         clock.advance(Duration::from_millis(499));
         tokio::task::yield_now().await;
         assert!(!task.is_finished());
         clock.advance(Duration::from_millis(1));
         task.await.unwrap();
-        assert_eq!(clock.now(), Moment::from_millis(1_500));
+        assert_eq!(clock.now(), BootTime::from_millis(1_500));
     }
 
     static BOOT_AHEAD: AtomicU64 = AtomicU64::new(0);
@@ -200,13 +208,13 @@ mod tests {
         let clock = Clock::boot();
         let first = clock.now();
         assert!(clock.now() >= first);
-        assert_eq!(first.after(Duration::MAX), Moment::from_millis(u64::MAX));
+        assert_eq!(first.after(Duration::MAX), BootTime::from_millis(u64::MAX));
         assert_eq!(
-            Moment::from_millis(5).before(Duration::from_secs(1)),
-            Moment::from_millis(0)
+            BootTime::from_millis(5).before(Duration::from_secs(1)),
+            BootTime::from_millis(0)
         );
         assert_eq!(
-            Moment::from_millis(9).until(Moment::from_millis(3)),
+            BootTime::from_millis(9).until(BootTime::from_millis(3)),
             Duration::ZERO
         );
     }

@@ -12,24 +12,24 @@ use serde::Deserialize;
 
 use crate::clock::Clock;
 use crate::shim::client::ShimProgram;
-use crate::workspace::Mode;
+use crate::workspace::SharingMode;
 
 mod faults;
 mod file;
 mod keys;
 
-pub use faults::config_faults;
+pub use faults::list_config_errors;
 pub use file::{FileConfig, read_config};
-pub use keys::{KeyFault, KeyProblem};
+pub use keys::{ConfigKeyError, ConfigKeyProblem};
 
 /// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
-pub const ANY_COMMAND: &str = "command";
+pub const ANY_COMMAND_AGENT: &str = "command";
 
 /// Says which boot of the machine this is.
-pub const KERNEL_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub const KERNEL_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The longest hold that a relay grants.
-pub const HOLD_MAX: Duration = Duration::from_secs(600);
+pub const LEASE_EXTENSION_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
@@ -51,12 +51,12 @@ pub struct DaemonConfig {
     pub roots: BTreeMap<String, RootConfig>,
     /// Where a child runs when its task asks for no workspace.
     pub work_dir: PathBuf,
-    pub limits: Limits,
+    pub limits: ResourceLimits,
     /// From the order to stop to the end of the daemon. Running attempts may finish in most of it.
     pub drain: Duration,
     /// How long attempts that outlast the drain may go on until the next daemon takes them over; at most [`HOLD_MAX`].
     /// Zero: they are killed.
-    pub hold: Duration,
+    pub lease_extension: Duration,
     /// Answers health checks here too; over a Unix socket in the data directory it always does.
     pub health: Option<SocketAddr>,
     /// Holds on to one attempt's child, whatever happens to the daemon. See [`ShimProgram::own`].
@@ -77,8 +77,8 @@ pub struct RootConfig {
     /// Absolute and without links.
     pub path: PathBuf,
     /// For tasks that do not say.
-    pub(crate) mode: Mode,
-    pub keep: Keep,
+    pub(crate) mode: SharingMode,
+    pub retention: WorkspaceRetention,
     /// Where scratch directories and worktrees are made, if not in the data directory.
     pub made_in: Option<PathBuf>,
 }
@@ -86,7 +86,7 @@ pub struct RootConfig {
 /// What becomes of a scratch directory or a worktree after its attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Keep {
+pub enum WorkspaceRetention {
     Always,
     /// It stays if something in it would be lost.
     #[default]
@@ -94,7 +94,7 @@ pub enum Keep {
     Never,
 }
 
-impl Keep {
+impl WorkspaceRetention {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -111,7 +111,7 @@ impl Keep {
 
 /// What the machine and each attempt may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Below this share of available memory new work is refused. 0: never.
     pub memory_floor_percent: u32,
     /// Of each attempt, where the system lets the daemon set it.
@@ -119,7 +119,7 @@ pub struct Limits {
     pub attempt_processes: Option<NonZeroU32>,
 }
 
-impl Default for Limits {
+impl Default for ResourceLimits {
     fn default() -> Self {
         Self {
             memory_floor_percent: 10,
@@ -164,7 +164,7 @@ impl AgentConfig {
     }
 
     /// Whether a task may set this variable. Whoever brings the whole command line may set what he likes.
-    pub(crate) fn takes_variable(&self, name: &str) -> bool {
+    pub(crate) fn allows_task_variable(&self, name: &str) -> bool {
         match self {
             Self::AnyCommand => true,
             Self::Command { task_env, .. } | Self::Coding { task_env, .. } => {
@@ -197,7 +197,10 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     #[error("{}, {fault}", path.display())]
-    Key { path: PathBuf, fault: KeyFault },
+    Key {
+        path: PathBuf,
+        fault: ConfigKeyError,
+    },
     #[error(
         "the root {name:?} cannot be used: {}: {source}; it must be a directory that exists",
         path.display()
@@ -218,16 +221,16 @@ pub enum ConfigError {
     #[error(
         "a hold lasts ten minutes at most, not {0:?}; attempts of a daemon that is away longer are lost"
     )]
-    Hold(Duration),
+    LeaseExtension(Duration),
 }
 
 impl DaemonConfig {
-    pub fn check(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
         if !(1..=4096).contains(&self.slots) {
             return Err(ConfigError::Slots(self.slots));
         }
-        if self.hold > HOLD_MAX {
-            return Err(ConfigError::Hold(self.hold));
+        if self.lease_extension > LEASE_EXTENSION_MAX {
+            return Err(ConfigError::LeaseExtension(self.lease_extension));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use baton_proto::low_space_mark;
+use baton_proto::low_disk_space_threshold;
 
 /// How the disk under the data directory stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,33 +28,35 @@ impl fmt::Display for DiskState {
 
 /// Bytes that this process may still write, of all there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct FreeSpace {
     pub(crate) free: u64,
     pub(crate) total: u64,
 }
 
-impl Space {
+impl FreeSpace {
     pub(crate) fn free_percent(self) -> u32 {
         let percent = u128::from(self.free) * 100 / u128::from(self.total.max(1));
         u32::try_from(percent.min(100)).unwrap_or(100)
     }
 
-    fn wanted(self) -> u64 {
-        low_space_mark(self.total)
+    fn required_free(self) -> u64 {
+        low_disk_space_threshold(self.total)
     }
 }
 
 /// What is known of the disk.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Disk {
+pub(crate) struct DiskMonitor {
     /// None while nobody could look.
-    space: Option<Space>,
+    space: Option<FreeSpace>,
     failing: bool,
 }
 
-impl Disk {
+impl DiskMonitor {
     pub(crate) fn state(&self) -> DiskState {
-        let low = self.space.is_some_and(|space| space.free < space.wanted());
+        let low = self
+            .space
+            .is_some_and(|space| space.free < space.required_free());
         match (self.failing, low) {
             (true, _) => DiskState::Failing,
             (false, true) => DiskState::Low,
@@ -62,26 +64,29 @@ impl Disk {
         }
     }
 
-    pub(crate) fn space(&self) -> Option<Space> {
+    pub(crate) fn space(&self) -> Option<FreeSpace> {
         self.space
     }
 
-    pub(crate) fn on_failed_write(&mut self) {
+    pub(crate) fn on_write_failed(&mut self) {
         self.failing = true;
     }
 
     /// Somebody looked, and tried to write if that was in doubt.
-    pub(crate) fn on_look(&mut self, space: Option<Space>, is_writable: bool) {
+    pub(crate) fn on_measured(&mut self, space: Option<FreeSpace>, is_writable: bool) {
         self.space = space.or(self.space);
         if !is_writable {
             self.failing = true;
-        } else if self.space.is_none_or(|space| space.free >= space.wanted()) {
+        } else if self
+            .space
+            .is_none_or(|space| space.free >= space.required_free())
+        {
             self.failing = false;
         }
     }
 }
 
-impl fmt::Display for Disk {
+impl fmt::Display for DiskMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.state())?;
         match self.space {
@@ -90,7 +95,7 @@ impl fmt::Display for Disk {
                 ": {} MiB of {} MiB are free and {} MiB must be",
                 space.free >> 20,
                 space.total >> 20,
-                space.wanted() >> 20
+                space.required_free() >> 20
             ),
             None => Ok(()),
         }
@@ -103,16 +108,16 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn looked(free: u64, total: u64) -> Disk {
-        let mut disk = Disk::default();
-        disk.on_look(Some(Space { free, total }), true);
+    fn looked(free: u64, total: u64) -> DiskMonitor {
+        let mut disk = DiskMonitor::default();
+        disk.on_measured(Some(FreeSpace { free, total }), true);
         disk
     }
 
     #[test]
     fn little_room_is_what_the_shared_rule_says() {
-        assert_eq!(Disk::default().state(), DiskState::Fine);
-        let mark = low_space_mark(GIB);
+        assert_eq!(DiskMonitor::default().state(), DiskState::Fine);
+        let mark = low_disk_space_threshold(GIB);
         assert_eq!(looked(mark, GIB).state(), DiskState::Fine);
         assert_eq!(looked(mark - 1, GIB).state(), DiskState::Low);
         assert_eq!(looked(GIB, 1000 * GIB).state(), DiskState::Fine);
@@ -128,23 +133,23 @@ mod tests {
     #[test]
     fn a_failed_write_counts_until_one_succeeds_with_room_to_spare() {
         let mut disk = looked(GIB, GIB);
-        disk.on_failed_write();
+        disk.on_write_failed();
         assert_eq!(disk.state(), DiskState::Failing);
-        disk.on_look(
-            Some(Space {
+        disk.on_measured(
+            Some(FreeSpace {
                 free: 1,
                 total: GIB,
             }),
             true,
         );
         assert_eq!(disk.state(), DiskState::Failing, "one write is not room");
-        let roomy = Some(Space {
+        let roomy = Some(FreeSpace {
             free: GIB,
             total: GIB,
         });
-        disk.on_look(roomy, false);
+        disk.on_measured(roomy, false);
         assert_eq!(disk.state(), DiskState::Failing);
-        disk.on_look(roomy, true);
+        disk.on_measured(roomy, true);
         assert_eq!(disk.state(), DiskState::Fine);
     }
 }

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::storage::StorageError;
 
 /// In the data directory.
-pub(crate) const FILE: &str = "relay-epochs";
+pub(crate) const RELAY_EPOCHS_FILE: &str = "relay-epochs";
 /// Incarnations that are remembered as over. A restore is rare.
-const REMEMBERED: usize = 64;
+const ENDED_INCARNATIONS_MAX: usize = 64;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RelayEpochs {
@@ -21,7 +21,7 @@ pub(crate) struct RelayEpochs {
     epoch: u64,
     over: VecDeque<String>,
     #[serde(skip)]
-    is_news: bool,
+    is_unsaved: bool,
 }
 
 impl RelayEpochs {
@@ -34,15 +34,15 @@ impl RelayEpochs {
             let before = std::mem::replace(&mut self.incarnation, incarnation.to_owned());
             if !before.is_empty() {
                 self.over.push_back(before);
-                if self.over.len() > REMEMBERED {
+                if self.over.len() > ENDED_INCARNATIONS_MAX {
                     self.over.pop_front();
                 }
             }
-            (self.epoch, self.is_news) = (epoch, true);
+            (self.epoch, self.is_unsaved) = (epoch, true);
             return true;
         }
         let current = epoch >= self.epoch;
-        self.is_news |= epoch > self.epoch;
+        self.is_unsaved |= epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         current
     }
@@ -56,25 +56,25 @@ impl RelayEpochs {
     }
 
     /// The disk did not take it, and may now.
-    pub(crate) fn tell_again(&mut self) {
-        self.is_news = !self.incarnation.is_empty();
+    pub(crate) fn mark_unsaved(&mut self) {
+        self.is_unsaved = !self.incarnation.is_empty();
     }
 
-    pub(crate) fn has_news(&self) -> bool {
-        self.is_news
+    pub(crate) fn has_unsaved(&self) -> bool {
+        self.is_unsaved
     }
 
     /// What the file should say, once after each change.
-    pub(crate) fn take_news(&mut self) -> Option<String> {
-        std::mem::take(&mut self.is_news)
+    pub(crate) fn take_unsaved(&mut self) -> Option<String> {
+        std::mem::take(&mut self.is_unsaved)
             .then(|| toml::to_string(self).ok())
             .flatten()
     }
 }
 
 /// What an earlier run of this daemon had seen.
-pub(crate) fn read(data_dir: &Path) -> Result<RelayEpochs, StorageError> {
-    let path = data_dir.join(FILE);
+pub(crate) fn read_relay_epochs(data_dir: &Path) -> Result<RelayEpochs, StorageError> {
+    let path = data_dir.join(RELAY_EPOCHS_FILE);
     match std::fs::read_to_string(&path) {
         Ok(text) => toml::from_str(&text).map_err(|error| StorageError::Epochs {
             path,
@@ -104,26 +104,31 @@ mod tests {
     #[test]
     fn a_restarted_daemon_still_refuses_relays_of_the_past() {
         let dir = tempfile::tempdir().unwrap();
-        let mut epochs = read(dir.path()).unwrap();
-        assert_eq!(epochs.take_news(), None);
+        let mut epochs = read_relay_epochs(dir.path()).unwrap();
+        assert_eq!(epochs.take_unsaved(), None);
         assert!(epochs.admit("a", 3) && epochs.admit("b\n\"", 7));
-        whole_file::write(dir.path(), FILE, &epochs.take_news().unwrap()).unwrap();
-        assert!(epochs.admit("b\n\"", 7) && !epochs.has_news());
-        epochs.tell_again();
-        assert!(epochs.take_news().is_some());
-        let mut next = read(dir.path()).unwrap();
+        whole_file::write(
+            dir.path(),
+            RELAY_EPOCHS_FILE,
+            &epochs.take_unsaved().unwrap(),
+        )
+        .unwrap();
+        assert!(epochs.admit("b\n\"", 7) && !epochs.has_unsaved());
+        epochs.mark_unsaved();
+        assert!(epochs.take_unsaved().is_some());
+        let mut next = read_relay_epochs(dir.path()).unwrap();
         assert!(!next.admit("a", 4) && !next.admit("b\n\"", 6));
-        assert_eq!(next.take_news(), None, "nothing changed");
-        assert!(next.admit("b\n\"", 8) && next.has_news());
-        std::fs::write(dir.path().join(FILE), "epoch = [").unwrap();
-        let error = read(dir.path()).unwrap_err().to_string();
+        assert_eq!(next.take_unsaved(), None, "nothing changed");
+        assert!(next.admit("b\n\"", 8) && next.has_unsaved());
+        std::fs::write(dir.path().join(RELAY_EPOCHS_FILE), "epoch = [").unwrap();
+        let error = read_relay_epochs(dir.path()).unwrap_err().to_string();
         assert!(error.contains("relay-epochs is damaged"), "{error}");
     }
 
     #[test]
     fn of_many_incarnations_the_oldest_is_forgotten_first() {
         let mut epochs = RelayEpochs::default();
-        let last = REMEMBERED + 1;
+        let last = ENDED_INCARNATIONS_MAX + 1;
         for number in 0..=last {
             assert!(epochs.admit(&number.to_string(), 1));
         }

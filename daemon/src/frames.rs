@@ -11,31 +11,31 @@ use baton_proto::v1::{
 };
 use prost_types::Timestamp;
 
-use crate::agents::Refusal;
+use crate::agents::DispatchRefusal;
 use crate::clock::whole_millis;
-use crate::outbox::{CutWhy, Label, Leaves, Record};
-use crate::phases::OncePhase;
+use crate::outbox::{FrameRecord, OutputCutReason, OutputLabel, RequiredDurability};
+use crate::phases::OneTimePhase;
 use crate::timers::DeadlineKind;
 
 mod last_words;
 mod said;
 
 pub(crate) use last_words::{
-    Closing, canceled, contract_unmet, disk_full, given_back, nothing_ran, receipt, terminal,
-    too_long,
+    TerminalFields, canceled, contract_unmet, disk_full, no_process_receipt, released,
+    terminal_frame, termination_receipt, too_long,
 };
-pub(crate) use said::said;
+pub(crate) use said::agent_event_frame;
 
 /// A control frame before it has a number.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Control {
+pub(crate) struct ControlFrame {
     /// None: a newer daemon stored something that this one does not know. It still takes its number.
     pub(crate) body: Option<Body>,
     /// Of a terminal frame: it was observed before the local lease limit.
     pub(crate) within_lease: bool,
 }
 
-impl From<Body> for Control {
+impl From<Body> for ControlFrame {
     fn from(body: Body) -> Self {
         Self {
             body: Some(body),
@@ -44,15 +44,15 @@ impl From<Body> for Control {
     }
 }
 
-impl crate::outbox::Body for Control {
+impl crate::outbox::ControlBody for ControlFrame {
     fn size(&self) -> usize {
         self.body.as_ref().map_or(0, Body::encoded_len)
     }
 }
 
-impl Control {
+impl ControlFrame {
     /// What nobody could say again must be on the disk for good before it leaves.
-    pub(crate) fn leaves(&self) -> Leaves {
+    pub(crate) fn required_durability(&self) -> RequiredDurability {
         match &self.body {
             Some(
                 Body::PermissionRequest(_)
@@ -65,7 +65,7 @@ impl Control {
                 | Body::Error(_)
                 | Body::Canceled(_)
                 | Body::Receipt(_),
-            ) => Leaves::Synced,
+            ) => RequiredDurability::Synced,
             Some(
                 Body::Accepted(_)
                 | Body::Rejected(_)
@@ -75,19 +75,19 @@ impl Control {
                 | Body::OutputCut(_)
                 | Body::Progress(_),
             )
-            | None => Leaves::Written,
+            | None => RequiredDurability::Written,
         }
     }
 
     /// The last word about its attempt, and the receipt in it: nothing runs any more.
-    pub(crate) fn last_word(&self) -> Option<TerminationReceipt> {
+    pub(crate) fn terminal_receipt(&self) -> Option<TerminationReceipt> {
         let receipt = match self.body.as_ref()? {
             Body::Complete(complete) => &complete.receipt,
             Body::Error(error) => &error.receipt,
             Body::Canceled(canceled) => &canceled.receipt,
             Body::Release(release) => &release.receipt,
             Body::Receipt(receipt) => return Some(receipt.clone()),
-            Body::Rejected(_) => return Some(nothing_ran(SystemTime::UNIX_EPOCH)),
+            Body::Rejected(_) => return Some(no_process_receipt(SystemTime::UNIX_EPOCH)),
             Body::Accepted(_)
             | Body::Started(_)
             | Body::Lifecycle(_)
@@ -105,15 +105,15 @@ impl Control {
 }
 
 /// A frame as it goes over the wire. One whose token did not outlive the daemon that had it carries none.
-pub(crate) fn attempt_frame(
+pub(crate) fn encode_attempt_frame(
     attempt: &AttemptRef,
     token: Option<&LeaseToken>,
-    record: &Record,
+    record: &FrameRecord,
 ) -> DaemonFrame {
     let frame = AttemptFrame {
         r#ref: Some(attempt.clone()),
         token: token.cloned(),
-        ..bare_frame(record)
+        ..encode_record(record)
     };
     DaemonFrame {
         frame: Some(daemon_frame::Frame::Attempt(frame)),
@@ -121,14 +121,14 @@ pub(crate) fn attempt_frame(
 }
 
 /// A frame without what all frames of its attempt share: as it is kept on the disk.
-pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
+pub(crate) fn encode_record(record: &FrameRecord) -> AttemptFrame {
     let (control_seq, observed_at, within_lease, body) = match record {
-        Record::Control {
+        FrameRecord::Control {
             seq,
             observed_at,
             body,
         } => (*seq, observed_at, body.within_lease, body.body.clone()),
-        Record::Output {
+        FrameRecord::Output {
             offset,
             after_control_seq,
             observed_at,
@@ -141,24 +141,24 @@ pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
                 after_control_seq: *after_control_seq,
                 visible: label.visible,
                 kind: label.kind.into(),
-                tool_call_id: label.tool.clone(),
+                tool_call_id: label.tool_call_id.clone(),
                 before_prompt: label.before_prompt,
             };
             (0, observed_at, false, Some(Body::Stream(stream)))
         }
-        Record::Cut {
+        FrameRecord::Cut {
             offset,
             length,
-            why,
+            reason: why,
             after_control_seq,
             observed_at,
         } => {
             let cut = OutputCut {
                 offset: *offset,
                 length: *length,
-                reason: wire_reason(*why).into(),
+                reason: wire_cut_reason(*why).into(),
                 after_control_seq: *after_control_seq,
-                length_unknown: *why == CutWhy::RecorderLost,
+                length_unknown: *why == OutputCutReason::RecorderLost,
             };
             (0, observed_at, false, Some(Body::OutputCut(cut)))
         }
@@ -174,47 +174,47 @@ pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
 }
 
 /// The record that became [`bare_frame`]. None for output of a kind that this version does not know.
-pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
+pub(crate) fn decode_record(frame: AttemptFrame) -> Option<FrameRecord> {
     let observed_at = frame
         .observed_at
         .and_then(|at| SystemTime::try_from(at).ok());
     let observed_at = observed_at.unwrap_or(SystemTime::UNIX_EPOCH);
     match frame.body {
-        Some(Body::Stream(stream)) => Some(Record::Output {
+        Some(Body::Stream(stream)) => Some(FrameRecord::Output {
             offset: stream.offset,
             after_control_seq: stream.after_control_seq,
             observed_at,
-            label: Label {
+            label: OutputLabel {
                 kind: stream.kind(),
                 visible: stream.visible,
-                tool: stream.tool_call_id,
+                tool_call_id: stream.tool_call_id,
                 before_prompt: stream.before_prompt,
             },
             bytes: stream.chunk,
         }),
-        Some(Body::OutputCut(cut)) => Some(Record::Cut {
+        Some(Body::OutputCut(cut)) => Some(FrameRecord::Cut {
             offset: cut.offset,
             length: cut.length,
-            why: match cut.reason() {
-                CutReason::WorkerCrash if cut.length_unknown => CutWhy::RecorderLost,
-                CutReason::WorkerCrash => CutWhy::WorkerCrash,
-                CutReason::LineTooLong => CutWhy::LineTooLong,
-                CutReason::DiskFull => CutWhy::DiskFull,
+            reason: match cut.reason() {
+                CutReason::WorkerCrash if cut.length_unknown => OutputCutReason::RecorderLost,
+                CutReason::WorkerCrash => OutputCutReason::WorkerCrash,
+                CutReason::LineTooLong => OutputCutReason::LineTooLong,
+                CutReason::DiskFull => OutputCutReason::DiskFull,
                 // Beside the first, reasons of relays, and of versions that are not known here.
                 CutReason::DaemonOverflow
                 | CutReason::Unspecified
                 | CutReason::AttemptLimit
                 | CutReason::Retention
                 | CutReason::Corrupt
-                | CutReason::NotReceived => CutWhy::Overflow,
+                | CutReason::NotReceived => OutputCutReason::Overflow,
             },
             after_control_seq: cut.after_control_seq,
             observed_at,
         }),
-        body if frame.control_seq > 0 => Some(Record::Control {
+        body if frame.control_seq > 0 => Some(FrameRecord::Control {
             seq: frame.control_seq,
             observed_at,
-            body: Control {
+            body: ControlFrame {
                 body,
                 within_lease: frame.within_lease,
             },
@@ -223,12 +223,12 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
     }
 }
 
-fn wire_reason(why: CutWhy) -> CutReason {
+fn wire_cut_reason(why: OutputCutReason) -> CutReason {
     match why {
-        CutWhy::Overflow => CutReason::DaemonOverflow,
-        CutWhy::WorkerCrash | CutWhy::RecorderLost => CutReason::WorkerCrash,
-        CutWhy::LineTooLong => CutReason::LineTooLong,
-        CutWhy::DiskFull => CutReason::DiskFull,
+        OutputCutReason::Overflow => CutReason::DaemonOverflow,
+        OutputCutReason::WorkerCrash | OutputCutReason::RecorderLost => CutReason::WorkerCrash,
+        OutputCutReason::LineTooLong => CutReason::LineTooLong,
+        OutputCutReason::DiskFull => CutReason::DiskFull,
     }
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn accepted() -> Body {
     Body::Accepted(TaskAccepted { position: 0 })
 }
 
-pub(crate) fn rejected(refusal: &Refusal) -> Body {
+pub(crate) fn rejected(refusal: &DispatchRefusal) -> Body {
     Body::Rejected(TaskRejected {
         code: refusal.code.into(),
         message: refusal.message.clone(),
@@ -245,18 +245,18 @@ pub(crate) fn rejected(refusal: &Refusal) -> Body {
 
 /// A phase with what is known at it.
 pub(crate) struct PhaseReport {
-    pub(crate) phase: OncePhase,
+    pub(crate) phase: OneTimePhase,
     pub(crate) pid: Option<i32>,
     pub(crate) deadline_at: Option<SystemTime>,
     pub(crate) elapsed: Duration,
     pub(crate) wall: SystemTime,
     pub(crate) workspace: Option<WorkspaceReport>,
     /// That it is being ended for.
-    pub(crate) deadline: Option<DeadlineKind>,
+    pub(crate) ended_by_deadline: Option<DeadlineKind>,
 }
 
 /// It waits for something on this machine.
-pub(crate) fn waits(message: String) -> Body {
+pub(crate) fn queued(message: String) -> Body {
     Body::Lifecycle(TaskLifecycle {
         phase: LifecyclePhase::Queued.into(),
         message,
@@ -264,8 +264,8 @@ pub(crate) fn waits(message: String) -> Body {
     })
 }
 
-pub(crate) fn phase(report: PhaseReport) -> Body {
-    if report.phase == OncePhase::Started {
+pub(crate) fn phase_frame(report: PhaseReport) -> Body {
+    if report.phase == OneTimePhase::Started {
         let started_at = Some(Timestamp::from(report.wall));
         return Body::Started(TaskStarted {
             started_at,
@@ -278,37 +278,37 @@ pub(crate) fn phase(report: PhaseReport) -> Body {
         deadline_at: report.deadline_at.map(Timestamp::from),
         elapsed_ms: Some(whole_millis(report.elapsed)),
         deadline: report
-            .deadline
+            .ended_by_deadline
             .map_or(TimerKind::Unspecified, wire_timer)
             .into(),
         ..TaskLifecycle::default()
     })
 }
 
-pub(crate) fn wire_phase(phase: OncePhase) -> LifecyclePhase {
+pub(crate) fn wire_phase(phase: OneTimePhase) -> LifecyclePhase {
     match phase {
-        OncePhase::Started => LifecyclePhase::Started,
-        OncePhase::AgentStarted => LifecyclePhase::AgentStarted,
-        OncePhase::PromptWritten => LifecyclePhase::PromptWritten,
-        OncePhase::FirstEventSeen => LifecyclePhase::FirstEventSeen,
-        OncePhase::FirstVisibleEventSeen => LifecyclePhase::FirstVisibleEventSeen,
-        OncePhase::Streaming => LifecyclePhase::Streaming,
-        OncePhase::CleanupStarted => LifecyclePhase::CleanupStarted,
-        OncePhase::CleanupFinished => LifecyclePhase::CleanupFinished,
+        OneTimePhase::Started => LifecyclePhase::Started,
+        OneTimePhase::AgentStarted => LifecyclePhase::AgentStarted,
+        OneTimePhase::PromptWritten => LifecyclePhase::PromptWritten,
+        OneTimePhase::FirstEventSeen => LifecyclePhase::FirstEventSeen,
+        OneTimePhase::FirstVisibleEventSeen => LifecyclePhase::FirstVisibleEventSeen,
+        OneTimePhase::Streaming => LifecyclePhase::Streaming,
+        OneTimePhase::CleanupStarted => LifecyclePhase::CleanupStarted,
+        OneTimePhase::CleanupFinished => LifecyclePhase::CleanupFinished,
     }
 }
 
 /// The phase behind [`wire_phase`]; none for those that may come again.
-pub(crate) fn once_phase(phase: LifecyclePhase) -> Option<OncePhase> {
+pub(crate) fn one_time_phase(phase: LifecyclePhase) -> Option<OneTimePhase> {
     let all = [
-        OncePhase::Started,
-        OncePhase::AgentStarted,
-        OncePhase::PromptWritten,
-        OncePhase::FirstEventSeen,
-        OncePhase::FirstVisibleEventSeen,
-        OncePhase::Streaming,
-        OncePhase::CleanupStarted,
-        OncePhase::CleanupFinished,
+        OneTimePhase::Started,
+        OneTimePhase::AgentStarted,
+        OneTimePhase::PromptWritten,
+        OneTimePhase::FirstEventSeen,
+        OneTimePhase::FirstVisibleEventSeen,
+        OneTimePhase::Streaming,
+        OneTimePhase::CleanupStarted,
+        OneTimePhase::CleanupFinished,
     ];
     all.into_iter().find(|once| wire_phase(*once) == phase)
 }

@@ -17,20 +17,20 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::debug;
 
-use crate::clock::{Clock, Moment};
-use crate::private_socket::{self, open_dir, short};
-use crate::status::{Ailment, DaemonStatus};
+use crate::clock::{BootTime, Clock};
+use crate::private_socket::{self, descriptor_path, open_dir};
+use crate::status::{DaemonStatus, HealthProblem};
 
-const SOCKET: &str = "health.sock";
+const HEALTH_SOCKET: &str = "health.sock";
 /// Longest request that is read; probes send a few hundred bytes.
 const REQUEST_BYTES: usize = 8 * 1024;
 /// Questions at one time. Full: the next waits in the listener's backlog.
-const AT_ONCE: usize = 16;
+const CONCURRENT_REQUESTS_MAX: usize = 16;
 /// For one question, from accept to the last byte.
-const QUESTION: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one who asks waits for a daemon that may hang.
-const ANSWER: Duration = Duration::from_secs(3);
-const BACKOFF: Duration = Duration::from_millis(100);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(3);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
@@ -45,19 +45,20 @@ pub enum HealthError {
 
 /// Bound, not yet answering.
 #[derive(Debug)]
-pub(crate) struct HealthChecks {
+pub(crate) struct HealthServer {
     unix: StdUnixListener,
     tcp: Option<std::net::TcpListener>,
 }
 
-impl HealthChecks {
+impl HealthServer {
     /// The directory is this process's own, so a socket that lies there is a leftover.
     pub(crate) fn bind(data_dir: &Path, tcp: Option<SocketAddr>) -> Result<Self, HealthError> {
-        let unix =
-            private_socket::bind(data_dir, SOCKET).map_err(|source| HealthError::Socket {
-                path: data_dir.join(SOCKET),
+        let unix = private_socket::bind(data_dir, HEALTH_SOCKET).map_err(|source| {
+            HealthError::Socket {
+                path: data_dir.join(HEALTH_SOCKET),
                 source,
-            })?;
+            }
+        })?;
         let bound = |address: SocketAddr| {
             let listener = std::net::TcpListener::bind(address)
                 .and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp));
@@ -75,7 +76,7 @@ impl HealthChecks {
     }
 
     /// Answers for ever.
-    pub(crate) async fn answer(
+    pub(crate) async fn serve(
         self,
         status: watch::Receiver<DaemonStatus>,
         clock: Clock,
@@ -85,44 +86,44 @@ impl HealthChecks {
         let mut open = JoinSet::new();
         loop {
             let (status, clock) = (status.clone(), clock.clone());
-            let room = open.len() < AT_ONCE;
+            let room = open.len() < CONCURRENT_REQUESTS_MAX;
             let accepted = tokio::select! {
                 Some(_) = open.join_next() => continue,
                 accepted = unix.accept(), if room => accepted.map(|(peer, _)| {
-                    open.spawn(question(peer, status, clock));
+                    open.spawn(serve_connection(peer, status, clock));
                 }),
-                accepted = accept(tcp.as_ref()), if room => accepted.map(|peer| {
-                    open.spawn(question(peer, status, clock));
+                accepted = accept_tcp(tcp.as_ref()), if room => accepted.map(|peer| {
+                    open.spawn(serve_connection(peer, status, clock));
                 }),
             };
             if let Err(error) = accepted {
                 debug!(%error, "a health check was not accepted");
                 // Out of descriptors: trying again at once would spin.
-                tokio::time::sleep(BACKOFF).await;
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }
     }
 }
 
-async fn accept(tcp: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
+async fn accept_tcp(tcp: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
     match tcp {
         Some(tcp) => tcp.accept().await.map(|(peer, _)| peer),
         None => std::future::pending().await,
     }
 }
 
-async fn question(
+async fn serve_connection(
     mut peer: impl AsyncRead + AsyncWrite + Unpin,
     status: watch::Receiver<DaemonStatus>,
     clock: Clock,
 ) {
     let answered = async {
         let request = read_request(&mut peer).await?;
-        let reply = reply(&request, &status.borrow().clone(), clock.now());
+        let reply = build_response(&request, &status.borrow().clone(), clock.now());
         peer.write_all(reply.as_bytes()).await?;
         peer.shutdown().await
     };
-    match tokio::time::timeout(QUESTION, answered).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, answered).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "a health check broke off"),
         Err(_) => debug!("a health check took too long"),
@@ -142,7 +143,7 @@ async fn read_request(peer: &mut (impl AsyncRead + Unpin)) -> io::Result<String>
 
 /// What a probe gets to read besides the status code.
 #[derive(Serialize)]
-struct Told<'a> {
+struct HealthReply<'a> {
     healthy: bool,
     /// Empty when it is well.
     problem: String,
@@ -155,28 +156,34 @@ struct Told<'a> {
     silent_ms: Option<u64>,
 }
 
-fn reply(request: &str, status: &DaemonStatus, now: Moment) -> String {
+fn build_response(request: &str, status: &DaemonStatus, now: BootTime) -> String {
     let mut words = request.split_whitespace();
     let (method, path) = (words.next(), words.next());
     let ailment = match (method, path) {
-        (Some("GET" | "HEAD"), Some("/healthz")) => status.ailment(now),
-        (Some("GET" | "HEAD"), Some("/livez")) => status.stuck(now),
+        (Some("GET" | "HEAD"), Some("/healthz")) => status.problem(now),
+        (Some("GET" | "HEAD"), Some("/livez")) => status.stuck_problem(now),
         (Some("GET" | "HEAD"), _) => {
-            return http("404 Not Found", "ask /healthz or /livez\n", true);
+            return http_response("404 Not Found", "ask /healthz or /livez\n", true);
         }
-        _ => return http("400 Bad Request", "ask with GET\n", true),
+        _ => return http_response("400 Bad Request", "ask with GET\n", true),
     };
     let code = match ailment {
         None => "200 OK",
         Some(_) => "503 Service Unavailable",
     };
-    let body = serde_json::to_string(&told(status, ailment, now)).unwrap_or_default();
-    http(code, &format!("{body}\n"), method == Some("GET"))
+    let body = serde_json::to_string(&health_reply(status, ailment, now)).unwrap_or_default();
+    http_response(code, &format!("{body}\n"), method == Some("GET"))
 }
 
-fn told(status: &DaemonStatus, ailment: Option<Ailment>, now: Moment) -> Told<'_> {
-    let silent = status.heard.map(|heard| heard.at.until(now).as_millis());
-    Told {
+fn health_reply(
+    status: &DaemonStatus,
+    ailment: Option<HealthProblem>,
+    now: BootTime,
+) -> HealthReply<'_> {
+    let silent = status
+        .relay_contact
+        .map(|heard| heard.at.until(now).as_millis());
+    HealthReply {
         healthy: ailment.is_none(),
         problem: ailment.map_or_else(String::new, |ailment| ailment.to_string()),
         connected: status.connected,
@@ -188,7 +195,7 @@ fn told(status: &DaemonStatus, ailment: Option<Ailment>, now: Moment) -> Told<'_
     }
 }
 
-fn http(code: &str, body: &str, with_body: bool) -> String {
+fn http_response(code: &str, body: &str, with_body: bool) -> String {
     let length = body.len();
     let body = if with_body { body } else { "" };
     format!(
@@ -199,26 +206,26 @@ fn http(code: &str, body: &str, with_body: bool) -> String {
 
 /// What a daemon says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checkup {
+pub struct HealthCheckResult {
     pub healthy: bool,
     /// One JSON object.
-    pub told: String,
+    pub json: String,
 }
 
 /// Asks the daemon that runs on this directory. An error means that none answers.
-pub fn check(data_dir: &Path) -> io::Result<Checkup> {
+pub fn check(data_dir: &Path) -> io::Result<HealthCheckResult> {
     let dir = open_dir(data_dir)?;
-    let mut peer = StdUnixStream::connect(short(&dir, SOCKET))?;
-    peer.set_read_timeout(Some(ANSWER))?;
+    let mut peer = StdUnixStream::connect(descriptor_path(&dir, HEALTH_SOCKET))?;
+    peer.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     peer.write_all(b"GET /healthz HTTP/1.1\r\nhost: daemon\r\n\r\n")?;
     let mut answer = String::new();
     peer.read_to_string(&mut answer)?;
     let malformed = || io::Error::new(io::ErrorKind::InvalidData, "not a daemon's answer");
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(malformed)?;
     let code = head.split_whitespace().nth(1).ok_or_else(malformed)?;
-    Ok(Checkup {
+    Ok(HealthCheckResult {
         healthy: code == "200",
-        told: body.trim_end().to_owned(),
+        json: body.trim_end().to_owned(),
     })
 }
 
@@ -227,32 +234,32 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::status::Heard;
+    use crate::status::RelayContact;
 
-    fn well(now: Moment) -> DaemonStatus {
+    fn well(now: BootTime) -> DaemonStatus {
         DaemonStatus {
             connected: true,
-            heard: Some(Heard {
+            relay_contact: Some(RelayContact {
                 at: now,
-                every: Duration::from_secs(5),
+                interval: Duration::from_secs(5),
             }),
-            trouble: String::new(),
+            disconnect_reason: String::new(),
             ..DaemonStatus::new("d-1", 4, now)
         }
     }
 
     #[test]
     fn a_deaf_daemon_is_unhealthy_and_alive_and_other_questions_are_answered_too() {
-        let now = Moment::from_millis(100_000);
+        let now = BootTime::from_millis(100_000);
         let mut status = well(now);
-        let ask = |line: &str, status: &DaemonStatus, at: Moment| {
-            reply(&format!("{line} HTTP/1.1\r\n\r\n"), status, at)
+        let ask = |line: &str, status: &DaemonStatus, at: BootTime| {
+            build_response(&format!("{line} HTTP/1.1\r\n\r\n"), status, at)
         };
         let healthy = ask("GET /healthz", &status, now);
         assert!(healthy.starts_with("HTTP/1.1 200 OK\r\n"), "{healthy}");
         assert!(healthy.ends_with("\"silent_ms\":0}\n"), "{healthy}");
         let later = now.after(Duration::from_secs(12));
-        status.turned_at = later;
+        status.loop_turned_at = later;
         let deaf = ask("GET /healthz", &status, later);
         assert!(deaf.starts_with("HTTP/1.1 503 "), "{deaf}");
         assert!(deaf.contains("has not been heard for 12 s"), "{deaf}");
@@ -261,7 +268,7 @@ mod tests {
         assert!(head.ends_with("\r\n\r\n") && head.contains("503"), "{head}");
         assert!(ask("GET /", &status, later).starts_with("HTTP/1.1 404 "));
         assert!(ask("POST /healthz", &status, later).starts_with("HTTP/1.1 400 "));
-        assert!(reply("", &status, later).starts_with("HTTP/1.1 400 "));
+        assert!(build_response("", &status, later).starts_with("HTTP/1.1 400 "));
     }
 
     #[tokio::test]
@@ -269,12 +276,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("d".repeat(200));
         fs::create_dir(&dir).unwrap();
-        drop(private_socket::bind(&dir, SOCKET).unwrap());
-        let checks = HealthChecks::bind(&dir, Some("127.0.0.1:0".parse().unwrap())).unwrap();
+        drop(private_socket::bind(&dir, HEALTH_SOCKET).unwrap());
+        let checks = HealthServer::bind(&dir, Some("127.0.0.1:0".parse().unwrap())).unwrap();
         let address = checks.address().unwrap();
         let clock = Clock::boot();
         let (status, receiver) = watch::channel(well(clock.now()));
-        let answering = tokio::spawn(checks.answer(receiver, clock.clone()));
+        let answering = tokio::spawn(checks.serve(receiver, clock.clone()));
         // A peer that says nothing holds up nobody.
         let _mute = tokio::net::TcpStream::connect(address).await.unwrap();
         let ask = || {
@@ -282,9 +289,9 @@ mod tests {
             async { tokio::task::spawn_blocking(move || check(&dir)).await }
         };
         assert!(ask().await.unwrap().unwrap().healthy);
-        status.send_modify(|status| status.heard = None);
+        status.send_modify(|status| status.relay_contact = None);
         let sick = ask().await.unwrap().unwrap();
-        assert!(!sick.healthy && sick.told.contains("no stream"), "{sick:?}");
+        assert!(!sick.healthy && sick.json.contains("no stream"), "{sick:?}");
         answering.abort();
         assert!(answering.await.unwrap_err().is_cancelled());
         assert!(ask().await.unwrap().is_err(), "nobody answers any more");

@@ -12,13 +12,13 @@ use baton_proto::v1::{
 };
 use baton_proto::worker::Finish;
 
-use crate::agents::{Refusal, Used};
-use crate::attempt::{AttemptPlan, Stop};
+use crate::agents::{DispatchRefusal, FinalAgentUsage};
+use crate::attempt::{AttemptPlan, StopRequest};
 use crate::attempt_dir::AttemptId;
-use crate::clock::{Clock, Moment};
-use crate::conversations::Conversing;
-use crate::frames::{self, Control};
-use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox};
+use crate::clock::{BootTime, Clock};
+use crate::conversations::ConversationTurn;
+use crate::frames::{self, ControlFrame};
+use crate::outbox::{AckedPosition, FrameOutbox, OUTPUT_LIMIT};
 
 mod ending;
 mod events;
@@ -28,54 +28,54 @@ mod reins;
 mod restored;
 mod voice;
 
-pub(crate) use place::Place;
-pub(crate) use reins::{Bits, Reach, Telling};
-pub(crate) use restored::Remains;
+pub(crate) use place::OutboxLocation;
+pub(crate) use reins::{AttemptControlReceivers, LeaseDelivery, ShimReach};
+pub(crate) use restored::RecoveredAttempt;
 
-use reins::Reins;
-use voice::Voice;
+use reins::AttemptControl;
+use voice::ToolCalls;
 
 /// Complaints about one gap come in bunches: one for each frame that was in flight.
-const REPLAY_PAUSE: Duration = Duration::from_millis(500);
+const REPLAY_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
-pub(crate) struct Held {
+pub(crate) struct SupervisedAttempt {
     pub(crate) attempt: AttemptRef,
     /// None when it did not outlive the daemon that had it.
     pub(crate) token: Option<LeaseToken>,
-    pub(crate) outbox: Outbox,
-    pub(crate) place: Place,
+    pub(crate) outbox: FrameOutbox,
+    pub(crate) outbox_location: OutboxLocation,
     /// The turn belongs to a conversation.
-    pub(crate) conversing: Option<Conversing>,
-    stage: Stage,
+    pub(crate) conversation: Option<ConversationTurn>,
+    stage: SupervisedStage,
     lease: Option<LeaseClock>,
     cleanup_term: Duration,
-    started_at: Option<Moment>,
+    started_at: Option<BootTime>,
     phase: LifecyclePhase,
     /// Why it was ordered to stop: the strongest reason so far.
-    stopping: Option<StopWhy>,
+    stop_reason: Option<StopReason>,
     /// When it last replayed because the relay missed something; what was in flight then is no news.
-    replayed_at: Option<Moment>,
+    replayed_at: Option<BootTime>,
     /// Its id waits in the supervisor's queue of attempts with something to send.
     pub(crate) is_queued: bool,
     /// The directory that it has to itself.
-    exclusive: Option<PathBuf>,
+    exclusive_root: Option<PathBuf>,
     /// Where it works, as it was said last.
     workspace: Option<WorkspaceReport>,
     /// What its agent says through its tools, where it has some.
-    voice: Option<Voice>,
+    tool_calls: Option<ToolCalls>,
     /// What its agent said of the end.
-    finish: Option<Finish>,
+    agent_finish: Option<Finish>,
 }
 
-enum Stage {
+enum SupervisedStage {
     /// Taken, not confirmed: nothing is started yet.
     Accepted {
         plan: Box<AttemptPlan>,
-        accepted_at: Moment,
-        confirm_by: Moment,
+        accepted_at: BootTime,
+        confirm_by: BootTime,
     },
     /// A task drives its shim.
-    Running(Reins),
+    Running(AttemptControl),
     /// Nothing runs. Kept until the relay has acknowledged `last_seq`.
     Finished {
         last_seq: u64,
@@ -85,7 +85,7 @@ enum Stage {
 
 /// A stronger one decides what is said at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StopWhy {
+pub(crate) enum StopReason {
     Canceled(CancelReason),
     /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
     /// receipt is said: the relay's policy for losses decides how the task goes on.
@@ -100,8 +100,8 @@ pub(crate) enum StopWhy {
     Fenced,
 }
 
-impl StopWhy {
-    fn rank(self) -> u8 {
+impl StopReason {
+    fn strength(self) -> u8 {
         match self {
             Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
             Self::LeaseEnded => 1,
@@ -110,13 +110,13 @@ impl StopWhy {
     }
 
     /// Whether the lease counts no more.
-    fn ends_the_lease(self) -> bool {
-        self.rank() >= Self::LeaseEnded.rank()
+    fn ends_lease(self) -> bool {
+        self.strength() >= Self::LeaseEnded.strength()
     }
 
     /// Whether an agent may end its turn first. Not where nobody would hear of it; and not when a deadline has passed that
     /// the relay watches: who was told that nobody answered would come to a result without the answer.
-    fn leaves_time_to_ask(self) -> bool {
+    fn allows_interrupt(self) -> bool {
         match self {
             Self::Canceled(reason) => reason != CancelReason::Deadline,
             Self::Drained => true,
@@ -126,72 +126,72 @@ impl StopWhy {
 }
 
 /// A dispatch that is taken.
-pub(crate) struct Offer {
+pub(crate) struct AcceptedDispatch {
     pub(crate) attempt: AttemptRef,
     pub(crate) token: LeaseToken,
-    pub(crate) place: Place,
+    pub(crate) outbox_location: OutboxLocation,
     pub(crate) plan: AttemptPlan,
-    pub(crate) accept: Duration,
-    pub(crate) conversing: Option<Conversing>,
+    pub(crate) confirm_within: Duration,
+    pub(crate) conversation: Option<ConversationTurn>,
 }
 
 /// What starts once the lease is confirmed.
-pub(crate) struct Start {
+pub(crate) struct AttemptStart {
     pub(crate) plan: AttemptPlan,
     pub(crate) token: LeaseToken,
     /// Where its shim works.
     pub(crate) dir: AttemptId,
-    pub(crate) bits: Bits,
+    pub(crate) control: AttemptControlReceivers,
 }
 
-impl Held {
-    pub(crate) fn accept(offer: Offer, clock: &Clock) -> Self {
-        let Offer {
+impl SupervisedAttempt {
+    pub(crate) fn accept(offer: AcceptedDispatch, clock: &Clock) -> Self {
+        let AcceptedDispatch {
             attempt,
             token,
-            place,
+            outbox_location: place,
             plan,
-            accept,
-            conversing,
+            confirm_within: accept,
+            conversation: conversing,
         } = offer;
         let now = clock.now();
         let cleanup_term = plan.cleanup_term;
-        let exclusive = plan.workspace.exclusive().map(Path::to_owned);
+        let exclusive = plan.workspace.exclusive_root().map(Path::to_owned);
         let voice = plan
             .tools
             .clone()
-            .map(|granted| Voice::new(granted, plan.files.clone()));
-        let stage = Stage::Accepted {
+            .map(|granted| ToolCalls::new(granted, plan.required_files.clone()));
+        let stage = SupervisedStage::Accepted {
             plan: Box::new(plan),
             accepted_at: now,
             confirm_by: now.after(accept),
         };
         let mut held = Self {
-            outbox: Outbox::new(OUTPUT_LIMIT),
-            place,
-            conversing,
-            exclusive,
-            voice,
+            outbox: FrameOutbox::new(OUTPUT_LIMIT),
+            outbox_location: place,
+            conversation: conversing,
+            exclusive_root: exclusive,
+            tool_calls: voice,
             ..Self::new(attempt, Some(token), stage, cleanup_term)
         };
-        held.say(frames::accepted(), clock);
+        held.push_frame(frames::accepted(), clock);
         held
     }
 
     pub(crate) fn refuse(
         attempt: AttemptRef,
         token: LeaseToken,
-        refusal: &Refusal,
+        refusal: &DispatchRefusal,
         clock: &Clock,
     ) -> Self {
-        let stage = Stage::Finished {
+        let stage = SupervisedStage::Finished {
             last_seq: 0,
-            receipt: frames::nothing_ran(clock.wall()),
+            receipt: frames::no_process_receipt(clock.wall()),
         };
         let mut held = Self::new(attempt, Some(token), stage, Duration::ZERO);
-        held.finish(
+        held.finish_with_frame(
             frames::rejected(refusal),
-            frames::nothing_ran(clock.wall()),
+            frames::no_process_receipt(clock.wall()),
             clock,
         );
         held
@@ -200,86 +200,88 @@ impl Held {
     fn new(
         attempt: AttemptRef,
         token: Option<LeaseToken>,
-        stage: Stage,
+        stage: SupervisedStage,
         cleanup_term: Duration,
     ) -> Self {
         Self {
             attempt,
             token,
-            outbox: Outbox::in_memory(OUTPUT_LIMIT),
-            place: Place::Memory,
-            conversing: None,
+            outbox: FrameOutbox::in_memory(OUTPUT_LIMIT),
+            outbox_location: OutboxLocation::Memory,
+            conversation: None,
             stage,
             lease: None,
             cleanup_term,
             started_at: None,
             phase: LifecyclePhase::Accepted,
-            stopping: None,
+            stop_reason: None,
             replayed_at: None,
             is_queued: false,
-            exclusive: None,
+            exclusive_root: None,
             workspace: None,
-            voice: None,
-            finish: None,
+            tool_calls: None,
+            agent_finish: None,
         }
     }
 
     /// Whether it is in this directory, or will be, and nobody else may.
-    pub(crate) fn occupies(&self, root: &Path) -> bool {
-        !self.is_finished() && self.exclusive.as_deref() == Some(root)
+    pub(crate) fn occupies_root(&self, root: &Path) -> bool {
+        !self.is_finished() && self.exclusive_root.as_deref() == Some(root)
     }
 
     /// Whether it takes up one of the daemon's slots: something runs, or may.
-    pub(crate) fn holds_slot(&self) -> bool {
+    pub(crate) fn uses_slot(&self) -> bool {
         match &self.stage {
-            Stage::Accepted { .. } => true,
-            Stage::Running(reins) => reins.reach != Reach::Over,
-            Stage::Finished { .. } => false,
+            SupervisedStage::Accepted { .. } => true,
+            SupervisedStage::Running(reins) => reins.reach != ShimReach::Ended,
+            SupervisedStage::Finished { .. } => false,
         }
     }
 
     /// Whether its task owes it an end.
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Running(_))
+        matches!(self.stage, SupervisedStage::Running(_))
     }
 
     /// Its last word is in the outbox.
     pub(crate) fn is_finished(&self) -> bool {
-        matches!(self.stage, Stage::Finished { .. })
+        matches!(self.stage, SupervisedStage::Finished { .. })
     }
 
     /// Finished, and the relay has it all.
     pub(crate) fn is_settled(&self) -> bool {
         match self.stage {
-            Stage::Finished { .. } => self.ends_with(self.outbox.acked().control_seq),
-            Stage::Accepted { .. } | Stage::Running(_) => false,
+            SupervisedStage::Finished { .. } => {
+                self.is_terminal_seq(self.outbox.acked().control_seq)
+            }
+            SupervisedStage::Accepted { .. } | SupervisedStage::Running(_) => false,
         }
     }
 
     /// Finished, and `seq` is the last word or beyond it.
-    pub(crate) fn ends_with(&self, seq: u64) -> bool {
+    pub(crate) fn is_terminal_seq(&self, seq: u64) -> bool {
         match self.stage {
-            Stage::Finished { last_seq, .. } => seq >= last_seq,
-            Stage::Accepted { .. } | Stage::Running(_) => false,
+            SupervisedStage::Finished { last_seq, .. } => seq >= last_seq,
+            SupervisedStage::Accepted { .. } | SupervisedStage::Running(_) => false,
         }
     }
 
     /// The relay repeats an offer that stands, so the daemon repeats its answer.
-    pub(crate) fn answer_again(&mut self, clock: &Clock) {
-        if matches!(self.stage, Stage::Accepted { .. }) {
-            self.say(frames::accepted(), clock);
+    pub(crate) fn resend_acceptance(&mut self, clock: &Clock) {
+        if matches!(self.stage, SupervisedStage::Accepted { .. }) {
+            self.push_frame(frames::accepted(), clock);
         }
     }
 
     /// The lease counts from the send of what the relay answered; for a running one it is a renewal.
     /// Returns what to start, once; nothing when the lease was over before its confirmation came.
-    pub(crate) fn confirm(
+    pub(crate) fn confirm_lease(
         &mut self,
-        sent_at: Option<Moment>,
+        sent_at: Option<BootTime>,
         granted: Duration,
         clock: &Clock,
-    ) -> Option<Start> {
-        let Stage::Accepted {
+    ) -> Option<AttemptStart> {
+        let SupervisedStage::Accepted {
             plan, accepted_at, ..
         } = &self.stage
         else {
@@ -288,77 +290,77 @@ impl Held {
             }
             return None;
         };
-        if !self.outbox.log().is_begun() {
+        if !self.outbox.log().has_stored_entries() {
             // No directory to start it in yet. Its acceptance leaves when there is one, and is confirmed again.
             return None;
         }
-        let lease = LeaseClock::granted(sent_at.unwrap_or(*accepted_at), granted);
-        if lease.is_over(clock.now()) {
-            self.give_back(&Refusal::not_confirmed(), clock);
+        let lease = LeaseClock::from_grant(sent_at.unwrap_or(*accepted_at), granted);
+        if lease.is_expired(clock.now()) {
+            self.return_unstarted(&DispatchRefusal::not_confirmed(), clock);
             return None;
         }
-        let (token, dir) = (self.token.clone()?, self.place.on_disk()?);
+        let (token, dir) = (self.token.clone()?, self.outbox_location.dir_id()?);
         self.lease = Some(lease);
         let plan = (**plan).clone();
-        let (reins, bits) = Reins::new(Some(lease), Reach::Linked, 0);
-        self.stage = Stage::Running(reins);
-        Some(Start {
+        let (reins, bits) = AttemptControl::new(Some(lease), ShimReach::Linked, 0);
+        self.stage = SupervisedStage::Running(reins);
+        Some(AttemptStart {
             plan,
             token,
             dir,
-            bits,
+            control: bits,
         })
     }
 
     pub(crate) fn cancel(&mut self, reason: CancelReason, grace: Option<Duration>, clock: &Clock) {
         match &self.stage {
-            Stage::Accepted { .. } => {
-                let receipt = frames::nothing_ran(clock.wall());
-                let closing = self.closing(receipt.clone());
-                self.finish(
-                    frames::canceled(reason, &Used::default(), closing),
+            SupervisedStage::Accepted { .. } => {
+                let receipt = frames::no_process_receipt(clock.wall());
+                let closing = self.terminal_fields(receipt.clone());
+                self.finish_with_frame(
+                    frames::canceled(reason, &FinalAgentUsage::default(), closing),
                     receipt,
                     clock,
                 );
             }
-            Stage::Running(_) => {
+            SupervisedStage::Running(_) => {
                 let grace = grace.unwrap_or(self.cleanup_term);
-                self.order_stop(StopWhy::Canceled(reason), clock.now().after(grace));
+                self.order_stop(StopReason::Canceled(reason), clock.now().after(grace));
             }
             // It names a finished attempt: nothing to do.
-            Stage::Finished { .. } => {}
+            SupervisedStage::Finished { .. } => {}
         }
     }
 
     /// The daemon's time to drain is up, and KILL must go out by a moment.
-    pub(crate) fn drain(&mut self, kill_by: Moment, clock: &Clock) {
+    pub(crate) fn stop_for_drain(&mut self, kill_by: BootTime, clock: &Clock) {
         let by_grace = clock.now().after(self.cleanup_term);
-        self.order_stop(StopWhy::Drained, by_grace.min(kill_by));
+        self.order_stop(StopReason::Drained, by_grace.min(kill_by));
     }
 
     /// The daemon takes no new work: what has not started goes back.
-    pub(crate) fn give_back(&mut self, refusal: &Refusal, clock: &Clock) {
-        if matches!(self.stage, Stage::Accepted { .. }) {
-            self.finish(
+    pub(crate) fn return_unstarted(&mut self, refusal: &DispatchRefusal, clock: &Clock) {
+        if matches!(self.stage, SupervisedStage::Accepted { .. }) {
+            self.finish_with_frame(
                 frames::rejected(refusal),
-                frames::nothing_ran(clock.wall()),
+                frames::no_process_receipt(clock.wall()),
                 clock,
             );
         }
     }
 
     /// For Hello.
-    pub(crate) fn active(&self, now: Moment) -> ActiveAttempt {
+    pub(crate) fn to_active_attempt(&self, now: BootTime) -> ActiveAttempt {
         let state = match &self.stage {
-            Stage::Accepted { .. } => ActiveState::Running,
-            Stage::Running(reins) => match reins.reach {
-                Reach::Linked if self.is_deaf(now) => ActiveState::Unreachable,
-                Reach::Linked => ActiveState::Running,
-                Reach::Unreachable => ActiveState::Unreachable,
+            SupervisedStage::Accepted { .. } => ActiveState::Running,
+            SupervisedStage::Running(reins) => match reins.reach {
+                ShimReach::Linked if self.is_shim_unresponsive(now) => ActiveState::Unreachable,
+                ShimReach::Linked => ActiveState::Running,
+                ShimReach::Unreachable => ActiveState::Unreachable,
                 // How it ended is known, and is told as soon as its output is.
-                Reach::Over => ActiveState::Finished,
+                ShimReach::Ended => ActiveState::Finished,
             },
-            Stage::Finished { .. } => ActiveState::Finished,
+            SupervisedStage::Finished { .. } => ActiveState::Finished,
         };
         let acked = self.outbox.acked().control_seq;
         let last = self.outbox.last_control_seq();
@@ -369,7 +371,7 @@ impl Held {
             last_control_seq: last,
             oldest_control_seq: if acked < last { acked + 1 } else { 0 },
             output_end: self.outbox.end_offset(),
-            oldest_offset: self.outbox.oldest_output(),
+            oldest_offset: self.outbox.oldest_output_offset(),
             phase: self.phase.into(),
             open_tool_call_ids: Vec::new(),
             open_input_ids: Vec::new(),
@@ -377,36 +379,36 @@ impl Held {
     }
 
     /// A new stream, and what the relay has of it: everything beyond that goes out again.
-    pub(crate) fn replay(&mut self, acked: Acked) {
-        self.outbox.settle(acked);
+    pub(crate) fn replay_after(&mut self, acked: AckedPosition) {
+        self.outbox.apply_settlement(acked);
     }
 
-    fn order_stop(&mut self, why: StopWhy, kill_at: Moment) {
-        self.raise_stop(why);
-        if let Stage::Running(reins) = &self.stage {
-            let may_ask = why.leaves_time_to_ask();
-            let calls_off = matches!(why, StopWhy::Canceled(_));
-            reins.order_stop(Stop {
+    fn order_stop(&mut self, why: StopReason, kill_at: BootTime) {
+        self.raise_stop_reason(why);
+        if let SupervisedStage::Running(reins) = &self.stage {
+            let may_ask = why.allows_interrupt();
+            let calls_off = matches!(why, StopReason::Canceled(_));
+            reins.order_stop(StopRequest {
                 kill_at,
-                may_ask,
-                calls_off,
+                may_interrupt_turn: may_ask,
+                result_unwanted: calls_off,
             });
         }
     }
 
     /// Of equals the first counts: a second cancel changes nothing.
-    fn raise_stop(&mut self, why: StopWhy) {
+    fn raise_stop_reason(&mut self, why: StopReason) {
         if self
-            .stopping
-            .is_none_or(|standing| standing.rank() < why.rank())
+            .stop_reason
+            .is_none_or(|standing| standing.strength() < why.strength())
         {
-            self.stopping = Some(why);
+            self.stop_reason = Some(why);
         }
     }
 
-    fn say(&mut self, body: Body, clock: &Clock) {
-        let control = Control::from(body);
-        let leaves = control.leaves();
+    fn push_frame(&mut self, body: Body, clock: &Clock) {
+        let control = ControlFrame::from(body);
+        let leaves = control.required_durability();
         self.outbox.push_control(control, clock.wall(), leaves);
     }
 }

@@ -15,7 +15,7 @@ const ID_FILE: &str = "daemon-id";
 const LOCK_FILE: &str = "daemon.lock";
 
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct DaemonIdentity {
     data_dir: PathBuf,
     /// Empty until the first Welcome.
     daemon_id: String,
@@ -38,10 +38,10 @@ pub enum IdentityError {
     )]
     BootId { path: PathBuf, source: io::Error },
     #[error("cannot keep the daemon's id in {path}: {source}")]
-    Keep { path: PathBuf, source: io::Error },
+    Store { path: PathBuf, source: io::Error },
 }
 
-impl Identity {
+impl DaemonIdentity {
     pub(crate) fn open(data_dir: &Path, boot_id_file: &Path) -> Result<Self, IdentityError> {
         let failed = |source| IdentityError::Directory {
             path: data_dir.to_owned(),
@@ -77,12 +77,12 @@ impl Identity {
     }
 
     /// Keeps the id that the relay gave: on disk first, whole or not at all.
-    pub(crate) fn keep(&mut self, daemon_id: &str) -> Result<(), IdentityError> {
+    pub(crate) fn store_daemon_id(&mut self, daemon_id: &str) -> Result<(), IdentityError> {
         if daemon_id.is_empty() || daemon_id == self.daemon_id {
             return Ok(());
         }
         whole_file::write(&self.data_dir, ID_FILE, &format!("{daemon_id}\n")).map_err(
-            |source| IdentityError::Keep {
+            |source| IdentityError::Store {
                 path: self.data_dir.join(ID_FILE),
                 source,
             },
@@ -104,7 +104,7 @@ fn read_boot_id(path: &Path) -> Result<String, IdentityError> {
     }
 }
 
-impl Drop for Identity {
+impl Drop for DaemonIdentity {
     fn drop(&mut self) {
         // Closing alone is not enough: a child between fork and exec holds a copy of the descriptor.
         let _ = flock(&self.lock, FlockOperation::Unlock);
@@ -114,14 +114,14 @@ impl Drop for Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::KERNEL_BOOT_ID;
+    use crate::config::KERNEL_BOOT_ID_FILE;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn without_a_boot_id_there_is_no_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("boot_id");
-        let open = || Identity::open(dir.path(), &file);
+        let open = || DaemonIdentity::open(dir.path(), &file);
         assert!(matches!(open(), Err(IdentityError::BootId { .. })));
         fs::write(&file, "\n").unwrap();
         assert!(matches!(open(), Err(IdentityError::BootId { .. })));
@@ -132,11 +132,11 @@ mod tests {
     #[test]
     fn the_id_survives_a_restart_and_the_directory_belongs_to_one_daemon() {
         let dir = tempfile::tempdir().unwrap();
-        let mut first = Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)).unwrap();
+        let mut first = DaemonIdentity::open(dir.path(), Path::new(KERNEL_BOOT_ID_FILE)).unwrap();
         assert_eq!(first.daemon_id(), "");
-        first.keep("d-1").unwrap();
+        first.store_daemon_id("d-1").unwrap();
         assert!(matches!(
-            Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)),
+            DaemonIdentity::open(dir.path(), Path::new(KERNEL_BOOT_ID_FILE)),
             Err(IdentityError::Locked { .. })
         ));
         let mode = fs::metadata(dir.path().join(ID_FILE))
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let instance = first.instance_id.clone();
         drop(first);
-        let second = Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)).unwrap();
+        let second = DaemonIdentity::open(dir.path(), Path::new(KERNEL_BOOT_ID_FILE)).unwrap();
         assert_eq!(second.daemon_id(), "d-1");
         assert_ne!(second.instance_id, instance);
     }

@@ -43,37 +43,38 @@ mod workspace;
 
 use std::io;
 
-use baton_daemon_core::stake::Stake;
+use baton_daemon_core::stake::ReconnectUrgency;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-pub use checkup::{Finding, Verdict, examine};
-pub use clock::{Clock, Moment};
+pub use checkup::{CheckFinding, CheckVerdict, run_daemon_checks};
+pub use clock::{BootTime, Clock};
 pub use config::{
-    ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, FileConfig, HOLD_MAX,
-    KERNEL_BOOT_ID, Keep, KeyFault, KeyProblem, Limits, RootConfig, config_faults, read_config,
+    ANY_COMMAND_AGENT, AgentConfig, AgentWire, ConfigError, ConfigKeyError, ConfigKeyProblem,
+    DaemonConfig, FileConfig, KERNEL_BOOT_ID_FILE, LEASE_EXTENSION_MAX, ResourceLimits, RootConfig,
+    WorkspaceRetention, list_config_errors, read_config,
 };
 pub use disk::DiskState;
-pub use health::{Checkup, HealthError, check as check_health};
+pub use health::{HealthCheckResult, HealthError, check as check_health};
 pub use identity::IdentityError;
 pub use link::LinkError;
-pub use process::{NameFault, check_variable};
+pub use process::{VariableNameError, check_variable_name};
 pub use shim::client::ShimProgram;
-pub use status::{Ailment, DaemonStatus, Heard};
+pub use status::{DaemonStatus, HealthProblem, RelayContact};
 pub use storage::StorageError;
 
-use attempt::Workshop;
-use cgroups::Groups;
-use health::HealthChecks;
-use identity::Identity;
-use link::Link;
+use attempt::AttemptEnvironment;
+use cgroups::ControlGroups;
+use health::HealthServer;
+use identity::DaemonIdentity;
+use link::RelayLink;
 use process::adopt_orphans;
-use storage::Storage;
+use storage::DaemonStorage;
 use supervisor::{Supervisor, adoption};
-use tools::Desk;
+use tools::ToolSocket;
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
-const LINK_EVENTS: usize = 64;
+const LINK_EVENT_QUEUE: usize = 64;
 
 /// Why a daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -104,24 +105,24 @@ pub async fn run(config: DaemonConfig, stop: CancellationToken) -> Result<(), Da
 #[derive(Debug)]
 pub struct Daemon {
     config: DaemonConfig,
-    identity: Identity,
-    storage: Storage,
+    identity: DaemonIdentity,
+    storage: DaemonStorage,
     endpoint: tonic::transport::Endpoint,
-    health: HealthChecks,
-    desk: Desk,
+    health: HealthServer,
+    tool_socket: ToolSocket,
     status: watch::Sender<DaemonStatus>,
 }
 
 impl Daemon {
     /// Finds out what is wrong with the configuration before anything is started.
     pub fn open(config: DaemonConfig) -> Result<Self, DaemonError> {
-        config.check()?;
+        config.validate()?;
         let endpoint = link::endpoint(&config)?;
         link::read_token(&config.token_file)?;
-        let identity = Identity::open(&config.data_dir, &config.boot_id_file)?;
-        let storage = Storage::open(&config.data_dir)?;
-        let health = HealthChecks::bind(&config.data_dir, config.health)?;
-        let desk = Desk::bind(&config.data_dir).map_err(DaemonError::Tools)?;
+        let identity = DaemonIdentity::open(&config.data_dir, &config.boot_id_file)?;
+        let storage = DaemonStorage::open(&config.data_dir)?;
+        let health = HealthServer::bind(&config.data_dir, config.health)?;
+        let desk = ToolSocket::bind(&config.data_dir).map_err(DaemonError::Tools)?;
         let now = config.clock.now();
         let status = DaemonStatus::new(identity.daemon_id(), config.slots, now);
         let status = watch::Sender::new(status);
@@ -131,7 +132,7 @@ impl Daemon {
             storage,
             endpoint,
             health,
-            desk,
+            tool_socket: desk,
             status,
         })
     }
@@ -154,45 +155,45 @@ impl Daemon {
             storage,
             endpoint,
             health,
-            desk,
+            tool_socket: desk,
             status,
         } = self;
         let checkups = status.subscribe();
         if config.adopt_orphans {
             adopt_orphans()?;
         }
-        let workshop = Workshop {
+        let workshop = AttemptEnvironment {
             shim: config.shim.clone(),
             daemon_id: identity.daemon_id().to_owned(),
             instance_id: identity.instance_id.clone(),
             boot_id: identity.boot_id.clone(),
-            name: config.name.clone(),
-            groups: groups(&config.limits),
+            daemon_name: config.name.clone(),
+            control_groups: find_control_groups(&config.limits),
             clock: config.clock.clone(),
         };
         let attempts = storage.attempts.clone();
         let (adopted, found) = tokio::join!(
-            adoption::take_over(attempts, &identity.boot_id, &workshop),
-            agents::look_for_versions(config.agents.clone()),
+            adoption::adopt_attempts(attempts, &identity.boot_id, &workshop),
+            agents::find_programs_and_versions(config.agents.clone()),
         );
         let adopted = adopted?;
-        let (events, link_events) = mpsc::channel(LINK_EVENTS);
-        let (calls, asked) = mpsc::channel(tools::CALLS);
-        let (at_stake, stake) = watch::channel(Stake::default());
+        let (events, link_events) = mpsc::channel(LINK_EVENT_QUEUE);
+        let (calls, asked) = mpsc::channel(tools::CALL_QUEUE_SIZE);
+        let (at_stake, stake) = watch::channel(ReconnectUrgency::default());
         let finish = CancellationToken::new();
-        let link = Link {
+        let link = RelayLink {
             endpoint,
             token_file: config.token_file.clone(),
             clock: config.clock.clone(),
             supervisor: events,
-            stake,
-            is_expected: !adopted.is_empty(),
-            shown: None,
+            reconnect_urgency: stake,
+            has_adopted_attempts: !adopted.is_empty(),
+            last_token: None,
             finish: finish.clone(),
         };
         let mut supervisor =
             Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
-        supervisor.know_agents(found);
+        supervisor.set_agent_programs(found);
         supervisor.adopt_all(adopted);
         let supervised = async {
             let result = supervisor.run(link_events, asked, stop).await;
@@ -203,15 +204,15 @@ impl Daemon {
         let working = async { tokio::join!(supervised, link.run()).0 };
         tokio::select! {
             result = working => result,
-            failed = health.answer(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
-            failed = desk.answer(calls) => failed.map_err(DaemonError::Tools),
+            failed = health.serve(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
+            failed = desk.serve_connections(calls) => failed.map_err(DaemonError::Tools),
         }
     }
 }
 
 /// Said once: without groups everything works but the limits of attempts.
-fn groups(limits: &Limits) -> Option<Groups> {
-    let found = Groups::find(limits);
+fn find_control_groups(limits: &ResourceLimits) -> Option<ControlGroups> {
+    let found = ControlGroups::find(limits);
     if let Err(why) = &found {
         if limits.attempt_memory_mib.is_some() || limits.attempt_processes.is_some() {
             tracing::warn!(

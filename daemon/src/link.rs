@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_daemon_core::backoff::{self, Retry};
-use baton_daemon_core::stake::Stake;
-use baton_proto::WIRE_BYTES;
+use baton_daemon_core::backoff::{self, ReconnectState};
+use baton_daemon_core::stake::ReconnectUrgency;
+use baton_proto::MAX_WIRE_BYTES;
 use baton_proto::codes::refusals;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::relay_frame::Frame;
@@ -20,7 +20,7 @@ use tonic::{Code, Request, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
-use crate::session::Session;
+use crate::session::LinkSession;
 use crate::supervisor::LinkEvent;
 
 mod address;
@@ -29,62 +29,62 @@ pub use address::LinkError;
 pub(crate) use address::{endpoint, read_token};
 
 /// Longest time for connecting, and then again for the answer to Hello.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Least time for each, however little is left of a lease. A relay in a storm lets a daemon with attempts wait for up to
 /// three seconds.
-const LEAST_CONNECT: Duration = Duration::from_secs(1);
-const LEAST_ANSWER: Duration = Duration::from_secs(4);
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const MIN_WELCOME_TIMEOUT: Duration = Duration::from_secs(4);
 /// After Goodbye, how long the relay has to close its side. A daemon is gone a second after its deadline, so it is short.
-const FAREWELL: Duration = Duration::from_millis(200);
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Another instance took over this daemon's id. Coming back earlier would take it away from that one again.
-const SUPERSEDED: Duration = Duration::from_secs(60);
+const SUPERSEDED_PAUSE: Duration = Duration::from_secs(60);
 /// How often a refused credential's file is looked at for a new one.
-const TOKEN_LOOK: Duration = Duration::from_secs(2);
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-pub(crate) struct Link {
+pub(crate) struct RelayLink {
     pub(crate) endpoint: Endpoint,
     pub(crate) token_file: PathBuf,
     pub(crate) clock: Clock,
     /// Full: the link waits, and with it the relay.
     pub(crate) supervisor: mpsc::Sender<LinkEvent>,
-    pub(crate) stake: watch::Receiver<Stake>,
+    pub(crate) reconnect_urgency: watch::Receiver<ReconnectUrgency>,
     /// Attempts of an earlier daemon are waiting: a refused credential is then no reason to end, and with it them.
-    pub(crate) is_expected: bool,
+    pub(crate) has_adopted_attempts: bool,
     /// The credential that the relay saw last.
-    pub(crate) shown: Option<MetadataValue<Ascii>>,
+    pub(crate) last_token: Option<MetadataValue<Ascii>>,
     /// The supervisor is done: say no more, dial no more.
     pub(crate) finish: CancellationToken,
 }
 
 /// How one stream, or one try at it, ended.
 #[derive(Debug)]
-enum Outcome {
+enum StreamOutcome {
     /// The relay had said Welcome.
-    Lost(Pause),
-    NotReached(Pause),
+    Lost(ReconnectPause),
+    NotReached(ReconnectPause),
     /// Somebody else speaks for this daemon now.
-    Superseded(Pause),
+    Superseded(ReconnectPause),
     /// The credential is not taken, or not any more.
     Refused {
         message: String,
         welcomed: bool,
     },
-    Version {
+    UnsupportedVersion {
         message: String,
     },
     /// The supervisor is gone.
-    Over,
+    SupervisorGone,
 }
 
 /// Why there is no stream for a while, and how long at least the relay wants it so.
 #[derive(Debug)]
-struct Pause {
+struct ReconnectPause {
     why: String,
     retry_after: Option<Duration>,
 }
 
-impl Pause {
-    fn because(why: impl Into<String>) -> Self {
+impl ReconnectPause {
+    fn with_reason(why: impl Into<String>) -> Self {
         Self {
             why: why.into(),
             retry_after: None,
@@ -92,63 +92,65 @@ impl Pause {
     }
 }
 
-impl Link {
+impl RelayLink {
     /// Dials until it is finished or given up.
     pub(crate) async fn run(mut self) {
         let finish = self.finish.clone();
         let mut failures = 0;
-        let mut was_welcome = self.is_expected;
+        let mut was_welcome = self.has_adopted_attempts;
         for number in 1.. {
-            let outcome = self.one_stream(number).await;
+            let outcome = self.run_stream(number).await;
             if finish.is_cancelled() {
                 return;
             }
-            let mut stake = *self.stake.borrow();
+            let mut stake = *self.reconnect_urgency.borrow();
             let pause = match outcome {
-                Outcome::Over => return,
-                Outcome::Lost(pause) => {
+                StreamOutcome::SupervisorGone => return,
+                StreamOutcome::Lost(pause) => {
                     (failures, was_welcome) = (0, true);
                     pause
                 }
-                Outcome::NotReached(pause) => {
+                StreamOutcome::NotReached(pause) => {
                     failures += 1;
                     pause
                 }
-                Outcome::Superseded(pause) => {
+                StreamOutcome::Superseded(pause) => {
                     (failures, was_welcome) = (0, true);
                     // Leases that run out meanwhile are the other one's now, or nobody's.
-                    stake = Stake::default();
-                    let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED);
-                    Pause {
+                    stake = ReconnectUrgency::default();
+                    let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED_PAUSE);
+                    ReconnectPause {
                         retry_after: Some(retry_after),
                         ..pause
                     }
                 }
-                Outcome::Refused { message, welcomed } if was_welcome || welcomed => {
+                StreamOutcome::Refused { message, welcomed } if was_welcome || welcomed => {
                     was_welcome = true;
                     warn!(
                         message,
                         "the relay no longer takes this token; waiting for a new one"
                     );
-                    self.tell_trouble(format!("the relay no longer takes this token: {message}"))
-                        .await;
+                    self.report_not_connected(format!(
+                        "the relay no longer takes this token: {message}"
+                    ))
+                    .await;
                     self.await_new_token().await;
                     continue;
                 }
-                Outcome::Refused { message, .. } => {
+                StreamOutcome::Refused { message, .. } => {
                     return self.give_up(LinkError::Refused { message }).await;
                 }
-                Outcome::Version { message } => {
+                StreamOutcome::UnsupportedVersion { message } => {
                     return self.give_up(LinkError::Version { message }).await;
                 }
             };
-            let retry = Retry {
+            let retry = ReconnectState {
                 failures,
                 retry_after: pause.retry_after,
-                shortest_lease: stake.lease_left(self.clock.now()),
-                last_words: stake.last_words,
+                shortest_lease: stake.remaining_lease(self.clock.now()),
+                max_result_delay: stake.max_result_delay,
             };
-            self.tell_trouble(pause.why).await;
+            self.report_not_connected(pause.why).await;
             self.back_off(retry).await;
         }
     }
@@ -158,13 +160,13 @@ impl Link {
         let _ = self.supervisor.send(LinkEvent::GivenUp(error)).await;
     }
 
-    async fn tell_trouble(&self, why: String) {
+    async fn report_not_connected(&self, why: String) {
         // Without a supervisor nobody needs to know.
-        let _ = self.supervisor.send(LinkEvent::Trouble(why)).await;
+        let _ = self.supervisor.send(LinkEvent::NotConnected(why)).await;
     }
 
-    async fn back_off(&self, retry: Retry) {
-        let wait = backoff::delay(retry, rand::random());
+    async fn back_off(&self, retry: ReconnectState) {
+        let wait = backoff::reconnect_delay(retry, rand::random());
         debug!(?wait, ?retry, "dialing again");
         let at = self.clock.now().after(wait);
         tokio::select! {
@@ -176,10 +178,11 @@ impl Link {
     /// A credential that was refused is not shown again. The file may hold the next one already: it is the one that was
     /// shown that counts.
     async fn await_new_token(&self) {
-        let is_new =
-            || read_token(&self.token_file).is_ok_and(|token| Some(&token) != self.shown.as_ref());
+        let is_new = || {
+            read_token(&self.token_file).is_ok_and(|token| Some(&token) != self.last_token.as_ref())
+        };
         while !is_new() && !self.finish.is_cancelled() {
-            let look_at = self.clock.now().after(TOKEN_LOOK);
+            let look_at = self.clock.now().after(TOKEN_CHECK_INTERVAL);
             tokio::select! {
                 () = self.finish.cancelled() => {}
                 () = self.clock.sleep_until(look_at) => {}
@@ -188,25 +191,25 @@ impl Link {
     }
 
     /// One stream from dialing to its end.
-    async fn one_stream(&mut self, number: u64) -> Outcome {
+    async fn run_stream(&mut self, number: u64) -> StreamOutcome {
         let (reply, hello) = oneshot::channel();
         if self
             .supervisor
-            .send(LinkEvent::HelloWanted(reply))
+            .send(LinkEvent::HelloRequested(reply))
             .await
             .is_err()
         {
-            return Outcome::Over;
+            return StreamOutcome::SupervisorGone;
         }
         let Ok(hello) = hello.await else {
-            return Outcome::Over;
+            return StreamOutcome::SupervisorGone;
         };
         let close = CancellationToken::new();
-        let (session, outgoing) = Session::new(number, close.clone());
+        let (session, outgoing) = LinkSession::new(number, close.clone());
         let hello_sent_at = self.clock.now();
         let finish = self.finish.clone();
         let dialed = tokio::select! {
-            () = finish.cancelled() => return Outcome::Over,
+            () = finish.cancelled() => return StreamOutcome::SupervisorGone,
             dialed = self.dial(hello, outgoing) => dialed,
         };
         let (mut stream, welcome) = match dialed {
@@ -214,73 +217,76 @@ impl Link {
             Err(outcome) => return outcome,
         };
         let (admitted, admission) = oneshot::channel();
-        let up = LinkEvent::Up {
+        let up = LinkEvent::Connected {
             session,
             hello_sent_at,
             welcome: Box::new(welcome),
             admitted,
         };
         if self.supervisor.send(up).await.is_err() {
-            return Outcome::Over;
+            return StreamOutcome::SupervisorGone;
         }
         match admission.await {
             Ok(true) => {}
             // It may stay as it is for long: a failure like any other, with its growing pause.
             Ok(false) => return not_reached("a relay of the past answered"),
-            Err(_) => return Outcome::Over,
+            Err(_) => return StreamOutcome::SupervisorGone,
         }
-        let outcome = self.read(number, &mut stream, &close).await;
+        let outcome = self.forward_frames(number, &mut stream, &close).await;
         match self
             .supervisor
-            .send(LinkEvent::Down { session: number })
+            .send(LinkEvent::Disconnected { session: number })
             .await
         {
             Ok(()) => outcome,
-            Err(_) => Outcome::Over,
+            Err(_) => StreamOutcome::SupervisorGone,
         }
     }
 
     async fn dial(
         &mut self,
         hello: Hello,
-        outgoing: crate::session::Outgoing,
-    ) -> Result<(Streaming<RelayFrame>, RelayFrame), Outcome> {
+        outgoing: crate::session::OutgoingFrames,
+    ) -> Result<(Streaming<RelayFrame>, RelayFrame), StreamOutcome> {
         let token = read_token(&self.token_file).map_err(|error| {
             warn!(error = %error, "cannot dial");
             not_reached(error.to_string())
         })?;
-        self.shown = Some(token.clone());
-        let stake = *self.stake.borrow();
-        let patience = Patience::with(stake.lease_left(self.clock.now()));
+        self.last_token = Some(token.clone());
+        let stake = *self.reconnect_urgency.borrow();
+        let patience = DialTimeouts::for_shortest_lease(stake.remaining_lease(self.clock.now()));
         let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
         let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
             .await
             .map_err(|_| silent("the relay did not answer", patience.connect))?
             .map_err(|error| {
-                let error = full(&error);
-                let hint = hint(&error);
+                let error = full_error_text(&error);
+                let hint = error_hint(&error);
                 not_reached(format!("the relay cannot be reached: {error}{hint}"))
             })?;
-        let greeted = tokio::time::timeout(patience.answer, greet(channel, token, hello, outgoing));
+        let greeted = tokio::time::timeout(
+            patience.answer,
+            open_stream(channel, token, hello, outgoing),
+        );
         greeted
             .await
             .unwrap_or_else(|_| Err(silent("the relay said no Welcome", patience.answer)))
     }
 
     /// Passes frames on until the stream ends. The supervisor ends it by `close`.
-    async fn read(
+    async fn forward_frames(
         &self,
         number: u64,
         stream: &mut Streaming<RelayFrame>,
         close: &CancellationToken,
-    ) -> Outcome {
+    ) -> StreamOutcome {
         loop {
             let message = tokio::select! {
                 () = close.cancelled() => return lost("the relay was not heard any more"),
                 () = self.finish.cancelled() => {
                     // Dropping the stream at once could overtake the Goodbye that is on its way.
-                    let _ = tokio::time::timeout(FAREWELL, drain(stream)).await;
-                    return Outcome::Over;
+                    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, drain_stream(stream)).await;
+                    return StreamOutcome::SupervisorGone;
                 }
                 message = stream.message() => message,
             };
@@ -297,7 +303,7 @@ impl Link {
                 frame: Box::new(frame),
             };
             if self.supervisor.send(event).await.is_err() {
-                return Outcome::Over;
+                return StreamOutcome::SupervisorGone;
             }
         }
     }
@@ -306,31 +312,31 @@ impl Link {
 /// How long one try may take. With a lease at stake a try that hangs makes place for a fresh one: TCP waits longer and
 /// longer before it looks whether a network is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Patience {
+struct DialTimeouts {
     connect: Duration,
     answer: Duration,
 }
 
-impl Patience {
-    fn with(shortest_lease: Option<Duration>) -> Self {
+impl DialTimeouts {
+    fn for_shortest_lease(shortest_lease: Option<Duration>) -> Self {
         let left = shortest_lease.unwrap_or(Duration::MAX);
         Self {
-            connect: (left / 4).clamp(LEAST_CONNECT, HANDSHAKE),
-            answer: (left / 2).clamp(LEAST_ANSWER, HANDSHAKE),
+            connect: (left / 4).clamp(MIN_CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT),
+            answer: (left / 2).clamp(MIN_WELCOME_TIMEOUT, HANDSHAKE_TIMEOUT),
         }
     }
 }
 
 /// Opens the stream with Hello as its first frame and waits for the relay's first word.
-async fn greet(
+async fn open_stream(
     channel: Channel,
     token: MetadataValue<Ascii>,
     hello: Hello,
-    outgoing: crate::session::Outgoing,
-) -> Result<(Streaming<RelayFrame>, RelayFrame), Outcome> {
+    outgoing: crate::session::OutgoingFrames,
+) -> Result<(Streaming<RelayFrame>, RelayFrame), StreamOutcome> {
     let mut client = DaemonLinkClient::new(channel)
-        .max_decoding_message_size(WIRE_BYTES)
-        .max_encoding_message_size(WIRE_BYTES);
+        .max_decoding_message_size(MAX_WIRE_BYTES)
+        .max_encoding_message_size(MAX_WIRE_BYTES);
     let hello = DaemonFrame {
         frame: Some(daemon_frame::Frame::Hello(hello)),
     };
@@ -352,60 +358,62 @@ async fn greet(
     }
 }
 
-async fn drain(stream: &mut Streaming<RelayFrame>) {
+async fn drain_stream(stream: &mut Streaming<RelayFrame>) {
     while let Ok(Some(_)) = stream.message().await {}
 }
 
-fn lost(why: &str) -> Outcome {
-    Outcome::Lost(Pause::because(why))
+fn lost(why: &str) -> StreamOutcome {
+    StreamOutcome::Lost(ReconnectPause::with_reason(why))
 }
 
-fn not_reached(why: impl Into<String>) -> Outcome {
-    Outcome::NotReached(Pause::because(why))
+fn not_reached(why: impl Into<String>) -> StreamOutcome {
+    StreamOutcome::NotReached(ReconnectPause::with_reason(why))
 }
 
-fn ended(welcomed: bool, pause: Pause) -> Outcome {
+fn stream_ended(welcomed: bool, pause: ReconnectPause) -> StreamOutcome {
     if welcomed {
-        Outcome::Lost(pause)
+        StreamOutcome::Lost(pause)
     } else {
-        Outcome::NotReached(pause)
+        StreamOutcome::NotReached(pause)
     }
 }
 
-fn on_status(status: &Status, welcomed: bool) -> Outcome {
+fn on_status(status: &Status, welcomed: bool) -> StreamOutcome {
     info!(code = ?status.code(), message = status.message(), "the stream ended");
     let message = status.message().to_owned();
     let detail = baton_proto::unpack_error_detail(status).unwrap_or_default();
     if detail.code == refusals::VERSION_UNSUPPORTED {
-        return Outcome::Version { message };
+        return StreamOutcome::UnsupportedVersion { message };
     }
     match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused { message, welcomed },
+        Code::Unauthenticated | Code::PermissionDenied => {
+            StreamOutcome::Refused { message, welcomed }
+        }
         _ => {
-            let pause = Pause {
+            let pause = ReconnectPause {
                 why: format!("the stream ended: {message}"),
                 retry_after: detail.retry_after_ms.map(Duration::from_millis),
             };
-            ended(welcomed, pause)
+            stream_ended(welcomed, pause)
         }
     }
 }
 
-fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
+fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
     info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
-    let pause = Pause {
+    let pause = ReconnectPause {
         why: format!("the relay said goodbye: {}", goodbye.message),
         retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
     };
     match goodbye.code() {
-        GoodbyeCode::AuthExpired => Outcome::Refused {
+        GoodbyeCode::AuthExpired => StreamOutcome::Refused {
             message: goodbye.message.clone(),
             welcomed,
         },
-        GoodbyeCode::VersionUnsupported => Outcome::Version {
+        GoodbyeCode::VersionUnsupported => StreamOutcome::UnsupportedVersion {
             message: goodbye.message.clone(),
         },
-        GoodbyeCode::Superseded => Outcome::Superseded(pause),
+        GoodbyeCode::Superseded => StreamOutcome::Superseded(pause),
         GoodbyeCode::Unspecified
         | GoodbyeCode::Shutdown
         | GoodbyeCode::Draining
@@ -414,12 +422,12 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
         | GoodbyeCode::Busy
         | GoodbyeCode::Disconnected
         | GoodbyeCode::TooManyDaemons
-        | GoodbyeCode::Restarting => ended(welcomed, pause),
+        | GoodbyeCode::Restarting => stream_ended(welcomed, pause),
     }
 }
 
 /// What to look at, where the cause tells.
-fn hint(error: &str) -> &'static str {
+fn error_hint(error: &str) -> &'static str {
     if error.contains("certificate") {
         "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
     } else {
@@ -428,7 +436,7 @@ fn hint(error: &str) -> &'static str {
 }
 
 /// tonic's transport errors say the useful part in their sources.
-fn full(error: &dyn std::error::Error) -> String {
+fn full_error_text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -447,7 +455,7 @@ mod tests {
     #[test]
     fn a_try_takes_less_time_when_a_lease_is_at_stake() {
         let patience = |left: Option<u64>| {
-            let patience = Patience::with(left.map(Duration::from_secs));
+            let patience = DialTimeouts::for_shortest_lease(left.map(Duration::from_secs));
             (patience.connect.as_secs(), patience.answer.as_secs())
         };
         assert_eq!(patience(None), (10, 10));
@@ -466,12 +474,12 @@ mod tests {
         let wish = Some(Duration::from_millis(7));
         let superseded = on_goodbye(&goodbye(GoodbyeCode::Superseded), true);
         assert!(
-            matches!(&superseded, Outcome::Superseded(pause) if pause.retry_after == wish),
+            matches!(&superseded, StreamOutcome::Superseded(pause) if pause.retry_after == wish),
             "{superseded:?}"
         );
         let busy = on_goodbye(&goodbye(GoodbyeCode::Busy), false);
         assert!(
-            matches!(&busy, Outcome::NotReached(pause) if pause.retry_after == wish),
+            matches!(&busy, StreamOutcome::NotReached(pause) if pause.retry_after == wish),
             "{busy:?}"
         );
     }
@@ -486,9 +494,12 @@ mod tests {
         let refused = Status::with_details(Code::FailedPrecondition, "version", packed);
         assert!(matches!(
             on_status(&refused, false),
-            Outcome::Version { .. }
+            StreamOutcome::UnsupportedVersion { .. }
         ));
         let other = Status::with_details(Code::FailedPrecondition, "other", Default::default());
-        assert!(!matches!(on_status(&other, false), Outcome::Version { .. }));
+        assert!(!matches!(
+            on_status(&other, false),
+            StreamOutcome::UnsupportedVersion { .. }
+        ));
     }
 }

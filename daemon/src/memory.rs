@@ -7,13 +7,13 @@ use std::path::Path;
 
 /// Bytes that programs may still use, of all there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct AvailableMemory {
     pub(crate) available: u64,
     pub(crate) total: u64,
 }
 
-impl Share {
-    pub(crate) fn percent(self) -> u32 {
+impl AvailableMemory {
+    pub(crate) fn available_percent(self) -> u32 {
         let percent = u128::from(self.available) * 100 / u128::from(self.total.max(1));
         u32::try_from(percent.min(100)).unwrap_or(100)
     }
@@ -21,45 +21,45 @@ impl Share {
 
 /// How loaded the machine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Machine {
-    pub(crate) memory: Option<Share>,
+pub(crate) struct MachineUsage {
+    pub(crate) memory: Option<AvailableMemory>,
     /// Average over a minute.
     pub(crate) load_1m: Option<f64>,
 }
 
 /// What is known of the machine, and how much memory must be available.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryMonitor {
     floor_percent: u32,
-    seen: Machine,
+    latest: MachineUsage,
 }
 
-impl Memory {
+impl MemoryMonitor {
     pub(crate) fn new(floor_percent: u32) -> Self {
         Self {
             floor_percent,
-            seen: look(),
+            latest: measure_machine(),
         }
     }
 
-    pub(crate) fn on_look(&mut self, seen: Machine) {
-        self.seen = seen;
+    pub(crate) fn on_measured(&mut self, seen: MachineUsage) {
+        self.latest = seen;
     }
 
-    pub(crate) fn seen(&self) -> Machine {
-        self.seen
+    pub(crate) fn latest(&self) -> MachineUsage {
+        self.latest
     }
 
     /// Where nobody can tell, memory counts as enough.
     pub(crate) fn is_low(&self) -> bool {
-        let percent = self.seen.memory.map(Share::percent);
+        let percent = self.latest.memory.map(AvailableMemory::available_percent);
         percent.is_some_and(|percent| percent < self.floor_percent)
     }
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(share) = self.seen.memory else {
+        let Some(share) = self.latest.memory else {
             return write!(f, "nobody can tell how much memory is available");
         };
         write!(
@@ -67,18 +67,18 @@ impl fmt::Display for Memory {
             "{} MiB of {} MiB of memory are available ({} %), and {} % must be before new work is taken",
             share.available >> 20,
             share.total >> 20,
-            share.percent(),
+            share.available_percent(),
             self.floor_percent
         )
     }
 }
 
 /// What the kernel says now. A control group that this process is in may allow less than the machine has.
-pub(crate) fn look() -> Machine {
+pub(crate) fn measure_machine() -> MachineUsage {
     let whole = fs::read_to_string("/proc/meminfo").ok();
-    let whole = whole.as_deref().and_then(machine_share);
-    let group = own_group().and_then(|group| group_share(Path::new(&group)));
-    let nearer = |one: Share, other: Share| {
+    let whole = whole.as_deref().and_then(parse_meminfo);
+    let group = own_control_group().and_then(|group| control_group_memory(Path::new(&group)));
+    let nearer = |one: AvailableMemory, other: AvailableMemory| {
         if one.available <= other.available {
             one
         } else {
@@ -91,33 +91,33 @@ pub(crate) fn look() -> Machine {
     };
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load = load.as_deref().and_then(|text| text.split(' ').next());
-    Machine {
+    MachineUsage {
         memory,
         load_1m: load.and_then(|load| load.parse().ok()),
     }
 }
 
-fn machine_share(meminfo: &str) -> Option<Share> {
+fn parse_meminfo(meminfo: &str) -> Option<AvailableMemory> {
     let of = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib * 1024)
     };
-    Some(Share {
+    Some(AvailableMemory {
         available: of("MemAvailable:")?,
         total: of("MemTotal:")?,
     })
 }
 
 /// The directory of this process's control group, where there is one hierarchy.
-fn own_group() -> Option<String> {
+fn own_control_group() -> Option<String> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(format!("/sys/fs/cgroup{path}"))
 }
 
 /// None without a limit. What is only cached can be given back.
-fn group_share(group: &Path) -> Option<Share> {
+fn control_group_memory(group: &Path) -> Option<AvailableMemory> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let total: u64 = read("memory.max")?.trim().parse().ok()?;
     let current: u64 = read("memory.current")?.trim().parse().ok()?;
@@ -126,7 +126,7 @@ fn group_share(group: &Path) -> Option<Share> {
         .lines()
         .find_map(|line| line.strip_prefix("inactive_file "));
     let cached: u64 = cached.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-    Some(Share {
+    Some(AvailableMemory {
         available: total.saturating_sub(current.saturating_sub(cached)),
         total,
     })
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn memory_below_the_floor_is_low_and_an_unknown_amount_is_not() {
-        let at = |available, floor_percent| Memory {
+        let at = |available, floor_percent| MemoryMonitor {
             floor_percent,
-            seen: Machine {
-                memory: Some(Share {
+            latest: MachineUsage {
+                memory: Some(AvailableMemory {
                     available,
                     total: 1000 << 20,
                 }),
@@ -154,23 +154,23 @@ mod tests {
         assert!(low.to_string().contains("(9 %), and 10 % must be"), "{low}");
         assert!(!at(0, 0).is_low(), "switched off");
         let mut unknown = at(0, 10);
-        unknown.on_look(Machine::default());
+        unknown.on_measured(MachineUsage::default());
         assert!(!unknown.is_low());
     }
 
     #[test]
     fn what_the_kernel_tells_is_read() {
-        let share = machine_share("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
-        assert_eq!(share.unwrap().percent(), 25);
-        assert_eq!(machine_share("MemTotal: 1000 kB\n"), None);
+        let share = parse_meminfo("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
+        assert_eq!(share.unwrap().available_percent(), 25);
+        assert_eq!(parse_meminfo("MemTotal: 1000 kB\n"), None);
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         put("memory.max", "max\n");
         put("memory.current", "500\n");
-        assert_eq!(group_share(dir.path()), None, "no limit");
+        assert_eq!(control_group_memory(dir.path()), None, "no limit");
         put("memory.max", "1000\n");
         put("memory.stat", "anon 1\ninactive_file 100\n");
-        assert_eq!(group_share(dir.path()).unwrap().available, 600);
-        assert!(look().memory.is_some());
+        assert_eq!(control_group_memory(dir.path()).unwrap().available, 600);
+        assert!(measure_machine().memory.is_some());
     }
 }

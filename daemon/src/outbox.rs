@@ -5,19 +5,22 @@ use std::time::SystemTime;
 
 use baton_daemon_core::outbox as pure;
 
-use crate::frames::Control;
+use crate::frames::ControlFrame;
 
 mod codec;
 mod file;
 mod label;
 mod writer;
 
-pub(crate) use file::{Stored, Tail, read};
-pub(crate) use label::Label;
-pub(crate) use pure::{Acked, Body, CutWhy, Durable, Leaves, OUTPUT_LIMIT, Progress};
-pub(crate) use writer::{Found, Job, Report, Writer};
+pub(crate) use file::{OutboxTail, StoredOutbox, read_outbox};
+pub(crate) use label::OutputLabel;
+pub(crate) use pure::{
+    AckedPosition, ControlBody, DurablePosition, OUTPUT_LIMIT, OutputCutReason, RequiredDurability,
+    TranscriptProgress,
+};
+pub(crate) use writer::{OutboxFilePrefix, OutboxJob, OutboxReport, OutboxWriter};
 
-pub(crate) type Outbox = pure::Outbox<Control, Label, SystemTime>;
-pub(crate) type Record = pure::Record<Control, Label, SystemTime>;
-pub(crate) type Entry = pure::Entry<Control, Label, SystemTime>;
-pub(crate) type Logged = pure::Logged<Control, Label, SystemTime>;
+pub(crate) type FrameOutbox = pure::Outbox<ControlFrame, OutputLabel, SystemTime>;
+pub(crate) type FrameRecord = pure::QueuedRecord<ControlFrame, OutputLabel, SystemTime>;
+pub(crate) type FrameEntry = pure::OutboxEntry<ControlFrame, OutputLabel, SystemTime>;
+pub(crate) type LoggedFrameEntry = pure::LoggedEntry<ControlFrame, OutputLabel, SystemTime>;

@@ -3,7 +3,7 @@
 
 /// Phases entered at most once, in their only order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum OncePhase {
+pub(crate) enum OneTimePhase {
     Started,
     AgentStarted,
     PromptWritten,
@@ -16,12 +16,12 @@ pub(crate) enum OncePhase {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PhaseOrder {
-    latest: Option<OncePhase>,
+    latest: Option<OneTimePhase>,
 }
 
 impl PhaseOrder {
     /// True when `phase` is new and later than all before it: only then it is reported.
-    pub(crate) fn enter(&mut self, phase: OncePhase) -> bool {
+    pub(crate) fn enter(&mut self, phase: OneTimePhase) -> bool {
         let advances = self.latest.is_none_or(|latest| latest < phase);
         if advances {
             self.latest = Some(phase);
@@ -29,7 +29,7 @@ impl PhaseOrder {
         advances
     }
 
-    pub(crate) fn reached(&self, phase: OncePhase) -> bool {
+    pub(crate) fn has_reached(&self, phase: OneTimePhase) -> bool {
         self.latest.is_some_and(|latest| latest >= phase)
     }
 }
@@ -41,11 +41,11 @@ mod tests {
     #[test]
     fn a_skipped_phase_is_not_reported_afterwards() {
         let mut order = PhaseOrder::default();
-        assert!(order.enter(OncePhase::Started));
-        assert!(order.enter(OncePhase::FirstEventSeen));
-        assert!(!order.enter(OncePhase::PromptWritten));
-        assert!(!order.enter(OncePhase::FirstEventSeen));
-        assert!(order.reached(OncePhase::PromptWritten));
-        assert!(!order.reached(OncePhase::Streaming));
+        assert!(order.enter(OneTimePhase::Started));
+        assert!(order.enter(OneTimePhase::FirstEventSeen));
+        assert!(!order.enter(OneTimePhase::PromptWritten));
+        assert!(!order.enter(OneTimePhase::FirstEventSeen));
+        assert!(order.has_reached(OneTimePhase::PromptWritten));
+        assert!(!order.has_reached(OneTimePhase::Streaming));
     }
 }

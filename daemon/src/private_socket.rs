@@ -18,7 +18,7 @@ pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<UnixListener> {
         Ok(()) | Err(_) => {}
     }
     let held = open_dir(dir)?;
-    let listener = UnixListener::bind(short(&held, name))?;
+    let listener = UnixListener::bind(descriptor_path(&held, name))?;
     fs::set_permissions(&path, Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -30,6 +30,6 @@ pub(crate) fn open_dir(path: &Path) -> io::Result<File> {
 }
 
 /// The same place under a name that is short enough, while `dir` is open.
-pub(crate) fn short(dir: &File, name: &str) -> PathBuf {
+pub(crate) fn descriptor_path(dir: &File, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use baton_contract::{Found, PATHS_MAX, PathFault, Required, Unmet, check_path, judge};
+use baton_contract::{
+    FileReceipt, InvalidPath, PATHS_MAX, RequiredFile, UnmetRequirement, check_path,
+    unmet_requirements,
+};
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, MissingPolicy, RequiredArtifact};
 use tokio::sync::mpsc;
 use tracing::warn;
@@ -18,39 +21,39 @@ mod file;
 mod tests;
 
 /// For all files of a contract together.
-pub const LOOK: Duration = Duration::from_secs(60);
+pub const INSPECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Files that an attempt has to leave.
 #[derive(Clone, Debug, PartialEq)]
-pub struct WantedFiles {
+pub struct RequiredFiles {
     root: PathBuf,
     contract: CompletionContract,
 }
 
 /// A contract that asks for what nobody may look at.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadContract {
+pub enum RequiredFilesError {
     #[error("the contract names {0} files; at most {PATHS_MAX} are looked for")]
     TooMany(usize),
     #[error("the contract's path {path:?} cannot be looked for: {fault}")]
-    BadPath { path: String, fault: PathFault },
+    BadPath { path: String, fault: InvalidPath },
 }
 
-impl WantedFiles {
+impl RequiredFiles {
     /// None where nothing is asked for. Paths are checked here again: a relay may be older than its rules.
     pub fn new(
         root: &Path,
         contract: Option<&CompletionContract>,
-    ) -> Result<Option<Self>, BadContract> {
+    ) -> Result<Option<Self>, RequiredFilesError> {
         let Some(contract) = contract.filter(|asked| !asked.required_artifacts.is_empty()) else {
             return Ok(None);
         };
         let count = contract.required_artifacts.len();
         if count > PATHS_MAX {
-            return Err(BadContract::TooMany(count));
+            return Err(RequiredFilesError::TooMany(count));
         }
         for RequiredArtifact { path, .. } in &contract.required_artifacts {
-            check_path(path).map_err(|fault| BadContract::BadPath {
+            check_path(path).map_err(|fault| RequiredFilesError::BadPath {
                 path: path.clone(),
                 fault,
             })?;
@@ -70,7 +73,7 @@ impl WantedFiles {
     }
 
     /// Whether the attempt may go on and complete again when something is missing.
-    pub fn may_try_again(&self) -> bool {
+    pub fn allows_retry(&self) -> bool {
         match self.contract.missing_policy() {
             MissingPolicy::Unspecified | MissingPolicy::Reject => true,
             MissingPolicy::Fail | MissingPolicy::Park => false,
@@ -78,12 +81,12 @@ impl WantedFiles {
     }
 
     /// What is there now, one receipt per path. What could not be looked at in time says so in its receipt.
-    pub async fn look(&self, limit: Duration) -> Vec<ArtifactReceipt> {
+    pub async fn inspect(&self, limit: Duration) -> Vec<ArtifactReceipt> {
         // One place for each, so that whoever looks never waits.
         let (found, mut receipts) = mpsc::channel(PATHS_MAX);
         let stop = StopOnDrop::default();
         let (wanted, stopped) = (self.clone(), Arc::clone(&stop.0));
-        tokio::task::spawn_blocking(move || wanted.look_at_all(&found, &stopped));
+        tokio::task::spawn_blocking(move || wanted.inspect_all(&found, &stopped));
         let mut seen = Vec::new();
         let all = async {
             while let Some(receipt) = receipts.recv().await {
@@ -93,29 +96,29 @@ impl WantedFiles {
         if tokio::time::timeout(limit, all).await.is_err() {
             warn!(root = %self.root.display(), ?limit, "no time to look at all required files");
         }
-        self.add_unseen(&mut seen, limit);
+        self.add_uninspected(&mut seen, limit);
         seen
     }
 
     /// The same, judged as the relay will: what a completion would be refused for now.
-    pub async fn unmet(&self, limit: Duration) -> Vec<Unmet> {
-        let receipts = self.look(limit).await;
-        self.judge(&receipts)
+    pub async fn unmet_requirements(&self, limit: Duration) -> Vec<UnmetRequirement> {
+        let receipts = self.inspect(limit).await;
+        self.judge_receipts(&receipts)
     }
 
     /// What of the contract these receipts leave open.
-    pub fn judge(&self, receipts: &[ArtifactReceipt]) -> Vec<Unmet> {
+    pub fn judge_receipts(&self, receipts: &[ArtifactReceipt]) -> Vec<UnmetRequirement> {
         let required = self.contract.required_artifacts.iter();
-        judge(required.map(required_of), receipts.iter().map(found_of))
+        unmet_requirements(required.map(to_required), receipts.iter().map(to_found))
     }
 
     /// On a thread where waiting harms nobody.
-    fn look_at_all(&self, found: &mpsc::Sender<ArtifactReceipt>, stopped: &AtomicBool) {
+    fn inspect_all(&self, found: &mpsc::Sender<ArtifactReceipt>, stopped: &AtomicBool) {
         let root = file::open_root(&self.root);
-        for required in self.paths_once() {
+        for required in self.distinct_paths() {
             let receipt = match &root {
-                Ok(root) => file::look(root, required, stopped),
-                Err(problem) => refused(&required.path, problem.to_string()),
+                Ok(root) => file::inspect_file(root, required, stopped),
+                Err(problem) => problem_receipt(&required.path, problem.to_string()),
             };
             if stopped.load(Ordering::Relaxed) || found.try_send(receipt).is_err() {
                 return;
@@ -123,17 +126,17 @@ impl WantedFiles {
         }
     }
 
-    fn paths_once(&self) -> impl Iterator<Item = &RequiredArtifact> {
+    fn distinct_paths(&self) -> impl Iterator<Item = &RequiredArtifact> {
         let mut known = BTreeSet::new();
         let required = self.contract.required_artifacts.iter();
         required.filter(move |required| known.insert(required.path.as_str()))
     }
 
-    fn add_unseen(&self, seen: &mut Vec<ArtifactReceipt>, limit: Duration) {
+    fn add_uninspected(&self, seen: &mut Vec<ArtifactReceipt>, limit: Duration) {
         let words = format!("it could not be looked at within {limit:?}");
-        for required in self.paths_once() {
+        for required in self.distinct_paths() {
             if seen.iter().all(|receipt| receipt.path != required.path) {
-                seen.push(refused(&required.path, words.clone()));
+                seen.push(problem_receipt(&required.path, words.clone()));
             }
         }
     }
@@ -149,7 +152,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-fn refused(path: &str, problem: String) -> ArtifactReceipt {
+fn problem_receipt(path: &str, problem: String) -> ArtifactReceipt {
     ArtifactReceipt {
         path: path.to_owned(),
         problem,
@@ -157,26 +160,26 @@ fn refused(path: &str, problem: String) -> ArtifactReceipt {
     }
 }
 
-fn required_of(required: &RequiredArtifact) -> Required<'_> {
-    Required {
+fn to_required(required: &RequiredArtifact) -> RequiredFile<'_> {
+    RequiredFile {
         path: &required.path,
         min_size: required.min_size,
-        sha256: some(&required.sha256),
+        sha256: non_empty(&required.sha256),
     }
 }
 
-fn found_of(receipt: &ArtifactReceipt) -> Found<'_> {
-    Found {
+fn to_found(receipt: &ArtifactReceipt) -> FileReceipt<'_> {
+    FileReceipt {
         path: &receipt.path,
         exists: receipt.exists,
         is_file: receipt.is_file,
         size: receipt.size,
-        sha256: some(&receipt.sha256),
-        problem: some(&receipt.problem),
+        sha256: non_empty(&receipt.sha256),
+        problem: non_empty(&receipt.problem),
     }
 }
 
 /// Proto3 has no absent text.
-fn some(text: &str) -> Option<&str> {
+fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }

@@ -10,12 +10,12 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 
 /// Frames about attempts on their way out. Full: they wait in their outboxes.
-const FRAMES: usize = 32;
+const FRAME_QUEUE: usize = 32;
 /// Heartbeats and Goodbye. Full: the stream is stuck, and the heartbeat counts as unanswered.
-const URGENT: usize = 8;
+const URGENT_QUEUE: usize = 8;
 
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct LinkSession {
     pub(crate) number: u64,
     pub(crate) frames: mpsc::Sender<DaemonFrame>,
     urgent: mpsc::Sender<DaemonFrame>,
@@ -24,16 +24,16 @@ pub(crate) struct Session {
 
 /// The other end: what tonic sends.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingFrames {
     urgent: mpsc::Receiver<DaemonFrame>,
     frames: mpsc::Receiver<DaemonFrame>,
 }
 
-impl Session {
+impl LinkSession {
     /// `close` ends the stream at once, for the link that reads it.
-    pub(crate) fn new(number: u64, close: CancellationToken) -> (Self, Outgoing) {
-        let (urgent, urgent_rx) = mpsc::channel(URGENT);
-        let (frames, frames_rx) = mpsc::channel(FRAMES);
+    pub(crate) fn new(number: u64, close: CancellationToken) -> (Self, OutgoingFrames) {
+        let (urgent, urgent_rx) = mpsc::channel(URGENT_QUEUE);
+        let (frames, frames_rx) = mpsc::channel(FRAME_QUEUE);
         (
             Self {
                 number,
@@ -41,7 +41,7 @@ impl Session {
                 urgent,
                 close,
             },
-            Outgoing {
+            OutgoingFrames {
                 urgent: urgent_rx,
                 frames: frames_rx,
             },
@@ -58,7 +58,7 @@ impl Session {
     }
 }
 
-impl Stream for Outgoing {
+impl Stream for OutgoingFrames {
     type Item = DaemonFrame;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<DaemonFrame>> {

@@ -4,11 +4,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::attempt_dir::Attempts;
-use crate::conversations::Conversations;
-use crate::disk::{Disk, Space};
+use crate::attempt_dir::AttemptDirectories;
+use crate::conversations::ConversationStore;
+use crate::disk::{DiskMonitor, FreeSpace};
 use crate::epoch::{self, RelayEpochs};
-use crate::outbox::Writer;
+use crate::outbox::OutboxWriter;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -22,42 +22,42 @@ pub enum StorageError {
 }
 
 #[derive(Debug)]
-pub(crate) struct Storage {
-    pub(crate) attempts: Attempts,
+pub(crate) struct DaemonStorage {
+    pub(crate) attempts: AttemptDirectories,
     pub(crate) epochs: RelayEpochs,
-    pub(crate) conversations: Conversations,
-    pub(crate) disk: Disk,
+    pub(crate) conversations: ConversationStore,
+    pub(crate) disk: DiskMonitor,
     data_dir: PathBuf,
 }
 
-impl Storage {
+impl DaemonStorage {
     pub(crate) fn open(data_dir: &Path) -> Result<Self, StorageError> {
         let unusable = |source| StorageError::Directory {
             path: data_dir.to_owned(),
             source,
         };
-        let attempts = Attempts::open(data_dir).map_err(unusable)?;
-        let conversations = Conversations::open(data_dir).map_err(unusable)?;
-        let mut disk = Disk::default();
-        disk.on_look(space(data_dir).ok(), true);
+        let attempts = AttemptDirectories::open(data_dir).map_err(unusable)?;
+        let conversations = ConversationStore::open(data_dir).map_err(unusable)?;
+        let mut disk = DiskMonitor::default();
+        disk.on_measured(measure_free_space(data_dir).ok(), true);
         Ok(Self {
             attempts,
-            epochs: epoch::read(data_dir)?,
+            epochs: epoch::read_relay_epochs(data_dir)?,
             conversations,
             disk,
             data_dir: data_dir.to_owned(),
         })
     }
 
-    pub(crate) fn start_writer(&self) -> io::Result<Writer> {
-        Writer::start(self.attempts.clone(), self.data_dir.clone())
+    pub(crate) fn start_writer(&self) -> io::Result<OutboxWriter> {
+        OutboxWriter::start(self.attempts.clone(), self.data_dir.clone())
     }
 }
 
 /// What is free for this process on the disk that holds `dir`.
-pub(crate) fn space(dir: &Path) -> io::Result<Space> {
+pub(crate) fn measure_free_space(dir: &Path) -> io::Result<FreeSpace> {
     let disk = rustix::fs::statvfs(dir)?;
-    Ok(Space {
+    Ok(FreeSpace {
         free: disk.f_bavail.saturating_mul(disk.f_frsize),
         total: disk.f_blocks.saturating_mul(disk.f_frsize),
     })

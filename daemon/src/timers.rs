@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use baton_proto::codes;
 
-use crate::clock::Moment;
-use crate::phases::{OncePhase, PhaseOrder};
+use crate::clock::BootTime;
+use crate::phases::{OneTimePhase, PhaseOrder};
 
 /// The effective profile of one attempt. `None` means not armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Deadlines {
+pub(crate) struct DeadlineLimits {
     pub(crate) process_start: Option<Duration>,
     pub(crate) prompt_write: Option<Duration>,
     pub(crate) first_event: Option<Duration>,
@@ -63,8 +63,8 @@ impl DeadlineKind {
 
 /// What happened in the attempt, as far as a timer cares.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fact {
-    Entered(OncePhase),
+pub(crate) enum TimerEvent {
+    Entered(OneTimePhase),
     /// Output or an event of the agent. Heartbeats are not activity.
     Activity {
         tool_call_id: Option<String>,
@@ -77,19 +77,19 @@ pub(crate) enum Fact {
 
 /// A timer that can stand still. While it does, only what is left of it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Timer {
-    Running(Moment),
+enum PausableTimer {
+    Running(BootTime),
     Paused(Duration),
 }
 
-impl Timer {
-    fn pause(&mut self, now: Moment) {
+impl PausableTimer {
+    fn pause(&mut self, now: BootTime) {
         if let Self::Running(at) = *self {
             *self = Self::Paused(now.until(at));
         }
     }
 
-    fn resume(&mut self, now: Moment) {
+    fn resume(&mut self, now: BootTime) {
         if let Self::Paused(left) = *self {
             *self = Self::Running(now.after(left));
         }
@@ -97,68 +97,70 @@ impl Timer {
 }
 
 #[derive(Debug)]
-pub(crate) struct Timers {
-    limits: Deadlines,
-    order: PhaseOrder,
-    armed: BTreeMap<DeadlineKind, Timer>,
-    tools: BTreeMap<String, Option<Timer>>,
+pub(crate) struct DeadlineTimers {
+    limits: DeadlineLimits,
+    phase_order: PhaseOrder,
+    armed: BTreeMap<DeadlineKind, PausableTimer>,
+    tools: BTreeMap<String, Option<PausableTimer>>,
     open_inputs: u32,
     /// The reader is held back because the relay is slow; silence is then not the agent's.
-    held_back: bool,
+    is_backpressured: bool,
 }
 
-impl Timers {
-    pub(crate) fn new(limits: Deadlines) -> Self {
+impl DeadlineTimers {
+    pub(crate) fn new(limits: DeadlineLimits) -> Self {
         Self {
             limits,
-            order: PhaseOrder::default(),
+            phase_order: PhaseOrder::default(),
             armed: BTreeMap::new(),
             tools: BTreeMap::new(),
             open_inputs: 0,
-            held_back: false,
+            is_backpressured: false,
         }
     }
 
-    pub(crate) fn apply(&mut self, fact: Fact, now: Moment) {
+    pub(crate) fn apply(&mut self, fact: TimerEvent, now: BootTime) {
         match fact {
-            Fact::Entered(phase) => self.enter(phase, now),
-            Fact::Activity { tool_call_id } => self.on_activity(tool_call_id, now),
-            Fact::ToolStarted(id) => {
+            TimerEvent::Entered(phase) => self.enter_phase(phase, now),
+            TimerEvent::Activity { tool_call_id } => self.on_activity(tool_call_id, now),
+            TimerEvent::ToolStarted(id) => {
                 self.armed.remove(&DeadlineKind::FirstVisibleEvent);
                 self.tools.insert(
                     id,
-                    self.limits.tool_idle.map(|l| Timer::Running(now.after(l))),
+                    self.limits
+                        .tool_idle
+                        .map(|l| PausableTimer::Running(now.after(l))),
                 );
             }
-            Fact::ToolFinished(id) => {
+            TimerEvent::ToolFinished(id) => {
                 self.tools.remove(&id);
                 self.arm(DeadlineKind::StreamIdle, now);
             }
-            Fact::InputOpened => self.open_inputs += 1,
-            Fact::InputClosed => self.open_inputs = self.open_inputs.saturating_sub(1),
+            TimerEvent::InputOpened => self.open_inputs += 1,
+            TimerEvent::InputClosed => self.open_inputs = self.open_inputs.saturating_sub(1),
         }
-        self.settle_pauses(now);
+        self.update_pauses(now);
     }
 
     /// While the reader is held back, stream_idle and tool_idle stand still.
-    pub(crate) fn hold_back(&mut self, held: bool, now: Moment) {
-        self.held_back = held;
-        self.settle_pauses(now);
+    pub(crate) fn set_backpressure(&mut self, held: bool, now: BootTime) {
+        self.is_backpressured = held;
+        self.update_pauses(now);
     }
 
-    pub(crate) fn next_deadline(&self) -> Option<Moment> {
-        self.running().map(|(at, _)| at).min()
+    pub(crate) fn next_deadline(&self) -> Option<BootTime> {
+        self.running_timers().map(|(at, _)| at).min()
     }
 
     /// The deadline that passed first, if any has: equal to its limit counts as passed.
-    pub(crate) fn expired(&self, now: Moment) -> Option<DeadlineKind> {
-        self.running()
+    pub(crate) fn expired(&self, now: BootTime) -> Option<DeadlineKind> {
+        self.running_timers()
             .filter(|(at, _)| *at <= now)
             .min()
             .map(|(_, kind)| kind)
     }
 
-    fn running(&self) -> impl Iterator<Item = (Moment, DeadlineKind)> + '_ {
+    fn running_timers(&self) -> impl Iterator<Item = (BootTime, DeadlineKind)> + '_ {
         let tools = self
             .tools
             .values()
@@ -169,52 +171,52 @@ impl Timers {
             .map(|(kind, timer)| (*kind, *timer))
             .chain(tools)
             .filter_map(|(kind, timer)| match timer {
-                Timer::Running(at) => Some((at, kind)),
-                Timer::Paused(_) => None,
+                PausableTimer::Running(at) => Some((at, kind)),
+                PausableTimer::Paused(_) => None,
             })
     }
 
-    fn enter(&mut self, phase: OncePhase, now: Moment) {
-        let prompted = self.order.reached(OncePhase::PromptWritten);
-        if !self.order.enter(phase) {
+    fn enter_phase(&mut self, phase: OneTimePhase, now: BootTime) {
+        let prompted = self.phase_order.has_reached(OneTimePhase::PromptWritten);
+        if !self.phase_order.enter(phase) {
             return;
         }
-        if phase >= OncePhase::CleanupStarted {
+        if phase >= OneTimePhase::CleanupStarted {
             self.armed.clear();
             self.tools.clear();
             return;
         }
         self.disarm_before(phase);
-        if phase == OncePhase::Started {
+        if phase == OneTimePhase::Started {
             self.arm(DeadlineKind::ProcessStart, now);
             self.arm(DeadlineKind::Total, now);
         }
-        if phase == OncePhase::AgentStarted {
+        if phase == OneTimePhase::AgentStarted {
             self.arm(DeadlineKind::PromptWrite, now);
         }
-        if phase == OncePhase::PromptWritten {
+        if phase == OneTimePhase::PromptWritten {
             self.arm(DeadlineKind::FirstEvent, now);
         }
         // Skipping prompt_written implies it, and so arms what it would have armed.
         if !prompted
-            && phase >= OncePhase::PromptWritten
-            && phase < OncePhase::FirstVisibleEventSeen
+            && phase >= OneTimePhase::PromptWritten
+            && phase < OneTimePhase::FirstVisibleEventSeen
         {
             self.arm(DeadlineKind::FirstVisibleEvent, now);
         }
-        if phase >= OncePhase::FirstEventSeen {
+        if phase >= OneTimePhase::FirstEventSeen {
             self.arm(DeadlineKind::StreamIdle, now);
         }
     }
 
-    fn disarm_before(&mut self, phase: OncePhase) {
+    fn disarm_before(&mut self, phase: OneTimePhase) {
         let ended_by = [
-            (DeadlineKind::ProcessStart, OncePhase::AgentStarted),
-            (DeadlineKind::PromptWrite, OncePhase::PromptWritten),
-            (DeadlineKind::FirstEvent, OncePhase::FirstEventSeen),
+            (DeadlineKind::ProcessStart, OneTimePhase::AgentStarted),
+            (DeadlineKind::PromptWrite, OneTimePhase::PromptWritten),
+            (DeadlineKind::FirstEvent, OneTimePhase::FirstEventSeen),
             (
                 DeadlineKind::FirstVisibleEvent,
-                OncePhase::FirstVisibleEventSeen,
+                OneTimePhase::FirstVisibleEventSeen,
             ),
         ];
         for (kind, end) in ended_by {
@@ -224,39 +226,44 @@ impl Timers {
         }
     }
 
-    fn on_activity(&mut self, tool_call_id: Option<String>, now: Moment) {
+    fn on_activity(&mut self, tool_call_id: Option<String>, now: BootTime) {
         if let Some(slot) = tool_call_id.and_then(|id| self.tools.get_mut(&id)) {
             *slot = self
                 .limits
                 .tool_idle
-                .map(|limit| Timer::Running(now.after(limit)));
+                .map(|limit| PausableTimer::Running(now.after(limit)));
         }
         if self.armed.contains_key(&DeadlineKind::StreamIdle) {
             self.arm(DeadlineKind::StreamIdle, now);
         }
     }
 
-    fn arm(&mut self, kind: DeadlineKind, now: Moment) {
-        let past_events = self.order.reached(OncePhase::CleanupStarted);
+    fn arm(&mut self, kind: DeadlineKind, now: BootTime) {
+        let past_events = self.phase_order.has_reached(OneTimePhase::CleanupStarted);
         let limit = match kind {
             DeadlineKind::ProcessStart => self.limits.process_start,
             DeadlineKind::PromptWrite => self.limits.prompt_write,
             DeadlineKind::FirstEvent => self.limits.first_event,
             DeadlineKind::FirstVisibleEvent => self.limits.first_visible_event,
             // Idle time counts only between events: before the first one, first_event does.
-            DeadlineKind::StreamIdle if !self.order.reached(OncePhase::FirstEventSeen) => None,
+            DeadlineKind::StreamIdle
+                if !self.phase_order.has_reached(OneTimePhase::FirstEventSeen) =>
+            {
+                None
+            }
             DeadlineKind::StreamIdle => self.limits.stream_idle,
             DeadlineKind::ToolIdle => self.limits.tool_idle,
             DeadlineKind::Total => self.limits.total,
         };
         if let Some(limit) = limit.filter(|_| !past_events) {
-            self.armed.insert(kind, Timer::Running(now.after(limit)));
+            self.armed
+                .insert(kind, PausableTimer::Running(now.after(limit)));
         }
     }
 
-    fn settle_pauses(&mut self, now: Moment) {
+    fn update_pauses(&mut self, now: BootTime) {
         let waiting = self.open_inputs > 0;
-        let idle_stands = waiting || self.held_back || !self.tools.is_empty();
+        let idle_stands = waiting || self.is_backpressured || !self.tools.is_empty();
         for (kind, timer) in &mut self.armed {
             let stands = match kind {
                 DeadlineKind::StreamIdle => idle_stands,
@@ -274,7 +281,7 @@ impl Timers {
             }
         }
         for timer in self.tools.values_mut().flatten() {
-            if waiting || self.held_back {
+            if waiting || self.is_backpressured {
                 timer.pause(now)
             } else {
                 timer.resume(now)

@@ -38,11 +38,11 @@ pub const OPERATOR_FORCED: &str = "operator_forced";
 pub const DISPATCH_LIMIT: &str = "dispatch_limit";
 
 /// Longest code, and longest result of an attempt.
-pub const CODE_BYTES: usize = 64;
-pub const RESULT_BYTES: usize = 64 * 1024;
+pub const MAX_CODE_BYTES: usize = 64;
+pub const MAX_RESULT_BYTES: usize = 64 * 1024;
 
 /// What relay, daemon or operator say of an attempt. An agent may use any other word of its own failure.
-const NOT_AN_AGENTS: [&str; 23] = [
+const RESERVED_CODES: [&str; 23] = [
     RELAY_UNREACHABLE,
     DELIVERY_FAILED,
     NOT_ACCEPTED,
@@ -69,8 +69,8 @@ const NOT_AN_AGENTS: [&str; 23] = [
 ];
 
 /// Whether an agent may say this of itself; `lease_expired` from its mouth would park a task as lost.
-pub fn may_an_agent_say(code: &str) -> bool {
-    !NOT_AN_AGENTS.contains(&code)
+pub fn is_allowed_from_agent(code: &str) -> bool {
+    !RESERVED_CODES.contains(&code)
 }
 
 /// Machine codes of `FrameRejected` and `CommandResult` that a daemon acts on; every other one it only logs.
@@ -94,7 +94,7 @@ pub mod features {
     /// Processes survive the daemon.
     pub const SHIM: &str = "shim";
     /// A daemon that restarts on purpose asks for more time.
-    pub const HOLD: &str = "hold";
+    pub const LEASE_EXTENSION: &str = "hold";
     /// What this version speaks.
-    pub const ALL: [&str; 3] = [OUTBOX, SHIM, HOLD];
+    pub const ALL: [&str; 3] = [OUTBOX, SHIM, LEASE_EXTENSION];
 }

@@ -13,9 +13,9 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value};
 
-use crate::{FILE_DESCRIPTOR_SET, short_name::name_in, v1::ENUM_NAMES};
+use crate::{FILE_DESCRIPTOR_SET, short_name::find_short_name, v1::ENUM_NAMES};
 
-static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build wrote a whole descriptor set")
 });
 
@@ -32,13 +32,13 @@ const TEXT_FIELDS: [&str; 7] = [
 
 /// One message of `baton.v1` as a JSON object. A lease token is never shown.
 pub fn to_json<M: prost::Message + prost::Name>(message: &M) -> Value {
-    let descriptor = POOL
+    let descriptor = DESCRIPTORS
         .get_message_by_name(&M::full_name())
         .expect("every message is in its own descriptor set");
     let bytes = message.encode_to_vec();
     let dynamic = DynamicMessage::decode(descriptor, bytes.as_slice())
         .expect("a message decodes what it encoded");
-    object(&dynamic)
+    message_to_json(&dynamic)
 }
 
 /// Bytes as text, with what is not UTF-8 replaced.
@@ -46,13 +46,13 @@ pub fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn object(message: &DynamicMessage) -> Value {
+fn message_to_json(message: &DynamicMessage) -> Value {
     let mut out = Map::new();
     for field in message.descriptor().fields() {
         if message.has_field(&field) || !field.supports_presence() {
             out.insert(
                 field.json_name().to_owned(),
-                value(&field, &message.get_field(&field)),
+                field_to_json(&field, &message.get_field(&field)),
             );
         } else if is_timestamp(&field) {
             out.insert(field.json_name().to_owned(), Value::Null);
@@ -61,7 +61,7 @@ fn object(message: &DynamicMessage) -> Value {
     Value::Object(out)
 }
 
-fn value(field: &FieldDescriptor, value: &Field) -> Value {
+fn field_to_json(field: &FieldDescriptor, value: &Field) -> Value {
     match value {
         Field::Bool(flag) => Value::from(*flag),
         Field::I32(number) => Value::from(*number),
@@ -76,9 +76,12 @@ fn value(field: &FieldDescriptor, value: &Field) -> Value {
         }
         Field::Bytes(bytes) => Value::from(BASE64_STANDARD.encode(bytes)),
         Field::EnumNumber(number) => enum_name(field, *number),
-        Field::Message(message) => nested(message),
-        Field::List(items) => items.iter().map(|item| self::value(field, item)).collect(),
-        Field::Map(entries) => map(field, entries.iter()),
+        Field::Message(message) => nested_message_to_json(message),
+        Field::List(items) => items
+            .iter()
+            .map(|item| field_to_json(field, item))
+            .collect(),
+        Field::Map(entries) => map_to_json(field, entries.iter()),
     }
 }
 
@@ -89,29 +92,29 @@ fn enum_name(field: &FieldDescriptor, number: i32) -> Value {
     let names = ENUM_NAMES
         .iter()
         .find(|(name, _)| *name == descriptor.full_name());
-    match names.and_then(|(_, names)| name_in(names, number)) {
+    match names.and_then(|(_, names)| find_short_name(names, number)) {
         Some(_) if number == 0 => Value::Null,
         Some(name) => Value::from(name),
         None => Value::from(number),
     }
 }
 
-fn nested(message: &DynamicMessage) -> Value {
+fn nested_message_to_json(message: &DynamicMessage) -> Value {
     match message.descriptor().full_name() {
         "google.protobuf.Timestamp" => message
             .transcode_to::<prost_types::Timestamp>()
-            .map_or(Value::Null, timestamp),
+            .map_or(Value::Null, timestamp_to_json),
         "baton.v1.LeaseToken" => Value::from("redacted"),
-        _ => object(message),
+        _ => message_to_json(message),
     }
 }
 
 /// RFC 3339 in UTC, as prost-types writes it.
-fn timestamp(time: prost_types::Timestamp) -> Value {
+fn timestamp_to_json(time: prost_types::Timestamp) -> Value {
     Value::from(time.to_string())
 }
 
-fn map<'a>(
+fn map_to_json<'a>(
     field: &FieldDescriptor,
     entries: impl Iterator<Item = (&'a MapKey, &'a Field)>,
 ) -> Value {
@@ -119,7 +122,7 @@ fn map<'a>(
         return Value::Null;
     };
     let item = entry.map_entry_value_field();
-    let sorted = entries.map(|(key, content)| (key_text(key), value(&item, content)));
+    let sorted = entries.map(|(key, content)| (key_text(key), field_to_json(&item, content)));
     Value::Object(sorted.collect())
 }
 

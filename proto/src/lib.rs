@@ -14,8 +14,8 @@ pub mod verbs;
 
 pub use error_detail::{pack_error_detail, unpack_error_detail};
 pub use json::{lossy_text, to_json};
-pub use short_name::{ShortName, UnknownName, short_name_of};
-pub use space::low_space_mark;
+pub use short_name::{ShortName, UnknownShortName, short_name_of};
+pub use space::low_disk_space_threshold;
 pub use time::{timestamp_from_ms, timestamp_to_ms};
 pub use trace::TraceParent;
 
@@ -24,7 +24,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// What both sides of a link decode and encode at most: 2 MiB for the message and a margin for what surrounds the
 /// largest body. With a smaller limit on one side, the same frame would break every stream it is sent on.
-pub const WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
+pub const MAX_WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
 
 /// In place of a digest of what an attempt left uncommitted, where nobody could see it.
 pub const UNKNOWN_DIGEST: &str = "unknown";

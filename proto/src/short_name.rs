@@ -11,18 +11,18 @@ pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
 
     /// E.g. `needs_attention`.
     fn short_name(self) -> &'static str {
-        name_in(Self::NAMES, self.into()).expect("the table holds every value of the enum")
+        find_short_name(Self::NAMES, self.into()).expect("the table holds every value of the enum")
     }
 
     /// Reads a short name. `unspecified` is not a name that people may use.
-    fn from_short_name(name: &str) -> Result<Self, UnknownName> {
+    fn from_short_name(name: &str) -> Result<Self, UnknownShortName> {
         let found = Self::NAMES
             .iter()
             .find(|(number, short)| *number != 0 && *short == name);
         let number = found.map(|(number, _)| *number);
         number
             .and_then(|number| Self::try_from(number).ok())
-            .ok_or_else(|| UnknownName::new::<Self>(name))
+            .ok_or_else(|| UnknownShortName::new::<Self>(name))
     }
 
     /// All names that people may use.
@@ -36,10 +36,10 @@ pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
 
 /// Short name of a number that came over the wire; a number that this version does not know is itself the name.
 pub fn short_name_of<E: ShortName>(number: i32) -> String {
-    name_in(E::NAMES, number).map_or_else(|| number.to_string(), str::to_owned)
+    find_short_name(E::NAMES, number).map_or_else(|| number.to_string(), str::to_owned)
 }
 
-pub(crate) fn name_in(names: &[(i32, &'static str)], number: i32) -> Option<&'static str> {
+pub(crate) fn find_short_name(names: &[(i32, &'static str)], number: i32) -> Option<&'static str> {
     names
         .iter()
         .find(|(known, _)| *known == number)
@@ -48,12 +48,12 @@ pub(crate) fn name_in(names: &[(i32, &'static str)], number: i32) -> Option<&'st
 
 /// A word that is no value of the enum, with the words that are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownName {
+pub struct UnknownShortName {
     pub given: String,
     pub known: Vec<&'static str>,
 }
 
-impl UnknownName {
+impl UnknownShortName {
     fn new<E: ShortName>(given: &str) -> Self {
         Self {
             given: given.to_owned(),
@@ -62,7 +62,7 @@ impl UnknownName {
     }
 }
 
-impl fmt::Display for UnknownName {
+impl fmt::Display for UnknownShortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -73,4 +73,4 @@ impl fmt::Display for UnknownName {
     }
 }
 
-impl std::error::Error for UnknownName {}
+impl std::error::Error for UnknownShortName {}

@@ -26,9 +26,12 @@ impl TraceParent {
     /// Reads a header value. Later versions may carry more fields, which are ignored; version 00 may not.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
-        let [version] = hex::<1>(parts.next()?)?;
-        let (trace_id, span_id) = (hex::<16>(parts.next()?)?, hex::<8>(parts.next()?)?);
-        let [flags] = hex::<1>(parts.next()?)?;
+        let [version] = parse_hex::<1>(parts.next()?)?;
+        let (trace_id, span_id) = (
+            parse_hex::<16>(parts.next()?)?,
+            parse_hex::<8>(parts.next()?)?,
+        );
+        let [flags] = parse_hex::<1>(parts.next()?)?;
         let tail_fits = version != 0 || parts.next().is_none();
         if version == 0xff || !tail_fits {
             return None;
@@ -81,7 +84,7 @@ fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
 }
 
 /// Exactly 2·N lower-case hex digits.
-fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let lower = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
     if text.len() != 2 * N || !text.as_bytes().iter().all(lower) {
         return None;

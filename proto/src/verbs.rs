@@ -4,14 +4,14 @@
 
 /// One verb, on every surface that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verb {
+pub struct TaskVerb {
     pub name: &'static str,
     /// RPCs of `baton.v1` that carry it out, as Service.Method.
     pub rpcs: &'static [&'static str],
     /// The command of `baton` that people use.
     pub command: Option<&'static str>,
     /// What agents call.
-    pub tool: Option<Tool>,
+    pub tool: Option<AgentTool>,
     /// One line, for help of every kind.
     pub help: &'static str,
     /// A reason is required, and checked before anything is looked up.
@@ -20,21 +20,21 @@ pub struct Verb {
 
 /// A verb as a tool of agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tool {
-    pub call: Call,
+pub struct AgentTool {
+    pub operation: ToolOperation,
     pub name: &'static str,
     /// Other names that do the same.
     pub aliases: &'static [&'static str],
-    pub effect: Effect,
+    pub effect: ToolEffect,
     /// Whether an agent that runs inside a daemon's attempt may use it. There the daemon holds the lease.
-    pub inside: bool,
+    pub allowed_in_attempt: bool,
     /// Words for the model beyond the help line: when to use it.
     pub advice: &'static str,
 }
 
 /// What a tool does, for those who carry it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
+pub enum ToolOperation {
     ListBlocked,
     GetBlocked,
     PickUp,
@@ -52,7 +52,7 @@ pub enum Call {
 /// What the worst input to a tool does. Only reading may be repeated without a thought: every other tool acts on the task
 /// that is held at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum ToolEffect {
     Reads,
     /// Takes nothing away that was there.
     Adds,
@@ -60,7 +60,7 @@ pub enum Effect {
     Replaces,
 }
 
-impl Effect {
+impl ToolEffect {
     pub const fn is_read_only(self) -> bool {
         matches!(self, Self::Reads)
     }
@@ -74,35 +74,39 @@ impl Effect {
     }
 }
 
-const fn tool(
-    call: Call,
+const fn define_tool(
+    call: ToolOperation,
     name: &'static str,
-    effect: Effect,
+    effect: ToolEffect,
     inside: bool,
     advice: &'static str,
-) -> Tool {
-    Tool {
-        call,
+) -> AgentTool {
+    AgentTool {
+        operation: call,
         name,
         aliases: &[],
         effect,
-        inside,
+        allowed_in_attempt: inside,
         advice,
     }
 }
 
-impl Tool {
-    const fn also(self, aliases: &'static [&'static str]) -> Self {
+impl AgentTool {
+    const fn with_aliases(self, aliases: &'static [&'static str]) -> Self {
         Self { aliases, ..self }
     }
 
-    pub fn answers_to(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.contains(&name)
     }
 }
 
-const fn verb(name: &'static str, rpcs: &'static [&'static str], help: &'static str) -> Verb {
-    Verb {
+const fn define_verb(
+    name: &'static str,
+    rpcs: &'static [&'static str],
+    help: &'static str,
+) -> TaskVerb {
+    TaskVerb {
         name,
         rpcs,
         command: None,
@@ -112,15 +116,15 @@ const fn verb(name: &'static str, rpcs: &'static [&'static str], help: &'static 
     }
 }
 
-impl Verb {
-    const fn command(self, command: &'static str) -> Self {
+impl TaskVerb {
+    const fn with_command(self, command: &'static str) -> Self {
         Self {
             command: Some(command),
             ..self
         }
     }
 
-    const fn tool(self, tool: Tool) -> Self {
+    const fn with_tool(self, tool: AgentTool) -> Self {
         Self {
             tool: Some(tool),
             ..self
@@ -135,211 +139,213 @@ impl Verb {
     }
 }
 
-use Effect::{Adds, Reads, Replaces};
+use ToolEffect::{Adds, Reads, Replaces};
 
 /// In the order in which they are shown.
-pub const VERBS: [Verb; 23] = [
-    verb(
+pub const VERBS: [TaskVerb; 23] = [
+    define_verb(
         "list blocked",
         &["Tasks.ListBlocked"],
         "List tasks that are parked and wait for somebody, newest block first.",
     )
-    .command("blocked")
-    .tool(tool(Call::ListBlocked, "list_blocked_tasks",
+    .with_command("blocked")
+    .with_tool(define_tool(ToolOperation::ListBlocked, "list_blocked_tasks",
         Reads,
         true,
         "Call it first: prefer to go on with blocked work over beginning something new.",
     )),
-    verb(
+    define_verb(
         "get blocked",
         &["Tasks.GetBlocked"],
         "Show one parked task with why it stopped and its last checkpoint.",
     )
-    .tool(tool(Call::GetBlocked, "get_blocked_task", Reads, true, "")),
-    verb(
+    .with_tool(define_tool(ToolOperation::GetBlocked, "get_blocked_task", Reads, true, "")),
+    define_verb(
         "pick up",
         &["Agents.PickUp"],
         "Take over a parked task: its next attempt is leased to the caller.",
     )
-    .command("pick-up")
-    .tool(tool(Call::PickUp, "pick_up_task",
+    .with_command("pick-up")
+    .with_tool(define_tool(ToolOperation::PickUp, "pick_up_task",
         Adds,
         false,
         "One of several callers wins; the others are told who did.",
     )),
-    verb(
+    define_verb(
         "start",
         &["Agents.Start"],
         "Submit a task and hold it, in one step.",
     )
-    .tool(tool(Call::Start, "task_start",
+    .with_tool(define_tool(ToolOperation::Start, "task_start",
         Adds,
         false,
         "The lease is renewed in the background until the task is completed, blocked or released.",
     )),
-    verb(
+    define_verb(
         "claim",
         &["Agents.Claim"],
         "Hold a queued task that agents may claim: a named one, or the first.",
     )
-    .command("claim")
-    .tool(tool(Call::Claim, "claim_task", Adds, false, "")),
-    verb(
+    .with_command("claim")
+    .with_tool(define_tool(ToolOperation::Claim, "claim_task", Adds, false, "")),
+    define_verb(
         "progress",
         &["Agents.Progress", "Tasks.UpdateProgress"],
         "Add to what is known of a task's progress: summary, items done and failed, where to go on, evidence.",
     )
-    .command("progress")
-    .tool(
-        tool(Call::Progress, "task_progress",
+    .with_command("progress")
+    .with_tool(
+        define_tool(ToolOperation::Progress, "task_progress",
             Replaces,
             true,
             "Lists grow and keep their newest entries; summary and cursor are replaced.",
         )
-        .also(&["save_task_progress"]),
+        .with_aliases(&["save_task_progress"]),
     ),
-    verb(
+    define_verb(
         "checkpoint",
         &["Agents.Checkpoint"],
         "Write down where the work stands, so that somebody else can go on from there.",
     )
-    .tool(tool(Call::Checkpoint, "task_checkpoint",
+    .with_tool(define_tool(ToolOperation::Checkpoint, "task_checkpoint",
         Replaces,
         true,
         "Call it at each milestone. The newest fifty are kept.",
     )),
-    verb(
+    define_verb(
         "block",
         &["Agents.Block", "Tasks.Block"],
         "Park a task with a reason: nothing runs, and a person or another agent goes on later.",
     )
     .with_reason()
-    .command("block")
-    .tool(
-        tool(Call::Block, "task_block",
+    .with_command("block")
+    .with_tool(
+        define_tool(ToolOperation::Block, "task_block",
             Replaces,
             true,
             "Call it before giving up: say what is missing and what would help. The lease is given up.",
         )
-        .also(&["task_needs_help"]),
+        .with_aliases(&["task_needs_help"]),
     ),
-    verb(
+    define_verb(
         "complete",
         &["Agents.Complete", "Agents.Fail", "Agents.Cancel"],
         "End the task that is held: completed, failed or canceled.",
     )
-    .tool(tool(Call::Complete, "task_complete",
+    .with_tool(define_tool(ToolOperation::Complete, "task_complete",
         Replaces,
         true,
         "Completing is refused while required files are missing, and names all of them; write them and call again.",
     )),
-    verb(
+    define_verb(
         "release",
         &["Agents.Release"],
         "Give a task back unharmed; it is queued again.",
     )
-    .command("release")
-    .tool(tool(Call::Release, "release_task", Replaces, false, "")),
-    verb(
+    .with_command("release")
+    .with_tool(define_tool(ToolOperation::Release, "release_task", Replaces, false, "")),
+    define_verb(
         "get",
         &["Tasks.Get"],
         "Show one task with its attempts, deadlines and what to do next.",
     )
-    .command("show")
-    .tool(tool(Call::Get, "task_get", Reads, true, "")),
-    verb("list", &["Tasks.List"], "List tasks, newest first.")
-        .command("tasks")
-        .tool(tool(Call::List, "task_list", Reads, true, "")),
-    verb("cancel", &["Tasks.Cancel"], "Ask for the end of a task.").command("cancel"),
-    verb(
+    .with_command("show")
+    .with_tool(define_tool(ToolOperation::Get, "task_get", Reads, true, "")),
+    define_verb("list", &["Tasks.List"], "List tasks, newest first.")
+        .with_command("tasks")
+        .with_tool(define_tool(ToolOperation::List, "task_list", Reads, true, "")),
+    define_verb("cancel", &["Tasks.Cancel"], "Ask for the end of a task.").with_command("cancel"),
+    define_verb(
         "checkpoints",
         &["Tasks.ListCheckpoints"],
         "List the milestones of a task, newest first.",
     )
-    .command("checkpoints"),
-    verb(
+    .with_command("checkpoints"),
+    define_verb(
         "resume",
         &["Tasks.Resume"],
         "Send a parked task on, with an answer or further instructions.",
     )
     .with_reason()
-    .command("resume"),
-    verb(
+    .with_command("resume"),
+    define_verb(
         "renew",
         &["Agents.Renew"],
         "Renew a lease that was claimed or picked up.",
     )
-    .command("renew"),
-    verb(
+    .with_command("renew"),
+    define_verb(
         "inspect",
         &["Operator.Inspect"],
         "Say how one task stands: what is armed, what looks wrong, and what to do next.",
     )
-    .command("inspect"),
-    verb(
+    .with_command("inspect"),
+    define_verb(
         "retry",
         &["Operator.RetryTask", "Operator.BulkForce"],
         "Try failed, timed out or lost tasks again.",
     )
     .with_reason()
-    .command("retry"),
-    verb(
+    .with_command("retry"),
+    define_verb(
         "force release",
         &["Operator.ForceRelease", "Operator.BulkForce"],
         "Take running attempts away from their daemons; the tasks are queued again.",
     )
     .with_reason()
-    .command("force-release"),
-    verb(
+    .with_command("force-release"),
+    define_verb(
         "force fail",
         &["Operator.ForceFail", "Operator.BulkForce"],
         "End open tasks as failed.",
     )
     .with_reason()
-    .command("force-fail"),
-    verb(
+    .with_command("force-fail"),
+    define_verb(
         "complete by hand",
         &["Operator.CompleteTask"],
         "Complete a task by hand, because its work is done.",
     )
     .with_reason()
-    .command("complete"),
-    verb(
+    .with_command("complete"),
+    define_verb(
         "pause",
         &["Operator.Pause"],
         "Stop new dispatch for tasks, a tenant or all; what runs goes on.",
     )
     .with_reason()
-    .command("pause"),
-    verb(
+    .with_command("pause"),
+    define_verb(
         "unpause",
         &["Operator.Unpause"],
         "Let what was paused go on.",
     )
-    .command("unpause"),
+    .with_command("unpause"),
 ];
 
 /// Verbs that agents can call, each with its tool.
-pub fn tools() -> impl Iterator<Item = (&'static Verb, &'static Tool)> {
+pub fn agent_tools() -> impl Iterator<Item = (&'static TaskVerb, &'static AgentTool)> {
     VERBS
         .iter()
         .filter_map(|verb| Some((verb, verb.tool.as_ref()?)))
 }
 
 /// The tool of this name or alias.
-pub fn tool_named(name: &str) -> Option<(&'static Verb, &'static Tool)> {
-    tools().find(|(_, tool)| tool.answers_to(name))
+pub fn find_tool(name: &str) -> Option<(&'static TaskVerb, &'static AgentTool)> {
+    agent_tools().find(|(_, tool)| tool.has_name(name))
 }
 
 /// The table as the documents show it.
-pub fn table() -> String {
+pub fn markdown_table() -> String {
     let mut out = String::from(
         "| verb | MCP tool | command | RPC | reads only | may replace or end | inside an attempt | reason |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
     let yes = |is: bool| if is { "yes" } else { "no" };
     for verb in &VERBS {
-        let tool = verb.tool.map_or("-".to_owned(), |tool| names(&tool));
+        let tool = verb
+            .tool
+            .map_or("-".to_owned(), |tool| tool_names_cell(&tool));
         let effect = verb.tool.map(|tool| tool.effect);
         let row = [
             verb.name.to_owned(),
@@ -353,7 +359,9 @@ pub fn table() -> String {
             effect
                 .map_or("-", |effect| yes(effect.is_destructive()))
                 .to_owned(),
-            verb.tool.map_or("-", |tool| yes(tool.inside)).to_owned(),
+            verb.tool
+                .map_or("-", |tool| yes(tool.allowed_in_attempt))
+                .to_owned(),
             (if verb.needs_reason { "required" } else { "-" }).to_owned(),
         ];
         out.push_str(&format!("| {} |\n", row.join(" | ")));
@@ -361,7 +369,7 @@ pub fn table() -> String {
     out
 }
 
-fn names(tool: &Tool) -> String {
+fn tool_names_cell(tool: &AgentTool) -> String {
     let also = tool.aliases.iter().map(|alias| format!(", also `{alias}`"));
     format!("`{}`{}", tool.name, also.collect::<String>())
 }
@@ -401,7 +409,8 @@ mod tests {
     fn every_name_means_one_verb() {
         let names = VERBS.iter().map(|verb| verb.name);
         let commands = VERBS.iter().filter_map(|verb| verb.command);
-        let tools = tools().flat_map(|(_, tool)| tool.aliases.iter().chain([&tool.name]).copied());
+        let tools =
+            agent_tools().flat_map(|(_, tool)| tool.aliases.iter().chain([&tool.name]).copied());
         for (what, all) in [
             ("verbs", names.collect::<Vec<_>>()),
             ("commands", commands.collect()),
@@ -410,13 +419,13 @@ mod tests {
             let once: BTreeSet<_> = all.iter().collect();
             assert_eq!(once.len(), all.len(), "{what}");
         }
-        assert_eq!(tool_named("task_needs_help").unwrap().0.name, "block");
-        assert!(tool_named("task_renew").is_none());
+        assert_eq!(find_tool("task_needs_help").unwrap().0.name, "block");
+        assert!(find_tool("task_renew").is_none());
     }
 
     #[test]
     fn what_only_reads_destroys_nothing() {
-        for (_, tool) in tools() {
+        for (_, tool) in agent_tools() {
             let effect = tool.effect;
             assert!(!(effect.is_read_only() && effect.is_destructive()));
             assert_eq!(effect.is_read_only(), effect.is_idempotent());
@@ -427,9 +436,9 @@ mod tests {
     fn the_documents_show_this_table() {
         let shown = include_str!("../../docs/mcp.md");
         assert!(
-            shown.contains(&table()),
+            shown.contains(&markdown_table()),
             "docs/mcp.md must hold this table:\n{}",
-            table()
+            markdown_table()
         );
     }
 }

@@ -46,22 +46,22 @@ impl BodyHash {
 
 /// The directory of bodies. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Bodies {
-    shared: Arc<Shared>,
+pub(crate) struct BodyFiles {
+    shared: Arc<BodyDirectory>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct BodyDirectory {
     dir: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<BodyFileState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BodyFileState {
     /// Bodies that requests under way have brought, and how many of those there are.
     pinned: HashMap<BodyHash, usize>,
     /// Bodies that nobody may want any more.
-    suspects: BTreeSet<BodyHash>,
+    sweep_candidates: BTreeSet<BodyHash>,
     bytes: u64,
     /// Who reads all of them just now; meanwhile none is removed.
     readers: usize,
@@ -69,62 +69,63 @@ struct State {
 
 /// What a sweep removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Swept {
+pub(crate) struct SweptBodies {
     pub(crate) bodies: u64,
     pub(crate) bytes: u64,
 }
 
 /// Keeps all bodies while it lives, for one who carries them elsewhere.
 #[derive(Debug)]
-pub(crate) struct Reading {
-    shared: Arc<Shared>,
+pub(crate) struct BodyReadGuard {
+    shared: Arc<BodyDirectory>,
 }
 
 /// Keeps a body from being removed until its submission is answered: by then its claim is stored, or it is refused.
 /// The caller and the loop hold a clone each, for either may be gone before the other.
 #[derive(Clone, Debug)]
-pub(crate) struct Pinned {
-    _pin: Arc<Pin>,
+pub(crate) struct BodyPin {
+    _pin: Arc<BodyPinGuard>,
 }
 
 #[derive(Debug)]
-struct Pin {
-    shared: Arc<Shared>,
+struct BodyPinGuard {
+    shared: Arc<BodyDirectory>,
     hash: BodyHash,
 }
 
-impl Bodies {
+impl BodyFiles {
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
-        private_dir::make_own(&dir)?;
+        private_dir::create_or_restrict(&dir)?;
         if let Some(parent) = dir.parent() {
             File::open(parent)?.sync_all()?;
         }
-        remove_halves(&dir)?;
-        let state = State::found_in(&dir)?;
+        remove_partial_files(&dir)?;
+        let state = BodyFileState::scan_dir(&dir)?;
         let state = Mutex::new(state);
         Ok(Self {
-            shared: Arc::new(Shared { dir, state }),
+            shared: Arc::new(BodyDirectory { dir, state }),
         })
     }
 
     /// The directory as it lies, for one who only reads.
-    pub(crate) fn look(dir: PathBuf) -> Self {
+    pub(crate) fn open_read_only(dir: PathBuf) -> Self {
         let state = Mutex::default();
         Self {
-            shared: Arc::new(Shared { dir, state }),
+            shared: Arc::new(BodyDirectory { dir, state }),
         }
     }
 
     /// Makes the body durable. Idempotent; blocks on the disk.
-    pub(crate) fn keep(&self, bytes: &[u8]) -> io::Result<Pinned> {
+    pub(crate) fn store(&self, bytes: &[u8]) -> io::Result<BodyPin> {
         let hash = BodyHash::of(bytes);
         // From here on a sweep leaves it alone, so what exists below stays.
-        let pinned = Pinned::new(&self.shared, hash);
+        let pinned = BodyPin::new(&self.shared, hash);
         let (dir, path) = (&self.shared.dir, self.shared.path(hash));
         if !path.exists() {
             // Two writers of one body write the same bytes; each renames a file of its own.
             let half = dir.join(format!("{}.half", uuid::Uuid::now_v7()));
-            let written = write_synced(&half, bytes).and_then(|()| self.shared.enter(&half, &path));
+            let written =
+                write_synced(&half, bytes).and_then(|()| self.shared.publish_file(&half, &path));
             if let Err(error) = written {
                 // Half a body on a disk that may be full.
                 drop(fs::remove_file(&half));
@@ -156,9 +157,9 @@ impl Bodies {
     }
 
     /// From now on until what it returns is dropped, what is here stays.
-    pub(crate) fn reading(&self) -> Reading {
+    pub(crate) fn read_guard(&self) -> BodyReadGuard {
         self.shared.lock().readers += 1;
-        Reading {
+        BodyReadGuard {
             shared: Arc::clone(&self.shared),
         }
     }
@@ -169,8 +170,8 @@ impl Bodies {
     }
 
     /// A task that claimed it was removed.
-    pub(crate) fn suspect(&self, hash: BodyHash) {
-        self.shared.lock().suspects.insert(hash);
+    pub(crate) fn add_sweep_candidate(&self, hash: BodyHash) {
+        self.shared.lock().sweep_candidates.insert(hash);
     }
 
     /// What they take on the disk.
@@ -179,15 +180,15 @@ impl Bodies {
     }
 
     /// Removes what nobody wants. `claimed` asks the store, and answers yes where it does not know. Blocks on the disk.
-    pub(crate) fn sweep(&self, claimed: impl Fn(BodyHash) -> bool) -> Swept {
-        let mut swept = Swept::default();
+    pub(crate) fn sweep(&self, claimed: impl Fn(BodyHash) -> bool) -> SweptBodies {
+        let mut swept = SweptBodies::default();
         loop {
             // Held over the look and the removal: a request cannot pin it in between.
             let mut state = self.shared.lock();
             if state.readers > 0 {
                 return swept;
             }
-            let Some(hash) = state.suspects.pop_first() else {
+            let Some(hash) = state.sweep_candidates.pop_first() else {
                 return swept;
             };
             if state.pinned.contains_key(&hash) || claimed(hash) {
@@ -208,47 +209,47 @@ impl Bodies {
         }
     }
 
-    pub(crate) fn has_suspects(&self) -> bool {
-        !self.shared.lock().suspects.is_empty()
+    pub(crate) fn has_sweep_candidates(&self) -> bool {
+        !self.shared.lock().sweep_candidates.is_empty()
     }
 }
 
-impl Pinned {
-    fn new(shared: &Arc<Shared>, hash: BodyHash) -> Self {
+impl BodyPin {
+    fn new(shared: &Arc<BodyDirectory>, hash: BodyHash) -> Self {
         *shared.lock().pinned.entry(hash).or_default() += 1;
         let shared = Arc::clone(shared);
         Self {
-            _pin: Arc::new(Pin { shared, hash }),
+            _pin: Arc::new(BodyPinGuard { shared, hash }),
         }
     }
 }
 
-impl Drop for Reading {
+impl Drop for BodyReadGuard {
     fn drop(&mut self) {
         self.shared.lock().readers -= 1;
     }
 }
 
-impl Drop for Pin {
+impl Drop for BodyPinGuard {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if let Some(count) = state.pinned.get_mut(&self.hash) {
             *count -= 1;
             if *count == 0 {
                 state.pinned.remove(&self.hash);
-                state.suspects.insert(self.hash);
+                state.sweep_candidates.insert(self.hash);
             }
         }
     }
 }
 
-impl Shared {
+impl BodyDirectory {
     fn path(&self, hash: BodyHash) -> PathBuf {
         self.dir.join(hash.file_name())
     }
 
     /// Gives a whole body its name, and counts it if no other writer was quicker.
-    fn enter(&self, half: &Path, path: &Path) -> io::Result<()> {
+    fn publish_file(&self, half: &Path, path: &Path) -> io::Result<()> {
         let mut state = self.lock();
         if path.exists() {
             return fs::remove_file(half);
@@ -259,21 +260,21 @@ impl Shared {
     }
 
     // Nothing in here can be left half done by a panic.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BodyFileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BodyFileState {
     /// After a start any of them may be one that a crash left.
-    fn found_in(dir: &Path) -> io::Result<Self> {
+    fn scan_dir(dir: &Path) -> io::Result<Self> {
         let mut state = Self::default();
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
             let name = entry.file_name();
             let hash = name.to_str().and_then(BodyHash::from_file_name);
             state.bytes += entry.metadata()?.len();
-            state.suspects.extend(hash);
+            state.sweep_candidates.extend(hash);
         }
         Ok(state)
     }
@@ -286,7 +287,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// What a crash left half-written; nothing names it.
-fn remove_halves(dir: &Path) -> io::Result<()> {
+fn remove_partial_files(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path
@@ -303,7 +304,7 @@ fn remove_halves(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn long(text: &str) -> String {
+    fn long_body(text: &str) -> String {
         text.repeat(BODY_INLINE_MAX + 1)
     }
 
@@ -314,10 +315,10 @@ mod tests {
     #[test]
     fn a_body_is_kept_once_and_checked_when_read() {
         let dir = tempfile::tempdir().unwrap();
-        let bodies = Bodies::open(dir.path().join("bodies")).unwrap();
-        let text = long("p");
-        let first = bodies.keep(text.as_bytes()).unwrap();
-        let second = bodies.keep(text.as_bytes()).unwrap();
+        let bodies = BodyFiles::open(dir.path().join("bodies")).unwrap();
+        let text = long_body("p");
+        let first = bodies.store(text.as_bytes()).unwrap();
+        let second = bodies.store(text.as_bytes()).unwrap();
         drop((first, second));
         let hash = BodyHash::of(text.as_bytes());
         assert_eq!(bodies.load(hash).unwrap(), text);
@@ -333,12 +334,12 @@ mod tests {
     #[test]
     fn a_body_goes_when_no_request_and_no_task_wants_it() {
         let dir = tempfile::tempdir().unwrap();
-        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
-        let (claimed, refused) = (long("c"), long("r"));
+        let bodies = BodyFiles::open(dir.path().to_owned()).unwrap();
+        let (claimed, refused) = (long_body("c"), long_body("r"));
         let claim = BodyHash::of(claimed.as_bytes());
         let wanted = |hash| hash == claim;
-        let first = bodies.keep(claimed.as_bytes()).unwrap();
-        let second = bodies.keep(refused.as_bytes()).unwrap();
+        let first = bodies.store(claimed.as_bytes()).unwrap();
+        let second = bodies.store(refused.as_bytes()).unwrap();
         let again = second.clone();
         drop((first, second));
         bodies.sweep(wanted);
@@ -347,8 +348,8 @@ mod tests {
         bodies.sweep(wanted);
         assert_eq!(files(dir.path()), 1);
         assert_eq!(bodies.load(claim).unwrap(), claimed);
-        bodies.suspect(claim);
-        let reading = bodies.reading();
+        bodies.add_sweep_candidate(claim);
+        let reading = bodies.read_guard();
         bodies.sweep(|_| false);
         assert_eq!(files(dir.path()), 1, "somebody reads them");
         drop(reading);
@@ -359,16 +360,16 @@ mod tests {
     #[test]
     fn a_start_looks_at_what_a_crash_left() {
         let dir = tempfile::tempdir().unwrap();
-        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
-        drop(bodies.keep(long("a").as_bytes()).unwrap());
-        drop(bodies.keep(long("b").as_bytes()).unwrap());
+        let bodies = BodyFiles::open(dir.path().to_owned()).unwrap();
+        drop(bodies.store(long_body("a").as_bytes()).unwrap());
+        drop(bodies.store(long_body("b").as_bytes()).unwrap());
         fs::write(dir.path().join("1234.half"), "half").unwrap();
         drop(bodies);
-        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
-        assert_eq!(bodies.bytes(), 2 * long("a").len() as u64);
-        let kept = BodyHash::of(long("b").as_bytes());
+        let bodies = BodyFiles::open(dir.path().to_owned()).unwrap();
+        assert_eq!(bodies.bytes(), 2 * long_body("a").len() as u64);
+        let kept = BodyHash::of(long_body("b").as_bytes());
         bodies.sweep(|hash| hash == kept);
         assert_eq!(files(dir.path()), 1);
-        assert!(!bodies.has_suspects());
+        assert!(!bodies.has_sweep_candidates());
     }
 }

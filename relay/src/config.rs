@@ -7,43 +7,43 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::auth::bootstrap::Bootstrap;
-use crate::clock::Clock;
+use crate::auth::bootstrap::BootstrapTokens;
+use crate::clock::RelayClock;
 
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
     /// Store, output and token files live here; made if missing.
-    pub data: PathBuf,
+    pub data_dir: PathBuf,
     /// Port 0 takes a free one; the handle of `server::start` tells which.
     pub listen: SocketAddr,
     pub tls: Option<TlsFiles>,
     /// Take a listener that others can reach without TLS: tokens then cross the network in the clear.
     pub insecure: bool,
-    pub bootstrap: Bootstrap,
+    pub bootstrap_tokens: BootstrapTokens,
     pub network: NetworkLimits,
     pub hello_rates: HelloRates,
     /// Start although acknowledged changes are missing; see the store.
     pub accept_loss: bool,
     /// Open tasks over all tenants, and of one.
-    pub max_open: usize,
-    pub max_open_per_tenant: usize,
+    pub max_open_tasks: usize,
+    pub max_open_tasks_per_tenant: usize,
     pub retention: RetentionConfig,
     /// From the stop signal to the end, peers that never read included.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
     /// The OTLP collector that gets a trace of each task; without one the OTEL_* variables may name it.
-    pub otlp: Option<String>,
-    pub clock: Clock,
+    pub otlp_endpoint: Option<String>,
+    pub clock: RelayClock,
     /// How the process starts again when its disk was full; without one it aborts, for others to start it.
-    pub restart: Option<Restart>,
+    pub restart_hook: Option<RestartHook>,
     /// How often it has done so.
-    pub restarts: u64,
+    pub restart_count: u64,
 }
 
 /// Makes the process start again on the address that it is given. Returns only if that cannot be done.
 #[derive(Clone)]
-pub struct Restart(Arc<dyn Fn(SocketAddr) -> io::Error + Send + Sync>);
+pub struct RestartHook(Arc<dyn Fn(SocketAddr) -> io::Error + Send + Sync>);
 
-impl Restart {
+impl RestartHook {
     pub fn new(restart: impl Fn(SocketAddr) -> io::Error + Send + Sync + 'static) -> Self {
         Self(Arc::new(restart))
     }
@@ -55,7 +55,7 @@ impl Restart {
     }
 }
 
-impl fmt::Debug for Restart {
+impl fmt::Debug for RestartHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Restart")
     }
@@ -65,14 +65,14 @@ impl fmt::Debug for Restart {
 #[derive(Clone, Debug)]
 pub struct RetentionConfig {
     /// Finished tasks, and output, older than this go.
-    pub age: Duration,
+    pub max_age: Duration,
     /// The oldest go when all of the data directory takes more than this; of it output may take `output_bytes`.
-    pub bytes: u64,
-    pub output_bytes: u64,
+    pub max_bytes: u64,
+    pub max_output_bytes: u64,
     /// A finished task stays at least this long, whatever the size.
-    pub at_least: Duration,
+    pub min_age: Duration,
     /// Daemons that were away for longer are forgotten.
-    pub daemons: Duration,
+    pub daemon_max_age: Duration,
 }
 
 impl Default for RetentionConfig {
@@ -83,20 +83,20 @@ impl Default for RetentionConfig {
 
 impl RetentionConfig {
     /// The usual ages, and three quarters of `bytes` for output.
-    pub fn within(bytes: u64) -> Self {
+    pub fn within(max_bytes: u64) -> Self {
         let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
         Self {
-            age: days(14),
-            bytes,
-            output_bytes: bytes / 4 * 3,
-            at_least: Duration::from_secs(60),
-            daemons: days(30),
+            max_age: days(14),
+            max_bytes,
+            max_output_bytes: max_bytes / 4 * 3,
+            min_age: Duration::from_secs(60),
+            daemon_max_age: days(30),
         }
     }
 
     /// What is left for records and long bodies.
     pub(crate) fn record_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(self.output_bytes)
+        self.max_bytes.saturating_sub(self.max_output_bytes)
     }
 }
 
@@ -123,7 +123,7 @@ pub struct NetworkLimits {
     pub unary_timeout: Duration,
     pub handshake_timeout: Duration,
     /// From accepting a connection to the first call with a credential; then it ends as soon as no call is under way.
-    pub stranger_timeout: Duration,
+    pub credential_timeout: Duration,
     pub keepalive_interval: Duration,
     pub keepalive_timeout: Duration,
     pub stream_window: u32,
@@ -140,7 +140,7 @@ impl Default for NetworkLimits {
             live_streams_per_token: 1_024,
             unary_timeout: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(10),
-            stranger_timeout: Duration::from_secs(30),
+            credential_timeout: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(15),
             keepalive_timeout: Duration::from_secs(10),
             stream_window: 256 * 1024,
@@ -167,39 +167,39 @@ impl Default for HelloRates {
 }
 
 impl RelayConfig {
-    pub fn new(data: PathBuf, listen: SocketAddr) -> Self {
+    pub fn new(data_dir: PathBuf, listen: SocketAddr) -> Self {
         Self {
-            data,
+            data_dir,
             listen,
             tls: None,
             insecure: false,
-            bootstrap: Bootstrap::default(),
+            bootstrap_tokens: BootstrapTokens::default(),
             network: NetworkLimits::default(),
             hello_rates: HelloRates::default(),
             accept_loss: false,
-            max_open: 100_000,
-            max_open_per_tenant: 50_000,
+            max_open_tasks: 100_000,
+            max_open_tasks_per_tenant: 50_000,
             retention: RetentionConfig::default(),
-            drain: Duration::from_secs(30),
-            otlp: None,
-            clock: Clock::system(),
-            restart: None,
-            restarts: 0,
+            drain_timeout: Duration::from_secs(30),
+            otlp_endpoint: None,
+            clock: RelayClock::system(),
+            restart_hook: None,
+            restart_count: 0,
         }
     }
 
     /// Tokens are bearer secrets, so a listener that others can reach needs TLS or an explicit word.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    pub fn check(&self) -> Result<(), RelayConfigError> {
         let exposed = !self.listen.ip().is_loopback();
         if exposed && self.tls.is_none() && !self.insecure {
-            return Err(ConfigError::ExposedWithoutTls(self.listen));
+            return Err(RelayConfigError::ExposedWithoutTls(self.listen));
         }
         Ok(())
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum RelayConfigError {
     #[error(
         "refusing to listen on {0} without TLS: tokens would cross the network in the clear; \
          give --tls-cert and --tls-key, listen on 127.0.0.1, or say --insecure if something else encrypts"

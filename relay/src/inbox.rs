@@ -10,51 +10,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use baton_core::id::{InputId, TaskId, TenantId};
 use baton_core::record::{InputState, TaskRecord};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use tokio::sync::broadcast;
 
 /// Changed tasks that wait for a watcher. Full: it is told that it missed some, and looks at everything again.
-const HEARD: usize = 256;
+const CHANGE_QUEUE: usize = 256;
 
 /// Where an input stands in a tenant's inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
-    pub(crate) asked: Wall,
+pub(crate) struct InputPosition {
+    pub(crate) asked_at: WallTime,
     pub(crate) input: InputId,
 }
 
 /// A task whose inputs may have changed.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct ChangedTask {
     pub(crate) spec: Arc<TaskSpec>,
     pub(crate) record: Arc<TaskRecord>,
 }
 
 /// Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Inbox {
-    open: Arc<Mutex<HashMap<TenantId, Open>>>,
-    changes: broadcast::Sender<Heard>,
+pub(crate) struct OpenInputIndex {
+    by_tenant: Arc<Mutex<HashMap<TenantId, TenantOpenInputs>>>,
+    changes: broadcast::Sender<ChangedTask>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    places: BTreeMap<Place, TaskId>,
-    by_task: HashMap<TaskId, Vec<Place>>,
+struct TenantOpenInputs {
+    positions: BTreeMap<InputPosition, TaskId>,
+    by_task: HashMap<TaskId, Vec<InputPosition>>,
 }
 
-impl Default for Inbox {
+impl Default for OpenInputIndex {
     fn default() -> Self {
         Self {
-            open: Arc::default(),
-            changes: broadcast::channel(HEARD).0,
+            by_tenant: Arc::default(),
+            changes: broadcast::channel(CHANGE_QUEUE).0,
         }
     }
 }
 
-impl Inbox {
+impl OpenInputIndex {
     /// A record that is durable.
-    pub(crate) fn published(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>) {
+    pub(crate) fn record_published(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>) {
         if record
             .attempts
             .iter()
@@ -62,34 +62,34 @@ impl Inbox {
         {
             return;
         }
-        self.note(record);
+        self.index_record(record);
         // Nobody may be listening.
-        let _ = self.changes.send(Heard {
+        let _ = self.changes.send(ChangedTask {
             spec: Arc::clone(spec),
             record: Arc::clone(record),
         });
     }
 
     /// The same, for what was there before anybody could listen.
-    pub(crate) fn note(&self, record: &TaskRecord) {
-        self.set(&record.tenant, record.task, open_places(record));
+    pub(crate) fn index_record(&self, record: &TaskRecord) {
+        self.set(&record.tenant, record.task, open_positions(record));
     }
 
-    fn set(&self, tenant: &TenantId, task: TaskId, now: Vec<Place>) {
+    fn set(&self, tenant: &TenantId, task: TaskId, now: Vec<InputPosition>) {
         let mut all = self.lock();
         if now.is_empty() && !all.contains_key(tenant) {
             return;
         }
         let open = all.entry(tenant.clone()).or_default();
         for gone in open.by_task.remove(&task).unwrap_or_default() {
-            open.places.remove(&gone);
+            open.positions.remove(&gone);
         }
         for place in &now {
-            open.places.insert(*place, task);
+            open.positions.insert(*place, task);
         }
         if !now.is_empty() {
             open.by_task.insert(task, now);
-        } else if open.places.is_empty() {
+        } else if open.positions.is_empty() {
             all.remove(tenant);
         }
     }
@@ -98,37 +98,39 @@ impl Inbox {
     pub(crate) fn page(
         &self,
         tenant: &TenantId,
-        after: Option<Place>,
+        after: Option<InputPosition>,
         size: usize,
-    ) -> Vec<(Place, TaskId)> {
+    ) -> Vec<(InputPosition, TaskId)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let all = self.lock();
         let Some(open) = all.get(tenant) else {
             return Vec::new();
         };
-        let rest = open.places.range((from, Bound::Unbounded));
+        let rest = open.positions.range((from, Bound::Unbounded));
         rest.take(size)
             .map(|(place, task)| (*place, *task))
             .collect()
     }
 
     /// Changes from here on. Look at what is open only after this, or one may fall between.
-    pub(crate) fn listen(&self) -> broadcast::Receiver<Heard> {
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<ChangedTask> {
         self.changes.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, Open>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, TenantOpenInputs>> {
         // A panic in between leaves at worst a place too many, and lists look at the task itself.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_tenant
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn open_places(record: &TaskRecord) -> Vec<Place> {
-    let newest = record.newest().map(|attempt| &attempt.inputs[..]);
+fn open_positions(record: &TaskRecord) -> Vec<InputPosition> {
+    let newest = record.newest_attempt().map(|attempt| &attempt.inputs[..]);
     let open = newest.unwrap_or_default().iter();
     let open = open.filter(|input| input.state == InputState::Open);
-    let place = open.map(|input| Place {
-        asked: input.asked,
+    let place = open.map(|input| InputPosition {
+        asked_at: input.asked,
         input: input.id,
     });
     place.collect()
@@ -148,14 +150,14 @@ mod tests {
         TaskId(Uuid::from_u128(n))
     }
 
-    fn place(n: u128, asked: u64) -> Place {
-        Place {
-            asked: Wall(asked),
+    fn place(n: u128, asked: u64) -> InputPosition {
+        InputPosition {
+            asked_at: WallTime(asked),
             input: InputId(Uuid::from_u128(n)),
         }
     }
 
-    fn page(inbox: &Inbox, after: Option<Place>, size: usize) -> Vec<u128> {
+    fn page(inbox: &OpenInputIndex, after: Option<InputPosition>, size: usize) -> Vec<u128> {
         let page = inbox.page(&tenant("a"), after, size);
         let ids = page.iter().map(|(place, _)| place.input.0.as_u128());
         ids.collect()
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn open_inputs_are_listed_by_age_however_many_tasks_there_are() {
-        let inbox = Inbox::default();
+        let inbox = OpenInputIndex::default();
         for n in 0..5_000 {
             let asked = 10_000 - n;
             inbox.set(&tenant("a"), task(n.into()), vec![place(n.into(), asked)]);
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_no_longer_open_leaves_the_inbox_and_nothing_is_left_behind() {
-        let inbox = Inbox::default();
+        let inbox = OpenInputIndex::default();
         inbox.set(&tenant("a"), task(7), vec![place(1, 1), place(2, 2)]);
         inbox.set(&tenant("a"), task(7), vec![place(2, 2)]);
         assert_eq!(page(&inbox, None, 9), [2]);

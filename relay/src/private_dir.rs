@@ -5,19 +5,22 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
-const OWNERS: u32 = 0o700;
+const OWNER_ONLY_MODE: u32 = 0o700;
 
 /// With all that leads to it. One that is there stays as it is: it may be anybody's.
-pub(crate) fn make(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(OWNERS).create(path)
+pub(crate) fn create_private(path: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(OWNER_ONLY_MODE)
+        .create(path)
 }
 
 /// The same for a directory inside the relay's own, which is closed where an earlier start, or whoever made it before, left it
 /// open.
-pub(crate) fn make_own(path: &Path) -> io::Result<()> {
-    make(path)?;
+pub(crate) fn create_or_restrict(path: &Path) -> io::Result<()> {
+    create_private(path)?;
     if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {
-        fs::set_permissions(path, Permissions::from_mode(OWNERS))?;
+        fs::set_permissions(path, Permissions::from_mode(OWNER_ONLY_MODE))?;
     }
     Ok(())
 }
@@ -33,10 +36,10 @@ mod tests {
         let (open, new) = (dir.path().join("open"), dir.path().join("a/new"));
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
-        make(&open).unwrap();
-        make_own(&new).unwrap();
+        create_private(&open).unwrap();
+        create_or_restrict(&new).unwrap();
         assert_eq!((mode(&open), mode(&new)), (0o755, 0o700));
-        make_own(&open).unwrap();
+        create_or_restrict(&open).unwrap();
         assert_eq!(mode(&open), 0o700);
     }
 }

@@ -9,20 +9,21 @@ use std::sync::Arc;
 
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    CheckpointRecord, DaemonChangesRecord, DaemonRecord, ForgottenRecord, PausesRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, ForgottenDaemonsRecord, PausesRecord,
     SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
-use baton_core::{Recovered, Shelf};
+use baton_core::{RecoveredState, StoredTasks};
 
-use crate::bodies::{Bodies, BodyHash};
-use crate::look_ups::LookUps;
-use crate::records::{self, Undecodable};
+use crate::bodies::{BodyFiles, BodyHash};
+use crate::look_ups::LookupCounter;
+use crate::records::{self, UndecodableRecord};
 use crate::store::{
-    CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Scan, Stopped, Store,
+    CommitSeq, KeyRange, KeyText, RecordKey, RecordKind, ScanPage, ScannedRecords, Store,
+    StoreReadError, StoreStopped,
 };
 use crate::telemetry::Telemetry;
-use crate::unreadable::Unreadables;
+use crate::unreadable::UnreadableRecords;
 
 /// Records that one page of the boot scan reads.
 const BOOT_PAGE: usize = 1024;
@@ -31,11 +32,11 @@ const BOOT_PAGE: usize = 1024;
 pub type StoredTask = (Arc<TaskSpec>, Arc<TaskRecord>);
 
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct RecordReader {
     store: Store,
-    bodies: Bodies,
-    unreadables: Unreadables,
-    look_ups: LookUps,
+    bodies: BodyFiles,
+    unreadable_records: UnreadableRecords,
+    lookups: LookupCounter,
 }
 
 /// One page of a tenant's tasks, newest first.
@@ -66,7 +67,7 @@ pub(crate) struct SpecSize {
 
 /// Why nobody knows what stands in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hidden {
+pub(crate) enum UnreadableCause {
     /// It means nothing, and will mean nothing later.
     Record,
     /// The disk did not answer this time.
@@ -75,36 +76,36 @@ pub(crate) enum Hidden {
 
 /// What a walk over records met and could not read.
 #[derive(Debug, Default)]
-pub(crate) struct Passed {
-    pub(crate) keys: Vec<Key>,
+pub(crate) struct SkippedRecords {
+    pub(crate) keys: Vec<RecordKey>,
     /// Damaged pages have no name, and nobody knows what was on them.
     pub(crate) pages: u64,
 }
 
-impl Reader {
-    pub(crate) fn new(store: Store, bodies: Bodies, telemetry: &Telemetry) -> Self {
+impl RecordReader {
+    pub(crate) fn new(store: Store, bodies: BodyFiles, telemetry: &Telemetry) -> Self {
         Self {
             store,
             bodies,
-            unreadables: Unreadables::new(telemetry.clone()),
-            look_ups: telemetry.look_ups().clone(),
+            unreadable_records: UnreadableRecords::new(telemetry.clone()),
+            lookups: telemetry.lookups().clone(),
         }
     }
 
     /// For those who look on their own account, and for no client.
-    pub(crate) fn uncounted(&self) -> Self {
+    pub(crate) fn without_lookup_counts(&self) -> Self {
         Self {
-            look_ups: LookUps::default(),
+            lookups: LookupCounter::default(),
             ..self.clone()
         }
     }
 
     /// Everything that was passed over since the start.
-    pub(crate) fn unreadables(&self) -> &Unreadables {
-        &self.unreadables
+    pub(crate) fn unreadable_records(&self) -> &UnreadableRecords {
+        &self.unreadable_records
     }
 
-    pub(crate) fn bodies(&self) -> &Bodies {
+    pub(crate) fn bodies(&self) -> &BodyFiles {
         &self.bodies
     }
 
@@ -113,12 +114,12 @@ impl Reader {
     }
 
     /// Waits until everything that was readable at the call is durable.
-    pub async fn settle(&self) -> Result<(), Stopped> {
+    pub async fn wait_durable(&self) -> Result<(), StoreStopped> {
         self.store.wait_durable(self.store.appended()).await
     }
 
     /// The newest commit that a read now could see.
-    pub fn appended(&self) -> CommitSeq {
+    pub fn newest_commit(&self) -> CommitSeq {
         self.store.appended()
     }
 
@@ -130,19 +131,19 @@ impl Reader {
 
     /// The changing half alone.
     pub fn record(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
-        let live = self.bytes(&records::live_key(tenant, task));
+        let live = self.read_bytes(&records::live_key(tenant, task));
         // Live to done is one commit, so a task that is missing here and there was finished in between: look once more.
         let (key, bytes) = live
-            .or_else(|| self.bytes(&records::done_key(tenant, task)))
-            .or_else(|| self.bytes(&records::live_key(tenant, task)))?;
-        self.readable(&key, records::decode_task(&bytes))
+            .or_else(|| self.read_bytes(&records::done_key(tenant, task)))
+            .or_else(|| self.read_bytes(&records::live_key(tenant, task)))?;
+        self.ok_or_record_unreadable(&key, records::decode_task(&bytes))
     }
 
     pub fn spec(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskSpec>> {
-        let (key, bytes) = self.bytes(&records::spec_key(tenant, task))?;
-        let (mut spec, body) = self.readable(&key, records::decode_spec(&bytes))?;
+        let (key, bytes) = self.read_bytes(&records::spec_key(tenant, task))?;
+        let (mut spec, body) = self.ok_or_record_unreadable(&key, records::decode_spec(&bytes))?;
         if let Some(hash) = body {
-            spec.prompt = self.readable(&key, self.bodies.load(hash))?;
+            spec.prompt = self.ok_or_record_unreadable(&key, self.bodies.load(hash))?;
         }
         Some(Arc::new(spec))
     }
@@ -154,8 +155,8 @@ impl Reader {
         task: TaskId,
         number: u64,
     ) -> Option<Arc<CheckpointRecord>> {
-        let (key, bytes) = self.bytes(&records::checkpoint_key(tenant, task, number))?;
-        self.readable(&key, records::decode_checkpoint(&bytes))
+        let (key, bytes) = self.read_bytes(&records::checkpoint_key(tenant, task, number))?;
+        self.ok_or_record_unreadable(&key, records::decode_checkpoint(&bytes))
     }
 
     /// Milestones of a task up to number `upto`, newest first; at most `limit` of them.
@@ -166,7 +167,7 @@ impl Reader {
         upto: u64,
         limit: usize,
     ) -> Vec<Arc<CheckpointRecord>> {
-        let page = Page {
+        let page = ScanPage {
             after: Some(records::checkpoint_key(
                 tenant,
                 task,
@@ -179,10 +180,12 @@ impl Reader {
         let Ok(scan) = self.scan(&range, &page) else {
             return Vec::new();
         };
-        self.unreadables.scan(&scan);
+        self.unreadable_records.add_scan(&scan);
         let entries = scan.entries.iter();
         entries
-            .filter_map(|(key, bytes)| self.readable(key, records::decode_checkpoint(bytes)))
+            .filter_map(|(key, bytes)| {
+                self.ok_or_record_unreadable(key, records::decode_checkpoint(bytes))
+            })
             .collect()
     }
 
@@ -193,35 +196,35 @@ impl Reader {
         after: Option<TaskId>,
         limit: usize,
     ) -> FinishedPage {
-        let page = Page {
+        let page = ScanPage {
             after: after.map(|task| records::done_key(tenant, task)),
             limit,
             reverse: false,
         };
-        let done = KeyRange::of(&records::tenant_text(tenant), Kind::Done);
+        let done = KeyRange::of_kind(&records::tenant_text(tenant), RecordKind::Done);
         let Ok(scan) = self.scan(&done, &page) else {
             return FinishedPage::default();
         };
-        self.unreadables.scan(&scan);
+        self.unreadable_records.add_scan(&scan);
         let last = scan.entries.last().and_then(|(key, _)| {
-            let Key::Done { task, .. } = key else {
+            let RecordKey::Done { task, .. } = key else {
                 return None;
             };
             Some(TaskId(*task))
         });
         let decoded = scan.entries.iter().filter_map(|(key, bytes)| {
-            let record = self.readable(key, records::decode_task(bytes))?;
+            let record = self.ok_or_record_unreadable(key, records::decode_task(bytes))?;
             Some((record, bytes.len() as u64))
         });
         FinishedPage {
             tasks: decoded.collect(),
-            next: last.filter(|_| scan.more),
+            next: last.filter(|_| scan.has_more),
         }
     }
 
     /// Bytes that a task's specification takes, and its long body if it has one.
     pub(crate) fn spec_size(&self, tenant: &TenantId, task: TaskId) -> SpecSize {
-        let Some((_, bytes)) = self.bytes(&records::spec_key(tenant, task)) else {
+        let Some((_, bytes)) = self.read_bytes(&records::spec_key(tenant, task)) else {
             return SpecSize::default();
         };
         let body = records::decode_spec(&bytes).ok().and_then(|(_, body)| body);
@@ -233,33 +236,33 @@ impl Reader {
     }
 
     /// Whether any task claims this body; also where that cannot be read.
-    pub(crate) fn claims_body(&self, hash: BodyHash) -> bool {
-        let claims = self.scan(&KeyRange::claims(&hash.0), &Page::first(1));
+    pub(crate) fn is_body_claimed(&self, hash: BodyHash) -> bool {
+        let claims = self.scan(&KeyRange::claims(&hash.0), &ScanPage::first(1));
         claims.map_or(true, |scan| !scan.entries.is_empty() || scan.unreadable > 0)
     }
 
     /// Tasks of this tenant below `before`, newest first. Ids are made in time order, so the key order is the list's.
     pub fn tasks(&self, tenant: &TenantId, before: Option<TaskId>, limit: usize) -> TaskPage {
         let text = records::tenant_text(tenant);
-        let page = Page {
+        let page = ScanPage {
             after: before.map(|task| records::spec_key(tenant, task)),
             limit,
             reverse: true,
         };
-        let Ok(scan) = self.scan(&KeyRange::of(&text, Kind::Spec), &page) else {
+        let Ok(scan) = self.scan(&KeyRange::of_kind(&text, RecordKind::Spec), &page) else {
             return TaskPage {
                 unreadable: 1,
                 ..TaskPage::default()
             };
         };
-        self.unreadables.scan(&scan);
+        self.unreadable_records.add_scan(&scan);
         let mut found = TaskPage {
             unreadable: scan.unreadable,
             ..TaskPage::default()
         };
         let mut last = None;
         for (key, _) in &scan.entries {
-            let Key::Spec { task, .. } = key else {
+            let RecordKey::Spec { task, .. } = key else {
                 continue;
             };
             last = Some(TaskId(*task));
@@ -268,28 +271,29 @@ impl Reader {
                 None => found.unreadable += 1,
             }
         }
-        found.next = if scan.more { last } else { None };
+        found.next = if scan.has_more { last } else { None };
         found
     }
 
     /// Which tenants are paused, and who paused what.
     pub(crate) fn pauses(&self) -> PausesRecord {
-        let stored = self.bytes(&records::pauses_key());
-        let read =
-            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_pauses(&bytes)));
+        let stored = self.read_bytes(&records::pauses_key());
+        let read = stored.and_then(|(key, bytes)| {
+            self.ok_or_record_unreadable(&key, records::decode_pauses(&bytes))
+        });
         read.unwrap_or_default()
     }
 
     /// Which daemons operators had forgotten.
-    pub(crate) fn forgotten(&self) -> Option<ForgottenRecord> {
-        let (key, bytes) = self.bytes(&records::forgotten_key())?;
-        self.readable(&key, records::decode_forgotten(&bytes))
+    pub(crate) fn forgotten_daemons(&self) -> Option<ForgottenDaemonsRecord> {
+        let (key, bytes) = self.read_bytes(&records::forgotten_key())?;
+        self.ok_or_record_unreadable(&key, records::decode_forgotten(&bytes))
     }
 
     /// What operators did to daemons.
     pub(crate) fn daemon_changes(&self) -> Option<DaemonChangesRecord> {
-        let (key, bytes) = self.bytes(&records::daemon_changes_key())?;
-        self.readable(&key, records::decode_daemon_changes(&bytes))
+        let (key, bytes) = self.read_bytes(&records::daemon_changes_key())?;
+        self.ok_or_record_unreadable(&key, records::decode_daemon_changes(&bytes))
     }
 
     /// A daemon that has connected with a credential of this scope.
@@ -297,24 +301,27 @@ impl Reader {
         &self,
         scope: &TenantScope,
         daemon: DaemonId,
-    ) -> Result<Option<Arc<DaemonRecord>>, Hidden> {
-        self.stored(&records::daemon_key(scope, daemon), records::decode_daemon)
+    ) -> Result<Option<Arc<DaemonRecord>>, UnreadableCause> {
+        self.read_decoded(&records::daemon_key(scope, daemon), records::decode_daemon)
     }
 
     /// For questions to which "not there" and "not readable" are different answers.
-    pub(crate) fn stored<T>(
+    pub(crate) fn read_decoded<T>(
         &self,
-        key: &Key,
-        decode: impl Fn(&[u8]) -> Result<T, Undecodable>,
-    ) -> Result<Option<T>, Hidden> {
-        self.look_ups.record();
+        key: &RecordKey,
+        decode: impl Fn(&[u8]) -> Result<T, UndecodableRecord>,
+    ) -> Result<Option<T>, UnreadableCause> {
+        self.lookups.count_record();
         let read = self.store.get(key);
         let hidden = match &read {
-            Err(ReadError::Disk(_)) => Hidden::Disk,
-            Err(ReadError::Unreadable { .. }) | Ok(_) => Hidden::Record,
+            Err(StoreReadError::Disk(_)) => UnreadableCause::Disk,
+            Err(StoreReadError::Unreadable { .. }) | Ok(_) => UnreadableCause::Record,
         };
-        let bytes = self.readable(key, read).ok_or(hidden)?;
-        let decoded = bytes.map(|bytes| self.readable(key, decode(&bytes)).ok_or(Hidden::Record));
+        let bytes = self.ok_or_record_unreadable(key, read).ok_or(hidden)?;
+        let decoded = bytes.map(|bytes| {
+            self.ok_or_record_unreadable(key, decode(&bytes))
+                .ok_or(UnreadableCause::Record)
+        });
         decoded.transpose()
     }
 
@@ -326,11 +333,11 @@ impl Reader {
         let none = |tenant: &KeyText, kind| {
             let scan = self
                 .store
-                .scan(&KeyRange::of(tenant, kind), &Page::first(1));
+                .scan(&KeyRange::of_kind(tenant, kind), &ScanPage::first(1));
             scan.is_ok_and(|scan| scan.entries.is_empty() && scan.unreadable == 0)
         };
         tenants.iter().all(|tenant| {
-            [Kind::Spec, Kind::Live, Kind::Done]
+            [RecordKind::Spec, RecordKind::Live, RecordKind::Done]
                 .into_iter()
                 .all(|kind| none(tenant, kind))
         })
@@ -338,15 +345,15 @@ impl Reader {
 
     /// The newest id that a task of this data has.
     pub(crate) fn newest_task_id(&self) -> Option<TaskId> {
-        let newest = Page {
+        let newest = ScanPage {
             after: None,
             limit: 1,
             reverse: true,
         };
         let tenants = self.store.tenants().unwrap_or_default();
         let ids = tenants.iter().filter_map(|tenant| {
-            let scan = self.scan(&KeyRange::of(tenant, Kind::Spec), &newest);
-            let Key::Spec { task, .. } = scan.ok()?.entries.pop()?.0 else {
+            let scan = self.scan(&KeyRange::of_kind(tenant, RecordKind::Spec), &newest);
+            let RecordKey::Spec { task, .. } = scan.ok()?.entries.pop()?.0 else {
                 return None;
             };
             Some(TaskId(task))
@@ -356,9 +363,10 @@ impl Reader {
 
     /// Pauses and holds; what they were at first where none is stored.
     pub(crate) fn scheduler(&self) -> SchedulerRecord {
-        let bytes = self.bytes(&records::scheduler_key());
-        let stored =
-            bytes.and_then(|(key, bytes)| self.readable(&key, records::decode_scheduler(&bytes)));
+        let bytes = self.read_bytes(&records::scheduler_key());
+        let stored = bytes.and_then(|(key, bytes)| {
+            self.ok_or_record_unreadable(&key, records::decode_scheduler(&bytes))
+        });
         stored.unwrap_or_default()
     }
 
@@ -373,15 +381,16 @@ impl Reader {
 
     /// Everything that a boot hands to the core. Unreadable records are passed over and counted; only a disk that cannot
     /// be read at all is an error, since nobody could say how much is missing.
-    pub(crate) fn recover(&self) -> Result<Recovered, ReadError> {
-        let mut recovered = Recovered::default();
-        let passed = self.each(&KeyRange::relay_wide(Kind::Control), |key, bytes| {
-            let Key::Control { name, .. } = key else {
-                return true;
-            };
-            records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
-        })?;
-        recovered.damage = records::damage(&passed.keys, passed.pages);
+    pub(crate) fn recover(&self) -> Result<RecoveredState, StoreReadError> {
+        let mut recovered = RecoveredState::default();
+        let passed =
+            self.for_each_record(&KeyRange::relay_wide(RecordKind::Control), |key, bytes| {
+                let RecordKey::Control { name, .. } = key else {
+                    return true;
+                };
+                records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
+            })?;
+        recovered.damage = records::control_damage(&passed.keys, passed.pages);
         let mut pages = passed.pages;
         for name in self.store.tenants()? {
             pages += self.recover_daemons(&name, &mut recovered)?.pages;
@@ -389,16 +398,16 @@ impl Reader {
                 pages += self.recover_tasks(&tenant, &mut recovered)?.pages;
             }
         }
-        self.unreadables.pages(pages);
+        self.unreadable_records.add_pages(pages);
         Ok(recovered)
     }
 
     fn recover_daemons(
         &self,
         owner: &KeyText,
-        recovered: &mut Recovered,
-    ) -> Result<Passed, ReadError> {
-        self.each(&KeyRange::of(owner, Kind::Daemon), |_, bytes| {
+        recovered: &mut RecoveredState,
+    ) -> Result<SkippedRecords, StoreReadError> {
+        self.for_each_record(&KeyRange::of_kind(owner, RecordKind::Daemon), |_, bytes| {
             records::decode_daemon(bytes)
                 .map(|daemon| recovered.daemons.push(daemon))
                 .is_ok()
@@ -408,10 +417,10 @@ impl Reader {
     fn recover_tasks(
         &self,
         tenant: &TenantId,
-        recovered: &mut Recovered,
-    ) -> Result<Passed, ReadError> {
-        let live = KeyRange::of(&records::tenant_text(tenant), Kind::Live);
-        self.each(&live, |_, bytes| {
+        recovered: &mut RecoveredState,
+    ) -> Result<SkippedRecords, StoreReadError> {
+        let live = KeyRange::of_kind(&records::tenant_text(tenant), RecordKind::Live);
+        self.for_each_record(&live, |_, bytes| {
             let Ok(record) = records::decode_task(bytes) else {
                 return false;
             };
@@ -429,46 +438,55 @@ impl Reader {
     }
 
     /// Visits every record of a range; a visit that returns false counts as unreadable. Gives what was passed over.
-    pub(crate) fn each(
+    pub(crate) fn for_each_record(
         &self,
         range: &KeyRange,
-        mut visit: impl FnMut(&Key, &[u8]) -> bool,
-    ) -> Result<Passed, ReadError> {
-        let (mut page, mut passed) = (Page::first(BOOT_PAGE), Passed::default());
+        mut visit: impl FnMut(&RecordKey, &[u8]) -> bool,
+    ) -> Result<SkippedRecords, StoreReadError> {
+        let (mut page, mut passed) = (ScanPage::first(BOOT_PAGE), SkippedRecords::default());
         loop {
             let scan = self.scan(range, &page)?;
-            passed.pages += self.unreadables.scan(&scan);
-            let named = scan.passed_over.iter().filter_map(|(key, _)| key.clone());
+            passed.pages += self.unreadable_records.add_scan(&scan);
+            let named = scan
+                .skipped_records
+                .iter()
+                .filter_map(|(key, _)| key.clone());
             passed.keys.extend(named);
             for (key, bytes) in &scan.entries {
                 if !visit(key, bytes) {
                     tracing::error!(%key, "a stored record cannot be read; it is passed over");
-                    self.unreadables.record(key);
+                    self.unreadable_records.add_record(key);
                     passed.keys.push(key.clone());
                 }
             }
-            let Some((last, _)) = scan.entries.last().filter(|_| scan.more) else {
+            let Some((last, _)) = scan.entries.last().filter(|_| scan.has_more) else {
                 return Ok(passed);
             };
             page.after = Some(last.clone());
         }
     }
 
-    fn scan(&self, range: &KeyRange, page: &Page) -> Result<Scan, ReadError> {
-        self.look_ups.record();
+    fn scan(&self, range: &KeyRange, page: &ScanPage) -> Result<ScannedRecords, StoreReadError> {
+        self.lookups.count_record();
         self.store.scan(range, page)
     }
 
-    fn bytes(&self, key: &Key) -> Option<(Key, bytes::Bytes)> {
-        self.look_ups.record();
-        let bytes = self.readable(key, self.store.get(key)).flatten()?;
+    fn read_bytes(&self, key: &RecordKey) -> Option<(RecordKey, bytes::Bytes)> {
+        self.lookups.count_record();
+        let bytes = self
+            .ok_or_record_unreadable(key, self.store.get(key))
+            .flatten()?;
         Some((key.clone(), bytes))
     }
 
-    fn readable<T, E: std::fmt::Display>(&self, key: &Key, read: Result<T, E>) -> Option<T> {
+    fn ok_or_record_unreadable<T, E: std::fmt::Display>(
+        &self,
+        key: &RecordKey,
+        read: Result<T, E>,
+    ) -> Option<T> {
         let passed_over = |error: &E| {
             tracing::error!(%key, %error, "a stored record cannot be read; it is passed over");
-            self.unreadables.record(key);
+            self.unreadable_records.add_record(key);
         };
         read.inspect_err(passed_over).ok()
     }

@@ -7,13 +7,13 @@ mod tests;
 
 use std::sync::Arc;
 
-use baton_core::Recovered;
-use baton_core::damage::Damage;
-use baton_core::effects::Write;
-use baton_core::goal::CHECKPOINTS_KEPT;
+use baton_core::RecoveredState;
+use baton_core::damage::RecordDamage;
+use baton_core::effects::RecordChange;
+use baton_core::goal::MAX_CHECKPOINTS;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
     IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::bodies::{BODY_INLINE_MAX, BodyHash};
-use crate::store::{Change, Key, KeyText};
+use crate::store::{KeyText, RecordKey, StoreChange};
 
 /// Tenant part of keys that belong to a fleet shared by all tenants. No tenant can have this name.
-const SHARED: &str = "*";
+const SHARED_FLEET: &str = "*";
 const FENCE_PREFIX: &str = "fence/";
 const SCHEDULER: &str = "scheduler";
 const FORGOTTEN: &str = "forgotten-daemons";
@@ -35,7 +35,7 @@ const PAUSES: &str = "pauses";
 /// A stored value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
 #[error("a stored {what} cannot be read: {source}")]
-pub(crate) struct Undecodable {
+pub(crate) struct UndecodableRecord {
     what: &'static str,
     source: postcard::Error,
 }
@@ -53,109 +53,121 @@ struct StoredSpec<'a> {
     clippy::too_many_lines,
     reason = "one arm per write, and each only says where it goes"
 )]
-pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
+pub(crate) fn append_changes(write: &RecordChange, into: &mut Vec<StoreChange>) {
     match write {
-        Write::PutSpec { task, spec } => {
+        RecordChange::PutSpec { task, spec } => {
             let (bytes, body) = encode_spec(spec);
-            into.push(Change::Put(spec_key(&spec.tenant, *task), bytes));
-            into.extend(body.map(|hash| Change::Put(body_key(hash, *task), Vec::new())));
+            into.push(StoreChange::Put(spec_key(&spec.tenant, *task), bytes));
+            into.extend(body.map(|hash| StoreChange::Put(body_key(hash, *task), Vec::new())));
         }
-        Write::PutLive(record) => into.push(Change::Put(
+        RecordChange::PutLive(record) => into.push(StoreChange::Put(
             live_key(&record.tenant, record.task),
             encode(&**record),
         )),
-        Write::PutDone(record) => {
-            into.push(Change::Put(
+        RecordChange::PutDone(record) => {
+            into.push(StoreChange::Put(
                 done_key(&record.tenant, record.task),
                 encode(&**record),
             ));
-            into.push(Change::Delete(live_key(&record.tenant, record.task)));
+            into.push(StoreChange::Delete(live_key(&record.tenant, record.task)));
         }
-        Write::Reopen(record) => {
-            into.push(Change::Put(
+        RecordChange::Reopen(record) => {
+            into.push(StoreChange::Put(
                 live_key(&record.tenant, record.task),
                 encode(&**record),
             ));
-            into.push(Change::Delete(done_key(&record.tenant, record.task)));
+            into.push(StoreChange::Delete(done_key(&record.tenant, record.task)));
         }
-        Write::PutIdempotency {
+        RecordChange::PutIdempotency {
             tenant,
             key,
             record,
         } => {
-            into.push(Change::Put(idempotency_key(tenant, key), encode(record)));
+            into.push(StoreChange::Put(
+                idempotency_key(tenant, key),
+                encode(record),
+            ));
         }
-        Write::PutDaemon(record) => {
-            into.push(Change::Put(
+        RecordChange::PutDaemon(record) => {
+            into.push(StoreChange::Put(
                 daemon_key(&record.scope, record.daemon),
                 encode(&**record),
             ));
         }
-        Write::PutScheduler(record) => into.push(Change::Put(scheduler_key(), encode(record))),
-        Write::PutFence(record) => {
-            into.push(Change::Put(fence_key(record.attempt), encode(record)))
+        RecordChange::PutScheduler(record) => {
+            into.push(StoreChange::Put(scheduler_key(), encode(record)))
         }
-        Write::DropFence(attempt) => into.push(Change::Delete(fence_key(*attempt))),
-        Write::PutProgress(record) => into.push(Change::Put(
+        RecordChange::PutFence(record) => {
+            into.push(StoreChange::Put(fence_key(record.attempt), encode(record)))
+        }
+        RecordChange::DropFence(attempt) => into.push(StoreChange::Delete(fence_key(*attempt))),
+        RecordChange::PutProgress(record) => into.push(StoreChange::Put(
             progress_key(&record.tenant, record.task),
             encode(&**record),
         )),
-        Write::PutCheckpoint(record) => into.push(Change::Put(
+        RecordChange::PutCheckpoint(record) => into.push(StoreChange::Put(
             checkpoint_key(&record.tenant, record.task, record.number),
             encode(&**record),
         )),
-        Write::DropCheckpoint {
+        RecordChange::DropCheckpoint {
             tenant,
             task,
             number,
-        } => into.push(Change::Delete(checkpoint_key(tenant, *task, *number))),
-        Write::RemoveTask {
+        } => into.push(StoreChange::Delete(checkpoint_key(tenant, *task, *number))),
+        RecordChange::RemoveTask {
             tenant,
             task,
             idempotency_key: key,
             body,
             checkpoints,
         } => {
-            into.push(Change::Delete(spec_key(tenant, *task)));
-            into.push(Change::Delete(done_key(tenant, *task)));
+            into.push(StoreChange::Delete(spec_key(tenant, *task)));
+            into.push(StoreChange::Delete(done_key(tenant, *task)));
             remove_goal(tenant, *task, *checkpoints, into);
             into.extend(
                 key.iter()
-                    .map(|key| Change::Delete(idempotency_key(tenant, key))),
+                    .map(|key| StoreChange::Delete(idempotency_key(tenant, key))),
             );
-            into.extend(body.map(|hash| Change::Delete(body_key(BodyHash(hash), *task))));
+            into.extend(body.map(|hash| StoreChange::Delete(body_key(BodyHash(hash), *task))));
         }
-        Write::PutForgotten(record) => into.push(Change::Put(forgotten_key(), encode(record))),
-        Write::PutDaemonChanges(record) => {
-            into.push(Change::Put(daemon_changes_key(), encode(record)));
+        RecordChange::PutForgotten(record) => {
+            into.push(StoreChange::Put(forgotten_key(), encode(record)))
         }
-        Write::PutPauses(record) => into.push(Change::Put(pauses_key(), encode(record))),
-        Write::DropDaemon(record) => {
-            into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
+        RecordChange::PutDaemonChanges(record) => {
+            into.push(StoreChange::Put(daemon_changes_key(), encode(record)));
+        }
+        RecordChange::PutPauses(record) => {
+            into.push(StoreChange::Put(pauses_key(), encode(record)))
+        }
+        RecordChange::DropDaemon(record) => {
+            into.push(StoreChange::Delete(daemon_key(
+                &record.scope,
+                record.daemon,
+            )));
         }
     }
 }
 
-fn remove_goal(tenant: &TenantId, task: TaskId, checkpoints: u64, into: &mut Vec<Change>) {
-    into.push(Change::Delete(progress_key(tenant, task)));
+fn remove_goal(tenant: &TenantId, task: TaskId, checkpoints: u64, into: &mut Vec<StoreChange>) {
+    into.push(StoreChange::Delete(progress_key(tenant, task)));
     // And one that was stored ahead of a record that never came.
-    let kept = checkpoints.saturating_sub(CHECKPOINTS_KEPT) + 1..=checkpoints + 1;
-    into.extend(kept.map(|n| Change::Delete(checkpoint_key(tenant, task, n))));
+    let kept = checkpoints.saturating_sub(MAX_CHECKPOINTS) + 1..=checkpoints + 1;
+    into.extend(kept.map(|n| StoreChange::Delete(checkpoint_key(tenant, task, n))));
 }
 
 /// Most records are shorter; growing to it step by step showed in the profile.
-const USUAL_BYTES: usize = 1024;
+const TYPICAL_BYTES: usize = 1024;
 
 pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
-    postcard::to_extend(record, Vec::with_capacity(USUAL_BYTES))
+    postcard::to_extend(record, Vec::with_capacity(TYPICAL_BYTES))
         .expect("records hold only what postcard can write")
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(
     what: &'static str,
     bytes: &[u8],
-) -> Result<T, Undecodable> {
-    postcard::from_bytes(bytes).map_err(|source| Undecodable { what, source })
+) -> Result<T, UndecodableRecord> {
+    postcard::from_bytes(bytes).map_err(|source| UndecodableRecord { what, source })
 }
 
 /// What a specification takes in an append, which must stay far below the journal's limit of 1 MiB: a record that is
@@ -189,15 +201,16 @@ fn encode_spec(spec: &TaskSpec) -> (Vec<u8>, Option<BodyHash>) {
 }
 
 /// The specification, and the body that its prompt has to be filled from.
-pub(crate) fn decode_spec(bytes: &[u8]) -> Result<(TaskSpec, Option<BodyHash>), Undecodable> {
-    let stored: StoredSpec<'_> = postcard::from_bytes(bytes).map_err(|source| Undecodable {
-        what: "specification",
-        source,
-    })?;
+pub(crate) fn decode_spec(bytes: &[u8]) -> Result<(TaskSpec, Option<BodyHash>), UndecodableRecord> {
+    let stored: StoredSpec<'_> =
+        postcard::from_bytes(bytes).map_err(|source| UndecodableRecord {
+            what: "specification",
+            source,
+        })?;
     Ok((stored.spec.into_owned(), stored.prompt.map(BodyHash)))
 }
 
-pub(crate) fn decode_task(bytes: &[u8]) -> Result<Arc<TaskRecord>, Undecodable> {
+pub(crate) fn decode_task(bytes: &[u8]) -> Result<Arc<TaskRecord>, UndecodableRecord> {
     decode("task", bytes).map(Arc::new)
 }
 
@@ -205,8 +218,8 @@ pub(crate) fn decode_task(bytes: &[u8]) -> Result<Arc<TaskRecord>, Undecodable> 
 pub(crate) fn decode_control(
     name: &str,
     bytes: &[u8],
-    into: &mut Recovered,
-) -> Result<(), Undecodable> {
+    into: &mut RecoveredState,
+) -> Result<(), UndecodableRecord> {
     if name == SCHEDULER {
         into.scheduler = decode_scheduler(bytes)?;
     } else if name == FORGOTTEN {
@@ -222,14 +235,14 @@ pub(crate) fn decode_control(
 }
 
 /// What the core is told of control records that were passed over.
-pub(crate) fn damage(keys: &[Key], pages: u64) -> Damage {
+pub(crate) fn control_damage(keys: &[RecordKey], pages: u64) -> RecordDamage {
     let mut damage = if pages > 0 {
-        Damage::anywhere()
+        RecordDamage::unknown_extent()
     } else {
-        Damage::default()
+        RecordDamage::default()
     };
     let names = keys.iter().filter_map(|key| match key {
-        Key::Control { name, .. } => Some(name.as_str()),
+        RecordKey::Control { name, .. } => Some(name.as_str()),
         _other_kind => None,
     });
     for name in names {
@@ -243,142 +256,144 @@ pub(crate) fn damage(keys: &[Key], pages: u64) -> Damage {
     damage
 }
 
-pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, Undecodable> {
+pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, UndecodableRecord> {
     decode("scheduler switch", bytes)
 }
 
-pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<ForgottenRecord, Undecodable> {
+pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<ForgottenDaemonsRecord, UndecodableRecord> {
     decode("list of forgotten daemons", bytes)
 }
 
-pub(crate) fn decode_daemon_changes(bytes: &[u8]) -> Result<DaemonChangesRecord, Undecodable> {
+pub(crate) fn decode_daemon_changes(
+    bytes: &[u8],
+) -> Result<DaemonChangesRecord, UndecodableRecord> {
     decode("list of what was done to daemons", bytes)
 }
 
-pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Undecodable> {
+pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, UndecodableRecord> {
     decode("idempotency key", bytes)
 }
 
-pub(crate) fn decode_progress(bytes: &[u8]) -> Result<Arc<ProgressRecord>, Undecodable> {
+pub(crate) fn decode_progress(bytes: &[u8]) -> Result<Arc<ProgressRecord>, UndecodableRecord> {
     decode("progress", bytes).map(Arc::new)
 }
 
-pub(crate) fn decode_checkpoint(bytes: &[u8]) -> Result<Arc<CheckpointRecord>, Undecodable> {
+pub(crate) fn decode_checkpoint(bytes: &[u8]) -> Result<Arc<CheckpointRecord>, UndecodableRecord> {
     decode("checkpoint", bytes).map(Arc::new)
 }
 
-pub(crate) fn decode_daemon(bytes: &[u8]) -> Result<Arc<DaemonRecord>, Undecodable> {
+pub(crate) fn decode_daemon(bytes: &[u8]) -> Result<Arc<DaemonRecord>, UndecodableRecord> {
     decode("daemon", bytes).map(Arc::new)
 }
 
 pub(crate) fn tenant_text(tenant: &TenantId) -> KeyText {
-    text(tenant.as_str())
+    key_text(tenant.as_str())
 }
 
 /// The tenant part of a key for records that one tenant or the shared fleet owns.
 pub(crate) fn scope_text(scope: &TenantScope) -> KeyText {
     match scope {
         TenantScope::One(tenant) => tenant_text(tenant),
-        TenantScope::All => text(SHARED),
+        TenantScope::All => key_text(SHARED_FLEET),
     }
 }
 
-pub(crate) fn spec_key(tenant: &TenantId, task: TaskId) -> Key {
-    Key::Spec {
+pub(crate) fn spec_key(tenant: &TenantId, task: TaskId) -> RecordKey {
+    RecordKey::Spec {
         tenant: tenant_text(tenant),
         task: task.0,
     }
 }
 
-pub(crate) fn live_key(tenant: &TenantId, task: TaskId) -> Key {
-    Key::Live {
+pub(crate) fn live_key(tenant: &TenantId, task: TaskId) -> RecordKey {
+    RecordKey::Live {
         tenant: tenant_text(tenant),
         task: task.0,
     }
 }
 
-pub(crate) fn done_key(tenant: &TenantId, task: TaskId) -> Key {
-    Key::Done {
+pub(crate) fn done_key(tenant: &TenantId, task: TaskId) -> RecordKey {
+    RecordKey::Done {
         tenant: tenant_text(tenant),
         task: task.0,
     }
 }
 
-pub(crate) fn progress_key(tenant: &TenantId, task: TaskId) -> Key {
-    Key::Progress {
+pub(crate) fn progress_key(tenant: &TenantId, task: TaskId) -> RecordKey {
+    RecordKey::Progress {
         tenant: tenant_text(tenant),
         task: task.0,
     }
 }
 
-pub(crate) fn checkpoint_key(tenant: &TenantId, task: TaskId, number: u64) -> Key {
-    Key::Checkpoint {
+pub(crate) fn checkpoint_key(tenant: &TenantId, task: TaskId, number: u64) -> RecordKey {
+    RecordKey::Checkpoint {
         tenant: tenant_text(tenant),
         task: task.0,
         number,
     }
 }
 
-pub(crate) fn idempotency_key(tenant: &TenantId, key: &str) -> Key {
-    Key::Idempotency {
+pub(crate) fn idempotency_key(tenant: &TenantId, key: &str) -> RecordKey {
+    RecordKey::Idempotency {
         tenant: tenant_text(tenant),
         digest: Sha256::digest(key.as_bytes()).into(),
     }
 }
 
-pub(crate) fn daemon_key(scope: &TenantScope, daemon: DaemonId) -> Key {
-    Key::Daemon {
+pub(crate) fn daemon_key(scope: &TenantScope, daemon: DaemonId) -> RecordKey {
+    RecordKey::Daemon {
         tenant: scope_text(scope),
         daemon: daemon.0,
     }
 }
 
-pub(crate) fn body_key(hash: BodyHash, task: TaskId) -> Key {
-    Key::Body {
+pub(crate) fn body_key(hash: BodyHash, task: TaskId) -> RecordKey {
+    RecordKey::Body {
         hash: hash.0,
         task: task.0,
     }
 }
 
-pub(crate) fn scheduler_key() -> Key {
-    Key::Control {
+pub(crate) fn scheduler_key() -> RecordKey {
+    RecordKey::Control {
         tenant: None,
-        name: text(SCHEDULER),
+        name: key_text(SCHEDULER),
     }
 }
 
-pub(crate) fn decode_pauses(bytes: &[u8]) -> Result<PausesRecord, Undecodable> {
+pub(crate) fn decode_pauses(bytes: &[u8]) -> Result<PausesRecord, UndecodableRecord> {
     decode("list of pauses", bytes)
 }
 
-pub(crate) fn forgotten_key() -> Key {
-    Key::Control {
+pub(crate) fn forgotten_key() -> RecordKey {
+    RecordKey::Control {
         tenant: None,
-        name: text(FORGOTTEN),
+        name: key_text(FORGOTTEN),
     }
 }
 
-pub(crate) fn daemon_changes_key() -> Key {
-    Key::Control {
+pub(crate) fn daemon_changes_key() -> RecordKey {
+    RecordKey::Control {
         tenant: None,
-        name: text(DAEMON_CHANGES),
+        name: key_text(DAEMON_CHANGES),
     }
 }
 
-pub(crate) fn pauses_key() -> Key {
-    Key::Control {
+pub(crate) fn pauses_key() -> RecordKey {
+    RecordKey::Control {
         tenant: None,
-        name: text(PAUSES),
+        name: key_text(PAUSES),
     }
 }
 
-fn fence_key(attempt: AttemptId) -> Key {
-    Key::Control {
+fn fence_key(attempt: AttemptId) -> RecordKey {
+    RecordKey::Control {
         tenant: None,
-        name: text(&format!("{FENCE_PREFIX}{attempt}")),
+        name: key_text(&format!("{FENCE_PREFIX}{attempt}")),
     }
 }
 
-fn text(name: &str) -> KeyText {
+fn key_text(name: &str) -> KeyText {
     KeyText::new(name).expect("tenant names and our own words fit into keys")
 }

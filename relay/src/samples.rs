@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use baton_core::id::TenantId;
 use baton_core::spec::{
-    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe,
+    AgentOptions, DeadlineProfile, DispatchPolicy, InputTimeoutPolicy, PlacementTarget,
+    RequestedProfile, RetryPolicy, TaskSpec, TurnKind, UnsafeLossPolicy,
 };
 
 pub(crate) fn task_spec() -> TaskSpec {
@@ -26,21 +26,21 @@ pub(crate) fn task_spec() -> TaskSpec {
         channel_id: None,
         turn_kind: TurnKind::User,
         requested_profile: RequestedProfile::Absent,
-        effective_profile: Profile::default(),
+        effective_profile: DeadlineProfile::default(),
         queue_ms: None,
         total_ms: None,
         lease_ttl_ms: 30_000,
         retry: RetryPolicy {
             max_attempts: 3,
             max_losses: 3,
-            when_unsafe: WhenUnsafe::Park,
+            when_unsafe: UnsafeLossPolicy::Park,
             backoff_initial_ms: 1_000,
             backoff_max_ms: 60_000,
         },
-        on_input_timeout: OnInputTimeout::Fail,
+        on_input_timeout: InputTimeoutPolicy::Fail,
         permission_rules: Vec::new(),
         dispatch_policy: DispatchPolicy::Queue,
-        target: Target::default(),
+        target: PlacementTarget::default(),
         priority: 50,
         labels: BTreeMap::new(),
         success_criteria: Vec::new(),

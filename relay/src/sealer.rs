@@ -4,24 +4,26 @@
 //! with a late result. Off the dispatcher's loop; an attempt that is missed costs a little memory until retention.
 
 use baton_core::id::AttemptId;
-use baton_core::record::{EndedBy, EventKind, Receipt, TaskRecord, TimelineEvent};
+use baton_core::record::{
+    EndedBy, TaskRecord, TerminationReceipt, TimelineEvent, TimelineEventKind,
+};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use crate::output::OutputLog;
 
 /// Ended attempts that wait to be sealed. Full: the attempt is left to retention.
-const WAITING: usize = 4096;
+const SEAL_QUEUE: usize = 4096;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Sealer {
+pub(crate) struct OutputSealer {
     ended: mpsc::Sender<AttemptId>,
 }
 
-impl Sealer {
+impl OutputSealer {
     /// Runs until the last clone is dropped.
     pub(crate) fn start(output: OutputLog) -> Self {
-        let (ended, mut waiting) = mpsc::channel::<AttemptId>(WAITING);
+        let (ended, mut waiting) = mpsc::channel::<AttemptId>(SEAL_QUEUE);
         tokio::spawn(async move {
             while let Some(attempt) = waiting.recv().await {
                 if let Err(error) = output.seal(attempt.0).await {
@@ -33,26 +35,25 @@ impl Sealer {
     }
 
     /// Looks at what became durable.
-    pub(crate) fn published(&self, record: &TaskRecord, events: &[Arc<TimelineEvent>]) {
+    pub(crate) fn record_published(&self, record: &TaskRecord, events: &[Arc<TimelineEvent>]) {
         for event in events {
             let Some(attempt) = event.attempt else {
                 continue;
             };
-            let ended = matches!(event.kind, EventKind::Ended { .. });
-            if ended && says_no_more(record, attempt) {
+            let ended = matches!(event.kind, TimelineEventKind::Ended { .. });
+            if ended && has_final_output(record, attempt) {
                 let _ = self.ended.try_send(attempt); // Full: see `WAITING`.
             }
         }
     }
 }
 
-fn says_no_more(record: &TaskRecord, attempt: AttemptId) -> bool {
+fn has_final_output(record: &TaskRecord, attempt: AttemptId) -> bool {
     record.attempt(attempt).is_some_and(|attempt| {
         let wrote = attempt.final_offset.is_some_and(|offset| offset > 0);
-        let proved = attempt
-            .state
-            .end()
-            .is_some_and(|end| end.by == EndedBy::Daemon && end.receipt == Receipt::Confirmed);
+        let proved = attempt.state.end().is_some_and(|end| {
+            end.ended_by == EndedBy::Daemon && end.receipt == TerminationReceipt::Confirmed
+        });
         wrote && proved
     })
 }

@@ -16,43 +16,47 @@ pub const WATCHERS_MAX: usize = 4096;
 /// One tenant leaves some of them to the others.
 pub(crate) const WATCHERS_PER_TENANT: usize = WATCHERS_MAX / 4 * 3;
 
-type Slot = watch::Sender<Option<Arc<TaskRecord>>>;
+type WatchChannel = watch::Sender<Option<Arc<TaskRecord>>>;
 
 /// Who watches what. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Watchers {
-    slots: Arc<Mutex<Slots>>,
+pub struct TaskWatchers {
+    channels: Arc<Mutex<WatchChannels>>,
 }
 
 #[derive(Debug, Default)]
-struct Slots {
-    by_task: HashMap<TaskId, Slot>,
-    watching: usize,
+struct WatchChannels {
+    by_task: HashMap<TaskId, WatchChannel>,
+    watcher_count: usize,
 }
 
 /// All places are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWatchers;
 
-impl Watchers {
+impl TaskWatchers {
     /// Takes a place. Read the task's record only after this, or an event may fall between.
-    pub fn subscribe(&self, task: TaskId, after_revision: u64) -> Result<Tail, TooManyWatchers> {
+    pub fn subscribe(
+        &self,
+        task: TaskId,
+        after_revision: u64,
+    ) -> Result<TaskSubscription, TooManyWatchers> {
         let mut slots = self.lock();
-        if slots.watching >= WATCHERS_MAX {
+        if slots.watcher_count >= WATCHERS_MAX {
             return Err(TooManyWatchers);
         }
-        slots.watching += 1;
+        slots.watcher_count += 1;
         let slot = slots
             .by_task
             .entry(task)
             .or_insert_with(|| watch::channel(None).0);
         let records = slot.subscribe();
         drop(slots);
-        Ok(Tail {
+        Ok(TaskSubscription {
             watchers: self.clone(),
             task,
             records,
-            shown: after_revision,
+            seen_revision: after_revision,
         })
     }
 
@@ -63,9 +67,9 @@ impl Watchers {
         }
     }
 
-    fn leave(&self, task: TaskId) {
+    fn unsubscribe(&self, task: TaskId) {
         let mut slots = self.lock();
-        slots.watching -= 1;
+        slots.watcher_count -= 1;
         // The leaving receiver still counts here, so one means that nobody else is left.
         if slots
             .by_task
@@ -76,46 +80,47 @@ impl Watchers {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, WatchChannels> {
         // A panic while the map was held leaves it whole: every change is one insert or remove.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One watcher's place in one task. Dropping it frees the place.
 #[derive(Debug)]
-pub struct Tail {
-    watchers: Watchers,
+pub struct TaskSubscription {
+    watchers: TaskWatchers,
     task: TaskId,
     records: watch::Receiver<Option<Arc<TaskRecord>>>,
-    shown: u64,
+    seen_revision: u64,
 }
 
 /// What a watcher shows next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct WatchUpdate {
     /// Revisions `from..=to` are no longer in the timeline and will not come, but for what operators did.
     pub missed: Option<(u64, u64)>,
     pub events: Vec<Arc<TimelineEvent>>,
     pub record: Arc<TaskRecord>,
 }
 
-impl Tail {
+impl TaskSubscription {
     /// The part of `record` that was not shown yet, if any.
-    pub fn advance(&mut self, record: &Arc<TaskRecord>) -> Option<Step> {
-        if record.revision <= self.shown {
+    pub fn advance(&mut self, record: &Arc<TaskRecord>) -> Option<WatchUpdate> {
+        if record.revision <= self.seen_revision {
             return None;
         }
-        let oldest = record.timeline.dropped + 1;
-        let missed = (self.shown + 1 < oldest).then(|| (self.shown + 1, oldest - 1));
+        let oldest = record.timeline.dropped_through + 1;
+        let missed =
+            (self.seen_revision + 1 < oldest).then(|| (self.seen_revision + 1, oldest - 1));
         let fresh = record
             .timeline
             .events
             .iter()
-            .filter(|event| event.revision > self.shown);
+            .filter(|event| event.revision > self.seen_revision);
         let events = fresh.cloned().collect();
-        self.shown = record.revision;
-        Some(Step {
+        self.seen_revision = record.revision;
+        Some(WatchUpdate {
             missed,
             events,
             record: Arc::clone(record),
@@ -123,7 +128,7 @@ impl Tail {
     }
 
     /// Waits for the next step. Safe in `select!`: nothing is taken before it resolves.
-    pub async fn next(&mut self) -> Step {
+    pub async fn next(&mut self) -> WatchUpdate {
         loop {
             // The sender lives in the map as long as this receiver holds its place there.
             let _ = self.records.changed().await;
@@ -135,9 +140,9 @@ impl Tail {
     }
 }
 
-impl Drop for Tail {
+impl Drop for TaskSubscription {
     fn drop(&mut self) {
-        self.watchers.leave(self.task);
+        self.watchers.unsubscribe(self.task);
     }
 }
 
@@ -145,17 +150,17 @@ impl Drop for Tail {
 mod tests {
     use super::*;
     use baton_core::id::TenantId;
-    use baton_core::record::{Counters, EventKind, TaskState, Timeline, TraceIds};
-    use baton_core::time::Wall;
+    use baton_core::record::{RetryCounters, TaskState, TaskTimeline, TimelineEventKind, TraceIds};
+    use baton_core::time::WallTime;
     use uuid::Uuid;
 
     fn event(revision: u64) -> Arc<TimelineEvent> {
         Arc::new(TimelineEvent {
             revision,
-            at: Wall(0),
-            observed: None,
+            at: WallTime(0),
+            observed_at: None,
             attempt: None,
-            kind: EventKind::Submitted,
+            kind: TimelineEventKind::Submitted,
             state: None,
             task_state: TaskState::Pending,
             message: None,
@@ -176,33 +181,33 @@ mod tests {
             task: TaskId(Uuid::from_u128(1)),
             revision: to,
             state: TaskState::Pending,
-            created: Wall(0),
-            updated: Wall(0),
+            created: WallTime(0),
+            updated: WallTime(0),
             ended: None,
             attempts: Vec::new(),
             cancel: None,
             attention: None,
             retry: None,
-            counters: Counters::default(),
+            counters: RetryCounters::default(),
             paused: None,
-            retry_stop: None,
-            checkpoints: 0,
-            checkpointed: 0,
-            timeline: Timeline {
-                dropped: from - 1,
+            retry_stop_reason: None,
+            checkpoint_count: 0,
+            checkpointed_revision: 0,
+            timeline: TaskTimeline {
+                dropped_through: from - 1,
                 events: (from..=to).map(event).collect(),
             },
             trace,
         })
     }
 
-    fn revisions(step: &Step) -> Vec<u64> {
+    fn revisions(step: &WatchUpdate) -> Vec<u64> {
         step.events.iter().map(|event| event.revision).collect()
     }
 
     #[tokio::test]
     async fn history_then_live_without_a_gap_or_a_duplicate() {
-        let watchers = Watchers::default();
+        let watchers = TaskWatchers::default();
         let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 1).unwrap();
         // Published between subscribing and reading: seen once.
         watchers.publish(&record(1, 3));
@@ -215,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_watcher_is_told_what_it_missed() {
-        let watchers = Watchers::default();
+        let watchers = TaskWatchers::default();
         let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
         watchers.publish(&record(10, 12));
         let step = tail.next().await;
@@ -227,9 +232,9 @@ mod tests {
 
     #[test]
     fn places_come_back_when_watchers_leave() {
-        let watchers = Watchers::default();
+        let watchers = TaskWatchers::default();
         let task = TaskId(Uuid::from_u128(1));
-        let tails: Vec<Tail> = (0..WATCHERS_MAX)
+        let tails: Vec<TaskSubscription> = (0..WATCHERS_MAX)
             .map(|_| watchers.subscribe(task, 0).unwrap())
             .collect();
         assert_eq!(watchers.subscribe(task, 0).err(), Some(TooManyWatchers));

@@ -10,25 +10,25 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-use baton_history::{Saw, Viewpoint};
+use baton_history::{Observation, ParticipantLog};
 use baton_tests::boottime;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
 
 #[derive(Debug)]
-pub(crate) struct Children {
+pub(crate) struct ChildWatcher {
     pub(crate) socket: PathBuf,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Children {
-    pub(crate) fn watch(dir: &Path, view: Viewpoint) -> Self {
+impl ChildWatcher {
+    pub(crate) fn watch(dir: &Path, view: ParticipantLog) -> Self {
         let socket = dir.join("alive");
         let listener = UnixListener::bind(&socket).expect("a short path");
         listener.set_nonblocking(true).expect("a socket");
         let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
-        let thread = std::thread::spawn(move || Nursery::new(listener, stopped, view).run());
+        let thread = std::thread::spawn(move || ChildRegistry::new(listener, stopped, view).run());
         Self {
             socket,
             stop: Some(stop),
@@ -37,7 +37,7 @@ impl Children {
     }
 }
 
-impl Drop for Children {
+impl Drop for ChildWatcher {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -48,25 +48,25 @@ impl Drop for Children {
 }
 
 /// A connection of a child.
-struct Child {
+struct WatchedChild {
     stream: UnixStream,
     pid: u32,
-    started: u64,
+    start_ticks: u64,
     /// Not yet a whole line.
-    rest: Vec<u8>,
+    partial_line: Vec<u8>,
     attempt: Option<String>,
-    over: bool,
+    has_ended: bool,
 }
 
-struct Nursery {
+struct ChildRegistry {
     listener: UnixListener,
     stopped: UnixStream,
-    view: Viewpoint,
-    children: Vec<Child>,
+    view: ParticipantLog,
+    children: Vec<WatchedChild>,
 }
 
-impl Nursery {
-    fn new(listener: UnixListener, stopped: UnixStream, view: Viewpoint) -> Self {
+impl ChildRegistry {
+    fn new(listener: UnixListener, stopped: UnixStream, view: ParticipantLog) -> Self {
         Self {
             listener,
             stopped,
@@ -76,19 +76,19 @@ impl Nursery {
     }
 
     fn run(mut self) {
-        while self.wait() {
+        while self.wait_for_input() {
             while let Ok((stream, _)) = self.listener.accept() {
-                self.children.push(Child::new(stream));
+                self.children.push(WatchedChild::new(stream));
             }
-            let born = self.read_newcomers();
-            self.read_all(&born);
-            self.note_births(born);
-            self.children.retain(|child| !child.over);
+            let born = self.read_new_children();
+            self.read_known_children(&born);
+            self.record_starts(born);
+            self.children.retain(|child| !child.has_ended);
         }
     }
 
     /// False when the test is over.
-    fn wait(&self) -> bool {
+    fn wait_for_input(&self) -> bool {
         let mut waits = vec![
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::new(&self.stopped, PollFlags::IN),
@@ -100,11 +100,11 @@ impl Nursery {
     }
 
     /// Those who have said who they are since the last time, with what they said behind it.
-    fn read_newcomers(&mut self) -> Vec<(usize, Vec<String>)> {
+    fn read_new_children(&mut self) -> Vec<(usize, Vec<String>)> {
         let mut born = Vec::new();
         let new = self.children.iter_mut().enumerate();
         for (index, child) in new.filter(|(_, child)| child.attempt.is_none()) {
-            let mut lines = child.read().into_iter();
+            let mut lines = child.read_lines().into_iter();
             if let Some(attempt) = lines.next() {
                 child.attempt = Some(attempt);
                 born.push((index, lines.collect()));
@@ -113,41 +113,41 @@ impl Nursery {
         born
     }
 
-    fn read_all(&mut self, born: &[(usize, Vec<String>)]) {
+    fn read_known_children(&mut self, born: &[(usize, Vec<String>)]) {
         for index in 0..self.children.len() {
             if born.iter().any(|(new, _)| *new == index) || self.children[index].attempt.is_none() {
                 continue;
             }
-            let lines = self.children[index].read();
-            self.note(index, lines);
+            let lines = self.children[index].read_lines();
+            self.record_lines(index, lines);
         }
     }
 
-    fn note_births(&mut self, born: Vec<(usize, Vec<String>)>) {
+    fn record_starts(&mut self, born: Vec<(usize, Vec<String>)>) {
         for (index, lines) in born {
             let child = &self.children[index];
-            let (pid, started) = (child.pid, child.started);
+            let (pid, started) = (child.pid, child.start_ticks);
             let attempt = child.attempt.clone().unwrap_or_default();
-            self.saw(Saw::Began {
+            self.record_observation(Observation::Began {
                 attempt,
                 pid,
                 started,
             });
-            self.note(index, lines);
+            self.record_lines(index, lines);
         }
     }
 
-    fn note(&mut self, index: usize, lines: Vec<String>) {
+    fn record_lines(&mut self, index: usize, lines: Vec<String>) {
         let child = &self.children[index];
         let attempt = child.attempt.clone().unwrap_or_default();
         for mut text in lines {
             text.push('\n');
             let attempt = attempt.clone();
-            self.saw(Saw::Wrote { attempt, text });
+            self.record_observation(Observation::Wrote { attempt, text });
         }
-        if child.over {
-            let (pid, started) = (child.pid, child.started);
-            self.saw(Saw::Ended {
+        if child.has_ended {
+            let (pid, started) = (child.pid, child.start_ticks);
+            self.record_observation(Observation::Ended {
                 attempt,
                 pid,
                 started,
@@ -155,13 +155,15 @@ impl Nursery {
         }
     }
 
-    fn saw(&self, saw: Saw) {
+    fn record_observation(&self, saw: Observation) {
         let at = u64::try_from(boottime().as_millis()).unwrap_or(u64::MAX);
-        self.view.saw(at, saw).expect("the history can be written");
+        self.view
+            .record(at, saw)
+            .expect("the history can be written");
     }
 }
 
-impl Child {
+impl WatchedChild {
     fn new(stream: UnixStream) -> Self {
         stream.set_nonblocking(true).expect("a socket");
         let pid = socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
@@ -169,39 +171,42 @@ impl Child {
         Self {
             stream,
             pid,
-            started: started(pid).unwrap_or(0),
-            rest: Vec::new(),
+            start_ticks: process_start_ticks(pid).unwrap_or(0),
+            partial_line: Vec::new(),
             attempt: None,
-            over: false,
+            has_ended: false,
         }
     }
 
     /// All whole lines that are there now.
-    fn read(&mut self) -> Vec<String> {
+    fn read_lines(&mut self) -> Vec<String> {
         let mut bytes = [0; 4096];
         loop {
             match self.stream.read(&mut bytes) {
                 Ok(0) => {
-                    self.over = true;
+                    self.has_ended = true;
                     break;
                 }
-                Ok(read) => self.rest.extend_from_slice(&bytes[..read]),
+                Ok(read) => self.partial_line.extend_from_slice(&bytes[..read]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.over = error.kind() != ErrorKind::WouldBlock;
+                    self.has_ended = error.kind() != ErrorKind::WouldBlock;
                     break;
                 }
             }
         }
-        let whole = self.rest.iter().rposition(|byte| *byte == b'\n');
-        let lines: Vec<u8> = self.rest.drain(..whole.map_or(0, |at| at + 1)).collect();
+        let whole = self.partial_line.iter().rposition(|byte| *byte == b'\n');
+        let lines: Vec<u8> = self
+            .partial_line
+            .drain(..whole.map_or(0, |at| at + 1))
+            .collect();
         let text = String::from_utf8_lossy(&lines).into_owned();
         text.lines().map(str::to_owned).collect()
     }
 }
 
 /// In the kernel's ticks: with it a number is one process for ever.
-fn started(pid: u32) -> Option<u64> {
+fn process_start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()

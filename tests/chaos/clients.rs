@@ -6,28 +6,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use baton_history::{Op, Outcome, Saw, Viewpoint};
+use baton_history::{CallOutcome, ClientOperation, Observation, ParticipantLog};
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
     BlockTaskRequest, ProgressUpdate, ResumeTaskRequest, RetryPolicy, SubmitRequest, Task,
     TaskSpec, TaskState, UpdateProgressRequest, WatchTaskRequest, WhenUnsafe,
 };
-use baton_tests::{Client, code_of, command, within};
+use baton_tests::{TestClient, command_task, error_code, wait_within};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::ends::{event, task_word};
-use crate::run::now;
-use crate::{STANDIN, pass, some_ms};
+use crate::ends::{history_event, task_state_name};
+use crate::run::now_ms;
+use crate::{STANDIN, random_millis, sleep_unless_stopped};
 
 /// Shorter than most troubles last, so that leases end.
 const LEASE_MS: u64 = 5_000;
 /// Before a call is made again.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// What all clients share.
 #[derive(Debug)]
-pub(crate) struct Load {
+pub(crate) struct ClientLoad {
     acknowledged: AtomicU64,
     stop: CancellationToken,
     /// Some tasks with their tenants, for strangers to ask for.
@@ -36,7 +36,7 @@ pub(crate) struct Load {
     mark: &'static str,
 }
 
-impl Load {
+impl ClientLoad {
     pub(crate) fn new(socket: &Path, mark: &'static str) -> Arc<Self> {
         Arc::new(Self {
             acknowledged: AtomicU64::new(0),
@@ -60,11 +60,11 @@ impl Load {
         self.stop.is_cancelled()
     }
 
-    pub(crate) fn stopped(&self) -> &CancellationToken {
+    pub(crate) fn stop_token(&self) -> &CancellationToken {
         &self.stop
     }
 
-    fn know(&self, tenant: &'static str, task: &str) {
+    fn remember_task(&self, tenant: &'static str, task: &str) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         if tasks.len() >= 100 {
             let any = rand::random_range(0..tasks.len());
@@ -73,7 +73,7 @@ impl Load {
         tasks.push((tenant, task.to_owned()));
     }
 
-    fn foreign(&self, tenant: &str) -> Option<String> {
+    fn random_foreign_task(&self, tenant: &str) -> Option<String> {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         let foreign: Vec<_> = tasks.iter().filter(|(other, _)| *other != tenant).collect();
         let any = rand::random_range(0..foreign.len().max(1));
@@ -81,35 +81,35 @@ impl Load {
     }
 }
 
-pub(crate) struct Customer {
-    pub(crate) client: Client,
+pub(crate) struct LoadClient {
+    pub(crate) client: TestClient,
     pub(crate) tenant: &'static str,
     pub(crate) name: String,
-    pub(crate) view: Viewpoint,
-    pub(crate) load: Arc<Load>,
+    pub(crate) view: ParticipantLog,
+    pub(crate) load: Arc<ClientLoad>,
     pub(crate) calls: AtomicU64,
 }
 
 /// Something that was asked.
-pub(crate) struct Question {
-    pub(crate) op: Op,
+pub(crate) struct ClientRequest {
+    pub(crate) op: ClientOperation,
     pub(crate) task: Option<String>,
     pub(crate) key: Option<String>,
     pub(crate) body: Option<String>,
 }
 
-impl Customer {
-    pub(crate) async fn work(self) {
+impl LoadClient {
+    pub(crate) async fn run(self) {
         let mut turn = 0;
         while !self.load.stop.is_cancelled() {
             turn += 1;
             // In a box: what one turn may come to is too much for a worker's stack.
-            Box::pin(self.job(turn)).await;
+            Box::pin(self.run_one_task(turn)).await;
         }
     }
 
-    async fn job(&self, turn: u64) {
-        let (spec, body) = self.some_work();
+    async fn run_one_task(&self, turn: u64) {
+        let (spec, body) = self.random_command_task();
         let key = format!("{}-{turn}", self.name);
         let twice = rand::random_range(0..5) == 0;
         let task = if twice {
@@ -122,33 +122,33 @@ impl Customer {
             self.submit(&spec, &key, &body).await
         };
         let Some(task) = task else {
-            pass(AGAIN, &self.load.stop).await;
+            sleep_unless_stopped(RETRY_DELAY, &self.load.stop).await;
             return;
         };
-        self.load.know(self.tenant, &task);
+        self.load.remember_task(self.tenant, &task);
         match rand::random_range(0..6) {
             0 => {
-                pass(some_ms(0, 3_000), &self.load.stop).await;
+                sleep_unless_stopped(random_millis(0, 3_000), &self.load.stop).await;
                 self.cancel(&task).await;
             }
-            1 => Box::pin(self.progress(&task, &key)).await,
+            1 => Box::pin(self.report_progress(&task, &key)).await,
             2 => {
-                pass(some_ms(0, 1_000), &self.load.stop).await;
-                Box::pin(self.hold_up(&task, &key)).await;
+                sleep_unless_stopped(random_millis(0, 1_000), &self.load.stop).await;
+                Box::pin(self.block_and_resume(&task, &key)).await;
             }
             _ => {}
         }
-        self.follow(&task).await;
+        self.follow_to_end(&task).await;
         match rand::random_range(0..6) {
             0 => self.cancel(&task).await,
             1 => drop(self.submit(&spec, &key, &body).await),
-            2 => self.probe().await,
+            2 => self.probe_foreign_task().await,
             _ => self.get(&task).await,
         }
     }
 
     /// A command that says who it is, prints for a while, and ends well or badly.
-    fn some_work(&self) -> (TaskSpec, String) {
+    fn random_command_task(&self) -> (TaskSpec, String) {
         let (lines, ms) = (rand::random_range(1..8), rand::random_range(20..400));
         let (lines, ms) = (format!("{lines}"), format!("{ms}"));
         let socket = self.load.socket.display().to_string();
@@ -166,15 +166,15 @@ impl Customer {
                 backoff_initial_ms: Some(10),
                 ..RetryPolicy::default()
             }),
-            ..command(STANDIN, &arguments, self.load.mark)
+            ..command_task(STANDIN, &arguments, self.load.mark)
         };
         (spec, arguments.join(" "))
     }
 
     /// None when it was refused.
     async fn submit(&self, spec: &TaskSpec, key: &str, body: &str) -> Option<String> {
-        let question = || Question {
-            op: Op::Submit,
+        let question = || ClientRequest {
+            op: ClientOperation::Submit,
             task: None,
             key: Some(key.to_owned()),
             body: Some(body.to_owned()),
@@ -189,10 +189,10 @@ impl Customer {
                 let answer = self.client.try_submit(request).await?;
                 Ok::<_, Status>((answer.task, answer.existed))
             };
-            match self.ask(question(), answer).await {
-                (Outcome::Ok, task) => return task,
-                (Outcome::Fail, _) => return None,
-                (Outcome::Info, _) => self.again().await,
+            match self.call_and_record(question(), answer).await {
+                (CallOutcome::Ok, task) => return task,
+                (CallOutcome::Fail, _) => return None,
+                (CallOutcome::Info, _) => self.wait_before_retry().await,
             }
         }
     }
@@ -203,15 +203,18 @@ impl Customer {
                 let answer = self.client.try_cancel(task).await?;
                 Ok::<_, Status>((answer.task, answer.already_finished))
             };
-            match self.ask(about(Op::Cancel, task), answer).await {
-                (Outcome::Info, _) => self.again().await,
+            match self
+                .call_and_record(request_about_task(ClientOperation::Cancel, task), answer)
+                .await
+            {
+                (CallOutcome::Info, _) => self.wait_before_retry().await,
                 _ => return,
             }
         }
     }
 
     /// What is done of it, in the words of a person who watches.
-    async fn progress(&self, task: &str, item: &str) {
+    async fn report_progress(&self, task: &str, item: &str) {
         let request = UpdateProgressRequest {
             task_id: task.to_owned(),
             update: Some(ProgressUpdate {
@@ -219,27 +222,27 @@ impl Customer {
                 ..ProgressUpdate::default()
             }),
         };
-        let question = || Question {
+        let question = || ClientRequest {
             body: Some(item.to_owned()),
-            ..about(Op::Progress, task)
+            ..request_about_task(ClientOperation::Progress, task)
         };
         loop {
             let answer = async {
                 let mut tasks = self.client.tasks();
                 let answer = tasks.update_progress(request.clone());
-                let answer = within("an answer to UpdateProgress", answer).await?;
+                let answer = wait_within("an answer to UpdateProgress", answer).await?;
                 Ok::<_, Status>((answer.into_inner().task, false))
             };
-            match self.ask(question(), answer).await {
-                (Outcome::Info, _) => self.again().await,
+            match self.call_and_record(question(), answer).await {
+                (CallOutcome::Info, _) => self.wait_before_retry().await,
                 _ => return,
             }
         }
     }
 
     /// Blocks it, wherever it is, and sends it on.
-    async fn hold_up(&self, task: &str, item: &str) {
-        Box::pin(self.progress(task, item)).await;
+    async fn block_and_resume(&self, task: &str, item: &str) {
+        Box::pin(self.report_progress(task, item)).await;
         let request = BlockTaskRequest {
             task_id: task.to_owned(),
             reason: "a person has to look".to_owned(),
@@ -248,20 +251,24 @@ impl Customer {
         loop {
             let answer = async {
                 let mut tasks = self.client.tasks();
-                let answer = within("an answer to Block", tasks.block(request.clone())).await?;
+                let answer =
+                    wait_within("an answer to Block", tasks.block(request.clone())).await?;
                 Ok::<_, Status>((answer.into_inner().task, false))
             };
-            match self.ask(about(Op::Block, task), answer).await {
-                (Outcome::Info, _) => self.again().await,
+            match self
+                .call_and_record(request_about_task(ClientOperation::Block, task), answer)
+                .await
+            {
+                (CallOutcome::Info, _) => self.wait_before_retry().await,
                 _ => break,
             }
         }
-        pass(some_ms(0, 500), &self.load.stop).await;
-        Box::pin(self.send_on(task)).await;
+        sleep_unless_stopped(random_millis(0, 500), &self.load.stop).await;
+        Box::pin(self.resume_task(task)).await;
     }
 
     /// Also where somebody else has: one of them is told by which attempt it goes on.
-    async fn send_on(&self, task: &str) {
+    async fn resume_task(&self, task: &str) {
         let request = ResumeTaskRequest {
             task_id: task.to_owned(),
             reason: "looked at".to_owned(),
@@ -270,13 +277,17 @@ impl Customer {
         loop {
             let answer = async {
                 let mut tasks = self.client.tasks();
-                let answer = within("an answer to Resume", tasks.resume(request.clone())).await?;
+                let answer =
+                    wait_within("an answer to Resume", tasks.resume(request.clone())).await?;
                 let answer = answer.into_inner();
                 let made = Some(answer.attempt_id);
                 Ok::<_, Status>((answer.task, false, made))
             };
-            match self.ask_for(about(Op::Resume, task), answer).await {
-                (Outcome::Info, _) => self.again().await,
+            match self
+                .call_and_record_attempt(request_about_task(ClientOperation::Resume, task), answer)
+                .await
+            {
+                (CallOutcome::Info, _) => self.wait_before_retry().await,
                 _ => return,
             }
         }
@@ -284,11 +295,12 @@ impl Customer {
 
     async fn get(&self, task: &str) {
         let answer = async { Ok::<_, Status>((Some(self.client.try_get(task).await?), false)) };
-        self.ask(about(Op::Get, task), answer).await;
+        self.call_and_record(request_about_task(ClientOperation::Get, task), answer)
+            .await;
     }
 
-    async fn probe(&self) {
-        let Some(task) = self.load.foreign(self.tenant) else {
+    async fn probe_foreign_task(&self) {
+        let Some(task) = self.load.random_foreign_task(self.tenant) else {
             return;
         };
         let answer = async {
@@ -297,32 +309,33 @@ impl Customer {
                 _ => Ok((self.client.try_cancel(&task).await?.task, false)),
             }
         };
-        self.ask(about(Op::Probe, &task), answer).await;
+        self.call_and_record(request_about_task(ClientOperation::Probe, &task), answer)
+            .await;
     }
 
     /// Also after the stop: what was begun is brought to an end.
-    async fn again(&self) {
-        pass(AGAIN, &CancellationToken::new()).await;
+    async fn wait_before_retry(&self) {
+        sleep_unless_stopped(RETRY_DELAY, &CancellationToken::new()).await;
     }
 
     /// Asks once and writes both down.
-    pub(crate) async fn ask(
+    pub(crate) async fn call_and_record(
         &self,
-        question: Question,
+        question: ClientRequest,
         answer: impl Future<Output = Result<(Option<Task>, bool), Status>>,
-    ) -> (Outcome, Option<String>) {
+    ) -> (CallOutcome, Option<String>) {
         let answer = Box::pin(async { answer.await.map(|(task, already)| (task, already, None)) });
-        self.ask_for(question, answer).await
+        self.call_and_record_attempt(question, answer).await
     }
 
     /// The same for what makes something: the attempt by which a task goes on.
-    async fn ask_for(
+    async fn call_and_record_attempt(
         &self,
-        question: Question,
+        question: ClientRequest,
         answer: impl Future<Output = Result<(Option<Task>, bool, Option<String>), Status>>,
-    ) -> (Outcome, Option<String>) {
+    ) -> (CallOutcome, Option<String>) {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        self.saw(Saw::Call {
+        self.record_observation(Observation::Call {
             call,
             op: question.op,
             tenant: self.tenant.to_owned(),
@@ -332,57 +345,61 @@ impl Customer {
         });
         let answer = answer.await;
         let (outcome, code) = match &answer {
-            Ok(_) => (Outcome::Ok, None),
-            Err(status) => told(status),
+            Ok(_) => (CallOutcome::Ok, None),
+            Err(status) => classify_status(status),
         };
         let (task, already, made) = answer.unwrap_or_default();
         let id = task.as_ref().map(|task| task.task_id.clone());
-        self.saw(Saw::Answer {
+        self.record_observation(Observation::Answer {
             call,
             outcome,
             task: id.clone(),
             revision: task.as_ref().map(|task| task.revision),
-            state: task.as_ref().map(|task| task_word(task.state())),
+            state: task.as_ref().map(|task| task_state_name(task.state())),
             code,
             already,
         });
         if let Some(made) = made {
-            self.saw(Saw::Made { call, made });
+            self.record_observation(Observation::Made { call, made });
         }
-        let counts = outcome == Outcome::Ok && matches!(question.op, Op::Submit | Op::Cancel);
+        let counts = outcome == CallOutcome::Ok
+            && matches!(
+                question.op,
+                ClientOperation::Submit | ClientOperation::Cancel
+            );
         self.load
             .acknowledged
             .fetch_add(u64::from(counts), Ordering::Relaxed);
         (outcome, id)
     }
 
-    fn saw(&self, saw: Saw) {
+    fn record_observation(&self, saw: Observation) {
         self.view
-            .saw(now(), saw)
+            .record(now_ms(), saw)
             .expect("the history can be written");
     }
 
     /// Watches until the task has ended or waits for a person, over all breaks.
-    async fn follow(&self, task: &str) {
+    async fn follow_to_end(&self, task: &str) {
         let mut after = 0;
-        while !self.watch(task, &mut after).await {
-            self.again().await;
+        while !self.watch_once(task, &mut after).await {
+            self.wait_before_retry().await;
         }
     }
 
     /// True when there is nothing more to wait for.
-    async fn watch(&self, task: &str, after: &mut u64) -> bool {
+    async fn watch_once(&self, task: &str, after: &mut u64) -> bool {
         let request = WatchTaskRequest {
             task_id: task.to_owned(),
             from_revision: *after,
             ..WatchTaskRequest::default()
         };
         let mut tasks = self.client.tasks();
-        let Ok(opened) = within("a watch to open", tasks.watch(request)).await else {
+        let Ok(opened) = wait_within("a watch to open", tasks.watch(request)).await else {
             return false;
         };
         let watch = self.calls.fetch_add(1, Ordering::Relaxed);
-        self.saw(Saw::WatchOpened {
+        self.record_observation(Observation::WatchOpened {
             watch,
             tenant: self.tenant.to_owned(),
             task: task.to_owned(),
@@ -391,13 +408,13 @@ impl Customer {
         let mut items = opened.into_inner();
         loop {
             // A quiet stream says every 15 s that it lives.
-            match within("a word of a watch", items.message()).await {
+            match wait_within("a word of a watch", items.message()).await {
                 Ok(Some(message)) => match message.item {
                     Some(Item::Event(told)) => {
                         *after = told.revision;
-                        let over = is_over(told.task_state());
-                        let event = event(&told);
-                        self.saw(Saw::Watched { watch, event });
+                        let over = is_settled_state(told.task_state());
+                        let event = history_event(&told);
+                        self.record_observation(Observation::Watched { watch, event });
                         if over {
                             return true;
                         }
@@ -415,8 +432,8 @@ impl Customer {
     }
 }
 
-pub(crate) fn about(op: Op, task: &str) -> Question {
-    Question {
+pub(crate) fn request_about_task(op: ClientOperation, task: &str) -> ClientRequest {
+    ClientRequest {
         op,
         task: Some(task.to_owned()),
         key: None,
@@ -425,7 +442,7 @@ pub(crate) fn about(op: Op, task: &str) -> Question {
 }
 
 /// Whether anything moves by itself from here.
-fn is_over(state: TaskState) -> bool {
+fn is_settled_state(state: TaskState) -> bool {
     matches!(
         state,
         TaskState::NeedsAttention
@@ -438,8 +455,8 @@ fn is_over(state: TaskState) -> bool {
 }
 
 /// Only a refusal in so many words is one. Everything else may have happened.
-pub(crate) fn told(status: &Status) -> (Outcome, Option<String>) {
-    let code = code_of(status);
+pub(crate) fn classify_status(status: &Status) -> (CallOutcome, Option<String>) {
+    let code = error_code(status);
     let refused = matches!(
         status.code(),
         Code::NotFound
@@ -452,8 +469,8 @@ pub(crate) fn told(status: &Status) -> (Outcome, Option<String>) {
             | Code::Aborted
     );
     if refused && !code.is_empty() {
-        (Outcome::Fail, Some(code))
+        (CallOutcome::Fail, Some(code))
     } else {
-        (Outcome::Info, Some(code))
+        (CallOutcome::Info, Some(code))
     }
 }

@@ -1,40 +1,40 @@
 //! The last look: every task as the relay shows it when all is over, with its events and its output.
 
-use baton_history::{Event, FinalAttempt, Recorder, Saw, Viewpoint};
+use baton_history::{FinalAttempt, HistoryEvent, HistoryRecorder, Observation, ParticipantLog};
 use baton_proto::v1::read_output_response::Item as Piece;
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
     AttemptState, ListCheckpointsRequest, ListTasksRequest, ReadOutputRequest, Task, TaskEvent,
     TaskState, WatchTaskRequest,
 };
-use baton_tests::{Client, within};
+use baton_tests::{TestClient, wait_within};
 
-use crate::run::now;
+use crate::run::now_ms;
 
-pub(crate) fn task_word(state: TaskState) -> String {
-    word(state.as_str_name(), "TASK_STATE_")
+pub(crate) fn task_state_name(state: TaskState) -> String {
+    short_enum_name(state.as_str_name(), "TASK_STATE_")
 }
 
-fn word(name: &str, prefix: &str) -> String {
+fn short_enum_name(name: &str, prefix: &str) -> String {
     name.trim_start_matches(prefix).to_lowercase()
 }
 
-pub(crate) fn event(told: &TaskEvent) -> Event {
+pub(crate) fn history_event(told: &TaskEvent) -> HistoryEvent {
     let state = match told.state() {
         AttemptState::Unspecified => String::new(),
-        state => word(state.as_str_name(), "ATTEMPT_STATE_"),
+        state => short_enum_name(state.as_str_name(), "ATTEMPT_STATE_"),
     };
-    Event {
+    HistoryEvent {
         revision: told.revision,
-        kind: word(told.kind().as_str_name(), "TASK_EVENT_KIND_"),
+        kind: short_enum_name(told.kind().as_str_name(), "TASK_EVENT_KIND_"),
         attempt: told.attempt_id.clone(),
         state,
-        task_state: task_word(told.task_state()),
+        task_state: task_state_name(told.task_state()),
     }
 }
 
 /// All ids of the client's tenant.
-pub(crate) async fn all_tasks(client: &Client) -> Vec<Task> {
+pub(crate) async fn list_all_tasks(client: &TestClient) -> Vec<Task> {
     let mut found = Vec::new();
     let mut page_token = String::new();
     loop {
@@ -44,7 +44,7 @@ pub(crate) async fn all_tasks(client: &Client) -> Vec<Task> {
             ..ListTasksRequest::default()
         };
         let mut tasks = client.tasks();
-        let page = within("a page of tasks", tasks.list(request)).await;
+        let page = wait_within("a page of tasks", tasks.list(request)).await;
         let page = page.expect("tasks can be listed").into_inner();
         assert_eq!(page.skipped, 0, "every record can be read");
         found.extend(page.tasks);
@@ -56,56 +56,60 @@ pub(crate) async fn all_tasks(client: &Client) -> Vec<Task> {
 }
 
 /// Writes down all tasks of one tenant.
-pub(crate) async fn record(client: &Client, tenant: &str, recorder: &Recorder) {
-    let view = recorder.viewpoint(&format!("relay-{tenant}"));
-    let mut look = Look {
+pub(crate) async fn record_final_state(
+    client: &TestClient,
+    tenant: &str,
+    recorder: &HistoryRecorder,
+) {
+    let view = recorder.participant_log(&format!("relay-{tenant}"));
+    let mut look = FinalStateReader {
         client,
         tenant,
         view: view.expect("a file can be made"),
-        readings: 0,
+        output_readings: 0,
     };
-    for listed in all_tasks(client).await {
+    for listed in list_all_tasks(client).await {
         let task = client.get(&listed.task_id).await;
-        look.record(&task);
-        look.goal(&task).await;
-        look.timeline(&task.task_id).await;
+        look.record_task(&task);
+        look.record_goal(&task).await;
+        look.record_timeline(&task.task_id).await;
         for attempt in &task.attempts {
-            look.output(&task.task_id, &attempt.attempt_id).await;
+            look.record_output(&task.task_id, &attempt.attempt_id).await;
         }
     }
 }
 
-struct Look<'a> {
-    client: &'a Client,
+struct FinalStateReader<'a> {
+    client: &'a TestClient,
     tenant: &'a str,
-    view: Viewpoint,
-    readings: u64,
+    view: ParticipantLog,
+    output_readings: u64,
 }
 
-impl Look<'_> {
-    fn saw(&self, saw: Saw) {
+impl FinalStateReader<'_> {
+    fn record_observation(&self, saw: Observation) {
         self.view
-            .saw(now(), saw)
+            .record(now_ms(), saw)
             .expect("the history can be written");
     }
 
-    fn record(&self, task: &Task) {
+    fn record_task(&self, task: &Task) {
         let attempts = task.attempts.iter().map(|attempt| FinalAttempt {
             attempt: attempt.attempt_id.clone(),
             number: attempt.attempt_number,
-            state: word(attempt.state().as_str_name(), "ATTEMPT_STATE_"),
+            state: short_enum_name(attempt.state().as_str_name(), "ATTEMPT_STATE_"),
         });
-        self.saw(Saw::Record {
+        self.record_observation(Observation::Record {
             tenant: self.tenant.to_owned(),
             task: task.task_id.clone(),
             revision: task.revision,
-            state: task_word(task.state()),
+            state: task_state_name(task.state()),
             attempts: attempts.collect(),
         });
     }
 
     /// What is kept of its goal.
-    async fn goal(&self, task: &Task) {
+    async fn record_goal(&self, task: &Task) {
         let Some(progress) = &task.progress else {
             return;
         };
@@ -116,7 +120,7 @@ impl Look<'_> {
         let mut checkpoints = Vec::new();
         loop {
             let mut tasks = self.client.tasks();
-            let page = within("checkpoints", tasks.list_checkpoints(request.clone())).await;
+            let page = wait_within("checkpoints", tasks.list_checkpoints(request.clone())).await;
             let page = page.expect("checkpoints can be listed").into_inner();
             checkpoints.extend(page.checkpoints.iter().map(|one| one.number));
             if page.next_page_token.is_empty() {
@@ -125,7 +129,7 @@ impl Look<'_> {
             request.page_token = page.next_page_token;
         }
         checkpoints.sort_unstable();
-        self.saw(Saw::Goal {
+        self.record_observation(Observation::Goal {
             task: task.task_id.clone(),
             completed: progress.completed_items.clone(),
             dropped: progress.completed_items_truncated,
@@ -133,45 +137,45 @@ impl Look<'_> {
         });
     }
 
-    async fn timeline(&self, task: &str) {
+    async fn record_timeline(&self, task: &str) {
         let request = WatchTaskRequest {
             task_id: task.to_owned(),
             history_only: true,
             ..WatchTaskRequest::default()
         };
         let mut tasks = self.client.tasks();
-        let opened = within("a history", tasks.watch(request)).await;
+        let opened = wait_within("a history", tasks.watch(request)).await;
         let mut items = opened.expect("a task can be watched").into_inner();
-        while let Some(message) = within("a history", items.message())
+        while let Some(message) = wait_within("a history", items.message())
             .await
             .expect("a history ends")
         {
             if let Some(Item::Event(told)) = message.item {
                 let task = task.to_owned();
-                let event = event(&told);
-                self.saw(Saw::Timeline { task, event });
+                let event = history_event(&told);
+                self.record_observation(Observation::Timeline { task, event });
             }
         }
     }
 
-    async fn output(&mut self, task: &str, attempt: &str) {
-        self.readings += 1;
-        let reading = self.readings;
+    async fn record_output(&mut self, task: &str, attempt: &str) {
+        self.output_readings += 1;
+        let reading = self.output_readings;
         let request = ReadOutputRequest {
             task_id: task.to_owned(),
             attempt_id: attempt.to_owned(),
             ..ReadOutputRequest::default()
         };
         let mut tasks = self.client.tasks();
-        let opened = within("output", tasks.read_output(request)).await;
+        let opened = wait_within("output", tasks.read_output(request)).await;
         let mut pieces = opened.expect("output can be read").into_inner();
-        while let Some(message) = within("output", pieces.message())
+        while let Some(message) = wait_within("output", pieces.message())
             .await
             .expect("output ends by saying so")
         {
             let attempt = attempt.to_owned();
             match message.item {
-                Some(Piece::Chunk(chunk)) => self.saw(Saw::Read {
+                Some(Piece::Chunk(chunk)) => self.record_observation(Observation::Read {
                     reading,
                     tenant: self.tenant.to_owned(),
                     task: task.to_owned(),
@@ -179,13 +183,13 @@ impl Look<'_> {
                     offset: chunk.offset,
                     text: String::from_utf8_lossy(&chunk.data).into_owned(),
                 }),
-                Some(Piece::Cut(cut)) => self.saw(Saw::ReadCut {
+                Some(Piece::Cut(cut)) => self.record_observation(Observation::ReadCut {
                     reading,
                     attempt,
                     offset: cut.offset,
                     length: cut.length,
                 }),
-                Some(Piece::End(end)) => self.saw(Saw::ReadEnd {
+                Some(Piece::End(end)) => self.record_observation(Observation::ReadEnd {
                     reading,
                     attempt,
                     offset: end.offset,

@@ -26,17 +26,17 @@ mod traced;
 
 use std::time::Duration;
 
-use baton_tests::Baton;
+use baton_tests::BatonExecutable;
 use tokio_util::sync::CancellationToken;
 
-const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
 const TRACER: &str = env!("CARGO_BIN_EXE_tracer");
 /// Outlives the tests: histories of failed runs are kept here.
-const KEPT: &str = env!("CARGO_TARGET_TMPDIR");
+const HISTORY_DIRECTORY: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// How much to do: a little, or what the environment says.
-fn amount(variable: &str, short: u64) -> u64 {
+fn configured_amount(variable: &str, short: u64) -> u64 {
     std::env::var(variable).map_or(short, |text| {
         text.parse()
             .unwrap_or_else(|_| panic!("{variable} is a number"))
@@ -44,17 +44,17 @@ fn amount(variable: &str, short: u64) -> u64 {
 }
 
 /// Between two numbers of milliseconds.
-fn some_ms(from: u64, to: u64) -> Duration {
+fn random_millis(from: u64, to: u64) -> Duration {
     Duration::from_millis(rand::random_range(from..to))
 }
 
 /// One after the other without end, from anywhere: chance must not leave a kind out of a run that has to see it.
-fn in_turn<T: Copy>(mix: &[T]) -> impl Iterator<Item = T> {
+fn cycle_from_random<T: Copy>(mix: &[T]) -> impl Iterator<Item = T> {
     let first = rand::random_range(0..mix.len());
     mix.iter().copied().cycle().skip(first)
 }
 
 /// Lets time pass, which is all that a fault does while it lasts. False when it was stopped before.
-async fn pass(time: Duration, stop: &CancellationToken) -> bool {
+async fn sleep_unless_stopped(time: Duration, stop: &CancellationToken) -> bool {
     tokio::time::timeout(time, stop.cancelled()).await.is_err()
 }

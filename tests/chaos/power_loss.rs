@@ -5,20 +5,20 @@
 use std::path::Path;
 use std::process::Command;
 
-use baton_history::{Outcome, Saw};
+use baton_history::{CallOutcome, Observation};
 use baton_proto::v1::Role;
-use baton_tests::{Client, Mounted, RelayProcess, ScriptedDaemon, hello};
+use baton_tests::{MountedDisk, RelayProcess, ScriptedDaemon, TestClient, hello};
 use tempfile::TempDir;
 
-use crate::run::{Run, now};
-use crate::traced::{arm, client, look};
-use crate::{BATON, TRACER, amount, skips};
+use crate::run::{ChaosRun, now_ms};
+use crate::traced::{arm_tracer_process, cancel_open_and_record, single_call_client};
+use crate::{BATON, TRACER, configured_amount, skips};
 
 const AGENT: &str = "scripted";
 
 /// Whether syncs are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Syncs {
+enum SyncMode {
     Made,
     /// From the moment on at which the relay is set up.
     LeftOut,
@@ -33,45 +33,48 @@ fn run_command(program: &str, arguments: &[&str]) {
     );
 }
 
-fn text(path: &Path) -> &str {
+fn path_text(path: &Path) -> &str {
     path.to_str().expect("a plain name")
 }
 
 /// What was acknowledged until the lights went out.
-struct Cut {
+struct PowerCut {
     dir: TempDir,
     token: String,
-    run: Run,
+    run: ChaosRun,
     acknowledged: u64,
 }
 
-async fn work_until_cut(name: &str, syncs: Syncs) -> Cut {
+async fn work_until_cut(name: &str, syncs: SyncMode) -> PowerCut {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (image, data) = (dir.path().join("image"), dir.path().join("live/data"));
-    run_command("truncate", &["-s", "256M", text(&image)]);
-    run_command("mkfs.ext4", &["-q", text(&image)]);
-    let disk = Mounted::image(&dir.path().join("live"), &image).await;
+    run_command("truncate", &["-s", "256M", path_text(&image)]);
+    run_command("mkfs.ext4", &["-q", path_text(&image)]);
+    let disk = MountedDisk::mount_image(&dir.path().join("live"), &image).await;
     let disk = disk.expect("it was tried out");
-    let seen = disk.seen().join("data");
+    let seen = disk.path_from_host().join("data");
     std::fs::create_dir(&seen).expect("a directory can be made");
-    let mut wrapper = disk.wrapper();
-    if syncs == Syncs::LeftOut {
-        std::fs::write(disk.seen().join("wait"), "").expect("a file can be written");
-        wrapper.extend([TRACER, text(&data), "unsynced"].map(str::to_owned));
+    let mut wrapper = disk.command_prefix();
+    if syncs == SyncMode::LeftOut {
+        std::fs::write(disk.path_from_host().join("wait"), "").expect("a file can be written");
+        wrapper.extend([TRACER, path_text(&data), "unsynced"].map(str::to_owned));
     }
-    let mut relay = RelayProcess::start_by(BATON, &wrapper, (&data, &seen), &[]).await;
-    let link = relay.admin().of_tenant("", Role::Daemon).await;
+    let mut relay = RelayProcess::start_with_prefix(BATON, &wrapper, (&data, &seen), &[]).await;
+    let link = relay.admin().client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
-    if syncs == Syncs::LeftOut {
-        arm(relay.pid(), &disk.seen().join("data.armed")).await;
+    if syncs == SyncMode::LeftOut {
+        arm_tracer_process(relay.pid(), &disk.path_from_host().join("data.armed")).await;
     }
-    let run = Run::new(name);
-    let acknowledged = work(&run, relay.admin(), &mut daemon).await;
+    let run = ChaosRun::new(name);
+    let acknowledged = submit_and_complete(&run, relay.admin(), &mut daemon).await;
     relay.kill().await;
     let copy = dir.path().join("copy.image");
-    run_command("cp", &["--sparse=always", text(&image), text(&copy)]);
-    Cut {
-        token: relay.admin().secret().to_owned(),
+    run_command(
+        "cp",
+        &["--sparse=always", path_text(&image), path_text(&copy)],
+    );
+    PowerCut {
+        token: relay.admin().token_secret().to_owned(),
         dir,
         run,
         acknowledged,
@@ -79,46 +82,53 @@ async fn work_until_cut(name: &str, syncs: Syncs) -> Cut {
 }
 
 /// Submits, cancels and results, in turn; the last thing is an acknowledgement.
-async fn work(run: &Run, admin: &Client, daemon: &mut ScriptedDaemon) -> u64 {
-    let asker = client(run, admin);
+async fn submit_and_complete(
+    run: &ChaosRun,
+    admin: &TestClient,
+    daemon: &mut ScriptedDaemon,
+) -> u64 {
+    let asker = single_call_client(run, admin);
     let view = run
         .recorder
-        .viewpoint("daemon")
+        .participant_log("daemon")
         .expect("a file can be made");
-    let saw = |saw| view.saw(now(), saw).expect("the history can be written");
+    let saw = |saw| {
+        view.record(now_ms(), saw)
+            .expect("the history can be written")
+    };
     let mut acknowledged = 0;
     // sled's file grows by half a mebibyte at a time: without a sync, what follows the last growth is lost.
     for turn in 0..rand::random_range(60..120) {
         let agent = if turn % 3 == 0 { AGENT } else { "nobody" };
         let (outcome, task) = asker.submit_once(agent, &format!("key {turn}")).await;
-        assert_eq!(outcome, Outcome::Ok, "the relay works");
+        assert_eq!(outcome, CallOutcome::Ok, "the relay works");
         let task = task.expect("an accepted task has an id");
         acknowledged += 1;
         if turn % 3 == 0 {
-            let mut attempt = daemon.running().await;
+            let mut attempt = daemon.start_next_attempt().await;
             let id = attempt.id().to_owned();
             let (tenant, attempt_id) = ("*".to_owned(), id.clone());
-            saw(Saw::Offered {
+            saw(Observation::Offered {
                 tenant,
                 task: task.clone(),
                 attempt: attempt_id,
             });
             attempt.complete("").await;
-            saw(Saw::Sent {
+            saw(Observation::Sent {
                 task,
                 attempt: id.clone(),
                 seq: 1,
                 word: "complete".to_owned(),
             });
-            daemon.acked(&attempt).await;
-            daemon.forget(&attempt);
-            saw(Saw::Acked {
+            daemon.wait_until_acked(&attempt).await;
+            daemon.stop_renewing(&attempt);
+            saw(Observation::Acked {
                 attempt: id,
                 seq: 1,
             });
             acknowledged += 1;
         } else if turn % 4 == 0 {
-            assert_eq!(asker.cancel_once(&task).await, Outcome::Ok);
+            assert_eq!(asker.cancel_once(&task).await, CallOutcome::Ok);
             acknowledged += 1;
         }
     }
@@ -126,13 +136,16 @@ async fn work(run: &Run, admin: &Client, daemon: &mut ScriptedDaemon) -> u64 {
 }
 
 /// A relay on what the power cut left, or why there is none.
-async fn look_at_copy(cut: &Cut) -> Result<(), String> {
+async fn check_copied_disk(cut: &PowerCut) -> Result<(), String> {
     let copy = cut.dir.path().join("copy.image");
-    let disk = Mounted::image(&cut.dir.path().join("copied"), &copy).await?;
-    let (data, seen) = (disk.at().join("data"), disk.seen().join("data"));
-    let wrapper = disk.wrapper();
+    let disk = MountedDisk::mount_image(&cut.dir.path().join("copied"), &copy).await?;
+    let (data, seen) = (
+        disk.mount_point().join("data"),
+        disk.path_from_host().join("data"),
+    );
+    let wrapper = disk.command_prefix();
     let verified = BATON
-        .wrapped(&data, &words(&wrapper))
+        .command_with_prefix(&data, &as_str_slice(&wrapper))
         .args(["verify", "--data"])
         .arg(&data)
         .output();
@@ -141,15 +154,15 @@ async fn look_at_copy(cut: &Cut) -> Result<(), String> {
         let said = [verified.stdout, verified.stderr].concat();
         return Err(String::from_utf8_lossy(&said).into_owned());
     }
-    let relay = RelayProcess::start_by(BATON, &wrapper, (&data, &seen), &[]).await;
-    look(&cut.run, &relay.admin().with_token(&cut.token)).await;
+    let relay = RelayProcess::start_with_prefix(BATON, &wrapper, (&data, &seen), &[]).await;
+    cancel_open_and_record(&cut.run, &relay.admin().with_token(&cut.token)).await;
     let blobs = std::fs::read_dir(seen.join("store/sled/blobs"));
     let blobs = blobs.map_or(0, Iterator::count);
     assert_eq!(blobs, 0, "sled never syncs these");
     Ok(())
 }
 
-fn words(wrapper: &[String]) -> Vec<&str> {
+fn as_str_slice(wrapper: &[String]) -> Vec<&str> {
     wrapper.iter().map(String::as_str).collect()
 }
 
@@ -158,14 +171,14 @@ async fn nothing_acknowledged_is_lost_by_a_power_cut() {
     if !skips::can_mount_images() {
         return;
     }
-    let cuts = amount("BATON_CHAOS_POWER_CUTS", 2);
+    let cuts = configured_amount("BATON_CHAOS_POWER_CUTS", 2);
     let mut acknowledged = 0;
     for number in 0..cuts {
-        let cut = work_until_cut(&format!("power-{number}"), Syncs::Made).await;
+        let cut = work_until_cut(&format!("power-{number}"), SyncMode::Made).await;
         acknowledged += cut.acknowledged;
-        let started = look_at_copy(&cut).await;
+        let started = check_copied_disk(&cut).await;
         assert_eq!(started, Ok(()), "a relay starts after a power cut");
-        cut.run.end_quietly();
+        cut.run.finish_quietly();
     }
     println!("{cuts} power cuts: {acknowledged} acknowledged, 0 lost");
 }
@@ -175,14 +188,14 @@ async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
     if !skips::can_mount_images() || !skips::can_trace() {
         return;
     }
-    let cuts = amount("BATON_CHAOS_POWER_CUTS", 1);
+    let cuts = configured_amount("BATON_CHAOS_POWER_CUTS", 1);
     let (mut acknowledged, mut lost, mut noticed) = (0, 0, 0);
     for number in 0..cuts {
-        let cut = work_until_cut(&format!("unsynced-{number}"), Syncs::LeftOut).await;
+        let cut = work_until_cut(&format!("unsynced-{number}"), SyncMode::LeftOut).await;
         acknowledged += cut.acknowledged;
-        match look_at_copy(&cut).await {
+        match check_copied_disk(&cut).await {
             Ok(()) => {
-                let verdict = cut.run.judged();
+                let verdict = cut.run.check_history();
                 let missing = verdict.violations.iter().filter(|one| one.rule == "S4");
                 lost += missing.count();
             }
@@ -193,7 +206,7 @@ async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
                 noticed += 1;
             }
         }
-        cut.run.forget();
+        cut.run.discard_history();
     }
     println!(
         "{cuts} power cuts without syncs: {acknowledged} acknowledged; {noticed} times the relay says that acknowledged \

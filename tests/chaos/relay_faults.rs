@@ -3,53 +3,60 @@
 use std::path::Path;
 use std::time::Duration;
 
-use baton_history::{Recorder, Saw, Viewpoint};
-use baton_tests::{Client, Mounted, RelayProcess, signal};
+use baton_history::{HistoryRecorder, Observation, ParticipantLog};
+use baton_tests::{MountedDisk, RelayProcess, TestClient, send_signal};
 use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::Load;
-use crate::run::now;
-use crate::{BATON, in_turn, pass, skips, some_ms};
+use crate::clients::ClientLoad;
+use crate::run::now_ms;
+use crate::{BATON, cycle_from_random, random_millis, skips, sleep_unless_stopped};
 
 /// Room for the data of a long run above the mark.
 const DISK_MIB: u32 = 768;
 /// Work that must have been acknowledged between two kills, if there is any within a while.
-const ACKS: u64 = 6;
-const LOOK: Duration = Duration::from_millis(20);
+const ACKS_BETWEEN_KILLS: u64 = 6;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum InjectedRelayFault {
     Kill,
     Stop,
     FullDisk,
 }
 
-pub(crate) struct Victim {
+pub(crate) struct RelayUnderFault {
     relay: RelayProcess,
-    disk: Option<Mounted>,
-    view: Viewpoint,
+    disk: Option<MountedDisk>,
+    view: ParticipantLog,
 }
 
-impl Victim {
+impl RelayUnderFault {
     /// On a small disk where this machine gives one.
-    pub(crate) async fn start(dir: &Path, recorder: &Recorder) -> Self {
-        let view = recorder.viewpoint("faults").expect("a file can be made");
+    pub(crate) async fn start(dir: &Path, recorder: &HistoryRecorder) -> Self {
+        let view = recorder
+            .participant_log("faults")
+            .expect("a file can be made");
         let data = dir.join("relay");
         let disk = if skips::can_mount() {
-            let disk = Mounted::small(&data, DISK_MIB).await;
+            let disk = MountedDisk::mount_tmpfs(&data, DISK_MIB).await;
             Some(disk.expect("it was tried out"))
         } else {
             std::fs::create_dir_all(&data).expect("a directory can be made");
             None
         };
-        let wrapper = disk.as_ref().map(Mounted::wrapper).unwrap_or_default();
-        let seen = disk.as_ref().map_or_else(|| data.clone(), Mounted::seen);
-        let relay = RelayProcess::start_by(BATON, &wrapper, (&data, &seen), &[]).await;
+        let wrapper = disk
+            .as_ref()
+            .map(MountedDisk::command_prefix)
+            .unwrap_or_default();
+        let seen = disk
+            .as_ref()
+            .map_or_else(|| data.clone(), MountedDisk::path_from_host);
+        let relay = RelayProcess::start_with_prefix(BATON, &wrapper, (&data, &seen), &[]).await;
         Self { relay, disk, view }
     }
 
-    pub(crate) fn admin(&self) -> &Client {
+    pub(crate) fn admin(&self) -> &TestClient {
         self.relay.admin()
     }
 
@@ -57,48 +64,57 @@ impl Victim {
         self.disk.is_some()
     }
 
-    pub(crate) fn view(&self) -> &Viewpoint {
+    pub(crate) fn view(&self) -> &ParticipantLog {
         &self.view
     }
 
-    pub(crate) async fn suffer(&mut self, fault: Fault, stop: &CancellationToken) {
+    pub(crate) async fn inject_fault(
+        &mut self,
+        fault: InjectedRelayFault,
+        stop: &CancellationToken,
+    ) {
         let name = match fault {
-            Fault::Kill => {
+            InjectedRelayFault::Kill => {
                 self.relay.kill().await;
                 if rand::random_range(0..4) == 0 {
-                    pass(some_ms(0, 3_000), stop).await;
+                    sleep_unless_stopped(random_millis(0, 3_000), stop).await;
                 }
-                self.relay.revive().await;
+                self.relay.start_again().await;
                 "relay killed"
             }
-            Fault::Stop => {
-                signal(self.relay.pid(), Signal::STOP);
-                pass(some_ms(500, 7_000), stop).await;
-                signal(self.relay.pid(), Signal::CONT);
+            InjectedRelayFault::Stop => {
+                send_signal(self.relay.pid(), Signal::STOP);
+                sleep_unless_stopped(random_millis(500, 7_000), stop).await;
+                send_signal(self.relay.pid(), Signal::CONT);
                 "relay stopped"
             }
-            Fault::FullDisk => {
+            InjectedRelayFault::FullDisk => {
                 let Some(disk) = &self.disk else { return };
-                let room = disk.room();
-                room.fill();
-                pass(some_ms(500, 5_000), stop).await;
-                room.free();
+                let room = disk.disk_space();
+                room.fill_disk();
+                sleep_unless_stopped(random_millis(500, 5_000), stop).await;
+                room.remove_filler();
                 "disk full"
             }
         };
         let fault = name.to_owned();
         let target = "relay".to_owned();
-        let saw = Saw::Fault { fault, target };
+        let saw = Observation::Fault { fault, target };
         self.view
-            .saw(now(), saw)
+            .record(now_ms(), saw)
             .expect("the history can be written");
     }
 
     /// Kills under load: each after some work since the one before.
-    pub(crate) async fn kills(&mut self, kills: u64, load: &Load, stop: &CancellationToken) {
+    pub(crate) async fn kill_under_load(
+        &mut self,
+        kills: u64,
+        load: &ClientLoad,
+        stop: &CancellationToken,
+    ) {
         for _ in 0..kills {
-            let wanted = load.acknowledged() + ACKS;
-            let mut ticks = tokio::time::interval(LOOK);
+            let wanted = load.acknowledged() + ACKS_BETWEEN_KILLS;
+            let mut ticks = tokio::time::interval(POLL_INTERVAL);
             let enough = async {
                 while load.acknowledged() < wanted {
                     ticks.tick().await;
@@ -106,17 +122,22 @@ impl Victim {
             };
             // A relay that lets nobody work is found by the judge: too few acknowledgements.
             let _ = tokio::time::timeout(Duration::from_secs(10), enough).await;
-            self.suffer(Fault::Kill, stop).await;
+            self.inject_fault(InjectedRelayFault::Kill, stop).await;
         }
     }
 
     /// One thing after the other, until it is told to stop.
-    pub(crate) async fn faults(&mut self, mix: &[Fault], gap_ms: u64, stop: &CancellationToken) {
-        let mut turns = in_turn(mix);
-        while pass(some_ms(gap_ms / 2, gap_ms * 2), stop).await
+    pub(crate) async fn inject_faults(
+        &mut self,
+        mix: &[InjectedRelayFault],
+        gap_ms: u64,
+        stop: &CancellationToken,
+    ) {
+        let mut turns = cycle_from_random(mix);
+        while sleep_unless_stopped(random_millis(gap_ms / 2, gap_ms * 2), stop).await
             && let Some(fault) = turns.next()
         {
-            self.suffer(fault, stop).await;
+            self.inject_fault(fault, stop).await;
         }
     }
 

@@ -3,70 +3,71 @@
 use std::fs;
 use std::path::PathBuf;
 
-use baton_history::{History, Recorder, Saw, Verdict, judge};
+use baton_history::{History, HistoryRecorder, HistoryVerdict, Observation, check_history};
 use baton_tests::boottime;
 
-use crate::KEPT;
+use crate::HISTORY_DIRECTORY;
 
 /// One clock for everybody in a run.
-pub(crate) fn now() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     u64::try_from(boottime().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Where everybody writes down what he saw.
 #[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) recorder: Recorder,
+pub(crate) struct ChaosRun {
+    pub(crate) recorder: HistoryRecorder,
     dir: PathBuf,
 }
 
-impl Run {
+impl ChaosRun {
     pub(crate) fn new(name: &str) -> Self {
         let process = std::process::id();
-        let dir = PathBuf::from(KEPT).join(format!("chaos-{name}-{process}"));
+        let dir = PathBuf::from(HISTORY_DIRECTORY).join(format!("chaos-{name}-{process}"));
         // Of a process that had the same number.
         let _ = fs::remove_dir_all(&dir);
-        let recorder = Recorder::new(&dir).expect("a directory can be made");
+        let recorder = HistoryRecorder::new(&dir).expect("a directory can be made");
         Self { recorder, dir }
     }
 
     /// What must have been seen for the run to mean anything.
-    pub(crate) fn at_least(&self, least: &[(&str, u64)]) {
+    pub(crate) fn require_counts(&self, least: &[(&str, u64)]) {
         let view = self
             .recorder
-            .viewpoint("least")
+            .participant_log("least")
             .expect("a file can be made");
         for (count, least) in least {
             let (count, least) = ((*count).to_owned(), *least);
-            let saw = Saw::Least { count, least };
-            view.saw(now(), saw).expect("the history can be written");
+            let saw = Observation::Least { count, least };
+            view.record(now_ms(), saw)
+                .expect("the history can be written");
         }
     }
 
-    pub(crate) fn judged(&self) -> Verdict {
-        judge(&History::load(&self.dir).expect("the history can be read"))
+    pub(crate) fn check_history(&self) -> HistoryVerdict {
+        check_history(&History::load(&self.dir).expect("the history can be read"))
     }
 
     /// Panics, and keeps everything, if a promise did not hold.
-    pub(crate) fn end(self) -> Verdict {
-        println!("{}", self.judged());
-        self.end_quietly()
+    pub(crate) fn finish(self) -> HistoryVerdict {
+        println!("{}", self.check_history());
+        self.finish_quietly()
     }
 
     /// The same for one of many.
-    pub(crate) fn end_quietly(self) -> Verdict {
-        let verdict = self.judged();
+    pub(crate) fn finish_quietly(self) -> HistoryVerdict {
+        let verdict = self.check_history();
         assert!(
-            verdict.holds(),
+            verdict.is_clean(),
             "{verdict}\nkept: judge it again with `cargo run -p baton-history -- {}`",
             self.dir.display()
         );
-        self.forget();
+        self.discard_history();
         verdict
     }
 
     /// Keeps nothing.
-    pub(crate) fn forget(self) {
+    pub(crate) fn discard_history(self) {
         fs::remove_dir_all(&self.dir).expect("a directory can be removed");
     }
 }

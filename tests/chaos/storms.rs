@@ -6,83 +6,87 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use baton_proto::v1::{Role, TaskState};
-use baton_tests::{Agent, Client, Island, boottime, marked_gone, together};
+use baton_tests::{
+    IsolatedNetwork, LeaseAgent, TestClient, boottime, join_all, wait_until_marked_gone,
+};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::children::Children;
-use crate::clients::{Customer, Load};
-use crate::ends::{all_tasks, record};
-use crate::fleet::{Member, Trouble, memories, troubles};
-use crate::holders::{Holder, SCOPE};
-use crate::relay_faults::{Fault, Victim};
-use crate::run::Run;
-use crate::{amount, pass, skips};
+use crate::children::ChildWatcher;
+use crate::clients::{ClientLoad, LoadClient};
+use crate::ends::{list_all_tasks, record_final_state};
+use crate::fleet::{
+    DaemonUnderFault, InjectedDaemonFault, collect_remembered_frames, inject_daemon_faults,
+};
+use crate::holders::{LoadAgent, SCOPE};
+use crate::relay_faults::{InjectedRelayFault, RelayUnderFault};
+use crate::run::ChaosRun;
+use crate::{configured_amount, skips, sleep_unless_stopped};
 
 const TENANTS: [&str; 2] = ["acme", "bolt"];
 /// Serves both.
-const SHARED: &str = "*";
+const SHARED_TENANT: &str = "*";
 /// After all faults are over. A task may have to wait for several leases and fences one after the other.
-const HEALING: Duration = Duration::from_secs(300);
+const RECOVERY_LIMIT: Duration = Duration::from_secs(300);
 /// Agents without a daemon, per tenant.
-const HOLDERS: usize = 2;
-const LOOK: Duration = Duration::from_millis(250);
+const AGENTS_PER_TENANT: usize = 2;
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A whole system with its clients at work.
-struct Storm {
-    run: Run,
-    victim: Victim,
-    fleet: Vec<Member>,
-    tenants: Vec<(&'static str, Client)>,
-    load: Arc<Load>,
-    working: JoinSet<()>,
+struct FaultStorm {
+    run: ChaosRun,
+    relay: RelayUnderFault,
+    daemons: Vec<DaemonUnderFault>,
+    tenants: Vec<(&'static str, TestClient)>,
+    load: Arc<ClientLoad>,
+    running_clients: JoinSet<()>,
     mark: &'static str,
-    _children: Children,
+    _children: ChildWatcher,
     _dir: TempDir,
 }
 
-struct Size {
+struct StormSize {
     daemons: usize,
     /// Of them behind a network of their own.
-    islanders: usize,
+    isolated_daemons: usize,
     /// Per tenant.
     clients: usize,
 }
 
-impl Storm {
-    async fn begin(name: &'static str, size: &Size) -> Self {
+impl FaultStorm {
+    async fn start(name: &'static str, size: &StormSize) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let run = Run::new(name);
-        let victim = Victim::start(dir.path(), &run.recorder).await;
+        let run = ChaosRun::new(name);
+        let victim = RelayUnderFault::start(dir.path(), &run.recorder).await;
         let admin = victim.admin().clone();
-        let view = run.recorder.viewpoint("children");
-        let children = Children::watch(dir.path(), view.expect("a file can be made"));
-        let load = Load::new(&children.socket, name);
+        let view = run.recorder.participant_log("children");
+        let children = ChildWatcher::watch(dir.path(), view.expect("a file can be made"));
+        let load = ClientLoad::new(&children.socket, name);
         let mut tenants = Vec::new();
         let mut working = JoinSet::new();
         for tenant in TENANTS {
-            let client = admin.of_tenant(tenant, Role::Submitter).await;
+            let client = admin.client_of_tenant(tenant, Role::Submitter).await;
             for number in 0..size.clients {
                 working.spawn(Box::pin(
-                    customer(&run, &client, tenant, number, &load).work(),
+                    new_load_client(&run, &client, tenant, number, &load).run(),
                 ));
             }
-            for number in 0..HOLDERS {
+            for number in 0..AGENTS_PER_TENANT {
                 let name = format!("agent-{tenant}-{number}");
-                let agent = Agent::of_tenant(&admin, tenant, &name, SCOPE).await;
-                working.spawn(Box::pin(holder(&run, agent, tenant, &load).work()));
+                let agent = LeaseAgent::of_tenant(&admin, tenant, &name, SCOPE).await;
+                working.spawn(Box::pin(new_load_agent(&run, agent, tenant, &load).run()));
             }
             tenants.push((tenant, client));
         }
-        let fleet = fleet(&admin, &run, dir.path(), size).await;
+        let fleet = start_daemons(&admin, &run, dir.path(), size).await;
         Self {
             run,
-            victim,
-            fleet,
+            relay: victim,
+            daemons: fleet,
             tenants,
             load,
-            working,
+            running_clients: working,
             mark: name,
             _children: children,
             _dir: dir,
@@ -90,45 +94,45 @@ impl Storm {
     }
 
     /// Nothing is broken any more: everything that was accepted comes to its end, and is looked at.
-    async fn heal(mut self) -> Run {
+    async fn recover_and_record(mut self) -> ChaosRun {
         self.load.stop();
         let healed = async {
-            while let Some(ended) = self.working.join_next().await {
+            while let Some(ended) = self.running_clients.join_next().await {
                 ended.expect("a client works to its end");
             }
-            let mut ticks = tokio::time::interval(LOOK);
+            let mut ticks = tokio::time::interval(POLL_INTERVAL);
             for (_, client) in &self.tenants {
-                while open(client).await > 0 {
+                while count_open_tasks(client).await > 0 {
                     ticks.tick().await;
                 }
             }
         };
-        let healed = tokio::time::timeout(HEALING, healed).await;
+        let healed = tokio::time::timeout(RECOVERY_LIMIT, healed).await;
         if healed.is_err() {
-            println!("not everything ended within {HEALING:?}; the judge will say what");
+            println!("not everything ended within {RECOVERY_LIMIT:?}; the judge will say what");
         }
-        marked_gone(self.mark).await;
+        wait_until_marked_gone(self.mark).await;
         for (tenant, client) in &self.tenants {
-            record(client, tenant, &self.run.recorder).await;
+            record_final_state(client, tenant, &self.run.recorder).await;
         }
-        together(self.fleet.iter_mut().map(|member| member.stop())).await;
-        self.victim.stop().await;
+        join_all(self.daemons.iter_mut().map(|member| member.stop())).await;
+        self.relay.stop().await;
         self.run
     }
 }
 
-fn customer(
-    run: &Run,
-    client: &Client,
+fn new_load_client(
+    run: &ChaosRun,
+    client: &TestClient,
     tenant: &'static str,
     number: usize,
-    load: &Arc<Load>,
-) -> Customer {
+    load: &Arc<ClientLoad>,
+) -> LoadClient {
     let name = format!("client-{tenant}-{number}");
-    let view = run.recorder.viewpoint(&name);
-    Customer {
+    let view = run.recorder.participant_log(&name);
+    LoadClient {
         // A connection of its own.
-        client: Client::new(client.url(), client.secret()),
+        client: TestClient::new(client.url(), client.token_secret()),
         tenant,
         view: view.expect("a file can be made"),
         name,
@@ -137,10 +141,15 @@ fn customer(
     }
 }
 
-fn holder(run: &Run, agent: Agent, tenant: &'static str, load: &Arc<Load>) -> Holder {
-    let view = run.recorder.viewpoint(&agent.name);
-    Holder {
-        client: Client::new(agent.client.url(), agent.client.secret()),
+fn new_load_agent(
+    run: &ChaosRun,
+    agent: LeaseAgent,
+    tenant: &'static str,
+    load: &Arc<ClientLoad>,
+) -> LoadAgent {
+    let view = run.recorder.participant_log(&agent.name);
+    LoadAgent {
+        client: TestClient::new(agent.client.url(), agent.client.token_secret()),
         tenant,
         view: view.expect("a file can be made"),
         name: agent.name,
@@ -149,23 +158,30 @@ fn holder(run: &Run, agent: Agent, tenant: &'static str, load: &Arc<Load>) -> Ho
     }
 }
 
-async fn fleet(admin: &Client, run: &Run, dir: &Path, size: &Size) -> Vec<Member> {
-    let island = if size.islanders > 0 && skips::can_make_networks() {
-        Some(Arc::new(Island::make().expect("it was tried out")))
+async fn start_daemons(
+    admin: &TestClient,
+    run: &ChaosRun,
+    dir: &Path,
+    size: &StormSize,
+) -> Vec<DaemonUnderFault> {
+    let island = if size.isolated_daemons > 0 && skips::can_make_networks() {
+        Some(Arc::new(
+            IsolatedNetwork::create().expect("it was tried out"),
+        ))
     } else {
         None
     };
     let started = (0..size.daemons).map(|number| {
-        let tenant = [TENANTS[0], TENANTS[1], SHARED][number % 3];
-        let island = island.clone().filter(|_| number < size.islanders);
+        let tenant = [TENANTS[0], TENANTS[1], SHARED_TENANT][number % 3];
+        let island = island.clone().filter(|_| number < size.isolated_daemons);
         let name = format!("daemon-{number}");
-        Member::start(admin, &run.recorder, dir, (name, tenant), island)
+        DaemonUnderFault::start(admin, &run.recorder, dir, (name, tenant), island)
     });
-    together(started).await
+    join_all(started).await
 }
 
-async fn open(client: &Client) -> usize {
-    let tasks = all_tasks(client).await;
+async fn count_open_tasks(client: &TestClient) -> usize {
+    let tasks = list_all_tasks(client).await;
     let open = tasks.iter().filter(|task| {
         matches!(
             task.state(),
@@ -177,14 +193,14 @@ async fn open(client: &Client) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
-    let kills = amount("BATON_CHAOS_KILLS", 6);
-    let size = Size {
+    let kills = configured_amount("BATON_CHAOS_KILLS", 6);
+    let size = StormSize {
         daemons: 6,
-        islanders: 0,
+        isolated_daemons: 0,
         clients: 8,
     };
-    let mut storm = Storm::begin("kills", &size).await;
-    storm.run.at_least(&[
+    let mut storm = FaultStorm::start("kills", &size).await;
+    storm.run.require_counts(&[
         ("fault: relay killed", kills),
         ("fault: daemon killed", kills / 10),
         ("submits acknowledged", kills * 3),
@@ -200,21 +216,21 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
         ("checkpoints acknowledged", kills / 2),
     ]);
     let stop = CancellationToken::new();
-    let view = storm.victim.view().clone();
-    let others = memories(&storm.fleet);
+    let view = storm.relay.view().clone();
+    let others = collect_remembered_frames(&storm.daemons);
     let begun = boottime();
-    let (victim, load) = (&mut storm.victim, &storm.load);
+    let (victim, load) = (&mut storm.relay, &storm.load);
     let kill = async {
-        victim.kills(kills, load, &stop).await;
+        victim.kill_under_load(kills, load, &stop).await;
         stop.cancel();
     };
-    let mix = [Trouble::Kill];
+    let mix = [InjectedDaemonFault::Kill];
     tokio::join!(
         kill,
-        troubles(&mut storm.fleet, &mix, (4_000, &others), &view, &stop)
+        inject_daemon_faults(&mut storm.daemons, &mix, (4_000, &others), &view, &stop)
     );
     let took = boottime().saturating_sub(begun);
-    let verdict = storm.heal().await.end();
+    let verdict = storm.recover_and_record().await.finish();
     println!(
         "{kills} kills of the relay in {} s, {} of daemons: {} submits and {} cancels acknowledged, {} ends told, {} tasks \
          completed; none lost, none doubled",
@@ -229,13 +245,13 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_promise_holds_while_everything_breaks() {
-    let seconds = amount("BATON_CHAOS_SECONDS", 15);
-    let size = Size {
+    let seconds = configured_amount("BATON_CHAOS_SECONDS", 15);
+    let size = StormSize {
         daemons: 20,
-        islanders: 4,
+        isolated_daemons: 4,
         clients: 10,
     };
-    let mut storm = Storm::begin("everything", &size).await;
+    let mut storm = FaultStorm::start("everything", &size).await;
     let minutes = seconds / 60;
     let mut least = vec![
         ("submits acknowledged", seconds),
@@ -261,15 +277,15 @@ async fn every_promise_holds_while_everything_breaks() {
         ("lost attempts", minutes),
         ("cancels that came late", minutes),
     ];
-    if storm.victim.has_small_disk() {
+    if storm.relay.has_small_disk() {
         least.push(("fault: disk full", minutes));
     }
     if skips::can_make_networks() {
         least.push(("fault: network cut", minutes));
     }
-    storm.run.at_least(&least);
-    weather(&mut storm, Duration::from_secs(seconds)).await;
-    let verdict = storm.heal().await.end();
+    storm.run.require_counts(&least);
+    inject_all_faults(&mut storm, Duration::from_secs(seconds)).await;
+    let verdict = storm.recover_and_record().await.finish();
     println!(
         "{seconds} s of everything: {} submits acknowledged, {} attempts lost, {} frames fenced, {} processes; every promise held",
         verdict.count("submits acknowledged"),
@@ -280,33 +296,46 @@ async fn every_promise_holds_while_everything_breaks() {
 }
 
 /// Everything at once, for a while: the relay, and three groups of daemons, each with troubles of its own.
-async fn weather(storm: &mut Storm, time: Duration) {
+async fn inject_all_faults(storm: &mut FaultStorm, time: Duration) {
     let stop = CancellationToken::new();
-    let view = storm.victim.view().clone();
-    let others = memories(&storm.fleet);
+    let view = storm.relay.view().clone();
+    let others = collect_remembered_frames(&storm.daemons);
     // Islanders are first.
-    let (islanders, rest) = storm.fleet.split_at_mut(4);
+    let (islanders, rest) = storm.daemons.split_at_mut(4);
     let (some, more) = rest.split_at_mut(8);
-    let lies = [Trouble::Echo, Trouble::Lie, Trouble::Cut];
-    let crashes = [
-        Trouble::Kill,
-        Trouble::Stop,
-        Trouble::Cut,
-        Trouble::Stop,
-        Trouble::Echo,
-        Trouble::Lie,
+    let lies = [
+        InjectedDaemonFault::RepeatOldFrame,
+        InjectedDaemonFault::SendForgedFrame,
+        InjectedDaemonFault::CutStream,
     ];
-    let networks = [Trouble::Unplug, Trouble::Kill, Trouble::Lie];
-    let faults = [Fault::Kill, Fault::Kill, Fault::Stop, Fault::FullDisk];
+    let crashes = [
+        InjectedDaemonFault::Kill,
+        InjectedDaemonFault::Stop,
+        InjectedDaemonFault::CutStream,
+        InjectedDaemonFault::Stop,
+        InjectedDaemonFault::RepeatOldFrame,
+        InjectedDaemonFault::SendForgedFrame,
+    ];
+    let networks = [
+        InjectedDaemonFault::DropPackets,
+        InjectedDaemonFault::Kill,
+        InjectedDaemonFault::SendForgedFrame,
+    ];
+    let faults = [
+        InjectedRelayFault::Kill,
+        InjectedRelayFault::Kill,
+        InjectedRelayFault::Stop,
+        InjectedRelayFault::FullDisk,
+    ];
     let end = async {
-        pass(time, &stop).await;
+        sleep_unless_stopped(time, &stop).await;
         stop.cancel();
     };
     tokio::join!(
         end,
-        storm.victim.faults(&faults, 4_000, &stop),
-        troubles(islanders, &networks, (2_000, &others), &view, &stop),
-        troubles(some, &crashes, (1_500, &others), &view, &stop),
-        troubles(more, &lies, (600, &others), &view, &stop),
+        storm.relay.inject_faults(&faults, 4_000, &stop),
+        inject_daemon_faults(islanders, &networks, (2_000, &others), &view, &stop),
+        inject_daemon_faults(some, &crashes, (1_500, &others), &view, &stop),
+        inject_daemon_faults(more, &lies, (600, &others), &view, &stop),
     );
 }

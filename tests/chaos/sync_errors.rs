@@ -1,24 +1,27 @@
 //! A disk that cannot sync: nothing is acknowledged from then on, the relay ends, and a start on a disk that works again finds everything that
 //! had been acknowledged.
 
-use baton_history::Outcome;
+use baton_history::CallOutcome;
 
-use crate::run::Run;
-use crate::traced::{Start, clean_start, client, look, start};
-use crate::{amount, skips};
+use crate::run::ChaosRun;
+use crate::traced::{
+    RelayStart, cancel_open_and_record, single_call_client, start_traced_relay,
+    start_untraced_relay,
+};
+use crate::{configured_amount, skips};
 
 /// Requests until the relay must have met the error: background work syncs, too.
-const MOST: u64 = 200;
+const REQUESTS_MAX: u64 = 200;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_disk_cannot_sync_acknowledges_nothing_and_ends() {
     if !skips::can_trace() {
         return;
     }
-    let rounds = amount("BATON_CHAOS_SYNC_ERRORS", 3);
+    let rounds = configured_amount("BATON_CHAOS_SYNC_ERRORS", 3);
     let mut acknowledged = 0;
     for round in 1..=rounds {
-        acknowledged += one(round).await;
+        acknowledged += run_with_failing_sync(round).await;
     }
     println!(
         "{rounds} disks that failed a sync: {acknowledged} acknowledged before, none after, all of them there"
@@ -26,11 +29,11 @@ async fn a_relay_whose_disk_cannot_sync_acknowledges_nothing_and_ends() {
 }
 
 /// The sync of this number fails, and all after it. Returns what was acknowledged before.
-async fn one(number: u64) -> u64 {
+async fn run_with_failing_sync(number: u64) -> u64 {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     std::fs::create_dir(dir.path().join("data")).expect("a directory can be made");
     let deed = ["eio", &number.to_string()];
-    let Start::Up(mut relay) = start(dir, "", &deed, true).await else {
+    let RelayStart::Listening(mut relay) = start_traced_relay(dir, "", &deed, true).await else {
         panic!("nothing was to happen before it is told");
     };
     let token = std::fs::read_to_string(relay.dir.path().join("data/admin.token"));
@@ -38,13 +41,13 @@ async fn one(number: u64) -> u64 {
         .expect("a first start makes a token")
         .trim()
         .to_owned();
-    let run = Run::new(&format!("eio-{number}"));
-    let asker = client(&run, &relay.client.with_token(&token));
-    relay.arm().await;
+    let run = ChaosRun::new(&format!("eio-{number}"));
+    let asker = single_call_client(&run, &relay.client.with_token(&token));
+    relay.arm_tracer().await;
     let mut acknowledged = 0;
-    for turn in 0..MOST {
+    for turn in 0..REQUESTS_MAX {
         let (outcome, _) = asker.submit_once("nobody", &format!("key {turn}")).await;
-        if outcome != Outcome::Ok {
+        if outcome != CallOutcome::Ok {
             break;
         }
         acknowledged += 1;
@@ -55,11 +58,11 @@ async fn one(number: u64) -> u64 {
         "{acknowledged} acknowledgements with {} good syncs",
         number - 1
     );
-    let dir = relay.ended().await;
-    let relay = clean_start(dir, &token).await;
-    look(&run, &relay.client).await;
+    let dir = relay.wait_for_exit().await;
+    let relay = start_untraced_relay(dir, &token).await;
+    cancel_open_and_record(&run, &relay.client).await;
     relay.kill().await;
-    let verdict = run.end_quietly();
+    let verdict = run.finish_quietly();
     assert_eq!(verdict.count("submits acknowledged"), acknowledged);
     acknowledged
 }

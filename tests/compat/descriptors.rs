@@ -6,10 +6,10 @@ use prost_reflect::{
     DescriptorPool, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, ServiceDescriptor,
 };
 
-use crate::releases::{head, pool, releases};
+use crate::releases::{current_protocol, descriptor_pool, releases};
 
 /// What `now` took away or changed of `then`, one sentence each.
-fn breaks(then: &DescriptorPool, now: &DescriptorPool) -> Vec<String> {
+fn breaking_changes(then: &DescriptorPool, now: &DescriptorPool) -> Vec<String> {
     let mut found = Vec::new();
     for message in then.all_messages().filter(|one| is_ours(one.full_name())) {
         match now.get_message_by_name(message.full_name()) {
@@ -38,8 +38,8 @@ fn is_ours(name: &str) -> bool {
 
 fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &mut Vec<String>) {
     for field in then.fields() {
-        let was = shape(&field);
-        match now.get_field(field.number()).map(|same| shape(&same)) {
+        let was = field_shape(&field);
+        match now.get_field(field.number()).map(|same| field_shape(&same)) {
             Some(is) if is == was => {}
             Some(is) => found.push(format!("{}: {was} became {is}", then.full_name())),
             None => found.push(format!("{}: {was} is gone", then.full_name())),
@@ -53,7 +53,7 @@ fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &m
         let name = then.reserved_names().any(|name| name == field.name());
         // A reserved pair may come to life as what it was reserved for, and as nothing else.
         if is_new && number != name {
-            let is = shape(&field);
+            let is = field_shape(&field);
             found.push(format!(
                 "{}: {is} takes what was reserved",
                 then.full_name()
@@ -63,7 +63,7 @@ fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &m
 }
 
 /// Everything about a field that a peer relies on.
-fn shape(field: &FieldDescriptor) -> String {
+fn field_shape(field: &FieldDescriptor) -> String {
     let mut shape = String::new();
     let oneof = field.containing_oneof();
     if field.is_map() {
@@ -116,9 +116,9 @@ fn compare_services(then: &ServiceDescriptor, now: &ServiceDescriptor, found: &m
 
 #[test]
 fn nothing_that_a_release_said_has_changed_its_number_type_or_name() {
-    let now = pool(head().clone());
+    let now = descriptor_pool(current_protocol().clone());
     for release in releases() {
-        let found = breaks(&release.pool, &now);
+        let found = breaking_changes(&release.pool, &now);
         assert!(
             found.is_empty(),
             "peers of release {} would no longer be understood: {found:#?}",
@@ -132,28 +132,28 @@ mod mistakes {
     use prost_types::field_descriptor_proto::Type;
     use prost_types::{FieldDescriptorProto, FileDescriptorSet};
 
-    type Change = fn(&mut FileDescriptorSet);
+    type DescriptorChange = fn(&mut FileDescriptorSet);
 
-    pub(super) const ALL: [(&str, Change, &str); 7] = [
-        ("a removed field", remove, "slots = 9 is gone"),
+    pub(super) const ALL_CHANGES: [(&str, DescriptorChange, &str); 7] = [
+        ("a removed field", remove_field, "slots = 9 is gone"),
         (
             "another number",
-            |files| edit(files, |it| it.number = Some(99)),
+            |files| edit_field(files, |it| it.number = Some(99)),
             "slots = 9 is gone",
         ),
         (
             "another type",
-            |files| edit(files, |it| it.r#type = Some(Type::Sint32.into())),
+            |files| edit_field(files, |it| it.r#type = Some(Type::Sint32.into())),
             "became",
         ),
         (
             "another name",
-            |files| edit(files, |it| rename(it, "places")),
+            |files| edit_field(files, |it| rename_field(it, "places")),
             "became",
         ),
         (
             "a reserved number for something else",
-            reuse,
+            reuse_field_number,
             "takes what was reserved",
         ),
         (
@@ -164,7 +164,7 @@ mod mistakes {
         ("a removed rpc", remove_rpc, "Tasks.Cancel is gone"),
     ];
 
-    fn fields(files: &mut FileDescriptorSet) -> &mut Vec<FieldDescriptorProto> {
+    fn hello_fields(files: &mut FileDescriptorSet) -> &mut Vec<FieldDescriptorProto> {
         let mut messages = files
             .file
             .iter_mut()
@@ -173,25 +173,25 @@ mod mistakes {
         &mut hello.expect("a message of the protocol").field
     }
 
-    fn remove(files: &mut FileDescriptorSet) {
-        fields(files).retain(|field| field.name() != "slots");
+    fn remove_field(files: &mut FileDescriptorSet) {
+        hello_fields(files).retain(|field| field.name() != "slots");
     }
 
-    fn edit(files: &mut FileDescriptorSet, change: fn(&mut FieldDescriptorProto)) {
-        let slots = fields(files)
+    fn edit_field(files: &mut FileDescriptorSet, change: fn(&mut FieldDescriptorProto)) {
+        let slots = hello_fields(files)
             .iter_mut()
             .filter(|field| field.name() == "slots");
         slots.for_each(change);
     }
 
-    fn rename(field: &mut FieldDescriptorProto, name: &str) {
+    fn rename_field(field: &mut FieldDescriptorProto, name: &str) {
         field.name = Some(name.to_owned());
         field.json_name = None;
     }
 
-    fn reuse(files: &mut FileDescriptorSet) {
-        let mut reused = fields(files)[0].clone();
-        rename(&mut reused, "other");
+    fn reuse_field_number(files: &mut FileDescriptorSet) {
+        let mut reused = hello_fields(files)[0].clone();
+        rename_field(&mut reused, "other");
         reused.number = Some(15);
         let messages = files
             .file
@@ -220,16 +220,16 @@ mod mistakes {
 
 #[test]
 fn the_comparison_finds_what_breaks_peers_and_allows_what_does_not() {
-    let then = pool(head().clone());
-    for (what, change, said) in mistakes::ALL {
-        let mut files = head().clone();
+    let then = descriptor_pool(current_protocol().clone());
+    for (what, change, said) in mistakes::ALL_CHANGES {
+        let mut files = current_protocol().clone();
         change(&mut files);
-        let found = breaks(&then, &pool(files));
+        let found = breaking_changes(&then, &descriptor_pool(files));
         assert!(
             found.iter().any(|line| line.contains(said)),
             "{what}: {found:#?}"
         );
     }
-    let added = breaks(&then, crate::next::next());
+    let added = breaking_changes(&then, crate::next::next_version_pool());
     assert!(added.is_empty(), "additions break nobody: {added:#?}");
 }

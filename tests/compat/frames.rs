@@ -6,8 +6,8 @@ use bytes::Bytes;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
 
-pub(crate) const UP: &str = "baton.v1.DaemonFrame";
-pub(crate) const DOWN: &str = "baton.v1.RelayFrame";
+pub(crate) const DAEMON_FRAME: &str = "baton.v1.DaemonFrame";
+pub(crate) const RELAY_FRAME: &str = "baton.v1.RelayFrame";
 
 pub(crate) fn decode(pool: &DescriptorPool, name: &str, bytes: &[u8]) -> DynamicMessage {
     let message = pool.get_message_by_name(name).expect("a known message");
@@ -19,7 +19,7 @@ pub(crate) fn encode(message: &DynamicMessage) -> Bytes {
 }
 
 /// What is at the end of a path of field names, if everything on the way is set.
-pub(crate) fn at(message: &DynamicMessage, path: &[&str]) -> Option<Value> {
+pub(crate) fn value_at(message: &DynamicMessage, path: &[&str]) -> Option<Value> {
     let (first, rest) = path.split_first()?;
     let field = message.descriptor().get_field_by_name(first)?;
     if !message.has_field(&field) && field.supports_presence() {
@@ -29,24 +29,24 @@ pub(crate) fn at(message: &DynamicMessage, path: &[&str]) -> Option<Value> {
     if rest.is_empty() {
         Some(value)
     } else {
-        at(value.as_message()?, rest)
+        value_at(value.as_message()?, rest)
     }
 }
 
-pub(crate) fn number(message: &DynamicMessage, path: &[&str]) -> u64 {
-    at(message, path)
+pub(crate) fn number_at(message: &DynamicMessage, path: &[&str]) -> u64 {
+    value_at(message, path)
         .and_then(|value| value.as_u64())
         .unwrap_or(0)
 }
 
-pub(crate) fn text(message: &DynamicMessage, path: &[&str]) -> String {
-    let value = at(message, path);
+pub(crate) fn text_at(message: &DynamicMessage, path: &[&str]) -> String {
+    let value = value_at(message, path);
     let text = value.as_ref().and_then(Value::as_str);
     text.unwrap_or_default().to_owned()
 }
 
-pub(crate) fn list(message: &DynamicMessage, path: &[&str]) -> Vec<DynamicMessage> {
-    let value = at(message, path);
+pub(crate) fn messages_at(message: &DynamicMessage, path: &[&str]) -> Vec<DynamicMessage> {
+    let value = value_at(message, path);
     let items = value.as_ref().and_then(Value::as_list).unwrap_or_default();
     items
         .iter()
@@ -55,7 +55,7 @@ pub(crate) fn list(message: &DynamicMessage, path: &[&str]) -> Vec<DynamicMessag
 }
 
 /// Changes what is at the end of a path that is set.
-pub(crate) fn change(message: &mut DynamicMessage, path: &[&str], set: impl FnOnce(&mut Value)) {
+pub(crate) fn change_at(message: &mut DynamicMessage, path: &[&str], set: impl FnOnce(&mut Value)) {
     let Some((first, rest)) = path.split_first() else {
         return;
     };
@@ -66,35 +66,35 @@ pub(crate) fn change(message: &mut DynamicMessage, path: &[&str], set: impl FnOn
         set(value);
     } else {
         let inner = value.as_message_mut().expect("a message on the way");
-        change(inner, rest, set);
+        change_at(inner, rest, set);
     }
 }
 
-pub(crate) fn set(message: &mut DynamicMessage, path: &[&str], to: Value) {
-    change(message, path, |value| *value = to);
+pub(crate) fn set_at(message: &mut DynamicMessage, path: &[&str], to: Value) {
+    change_at(message, path, |value| *value = to);
 }
 
 /// Adds to the list at the end of a path.
-pub(crate) fn push(message: &mut DynamicMessage, path: &[&str], item: Value) {
-    change(message, path, |value| {
+pub(crate) fn push_at(message: &mut DynamicMessage, path: &[&str], item: Value) {
+    change_at(message, path, |value| {
         value.as_list_mut().expect("a list").push(item);
     });
 }
 
 /// Changes every message of the list at the end of a path.
-pub(crate) fn each(
+pub(crate) fn change_each_at(
     message: &mut DynamicMessage,
     path: &[&str],
     mut one: impl FnMut(&mut DynamicMessage),
 ) {
-    change(message, path, |value| {
+    change_at(message, path, |value| {
         let items = value.as_list_mut().expect("a list").iter_mut();
         items.filter_map(Value::as_message_mut).for_each(&mut one);
     });
 }
 
 /// Which arm of a oneof is set; none also for one that this version does not know.
-pub(crate) fn arm(message: &DynamicMessage, oneof: &str) -> Option<String> {
+pub(crate) fn oneof_arm(message: &DynamicMessage, oneof: &str) -> Option<String> {
     let set = message.fields().find(|(field, _)| {
         let of = field.containing_oneof();
         of.is_some_and(|of| of.name() == oneof)
@@ -103,16 +103,16 @@ pub(crate) fn arm(message: &DynamicMessage, oneof: &str) -> Option<String> {
 }
 
 /// What a frame is, for people and for matching: `hello`, `attempt/accepted`, `attempt/lifecycle/prompt_written`.
-pub(crate) fn kind(frame: &DynamicMessage) -> String {
-    let Some(outer) = arm(frame, "frame") else {
+pub(crate) fn frame_kind(frame: &DynamicMessage) -> String {
+    let Some(outer) = oneof_arm(frame, "frame") else {
         return "unknown".to_owned();
     };
-    let inner = at(frame, &[&outer]);
+    let inner = value_at(frame, &[&outer]);
     let inner = inner.as_ref().and_then(Value::as_message);
-    let body = inner.and_then(|inner| arm(inner, "body"));
+    let body = inner.and_then(|inner| oneof_arm(inner, "body"));
     match (outer.as_str(), body) {
         ("attempt", Some(body)) if body == "lifecycle" => {
-            let phase = at(frame, &["attempt", "lifecycle", "phase"]);
+            let phase = value_at(frame, &["attempt", "lifecycle", "phase"]);
             let phase = phase.and_then(|phase| phase.as_enum_number()).unwrap_or(0);
             format!("attempt/lifecycle/{}", phase_name(frame, phase))
         }
@@ -139,20 +139,20 @@ fn phase_name(frame: &DynamicMessage, number: i32) -> String {
     )
 }
 
-pub(crate) fn attempt_of(frame: &DynamicMessage) -> String {
-    text(frame, &["attempt", "ref", "attempt_id"])
+pub(crate) fn attempt_id_of(frame: &DynamicMessage) -> String {
+    text_at(frame, &["attempt", "ref", "attempt_id"])
 }
 
 /// Ids and tokens of a recording, and what stands for them now.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
-    texts: HashMap<String, String>,
+pub(crate) struct RecordedNames {
+    ids: HashMap<String, String>,
     tokens: HashMap<Bytes, Bytes>,
 }
 
-impl Names {
+impl RecordedNames {
     /// Walks the same message as it was recorded and as it came now.
-    pub(crate) fn learn(&mut self, recorded: &DynamicMessage, now: &DynamicMessage) {
+    pub(crate) fn learn_message(&mut self, recorded: &DynamicMessage, now: &DynamicMessage) {
         for (field, was) in recorded.fields() {
             if let Some(is) = now.get_field_by_number(field.number()) {
                 self.learn_value(was, &is);
@@ -163,12 +163,12 @@ impl Names {
     fn learn_value(&mut self, was: &Value, is: &Value) {
         match (was, is) {
             (Value::String(was), Value::String(is)) if uuid::Uuid::parse_str(was).is_ok() => {
-                self.texts.entry(was.clone()).or_insert_with(|| is.clone());
+                self.ids.entry(was.clone()).or_insert_with(|| is.clone());
             }
             (Value::Bytes(was), Value::Bytes(is)) if was.len() == 32 && is.len() == 32 => {
                 self.tokens.entry(was.clone()).or_insert_with(|| is.clone());
             }
-            (Value::Message(was), Value::Message(is)) => self.learn(was, is),
+            (Value::Message(was), Value::Message(is)) => self.learn_message(was, is),
             (Value::List(was), Value::List(is)) => {
                 let pairs = was.iter().zip(is);
                 pairs.for_each(|(was, is)| self.learn_value(was, is));
@@ -177,21 +177,21 @@ impl Names {
         }
     }
 
-    pub(crate) fn now<'a>(&'a self, recorded: &'a str) -> &'a str {
-        self.texts.get(recorded).map_or(recorded, String::as_str)
+    pub(crate) fn current_id<'a>(&'a self, recorded: &'a str) -> &'a str {
+        self.ids.get(recorded).map_or(recorded, String::as_str)
     }
 
     /// Puts what stands now for every recorded id and token.
-    pub(crate) fn put(&self, message: &mut DynamicMessage) {
+    pub(crate) fn replace_in_message(&self, message: &mut DynamicMessage) {
         message
             .fields_mut()
-            .for_each(|(_, value)| self.put_value(value));
+            .for_each(|(_, value)| self.replace_in_value(value));
     }
 
-    fn put_value(&self, value: &mut Value) {
+    fn replace_in_value(&self, value: &mut Value) {
         match value {
             Value::String(text) => {
-                if let Some(now) = self.texts.get(text) {
+                if let Some(now) = self.ids.get(text) {
                     text.clone_from(now);
                 }
             }
@@ -200,9 +200,13 @@ impl Names {
                     bytes.clone_from(now);
                 }
             }
-            Value::Message(message) => self.put(message),
-            Value::List(items) => items.iter_mut().for_each(|item| self.put_value(item)),
-            Value::Map(entries) => entries.values_mut().for_each(|item| self.put_value(item)),
+            Value::Message(message) => self.replace_in_message(message),
+            Value::List(items) => items
+                .iter_mut()
+                .for_each(|item| self.replace_in_value(item)),
+            Value::Map(entries) => entries
+                .values_mut()
+                .for_each(|item| self.replace_in_value(item)),
             Value::Bool(_)
             | Value::I32(_)
             | Value::I64(_)

@@ -13,6 +13,6 @@ mod releases;
 mod tape;
 mod unknown;
 
-use baton_tests::Baton;
+use baton_tests::BatonExecutable;
 
-const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));

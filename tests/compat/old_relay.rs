@@ -5,106 +5,109 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use baton_proto::v1::{HeartbeatAck, RelayFrame, RenewResult, Renewed, relay_frame, renew_result};
-use baton_tests::{RawRelay, RawStream, RealDaemon, within};
+use baton_tests::{EmbeddedDaemon, RawRelay, RawRelayStream, wait_within};
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
 
 use crate::frames::{
-    DOWN, UP, arm, at, attempt_of, decode, each, encode, kind, list, number, push, set, text,
+    DAEMON_FRAME, RELAY_FRAME, attempt_id_of, change_each_at, decode, encode, frame_kind,
+    messages_at, number_at, oneof_arm, push_at, set_at, text_at, value_at,
 };
 use crate::next;
-use crate::releases::{Release, releases};
-use crate::tape::Step;
+use crate::releases::{RecordedRelease, releases};
+use crate::tape::RecordedStep;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speaks {
+enum RelayVersion {
     AsRecorded,
     /// The next version: more fields everywhere, and frames and values that nobody knows.
-    More,
+    NextVersion,
 }
 
-struct OldRelay<'a> {
-    speaks: Speaks,
+struct RelayPlayer<'a> {
+    version: RelayVersion,
     pool: &'a DescriptorPool,
     relay: RawRelay,
-    stream: Option<RawStream>,
-    daemon: Option<RealDaemon>,
+    stream: Option<RawRelayStream>,
+    daemon: Option<EmbeddedDaemon>,
     work: PathBuf,
     /// Who speaks in every frame: incarnation and epoch as recorded.
     stamp: (String, u64),
     /// Frames that came and are not awaited yet.
-    waiting: Vec<DynamicMessage>,
-    attempts: HashMap<String, Heard>,
+    unread_frames: Vec<DynamicMessage>,
+    attempts: HashMap<String, ReceivedAttempt>,
 }
 
 /// What one attempt has said.
 #[derive(Debug, Default)]
-struct Heard {
+struct ReceivedAttempt {
     task: String,
     output: Vec<u8>,
     /// The last control frame.
-    control: u64,
+    last_control_seq: u64,
     /// Which number a control frame of the recording has now.
-    numbers: HashMap<u64, u64>,
+    control_seq_map: HashMap<u64, u64>,
 }
 
-impl<'a> OldRelay<'a> {
+impl<'a> RelayPlayer<'a> {
     /// What this daemon counted as unknown by its end.
-    async fn play(release: &'a Release, speaks: Speaks) -> u64 {
+    async fn play_release(release: &'a RecordedRelease, speaks: RelayVersion) -> u64 {
         let relay = RawRelay::start().await;
         let dir = tempfile::tempdir().expect("a temporary directory");
         let work = dir.path().join("work");
         std::fs::create_dir(&work).expect("a directory");
-        let daemon = RealDaemon::dial(&relay.url(), "btn_old", |config| {
+        let daemon = EmbeddedDaemon::start_dialing(&relay.url(), "btn_old", |config| {
             config.work_dir.clone_from(&work);
         });
         let mut old = Self {
-            speaks,
+            version: speaks,
             pool: &release.pool,
             relay,
             stream: None,
             daemon: Some(daemon),
             work,
             stamp: Default::default(),
-            waiting: Vec::new(),
+            unread_frames: Vec::new(),
             attempts: HashMap::new(),
         };
         let mut unknown = 0;
         for step in &release.tape.with_fresh_ids().0 {
-            if let (Step::Terminate, Some(daemon)) = (step, &old.daemon) {
-                unknown = daemon.unknown();
+            if let (RecordedStep::Terminate, Some(daemon)) = (step, &old.daemon) {
+                unknown = daemon.unknown_count();
             }
-            old.step(step).await;
+            old.play_step(step).await;
         }
         unknown
     }
 
-    async fn step(&mut self, step: &Step) {
+    async fn play_step(&mut self, step: &RecordedStep) {
         match step {
-            Step::Submit { .. } | Step::Cancel { .. } | Step::Until { .. } => {}
-            Step::Touch { file } => {
+            RecordedStep::Submit { .. }
+            | RecordedStep::Cancel { .. }
+            | RecordedStep::Until { .. } => {}
+            RecordedStep::Touch { file } => {
                 std::fs::write(self.work.join(file), "").expect("a file can be written");
             }
-            Step::Cut => self.cut().await,
-            Step::Mend => self.relay.admit(true),
-            Step::Terminate => {
+            RecordedStep::Cut => self.cut_stream().await,
+            RecordedStep::Mend => self.relay.set_admitting(true),
+            RecordedStep::Terminate => {
                 let daemon = self.daemon.take().expect("the daemon runs");
                 tokio::spawn(daemon.stop());
             }
-            Step::Up { kind, bytes } => {
-                let recorded = decode(self.pool, UP, bytes);
+            RecordedStep::Up { kind, bytes } => {
+                let recorded = decode(self.pool, DAEMON_FRAME, bytes);
                 // As a whole: heartbeats come for ever.
-                within(
-                    &format!("{kind} of {}", attempt_of(&recorded)),
-                    self.hear(&recorded),
+                wait_within(
+                    &format!("{kind} of {}", attempt_id_of(&recorded)),
+                    self.expect_recorded_frame(&recorded),
                 )
                 .await;
             }
-            Step::Down { bytes, .. } => {
-                let frame = decode(self.pool, DOWN, bytes);
-                self.say(frame).await;
+            RecordedStep::Down { bytes, .. } => {
+                let frame = decode(self.pool, RELAY_FRAME, bytes);
+                self.send_recorded_frame(frame).await;
             }
-            Step::End { task, output, .. } => {
+            RecordedStep::End { task, output, .. } => {
                 let attempt = self.attempts.values().find(|one| &one.task == task);
                 let heard = attempt.expect("the task was run").output.as_slice();
                 assert_eq!(
@@ -115,68 +118,69 @@ impl<'a> OldRelay<'a> {
         }
     }
 
-    async fn cut(&mut self) {
-        self.relay.admit(false);
+    async fn cut_stream(&mut self) {
+        self.relay.set_admitting(false);
         let Some(stream) = self.stream.take() else {
             return;
         };
-        if self.speaks == Speaks::More {
+        if self.version == RelayVersion::NextVersion {
             // A reason that nobody knows is like any other: the daemon comes back.
-            let mut goodbye = self.frame("goodbye");
-            let unknown = Value::EnumNumber(next::VALUE);
-            set(&mut goodbye, &["goodbye", "code"], unknown);
+            let mut goodbye = self.new_frame("goodbye");
+            let unknown = Value::EnumNumber(next::UNKNOWN_ENUM_VALUE);
+            set_at(&mut goodbye, &["goodbye", "code"], unknown);
             stream.send(encode(&goodbye)).await;
         }
     }
 
-    async fn say(&mut self, mut frame: DynamicMessage) {
+    async fn send_recorded_frame(&mut self, mut frame: DynamicMessage) {
         self.stamp = (
-            text(&frame, &["incarnation"]),
-            number(&frame, &["relay_epoch"]),
+            text_at(&frame, &["incarnation"]),
+            number_at(&frame, &["relay_epoch"]),
         );
-        match kind(&frame).as_str() {
+        match frame_kind(&frame).as_str() {
             // Heartbeats are answered when they come; the relay's own leaving is no part of this.
             "heartbeat_ack" | "goodbye" => return,
-            "ack" => self.renumber(&mut frame),
-            "welcome" => self.settle(&mut frame),
+            "ack" => self.renumber_acks(&mut frame),
+            "welcome" => self.set_durable_positions(&mut frame),
             "attempt/dispatch" => {
-                let heard = self.attempts.entry(attempt_of(&frame)).or_default();
-                heard.task = text(&frame, &["attempt", "ref", "task_id"]);
+                let heard = self.attempts.entry(attempt_id_of(&frame)).or_default();
+                heard.task = text_at(&frame, &["attempt", "ref", "task_id"]);
             }
             _ => {}
         }
-        let more = self.speaks == Speaks::More && kind(&frame) == "attempt/lease_confirmed";
-        let bytes = self.encoded(&frame);
+        let more = self.version == RelayVersion::NextVersion
+            && frame_kind(&frame) == "attempt/lease_confirmed";
+        let bytes = self.encode_for_version(&frame);
         let Some(stream) = &self.stream else { return };
         stream.send(bytes).await;
         if more {
-            self.say_more(&frame).await;
+            self.send_unknown_frames(&frame).await;
         }
     }
 
-    fn encoded(&self, frame: &DynamicMessage) -> bytes::Bytes {
-        match self.speaks {
-            Speaks::AsRecorded => encode(frame),
-            Speaks::More => {
-                let mut grown = next::grown(frame);
-                puzzle(&mut grown);
+    fn encode_for_version(&self, frame: &DynamicMessage) -> bytes::Bytes {
+        match self.version {
+            RelayVersion::AsRecorded => encode(frame),
+            RelayVersion::NextVersion => {
+                let mut grown = next::as_next_version(frame);
+                set_unknown_values(&mut grown);
                 encode(&grown)
             }
         }
     }
 
     /// A frame and a command that nobody knows, where a relay could send them.
-    async fn say_more(&mut self, frame: &DynamicMessage) {
+    async fn send_unknown_frames(&mut self, frame: &DynamicMessage) {
         let Some(stream) = &self.stream else { return };
-        let mut unknown = self.frame("");
+        let mut unknown = self.new_frame("");
         unknown.set_field_by_name(
-            &next::arm_name("frame"),
+            &next::extra_arm_name("frame"),
             Value::String("a frame".to_owned()),
         );
         stream.send(encode(&unknown)).await;
-        let mut command = next::grown(frame);
-        let body = next::arm_name("body");
-        set(
+        let mut command = next::as_next_version(frame);
+        let body = next::extra_arm_name("body");
+        set_at(
             &mut command,
             &["attempt", &body],
             Value::String("do".to_owned()),
@@ -185,8 +189,8 @@ impl<'a> OldRelay<'a> {
     }
 
     /// An empty frame of the next version, with the arm set.
-    fn frame(&self, arm: &str) -> DynamicMessage {
-        let mut frame = decode(next::next(), DOWN, &[]);
+    fn new_frame(&self, arm: &str) -> DynamicMessage {
+        let mut frame = decode(next::next_version_pool(), RELAY_FRAME, &[]);
         frame.set_field_by_name("incarnation", Value::String(self.stamp.0.clone()));
         frame.set_field_by_name("relay_epoch", Value::U64(self.stamp.1));
         if let Some(field) = frame.descriptor().get_field_by_name(arm) {
@@ -196,90 +200,90 @@ impl<'a> OldRelay<'a> {
     }
 
     /// What is durable is what was heard: this daemon may have said less before the wire was cut than that one.
-    fn settle(&self, frame: &mut DynamicMessage) {
-        each(frame, &["welcome", "settlements"], |settlement| {
-            let Some(heard) = self.attempts.get(&text(settlement, &["attempt_id"])) else {
+    fn set_durable_positions(&self, frame: &mut DynamicMessage) {
+        change_each_at(frame, &["welcome", "settlements"], |settlement| {
+            let Some(heard) = self.attempts.get(&text_at(settlement, &["attempt_id"])) else {
                 return;
             };
-            if let Some(decision) = arm(settlement, "decision").filter(|it| it != "kill") {
-                let (control, offset) = (heard.control, heard.output.len() as u64);
-                set(
+            if let Some(decision) = oneof_arm(settlement, "decision").filter(|it| it != "kill") {
+                let (control, offset) = (heard.last_control_seq, heard.output.len() as u64);
+                set_at(
                     settlement,
                     &[&decision, "acked_control_seq"],
                     Value::U64(control),
                 );
-                set(settlement, &[&decision, "acked_offset"], Value::U64(offset));
+                set_at(settlement, &[&decision, "acked_offset"], Value::U64(offset));
             }
         });
     }
 
     /// Acks name the numbers that this daemon gave to the same frames.
-    fn renumber(&self, frame: &mut DynamicMessage) {
-        each(frame, &["ack", "entries"], |entry| {
-            let recorded = number(entry, &["control_seq"]);
-            let heard = self.attempts.get(&text(entry, &["attempt_id"]));
-            let numbers = heard.into_iter().flat_map(|heard| &heard.numbers);
+    fn renumber_acks(&self, frame: &mut DynamicMessage) {
+        change_each_at(frame, &["ack", "entries"], |entry| {
+            let recorded = number_at(entry, &["control_seq"]);
+            let heard = self.attempts.get(&text_at(entry, &["attempt_id"]));
+            let numbers = heard.into_iter().flat_map(|heard| &heard.control_seq_map);
             let through = numbers.filter(|(was, _)| **was <= recorded);
             let now = through.map(|(_, is)| *is).max().unwrap_or(0);
-            set(entry, &["control_seq"], Value::U64(now));
+            set_at(entry, &["control_seq"], Value::U64(now));
         });
     }
 
-    async fn hear(&mut self, recorded: &DynamicMessage) {
-        let what = kind(recorded);
+    async fn expect_recorded_frame(&mut self, recorded: &DynamicMessage) {
+        let what = frame_kind(recorded);
         match what.as_str() {
-            "hello" => self.open(recorded).await,
+            "hello" => self.open_stream(recorded).await,
             "attempt/stream" => {
-                let attempt = attempt_of(recorded);
-                let data = at(recorded, &["attempt", "stream", "chunk"]);
+                let attempt = attempt_id_of(recorded);
+                let data = value_at(recorded, &["attempt", "stream", "chunk"]);
                 let length = data.and_then(|data| data.as_bytes().map(bytes::Bytes::len));
-                let end = number(recorded, &["attempt", "stream", "offset"]);
+                let end = number_at(recorded, &["attempt", "stream", "offset"]);
                 let end = usize::try_from(end).expect("a short output") + length.unwrap_or(0);
-                while self.stream.is_some() && self.heard(&attempt) < end {
-                    let frame = self.next(&what).await;
-                    self.waiting.extend(frame);
+                while self.stream.is_some() && self.received_output_length(&attempt) < end {
+                    let frame = self.next_frame(&what).await;
+                    self.unread_frames.extend(frame);
                 }
             }
             // Which phases a daemon reports, and when it renews, is its own affair.
             phase if phase.starts_with("attempt/lifecycle/") => {}
             "heartbeat" => {}
             _ => {
-                let attempt = attempt_of(recorded);
-                let Some(frame) = self.expect(&what, &attempt).await else {
+                let attempt = attempt_id_of(recorded);
+                let Some(frame) = self.expect_frame(&what, &attempt).await else {
                     return;
                 };
-                let was = number(recorded, &["attempt", "control_seq"]);
-                let is = number(&frame, &["attempt", "control_seq"]);
+                let was = number_at(recorded, &["attempt", "control_seq"]);
+                let is = number_at(&frame, &["attempt", "control_seq"]);
                 let heard = self.attempts.entry(attempt).or_default();
-                heard.numbers.insert(was, is);
+                heard.control_seq_map.insert(was, is);
             }
         }
     }
 
-    fn heard(&self, attempt: &str) -> usize {
+    fn received_output_length(&self, attempt: &str) -> usize {
         self.attempts
             .get(attempt)
             .map_or(0, |heard| heard.output.len())
     }
 
     /// The daemon dials; it is let in once it says of its attempts what it said then.
-    async fn open(&mut self, recorded: &DynamicMessage) {
+    async fn open_stream(&mut self, recorded: &DynamicMessage) {
         let states = |hello: &DynamicMessage| -> HashMap<String, Option<i32>> {
-            let active = list(hello, &["hello", "active"]);
+            let active = messages_at(hello, &["hello", "active"]);
             let state = |one: &DynamicMessage| {
-                let state = at(one, &["state"]).and_then(|state| state.as_enum_number());
-                (text(one, &["ref", "attempt_id"]), state)
+                let state = value_at(one, &["state"]).and_then(|state| state.as_enum_number());
+                (text_at(one, &["ref", "attempt_id"]), state)
             };
             active.iter().map(state).collect()
         };
-        self.waiting.clear();
+        self.unread_frames.clear();
         loop {
-            let mut stream = self.relay.stream().await;
+            let mut stream = self.relay.next_stream().await;
             let Some(first) = stream.next().await else {
                 continue;
             };
-            let hello = decode(self.pool, UP, &first);
-            assert_eq!(kind(&hello), "hello");
+            let hello = decode(self.pool, DAEMON_FRAME, &first);
+            assert_eq!(frame_kind(&hello), "hello");
             if states(&hello) == states(recorded) {
                 self.stream = Some(stream);
                 return;
@@ -288,42 +292,43 @@ impl<'a> OldRelay<'a> {
     }
 
     /// The frame that was recorded, as it comes now; none when it was sent into a cut wire.
-    async fn expect(&mut self, what: &str, attempt: &str) -> Option<DynamicMessage> {
-        let wanted = |frame: &DynamicMessage| kind(frame) == what && attempt_of(frame) == attempt;
-        if let Some(found) = self.waiting.iter().position(wanted) {
-            return Some(self.waiting.remove(found));
+    async fn expect_frame(&mut self, what: &str, attempt: &str) -> Option<DynamicMessage> {
+        let wanted =
+            |frame: &DynamicMessage| frame_kind(frame) == what && attempt_id_of(frame) == attempt;
+        if let Some(found) = self.unread_frames.iter().position(wanted) {
+            return Some(self.unread_frames.remove(found));
         }
         while self.stream.is_some() {
-            match self.next(what).await {
+            match self.next_frame(what).await {
                 Some(frame) if wanted(&frame) => return Some(frame),
-                frame => self.waiting.extend(frame),
+                frame => self.unread_frames.extend(frame),
             }
         }
         None
     }
 
     /// The next frame that is no heartbeat; those are answered at once.
-    async fn next(&mut self, what: &str) -> Option<DynamicMessage> {
+    async fn next_frame(&mut self, what: &str) -> Option<DynamicMessage> {
         let stream = self.stream.as_mut()?;
         let Some(bytes) = stream.next().await else {
             panic!("the daemon closed the stream before {what}");
         };
-        let frame = decode(self.pool, UP, &bytes);
-        if let Some(heard) = self.attempts.get_mut(&attempt_of(&frame)) {
-            let control = number(&frame, &["attempt", "control_seq"]);
-            heard.control = heard.control.max(control);
+        let frame = decode(self.pool, DAEMON_FRAME, &bytes);
+        if let Some(heard) = self.attempts.get_mut(&attempt_id_of(&frame)) {
+            let control = number_at(&frame, &["attempt", "control_seq"]);
+            heard.last_control_seq = heard.last_control_seq.max(control);
         }
-        match kind(&frame).as_str() {
+        match frame_kind(&frame).as_str() {
             "heartbeat" => {
-                let answer = self.renewed(&frame);
-                let answer = self.encoded(&decode(self.pool, DOWN, &answer));
+                let answer = self.encode_heartbeat_ack(&frame);
+                let answer = self.encode_for_version(&decode(self.pool, RELAY_FRAME, &answer));
                 self.stream.as_ref()?.send(answer).await;
                 None
             }
             "attempt/stream" => {
-                let offset = number(&frame, &["attempt", "stream", "offset"]);
-                let data = at(&frame, &["attempt", "stream", "chunk"]);
-                let heard = self.attempts.entry(attempt_of(&frame)).or_default();
+                let offset = number_at(&frame, &["attempt", "stream", "offset"]);
+                let data = value_at(&frame, &["attempt", "stream", "chunk"]);
+                let heard = self.attempts.entry(attempt_id_of(&frame)).or_default();
                 // Replayed bytes are the same bytes.
                 heard
                     .output
@@ -337,17 +342,17 @@ impl<'a> OldRelay<'a> {
         }
     }
 
-    fn renewed(&self, heartbeat: &DynamicMessage) -> Vec<u8> {
-        let renew = list(heartbeat, &["heartbeat", "renew"]);
+    fn encode_heartbeat_ack(&self, heartbeat: &DynamicMessage) -> Vec<u8> {
+        let renew = messages_at(heartbeat, &["heartbeat", "renew"]);
         let results = renew.iter().map(|entry| RenewResult {
-            attempt_id: text(entry, &["attempt_id"]),
+            attempt_id: text_at(entry, &["attempt_id"]),
             result: Some(renew_result::Result::Renewed(Renewed {
                 granted_ms: 30_000,
                 expires_at: None,
             })),
         });
         let ack = HeartbeatAck {
-            seq: number(heartbeat, &["heartbeat", "seq"]),
+            seq: number_at(heartbeat, &["heartbeat", "seq"]),
             results: results.collect(),
             relay_time: None,
             heartbeat_ms: 5_000,
@@ -362,15 +367,15 @@ impl<'a> OldRelay<'a> {
 }
 
 /// Values that no version knows yet, in fields that a daemon reads.
-fn puzzle(frame: &mut DynamicMessage) {
-    match kind(frame).as_str() {
+fn set_unknown_values(frame: &mut DynamicMessage) {
+    match frame_kind(frame).as_str() {
         "welcome" => {
-            let word = Value::String(next::FEATURE.to_owned());
-            push(frame, &["welcome", "features"], word);
+            let word = Value::String(next::UNKNOWN_FEATURE.to_owned());
+            push_at(frame, &["welcome", "features"], word);
         }
         "attempt/cancel" => {
-            let unknown = Value::EnumNumber(next::VALUE);
-            set(frame, &["attempt", "cancel", "reason"], unknown);
+            let unknown = Value::EnumNumber(next::UNKNOWN_ENUM_VALUE);
+            set_at(frame, &["attempt", "cancel", "reason"], unknown);
         }
         _ => {}
     }
@@ -379,7 +384,7 @@ fn puzzle(frame: &mut DynamicMessage) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_of_every_release_works_with_this_daemon() {
     for release in releases() {
-        let unknown = OldRelay::play(release, Speaks::AsRecorded).await;
+        let unknown = RelayPlayer::play_release(release, RelayVersion::AsRecorded).await;
         assert_eq!(unknown, 0, "release {} is fully known", release.name);
     }
 }
@@ -387,6 +392,6 @@ async fn a_relay_of_every_release_works_with_this_daemon() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_of_the_next_version_works_with_this_daemon_and_what_it_does_not_know_is_counted() {
     let release = releases().last().unwrap();
-    let unknown = OldRelay::play(release, Speaks::More).await;
+    let unknown = RelayPlayer::play_release(release, RelayVersion::NextVersion).await;
     assert!(unknown > 0);
 }

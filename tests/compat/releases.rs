@@ -6,55 +6,55 @@ use std::sync::OnceLock;
 use prost_reflect::DescriptorPool;
 use prost_types::FileDescriptorSet;
 
-use crate::tape::Tape;
+use crate::tape::RecordedConversation;
 
 /// One release that peers may still run.
 #[derive(Debug)]
-pub(crate) struct Release {
+pub(crate) struct RecordedRelease {
     pub(crate) name: String,
     pub(crate) pool: DescriptorPool,
-    pub(crate) tape: Tape,
+    pub(crate) tape: RecordedConversation,
 }
 
 /// Every release, oldest first.
-pub(crate) fn releases() -> &'static [Release] {
-    static RELEASES: OnceLock<Vec<Release>> = OnceLock::new();
+pub(crate) fn releases() -> &'static [RecordedRelease] {
+    static RELEASES: OnceLock<Vec<RecordedRelease>> = OnceLock::new();
     RELEASES.get_or_init(|| {
-        let entries = std::fs::read_dir(directory()).expect("releases are in the source");
+        let entries = std::fs::read_dir(releases_directory()).expect("releases are in the source");
         let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         found.sort();
         assert!(!found.is_empty(), "no release is recorded");
-        found.iter().map(|path| read(path)).collect()
+        found.iter().map(|path| read_release(path)).collect()
     })
 }
 
-fn read(path: &Path) -> Release {
+fn read_release(path: &Path) -> RecordedRelease {
     let tape = std::fs::read_to_string(path.join("tape")).expect("a release has a tape");
-    Release {
+    RecordedRelease {
         name: path
             .file_name()
             .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-        pool: pool(compile(path)),
-        tape: Tape::parse(&tape),
+        pool: descriptor_pool(compile_protos(path)),
+        tape: RecordedConversation::parse(&tape),
     }
 }
 
 /// The protocol as it stands.
-pub(crate) fn head() -> &'static FileDescriptorSet {
+pub(crate) fn current_protocol() -> &'static FileDescriptorSet {
     static HEAD: OnceLock<FileDescriptorSet> = OnceLock::new();
-    HEAD.get_or_init(|| compile(&sources()))
+    HEAD.get_or_init(|| compile_protos(&proto_directory()))
 }
 
-pub(crate) fn pool(files: FileDescriptorSet) -> DescriptorPool {
+pub(crate) fn descriptor_pool(files: FileDescriptorSet) -> DescriptorPool {
     DescriptorPool::from_file_descriptor_set(files).expect("a compiled protocol holds together")
 }
 
 /// Where the proto files of the code as it stands are.
-pub(crate) fn sources() -> PathBuf {
+pub(crate) fn proto_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto")
 }
 
-pub(crate) fn directory() -> PathBuf {
+pub(crate) fn releases_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("compat/releases")
 }
 
@@ -77,6 +77,6 @@ pub(crate) fn proto_files(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn compile(root: &Path) -> FileDescriptorSet {
+fn compile_protos(root: &Path) -> FileDescriptorSet {
     protox::compile(proto_files(root), [root]).expect("proto files of this repository compile")
 }

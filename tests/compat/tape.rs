@@ -8,7 +8,7 @@ const ID_LENGTH: usize = 36;
 
 /// What happened, in its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RecordedStep {
     /// A client's encoded SubmitRequest, and the SubmitResponse that it got.
     Submit {
         request: Vec<u8>,
@@ -51,24 +51,24 @@ pub(crate) enum Step {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tape(pub(crate) Vec<Step>);
+pub(crate) struct RecordedConversation(pub(crate) Vec<RecordedStep>);
 
-impl Tape {
+impl RecordedConversation {
     pub(crate) fn parse(text: &str) -> Self {
         let lines = text
             .lines()
             .filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self(lines.map(step).collect())
+        Self(lines.map(parse_step).collect())
     }
 
     /// In the order in which the daemon spoke: its first heartbeat follows from Welcome, whatever crossed it on the way to
     /// where it was recorded.
-    pub(crate) fn as_spoken(&self) -> Vec<&Step> {
-        let is = |step: &Step, name: &str| match step {
-            Step::Up { kind, .. } | Step::Down { kind, .. } => kind == name,
+    pub(crate) fn in_daemon_order(&self) -> Vec<&RecordedStep> {
+        let is = |step: &RecordedStep, name: &str| match step {
+            RecordedStep::Up { kind, .. } | RecordedStep::Down { kind, .. } => kind == name,
             _ => false,
         };
-        let mut steps: Vec<&Step> = self.0.iter().collect();
+        let mut steps: Vec<&RecordedStep> = self.0.iter().collect();
         for at in 0..steps.len() {
             let rest = &mut steps[at..];
             let beat = rest.iter().position(|step| is(step, "heartbeat"));
@@ -103,17 +103,22 @@ impl Tape {
         let mut tape = self.clone();
         for step in &mut tape.0 {
             match step {
-                Step::Submit { request, response } => {
+                RecordedStep::Submit { request, response } => {
                     replace(request);
                     replace(response);
                 }
-                Step::Up { bytes, .. } | Step::Down { bytes, .. } => replace(bytes),
-                Step::Cancel { task } | Step::Until { task, .. } | Step::End { task, .. } => {
+                RecordedStep::Up { bytes, .. } | RecordedStep::Down { bytes, .. } => replace(bytes),
+                RecordedStep::Cancel { task }
+                | RecordedStep::Until { task, .. }
+                | RecordedStep::End { task, .. } => {
                     let mut id = std::mem::take(task).into_bytes();
                     replace(&mut id);
                     *task = String::from_utf8(id).expect("an id is text");
                 }
-                Step::Touch { .. } | Step::Cut | Step::Mend | Step::Terminate => {}
+                RecordedStep::Touch { .. }
+                | RecordedStep::Cut
+                | RecordedStep::Mend
+                | RecordedStep::Terminate => {}
             }
         }
         tape
@@ -122,24 +127,26 @@ impl Tape {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for step in &self.0 {
-            let _ = writeln!(text, "{}", line(step));
+            let _ = writeln!(text, "{}", step_to_line(step));
         }
         text
     }
 }
 
-fn line(step: &Step) -> String {
+fn step_to_line(step: &RecordedStep) -> String {
     match step {
-        Step::Submit { request, response } => format!("submit {} {}", hex(request), hex(response)),
-        Step::Cancel { task } => format!("cancel {task}"),
-        Step::Until { task, state } => format!("until {task} {state}"),
-        Step::Touch { file } => format!("touch {file}"),
-        Step::Cut => "cut".to_owned(),
-        Step::Mend => "mend".to_owned(),
-        Step::Terminate => "terminate".to_owned(),
-        Step::Up { kind, bytes } => format!("up {kind} {}", hex(bytes)),
-        Step::Down { kind, bytes } => format!("down {kind} {}", hex(bytes)),
-        Step::End {
+        RecordedStep::Submit { request, response } => {
+            format!("submit {} {}", hex(request), hex(response))
+        }
+        RecordedStep::Cancel { task } => format!("cancel {task}"),
+        RecordedStep::Until { task, state } => format!("until {task} {state}"),
+        RecordedStep::Touch { file } => format!("touch {file}"),
+        RecordedStep::Cut => "cut".to_owned(),
+        RecordedStep::Mend => "mend".to_owned(),
+        RecordedStep::Terminate => "terminate".to_owned(),
+        RecordedStep::Up { kind, bytes } => format!("up {kind} {}", hex(bytes)),
+        RecordedStep::Down { kind, bytes } => format!("down {kind} {}", hex(bytes)),
+        RecordedStep::End {
             task,
             state,
             output,
@@ -147,7 +154,7 @@ fn line(step: &Step) -> String {
     }
 }
 
-fn step(line: &str) -> Step {
+fn parse_step(line: &str) -> RecordedStep {
     let mut words = line.split(' ');
     let verb = words.next().unwrap_or_default();
     let mut word = || {
@@ -156,31 +163,31 @@ fn step(line: &str) -> Step {
             .to_owned()
     };
     match verb {
-        "submit" => Step::Submit {
-            request: bytes(&word()),
-            response: bytes(&word()),
+        "submit" => RecordedStep::Submit {
+            request: bytes_from_hex(&word()),
+            response: bytes_from_hex(&word()),
         },
-        "cancel" => Step::Cancel { task: word() },
-        "until" => Step::Until {
+        "cancel" => RecordedStep::Cancel { task: word() },
+        "until" => RecordedStep::Until {
             task: word(),
             state: word(),
         },
-        "touch" => Step::Touch { file: word() },
-        "cut" => Step::Cut,
-        "mend" => Step::Mend,
-        "terminate" => Step::Terminate,
-        "up" => Step::Up {
+        "touch" => RecordedStep::Touch { file: word() },
+        "cut" => RecordedStep::Cut,
+        "mend" => RecordedStep::Mend,
+        "terminate" => RecordedStep::Terminate,
+        "up" => RecordedStep::Up {
             kind: word(),
-            bytes: bytes(&word()),
+            bytes: bytes_from_hex(&word()),
         },
-        "down" => Step::Down {
+        "down" => RecordedStep::Down {
             kind: word(),
-            bytes: bytes(&word()),
+            bytes: bytes_from_hex(&word()),
         },
-        "end" => Step::End {
+        "end" => RecordedStep::End {
             task: word(),
             state: word(),
-            output: bytes(&word()),
+            output: bytes_from_hex(&word()),
         },
         other => panic!("a tape knows no {other:?}"),
     }
@@ -197,7 +204,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn bytes(hex: &str) -> Vec<u8> {
+fn bytes_from_hex(hex: &str) -> Vec<u8> {
     if hex == "-" {
         return Vec::new();
     }
@@ -211,15 +218,15 @@ fn bytes(hex: &str) -> Vec<u8> {
 
 #[test]
 fn a_tape_is_read_as_it_was_written() {
-    let up = Step::Up {
+    let up = RecordedStep::Up {
         kind: "hello".to_owned(),
         bytes: vec![0, 255, 16],
     };
-    let end = Step::End {
+    let end = RecordedStep::End {
         task: "t".to_owned(),
         state: "completed".to_owned(),
         output: Vec::new(),
     };
-    let tape = Tape(vec![up, Step::Cut, Step::Mend, end]);
-    assert_eq!(Tape::parse(&tape.text()), tape);
+    let tape = RecordedConversation(vec![up, RecordedStep::Cut, RecordedStep::Mend, end]);
+    assert_eq!(RecordedConversation::parse(&tape.text()), tape);
 }

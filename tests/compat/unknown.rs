@@ -4,11 +4,11 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{CutReason, OutputCut, ReadOutputRequest, TaskState};
-use baton_tests::{Client, Relay, for_agent, within};
+use baton_tests::{EmbeddedRelay, TestClient, agent_task, wait_within};
 
-use crate::next::VALUE;
+use crate::next::UNKNOWN_ENUM_VALUE;
 
-async fn cuts(client: &Client, task_id: &str) -> Vec<(u64, CutReason)> {
+async fn read_cuts(client: &TestClient, task_id: &str) -> Vec<(u64, CutReason)> {
     let request = ReadOutputRequest {
         task_id: task_id.to_owned(),
         ..ReadOutputRequest::default()
@@ -16,7 +16,7 @@ async fn cuts(client: &Client, task_id: &str) -> Vec<(u64, CutReason)> {
     let opened = client.tasks().read_output(request).await;
     let mut pieces = opened.expect("output can be read").into_inner();
     let mut cuts = Vec::new();
-    while let Some(piece) = within("output", pieces.message())
+    while let Some(piece) = wait_within("output", pieces.message())
         .await
         .expect("output goes on")
     {
@@ -29,16 +29,16 @@ async fn cuts(client: &Client, task_id: &str) -> Vec<(u64, CutReason)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_that_is_missing_for_a_reason_of_the_next_version_is_still_recorded_as_missing() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["newer"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["newer"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("newer")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("before ").await;
+    let task = client.submit(agent_task("newer")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("before ").await;
     let cut = OutputCut {
         offset: attempt.offset,
         length: 5,
-        reason: VALUE,
+        reason: UNKNOWN_ENUM_VALUE,
         after_control_seq: attempt.control_seq,
         ..OutputCut::default()
     };
@@ -50,20 +50,20 @@ async fn output_that_is_missing_for_a_reason_of_the_next_version_is_still_record
     let mut unknown = attempt.frame(0, Body::OutputCut(OutputCut::default()));
     unknown.body = None;
     attempt.send_frame(unknown).await;
-    attempt.say(" after").await;
+    attempt.send_output(" after").await;
     attempt.complete("done").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     assert_eq!(
-        cuts(client, &task.task_id).await,
+        read_cuts(client, &task.task_id).await,
         [(5, CutReason::Unspecified)]
     );
     let refused = daemon
-        .unexpected()
+        .collect_unread_frames()
         .into_iter()
         .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));
     assert!(refused.is_none(), "{refused:?}");
-    assert_eq!(relay.counted("unknown_values"), 1);
-    assert_eq!(relay.counted("unknown_frames"), 1);
+    assert_eq!(relay.counter_value("unknown_values"), 1);
+    assert_eq!(relay.counter_value("unknown_frames"), 1);
 }

@@ -7,28 +7,31 @@ use baton_proto::v1::{
     AttemptState, EndedBy, ListTasksRequest, TaskEvent, TaskEventKind, TaskSpec, TaskState,
     WaitsFor,
 };
-use baton_tests::{Agent, Lease, Relay, code_of, for_agent, for_scope, retried, together, within};
+use baton_tests::{
+    EmbeddedRelay, GrantedLease, LeaseAgent, agent_scope_spec, agent_task, error_code, join_all,
+    wait_within, with_retry_on_loss,
+};
 use tonic::{Code, Status};
 
 const SCOPE: &str = "reviewers";
 /// Short enough to wait for, and the shortest there is.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORTEST_LEASE: Duration = Duration::from_secs(5);
 
-fn refused<T: std::fmt::Debug>(outcome: Result<T, Status>) -> (Code, String) {
+fn refusal_codes<T: std::fmt::Debug>(outcome: Result<T, Status>) -> (Code, String) {
     let status = outcome.expect_err("it is refused");
-    (status.code(), code_of(&status))
+    (status.code(), error_code(&status))
 }
 
-fn is(code: Code, machine: &str) -> (Code, String) {
+fn expected_codes(code: Code, machine: &str) -> (Code, String) {
     (code, machine.to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
-    let relay = Relay::start().await;
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
+    let relay = EmbeddedRelay::start().await;
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
     let lease = agent
-        .start(for_scope(SCOPE), "k1")
+        .start(agent_scope_spec(SCOPE), "k1")
         .await
         .expect("it starts");
     let shown = relay.admin().get(&lease.task_id).await;
@@ -55,7 +58,7 @@ async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
         TaskState::Completed
     );
 
-    let task = relay.admin().submit(for_scope(SCOPE)).await;
+    let task = relay.admin().submit(agent_scope_spec(SCOPE)).await;
     assert_eq!(task.waits_for(), WaitsFor::Agent);
     let lease = agent.claim("").await.expect("it may").expect("one waits");
     assert_eq!(lease.task_id, task.task_id);
@@ -76,14 +79,14 @@ async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_fifty_claims_at_once_one_wins_and_the_others_learn_who() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let mut crowd = Vec::new();
     for n in 0..10 {
-        crowd.push(Agent::new(relay.admin(), &format!("agent-{n}"), SCOPE).await);
+        crowd.push(LeaseAgent::new(relay.admin(), &format!("agent-{n}"), SCOPE).await);
     }
-    let task = relay.admin().submit(for_scope(SCOPE)).await.task_id;
+    let task = relay.admin().submit(agent_scope_spec(SCOPE)).await.task_id;
     let claims = (0..50).map(|n| crowd[n % crowd.len()].claim(&task));
-    let outcomes = together(claims).await;
+    let outcomes = join_all(claims).await;
     let won = outcomes.iter().position(Result::is_ok).expect("one wins");
     let winner = crowd[won % crowd.len()].name.clone();
     let losers: Vec<Status> = outcomes.into_iter().filter_map(Result::err).collect();
@@ -101,25 +104,36 @@ async fn of_fifty_claims_at_once_one_wins_and_the_others_learn_who() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_agents_never_hold_one_task_and_a_late_completion_is_fenced() {
-    let relay = Relay::start().await;
-    let first = Agent::new(relay.admin(), "first", SCOPE).await;
-    let second = Agent::new(relay.admin(), "second", SCOPE).await;
-    let spec = retried(for_scope(SCOPE), SHORT);
+    let relay = EmbeddedRelay::start().await;
+    let first = LeaseAgent::new(relay.admin(), "first", SCOPE).await;
+    let second = LeaseAgent::new(relay.admin(), "second", SCOPE).await;
+    let spec = with_retry_on_loss(agent_scope_spec(SCOPE), SHORTEST_LEASE);
     let task = relay.admin().submit(spec).await.task_id;
     let lost = first.claim(&task).await.unwrap().expect("it waits");
     let taken = second.claim(&task).await;
-    assert_eq!(refused(taken), is(Code::Aborted, "already_taken"));
+    assert_eq!(
+        refusal_codes(taken),
+        expected_codes(Code::Aborted, "already_taken")
+    );
 
     let mut watch = relay.admin().watch(&task).await;
     let waits_again =
         |event: &TaskEvent| event.kind() == TaskEventKind::Queued && event.attempt_number == 2;
-    watch.until("the second attempt to wait", waits_again).await;
+    watch
+        .wait_for_event("the second attempt to wait", waits_again)
+        .await;
     let late = first.complete(&lost, "too late").await;
-    assert_eq!(refused(late), is(Code::FailedPrecondition, "lease_expired"));
+    assert_eq!(
+        refusal_codes(late),
+        expected_codes(Code::FailedPrecondition, "lease_expired")
+    );
     let held = second.claim("").await.unwrap().expect("it waits again");
     assert_eq!(held.task_id, task);
     let late = first.renew(&lost).await;
-    assert_eq!(refused(late), is(Code::FailedPrecondition, "lease_expired"));
+    assert_eq!(
+        refusal_codes(late),
+        expected_codes(Code::FailedPrecondition, "lease_expired")
+    );
     let done = second.complete(&held, "mine").await.expect("it holds it");
     assert_eq!(&done.result[..], b"mine");
     assert_eq!(done.attempts[0].state(), AttemptState::Lost);
@@ -127,40 +141,49 @@ async fn two_agents_never_hold_one_task_and_a_late_completion_is_fenced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let agent = Agent::new(admin, "ada", SCOPE).await;
-    let lease = agent.start(for_scope(SCOPE), "k").await.expect("it starts");
-    let same_scope = Agent::new(admin, "eve", SCOPE).await;
-    let other_scope = Agent::new(admin, "oscar", "writers").await;
-    let other_tenant = Agent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
-    let waiting = admin.submit(for_scope(SCOPE)).await.task_id;
+    let agent = LeaseAgent::new(admin, "ada", SCOPE).await;
+    let lease = agent
+        .start(agent_scope_spec(SCOPE), "k")
+        .await
+        .expect("it starts");
+    let same_scope = LeaseAgent::new(admin, "eve", SCOPE).await;
+    let other_scope = LeaseAgent::new(admin, "oscar", "writers").await;
+    let other_tenant = LeaseAgent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
+    let waiting = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
     let before = admin.commit_seq().await;
 
     for stranger in [&same_scope, &other_scope] {
-        for refusal in every_verb(stranger, &lease).await {
-            assert_eq!(refusal, is(Code::NotFound, "unknown_attempt"));
+        for refusal in refusals_of_every_call(stranger, &lease).await {
+            assert_eq!(refusal, expected_codes(Code::NotFound, "unknown_attempt"));
         }
     }
-    for refusal in every_verb(&other_tenant, &lease).await {
-        assert_eq!(refusal, is(Code::NotFound, "unknown_task"));
+    for refusal in refusals_of_every_call(&other_tenant, &lease).await {
+        assert_eq!(refusal, expected_codes(Code::NotFound, "unknown_task"));
     }
     let mut forged = lease.clone();
-    let token = forged.named.token.as_mut().expect("it has one");
+    let token = forged.lease_ref.token.as_mut().expect("it has one");
     token.value = vec![7; 32].into();
-    for refusal in every_verb(&agent, &forged).await {
-        assert_eq!(refusal, is(Code::PermissionDenied, "bad_proof"));
+    for refusal in refusals_of_every_call(&agent, &forged).await {
+        assert_eq!(refusal, expected_codes(Code::PermissionDenied, "bad_proof"));
     }
     let own = agent.client.get(&lease.task_id).await;
     assert_eq!(own.task_id, lease.task_id, "what it holds it may read");
     for stranger in [&other_scope, &other_tenant] {
         let read = stranger.client.try_get(&lease.task_id).await;
-        assert_eq!(refused(read), is(Code::NotFound, "unknown_task"));
+        assert_eq!(
+            refusal_codes(read),
+            expected_codes(Code::NotFound, "unknown_task")
+        );
         let mut tasks = stranger.client.tasks();
         let listed = tasks.list(ListTasksRequest::default()).await;
         assert!(listed.expect("it may ask").into_inner().tasks.is_empty());
         let claimed = stranger.claim(&waiting).await;
-        assert_eq!(refused(claimed), is(Code::NotFound, "unknown_task"));
+        assert_eq!(
+            refusal_codes(claimed),
+            expected_codes(Code::NotFound, "unknown_task")
+        );
         assert!(stranger.claim("").await.expect("it may ask").is_none());
     }
     assert_eq!(admin.commit_seq().await, before, "nothing was written");
@@ -171,28 +194,31 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
 }
 
 /// What each verb is refused with.
-async fn every_verb(agent: &Agent, lease: &Lease) -> Vec<(Code, String)> {
+async fn refusals_of_every_call(agent: &LeaseAgent, lease: &GrantedLease) -> Vec<(Code, String)> {
     vec![
-        refused(agent.renew(lease).await),
-        refused(agent.release(lease, "").await),
-        refused(agent.complete(lease, "").await),
-        refused(agent.fail(lease, "no").await),
-        refused(agent.cancel(lease, "").await),
+        refusal_codes(agent.renew(lease).await),
+        refusal_codes(agent.release(lease, "").await),
+        refusal_codes(agent.complete(lease, "").await),
+        refusal_codes(agent.fail(lease, "no").await),
+        refusal_codes(agent.cancel(lease, "").await),
     ]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_is_told_by_renew_and_confirmed_by_the_agent() {
-    let relay = Relay::start().await;
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
-    let lease = agent.start(for_scope(SCOPE), "k").await.expect("it starts");
+    let relay = EmbeddedRelay::start().await;
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
+    let lease = agent
+        .start(agent_scope_spec(SCOPE), "k")
+        .await
+        .expect("it starts");
     relay.admin().cancel(&lease.task_id).await;
     let told = agent.renew(&lease).await.expect("it is told");
     assert!(told.cancel_requested && told.granted_ms <= 30_000);
     let result = agent.complete(&lease, "done").await;
     assert_eq!(
-        refused(result),
-        is(Code::FailedPrecondition, "being_canceled")
+        refusal_codes(result),
+        expected_codes(Code::FailedPrecondition, "being_canceled")
     );
     let canceled = agent
         .cancel(&lease, "stopped")
@@ -205,13 +231,13 @@ async fn a_cancel_is_told_by_renew_and_confirmed_by_the_agent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_is_never_offered_what_waits_for_agents() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["anyone"]).await;
-    let held = relay.admin().submit(for_scope(SCOPE)).await;
-    let plain = relay.admin().submit(for_agent("anyone")).await;
-    let offered = daemon.offered().await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["anyone"]).await;
+    let held = relay.admin().submit(agent_scope_spec(SCOPE)).await;
+    let plain = relay.admin().submit(agent_task("anyone")).await;
+    let offered = daemon.next_dispatch().await;
     assert_eq!(
-        offered.re.task_id, plain.task_id,
+        offered.attempt_ref.task_id, plain.task_id,
         "the older one is not for it"
     );
     assert_eq!(
@@ -220,31 +246,43 @@ async fn a_daemon_is_never_offered_what_waits_for_agents() {
     );
     let both = TaskSpec {
         agent_held: false,
-        ..for_scope(SCOPE)
+        ..agent_scope_spec(SCOPE)
     };
     let both = relay.admin().submit(both).await;
-    assert_eq!(daemon.offered().await.re.task_id, both.task_id);
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
+    assert_eq!(
+        daemon.next_dispatch().await.attempt_ref.task_id,
+        both.task_id
+    );
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
     let taken = agent.claim(&both.task_id).await;
-    assert_eq!(refused(taken), is(Code::Aborted, "already_taken"));
+    assert_eq!(
+        refusal_codes(taken),
+        expected_codes(Code::Aborted, "already_taken")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_agent_holds_goes_on_over_a_restart_of_the_relay() {
-    let relay = Relay::start().await;
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
-    let lease = agent.start(for_scope(SCOPE), "k").await.expect("it starts");
-    let secret = agent.client.secret().to_owned();
+    let relay = EmbeddedRelay::start().await;
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
+    let lease = agent
+        .start(agent_scope_spec(SCOPE), "k")
+        .await
+        .expect("it starts");
+    let secret = agent.client.token_secret().to_owned();
     let relay = relay.restart().await;
-    let agent = Agent {
+    let agent = LeaseAgent {
         client: relay.admin().with_token(&secret),
         name: "ada".to_owned(),
     };
-    within("a renewal", agent.renew(&lease))
+    wait_within("a renewal", agent.renew(&lease))
         .await
         .expect("it holds the lease");
-    let again = agent.start(for_scope(SCOPE), "k").await;
-    assert_eq!(refused(again), is(Code::Aborted, "already_taken"));
+    let again = agent.start(agent_scope_spec(SCOPE), "k").await;
+    assert_eq!(
+        refusal_codes(again),
+        expected_codes(Code::Aborted, "already_taken")
+    );
     let done = agent.complete(&lease, "done").await.expect("it completes");
     assert_eq!(
         (done.state(), done.attempt_count),
@@ -254,23 +292,32 @@ async fn what_an_agent_holds_goes_on_over_a_restart_of_the_relay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_right_is_refused_before_anything_is_looked_up() {
-    let relay = Relay::start().await;
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
-    let lease = agent.start(for_scope(SCOPE), "k").await.expect("it starts");
+    let relay = EmbeddedRelay::start().await;
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
+    let lease = agent
+        .start(agent_scope_spec(SCOPE), "k")
+        .await
+        .expect("it starts");
     let mut unknown = lease.clone();
-    unknown.named.task_id = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10".to_owned();
+    unknown.lease_ref.task_id = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10".to_owned();
     let mut forged = lease.clone();
-    forged.named.token.as_mut().expect("it has one").value = vec![0; 32].into();
-    let foreign = Agent::of_tenant(relay.admin(), "theirs", "mallory", SCOPE).await;
+    forged.lease_ref.token.as_mut().expect("it has one").value = vec![0; 32].into();
+    let foreign = LeaseAgent::of_tenant(relay.admin(), "theirs", "mallory", SCOPE).await;
     for (who, named) in [(&agent, &unknown), (&agent, &forged), (&foreign, &lease)] {
         let blank = who.fail(named, " \n ").await;
-        assert_eq!(refused(blank), is(Code::InvalidArgument, "blank"));
+        assert_eq!(
+            refusal_codes(blank),
+            expected_codes(Code::InvalidArgument, "blank")
+        );
     }
-    let keyless = agent.start(for_scope(SCOPE), "").await;
-    assert_eq!(refused(keyless), is(Code::InvalidArgument, "missing"));
-    let elsewhere = agent.start(for_scope("writers"), "k2").await;
+    let keyless = agent.start(agent_scope_spec(SCOPE), "").await;
     assert_eq!(
-        refused(elsewhere),
-        is(Code::InvalidArgument, "conflicting_fields")
+        refusal_codes(keyless),
+        expected_codes(Code::InvalidArgument, "missing")
+    );
+    let elsewhere = agent.start(agent_scope_spec("writers"), "k2").await;
+    assert_eq!(
+        refusal_codes(elsewhere),
+        expected_codes(Code::InvalidArgument, "conflicting_fields")
     );
 }

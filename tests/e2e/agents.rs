@@ -10,33 +10,34 @@ use baton_proto::v1::{
     ReadOutputRequest, Role, Task, TaskEvent, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, CODING_AGENTS, Client, DaemonProcess, RealDaemon, Relay, RelayProcess,
-    coding_agents, coding_agents_file, for_agent, played, played_from_the_start, within,
+    ASKING_AGENTS, CODING_AGENTS, DaemonProcess, EmbeddedDaemon, EmbeddedRelay, RelayProcess,
+    TestClient, agent_task, scripted_task, scripted_task_with_prompt, standin_agents,
+    standin_agents_toml, wait_within,
 };
 use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
 
 /// Words, then a tool that needs leave.
-const STORY: &str = "say I look.; ask Bash ls";
+const PERMISSION_SCRIPT: &str = "say I look.; ask Bash ls";
 
 /// A relay, and a daemon with the stand-in in every wire.
-struct Stage {
-    client: Client,
+struct CodingAgentsFixture {
+    client: TestClient,
     dir: TempDir,
-    _relay: Relay,
-    _daemon: RealDaemon,
+    _relay: EmbeddedRelay,
+    _daemon: EmbeddedDaemon,
 }
 
-impl Stage {
-    async fn open() -> Self {
+impl CodingAgentsFixture {
+    async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let tape = tape(dir.path());
+        let tape = recording_file(dir.path());
         let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
-        let agents = coding_agents(Path::new(STANDIN), &env);
-        let relay = Relay::start().await;
+        let agents = standin_agents(Path::new(STANDIN), &env);
+        let relay = EmbeddedRelay::start().await;
         let token = relay.daemon_token().await;
-        let daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+        let daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
             config.agents.extend(agents);
         })
         .await;
@@ -48,40 +49,44 @@ impl Stage {
         }
     }
 
-    async fn run(&self, spec: TaskSpec) -> Task {
+    async fn run_to_end(&self, spec: TaskSpec) -> Task {
         let task = self.client.submit(spec).await;
-        self.end(&task).await
+        self.wait_for_end(&task).await
     }
 
-    async fn end(&self, task: &Task) -> Task {
-        self.client.watch(&task.task_id).await.to_end().await;
+    async fn wait_for_end(&self, task: &Task) -> Task {
+        self.client
+            .watch(&task.task_id)
+            .await
+            .collect_to_end()
+            .await;
         self.client.get(&task.task_id).await
     }
 
     /// What agents were told, line by line.
-    fn told(&self) -> Vec<String> {
-        told(self.dir.path())
+    fn recorded_agent_input(&self) -> Vec<String> {
+        read_agent_input(self.dir.path())
     }
 }
 
-fn tape(dir: &Path) -> PathBuf {
+fn recording_file(dir: &Path) -> PathBuf {
     dir.join("tape")
 }
 
-fn told(dir: &Path) -> Vec<String> {
-    let tape = std::fs::read_to_string(tape(dir)).unwrap_or_default();
+fn read_agent_input(dir: &Path) -> Vec<String> {
+    let tape = std::fs::read_to_string(recording_file(dir)).unwrap_or_default();
     let told = tape.lines().filter_map(|line| line.strip_prefix("> "));
     told.map(str::to_owned).collect()
 }
 
-async fn permission(client: &Client, task: &Task) -> Input {
-    let mut open = client.asked(&task.task_id, 1).await;
+async fn wait_for_permission(client: &TestClient, task: &Task) -> Input {
+    let mut open = client.wait_for_inputs(&task.task_id, 1).await;
     assert_eq!(open.len(), 1, "{open:?}");
     open.remove(0)
 }
 
 /// Input, output, read from a cache: of two requests to the model, as each wire counts them.
-fn used_by_the_story(agent: &str) -> (u64, u64, u64) {
+fn expected_usage(agent: &str) -> (u64, u64, u64) {
     match agent {
         "codex" => (2 * 112, 2 * 27, 2 * 200),
         _ => (2 * 12, 2 * 7, 2 * 200),
@@ -90,17 +95,20 @@ fn used_by_the_story(agent: &str) -> (u64, u64, u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kind_of_agent_asks_works_and_tells_its_result_and_what_it_used() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage.client.submit(played(agent, STORY)).await;
-        let input = permission(&stage.client, &task).await;
+        let task = stage
+            .client
+            .submit(scripted_task(agent, PERMISSION_SCRIPT))
+            .await;
+        let input = wait_for_permission(&stage.client, &task).await;
         let Some(Body::Permission(shown)) = &input.body else {
             panic!("a permission: {input:?}");
         };
         let shown = String::from_utf8_lossy(&shown.tool_input);
         assert!(shown.contains("ls"), "{agent}: {shown}");
-        stage.client.decide(&input, true).await;
-        let done = stage.end(&task).await;
+        stage.client.answer_permission(&input, true).await;
+        let done = stage.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "allowed", "{agent}");
         let attempt = &done.attempts[0];
@@ -112,13 +120,18 @@ async fn every_kind_of_agent_asks_works_and_tells_its_result_and_what_it_used() 
             usage.output_tokens,
             usage.cache_read_tokens,
         );
-        assert_eq!(used, used_by_the_story(agent), "{agent}");
-        the_story_was_told(&stage, agent, &task).await;
+        assert_eq!(used, expected_usage(agent), "{agent}");
+        assert_script_was_played(&stage, agent, &task).await;
     }
 }
 
-async fn the_story_was_told(stage: &Stage, agent: &str, task: &Task) {
-    let events = stage.client.watch(&task.task_id).await.to_end().await;
+async fn assert_script_was_played(stage: &CodingAgentsFixture, agent: &str, task: &Task) {
+    let events = stage
+        .client
+        .watch(&task.task_id)
+        .await
+        .collect_to_end()
+        .await;
     let kinds: Vec<TaskEventKind> = events.iter().map(|event| event.kind()).collect();
     let mut seen = kinds.iter();
     for kind in [
@@ -142,45 +155,51 @@ async fn the_story_was_told(stage: &Stage, agent: &str, task: &Task) {
         let found = seen.any(|seen| *seen == phase);
         assert!(found, "{agent}: {phase:?} in {phases:?}");
     }
-    let words = visible(&stage.client, task).await;
+    let words = visible_output(&stage.client, task).await;
     assert!(words.starts_with("I look.\n"), "{agent}: {words}");
     assert!(words.contains("done\n"), "{agent}: {words}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_permission_that_is_denied_reaches_the_agent_as_a_no() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage.client.submit(played(agent, STORY)).await;
-        let input = permission(&stage.client, &task).await;
-        stage.client.decide(&input, false).await;
-        let done = stage.end(&task).await;
+        let task = stage
+            .client
+            .submit(scripted_task(agent, PERMISSION_SCRIPT))
+            .await;
+        let input = wait_for_permission(&stage.client, &task).await;
+        stage.client.answer_permission(&input, false).await;
+        let done = stage.wait_for_end(&task).await;
         assert_eq!(done.result, "denied", "{agent}: {done:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_that_are_asked_together_are_answered_together() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     let script = "question Which colour? = Red, Blue & Which size? = S, M";
     for agent in ASKING_AGENTS {
-        let task = stage.client.submit(played(agent, script)).await;
-        let asked = stage.client.asked(&task.task_id, 2).await;
+        let task = stage.client.submit(scripted_task(agent, script)).await;
+        let asked = stage.client.wait_for_inputs(&task.task_id, 2).await;
         assert_eq!(asked.len(), 2, "{agent}: {asked:?}");
         stage.client.answer_all(&task.task_id).await;
-        let done = stage.end(&task).await;
+        let done = stage.wait_for_end(&task).await;
         assert_eq!(done.result, "answered Blue and M", "{agent}: {done:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_is_canceled_while_its_agent_asks_ends_canceled() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage.client.submit(played(agent, STORY)).await;
-        permission(&stage.client, &task).await;
+        let task = stage
+            .client
+            .submit(scripted_task(agent, PERMISSION_SCRIPT))
+            .await;
+        wait_for_permission(&stage.client, &task).await;
         stage.client.cancel(&task.task_id).await;
-        let done = stage.end(&task).await;
+        let done = stage.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Canceled, "{agent}: {done:?}");
     }
 }
@@ -194,7 +213,7 @@ const INTERRUPTS: [(&str, &str); 3] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tells_what_it_used() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for (agent, words) in INTERRUPTS {
         let slow = TaskSpec {
             profile: Some(DeadlineProfile {
@@ -202,7 +221,7 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
                 cleanup_term_ms: Some(20_000),
                 ..DeadlineProfile::default()
             }),
-            ..played(agent, "say hm; stall")
+            ..scripted_task(agent, "say hm; stall")
         };
         let patient = TaskSpec {
             profile: Some(DeadlineProfile {
@@ -214,15 +233,15 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
         let task = stage.client.submit(patient).await;
         let spoke = |event: &TaskEvent| event.phase() == LifecyclePhase::FirstVisibleEventSeen;
         let mut watch = stage.client.watch(&task.task_id).await;
-        watch.until("words", spoke).await;
+        watch.wait_for_event("words", spoke).await;
         stage.client.cancel(&task.task_id).await;
-        let canceled = stage.end(&task).await;
+        let canceled = stage.wait_for_end(&task).await;
         assert_eq!(
             canceled.state(),
             TaskState::Canceled,
             "{agent}: {canceled:?}"
         );
-        let late = stage.run(slow).await;
+        let late = stage.run_to_end(slow).await;
         let attempt = &late.attempts[0];
         let found = (late.state(), attempt.failure_code.as_str());
         assert_eq!(
@@ -235,7 +254,7 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
             assert!(usage.input_tokens > 0, "{agent}: {attempt:?}");
             assert_eq!(attempt.exit_code, Some(0), "{agent}: {attempt:?}");
         }
-        let told = stage.told();
+        let told = stage.recorded_agent_input();
         let asked = told.iter().filter(|line| line.contains(words));
         assert_eq!(asked.count(), 2, "{agent}: {told:?}");
     }
@@ -243,7 +262,7 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     // A turn that fails inside, one that never ends, and a conversation that nobody knows.
     let cases = [
         ("say hm; error 401", "provider_auth"),
@@ -254,7 +273,7 @@ async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
     ];
     for (agent, _, _) in CODING_AGENTS {
         for (script, code) in cases {
-            let done = stage.run(played(agent, script)).await;
+            let done = stage.run_to_end(scripted_task(agent, script)).await;
             let attempt = &done.attempts[0];
             let found = (done.state(), attempt.failure_code.as_str());
             assert_eq!(found, (TaskState::Failed, code), "{agent}: {done:?}");
@@ -266,14 +285,14 @@ async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn noise_of_an_agent_changes_nothing_about_its_result() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     // An event of no version, a line that is none, one of more than 4 MiB, and half a megabyte of words.
     let script = "novel; garbage; overlong 4500000; flood 500000; think hm; hint; tool Bash ls; say well done";
     for (agent, _, _) in CODING_AGENTS {
-        let done = stage.run(played(agent, script)).await;
+        let done = stage.run_to_end(scripted_task(agent, script)).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "well done", "{agent}");
-        let output = output(&stage.client, &done).await;
+        let output = output_items(&stage.client, &done).await;
         let is_cut = |item: &&Item| match item {
             Item::Cut(cut) => cut.reason() == CutReason::LineTooLong,
             Item::Chunk(_) | Item::End(_) => false,
@@ -284,9 +303,11 @@ async fn noise_of_an_agent_changes_nothing_about_its_result() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_before_a_hang_is_a_success_that_says_so() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for (agent, _, _) in CODING_AGENTS {
-        let done = stage.run(played(agent, "say done; hang")).await;
+        let done = stage
+            .run_to_end(scripted_task(agent, "say done; hang"))
+            .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert!(done.attempts[0].killed_after_result, "{agent}: {done:?}");
     }
@@ -294,29 +315,38 @@ async fn a_result_before_a_hang_is_a_success_that_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_wants_a_file_of_its_client_is_told_that_there_is_none_to_be_had() {
-    let stage = Stage::open().await;
-    let done = stage.run(played("acp", "read notes.txt")).await;
+    let stage = CodingAgentsFixture::start().await;
+    let done = stage
+        .run_to_end(scripted_task("acp", "read notes.txt"))
+        .await;
     assert_eq!(done.result, "cannot read", "{done:?}");
-    let refused = stage.told().into_iter().any(|line| line.contains("-32601"));
-    assert!(refused, "{:?}", stage.told());
+    let refused = stage
+        .recorded_agent_input()
+        .into_iter()
+        .any(|line| line.contains("-32601"));
+    assert!(refused, "{:?}", stage.recorded_agent_input());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_option_that_the_agent_cannot_take_is_refused_before_it_runs() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     for agent in ["claude", "codex", "codex-exec"] {
         let spec = TaskSpec {
             options: Some(AgentOptions {
                 permission_mode: "yolo".to_owned(),
                 ..AgentOptions::default()
             }),
-            ..played(agent, "say no")
+            ..scripted_task(agent, "say no")
         };
         let task = stage.client.submit(spec).await;
         let mut watch = stage.client.watch(&task.task_id).await;
-        let refused = watch.until_kind(TaskEventKind::Rejected).await;
+        let refused = watch.wait_for_kind(TaskEventKind::Rejected).await;
         assert_eq!(refused.failure_code, "unsupported_option", "{agent}");
-        assert_eq!(stage.told().len(), 0, "{agent} was never started");
+        assert_eq!(
+            stage.recorded_agent_input().len(),
+            0,
+            "{agent} was never started"
+        );
         stage.client.cancel(&task.task_id).await;
     }
 }
@@ -324,23 +354,27 @@ async fn an_option_that_the_agent_cannot_take_is_refused_before_it_runs() {
 /// What a session offers is known when it is open, and refused then, before it has a prompt.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_option_that_a_session_does_not_offer_fails_before_the_prompt() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     let with = |model: &str, mode: &str| TaskSpec {
         options: Some(AgentOptions {
             model: model.to_owned(),
             permission_mode: mode.to_owned(),
             ..AgentOptions::default()
         }),
-        ..played("acp", "say done")
+        ..scripted_task("acp", "say done")
     };
-    let done = stage.run(with("huge", "")).await;
+    let done = stage.run_to_end(with("huge", "")).await;
     assert_eq!(done.attempts[0].failure_code, "unsupported_option");
     assert!(done.attempts[0].message.contains("model"), "{done:?}");
     let prompted = |line: &String| line.contains("session/prompt");
-    assert!(!stage.told().iter().any(prompted), "{:?}", stage.told());
-    let done = stage.run(with("large", "plan")).await;
+    assert!(
+        !stage.recorded_agent_input().iter().any(prompted),
+        "{:?}",
+        stage.recorded_agent_input()
+    );
+    let done = stage.run_to_end(with("large", "plan")).await;
     assert_eq!(done.result, "done", "{done:?}");
-    let told = stage.told();
+    let told = stage.recorded_agent_input();
     let set = |what: &str| told.iter().any(|line| line.contains(what));
     assert!(
         set("\"value\":\"large\"") && set("\"modeId\":\"plan\""),
@@ -350,7 +384,7 @@ async fn an_option_that_a_session_does_not_offer_fails_before_the_prompt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn context_reaches_every_agent() {
-    let stage = Stage::open().await;
+    let stage = CodingAgentsFixture::start().await;
     let context = ContextRef {
         kind: "file".to_owned(),
         path: "src/main.rs".to_owned(),
@@ -363,12 +397,12 @@ async fn context_reaches_every_agent() {
                 instructions: "Be brief.".to_owned(),
                 ..AgentOptions::default()
             }),
-            ..played_from_the_start(agent, "say done", "Look.")
+            ..scripted_task_with_prompt(agent, "say done", "Look.")
         };
-        let before = stage.told().len();
-        let done = stage.run(spec).await;
+        let before = stage.recorded_agent_input().len();
+        let done = stage.run_to_end(spec).await;
         assert_eq!(done.result, "done", "{agent}: {done:?}");
-        let told = stage.told()[before..].join("\n");
+        let told = stage.recorded_agent_input()[before..].join("\n");
         assert!(told.contains("src/main.rs"), "{agent}: {told}");
     }
 }
@@ -377,11 +411,11 @@ async fn context_reaches_every_agent() {
 async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_asks() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(dir.path()).display().to_string();
+    let tape = recording_file(dir.path()).display().to_string();
     let file = dir.path().join("daemon.toml");
-    let config = coding_agents_file(STANDIN, &[("STANDIN_TAPE", &tape)]);
+    let config = standin_agents_toml(STANDIN, &[("STANDIN_TAPE", &tape)]);
     std::fs::write(&file, config).unwrap();
     let more = ["--config", file.to_str().unwrap()];
     let link = (client.url(), &secret[..]);
@@ -389,16 +423,16 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
     let mut daemon = start().await;
     for agent in ASKING_AGENTS {
         let spec = TaskSpec {
-            prompt: STORY.to_owned(),
-            ..for_agent(agent)
+            prompt: PERMISSION_SCRIPT.to_owned(),
+            ..agent_task(agent)
         };
         let task = client.submit(spec).await;
-        let input = permission(&client, &task).await;
+        let input = wait_for_permission(&client, &task).await;
         daemon.kill().await;
         // The answer is given while nobody is there to take it.
-        client.decide(&input, true).await;
+        client.answer_permission(&input, true).await;
         daemon = start().await;
-        client.watch(&task.task_id).await.to_end().await;
+        client.watch(&task.task_id).await.collect_to_end().await;
         let done = client.get(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(
@@ -407,7 +441,7 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
         );
         let answers = ["\"behavior\"", "\"decision\"", "\"optionId\""];
         let is_answer = |line: &&String| answers.iter().any(|word| line.contains(word));
-        let told = told(dir.path());
+        let told = read_agent_input(dir.path());
         assert_eq!(
             told.iter().filter(is_answer).count(),
             1,
@@ -418,9 +452,9 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
 }
 
 /// What a person would see.
-async fn visible(client: &Client, task: &Task) -> String {
+async fn visible_output(client: &TestClient, task: &Task) -> String {
     let mut words = String::new();
-    for item in output(client, task).await {
+    for item in output_items(client, task).await {
         if let Item::Chunk(chunk) = item
             && chunk.visible
             && chunk.kind() != OutputKind::Stderr
@@ -432,17 +466,17 @@ async fn visible(client: &Client, task: &Task) -> String {
 }
 
 /// Everything up to the end.
-async fn output(client: &Client, task: &Task) -> Vec<Item> {
+async fn output_items(client: &TestClient, task: &Task) -> Vec<Item> {
     let request = ReadOutputRequest {
         task_id: task.task_id.clone(),
         ..ReadOutputRequest::default()
     };
     let mut tasks = client.tasks();
-    let opened = within("output to open", tasks.read_output(request)).await;
+    let opened = wait_within("output to open", tasks.read_output(request)).await;
     let mut pieces = opened.expect("output can be read").into_inner();
     let mut items = Vec::new();
     loop {
-        let piece = within("output", pieces.message()).await;
+        let piece = wait_within("output", pieces.message()).await;
         match piece.expect("output goes on").and_then(|piece| piece.item) {
             Some(Item::End(_)) | None => return items,
             Some(item) => items.push(item),

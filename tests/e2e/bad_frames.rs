@@ -7,21 +7,21 @@ use baton_proto::v1::{
     LifecyclePhase, OutputCut, PermissionRequest, Stream, TaskComplete, TaskError, TaskLifecycle,
     TaskState,
 };
-use baton_tests::{Relay, ScriptedAttempt, ScriptedDaemon, for_agent, receipt};
+use baton_tests::{EmbeddedRelay, ScriptedAttempt, ScriptedDaemon, agent_task, receipt};
 use bytes::Bytes;
 
-const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
 /// A bad frame, what is wrong with it, and whether it takes the next control number.
-struct Row {
+struct BadFrameCase {
     what: &'static str,
     code: &'static str,
     frame: AttemptFrame,
 }
 
-async fn refusal(daemon: &mut ScriptedDaemon, what: &str) -> FrameRejected {
+async fn wait_for_rejection(daemon: &mut ScriptedDaemon, what: &str) -> FrameRejected {
     daemon
-        .expect(&format!("FrameRejected for {what}"), |frame| {
+        .expect_frame(&format!("FrameRejected for {what}"), |frame| {
             match &frame.frame {
                 Some(Frame::Rejected(rejected)) => Some(rejected.clone()),
                 _ => None,
@@ -30,16 +30,16 @@ async fn refusal(daemon: &mut ScriptedDaemon, what: &str) -> FrameRejected {
         .await
 }
 
-fn with_ref(attempt: &ScriptedAttempt, change: impl FnOnce(&mut AttemptRef)) -> AttemptFrame {
+fn frame_with_ref(attempt: &ScriptedAttempt, change: impl FnOnce(&mut AttemptRef)) -> AttemptFrame {
     let mut frame = attempt.frame(
         attempt.control_seq + 1,
-        phase(LifecyclePhase::Streaming, ""),
+        phase_body(LifecyclePhase::Streaming, ""),
     );
     change(frame.r#ref.as_mut().expect("just made"));
     frame
 }
 
-fn phase(phase: LifecyclePhase, tool: &str) -> Body {
+fn phase_body(phase: LifecyclePhase, tool: &str) -> Body {
     Body::Lifecycle(TaskLifecycle {
         phase: phase.into(),
         tool_call_id: tool.to_owned(),
@@ -48,7 +48,7 @@ fn phase(phase: LifecyclePhase, tool: &str) -> Body {
     })
 }
 
-fn chunk(offset: u64, bytes: usize) -> Body {
+fn output_body(offset: u64, bytes: usize) -> Body {
     Body::Stream(Stream {
         offset,
         chunk: Bytes::from(vec![b'x'; bytes]),
@@ -56,51 +56,51 @@ fn chunk(offset: u64, bytes: usize) -> Body {
     })
 }
 
-fn references(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> Vec<Row> {
-    let row = |what, code, frame| Row { what, code, frame };
-    let mut none = with_ref(attempt, |_| {});
+fn bad_reference_cases(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> Vec<BadFrameCase> {
+    let row = |what, code, frame| BadFrameCase { what, code, frame };
+    let mut none = frame_with_ref(attempt, |_| {});
     none.r#ref = None;
     vec![
         row("no ref", "missing_ref", none),
         row(
             "empty ref",
             "malformed_id",
-            with_ref(attempt, |re| *re = AttemptRef::default()),
+            frame_with_ref(attempt, |re| *re = AttemptRef::default()),
         ),
         row(
             "empty attempt id",
             "malformed_id",
-            with_ref(attempt, |re| re.attempt_id.clear()),
+            frame_with_ref(attempt, |re| re.attempt_id.clear()),
         ),
         row(
             "unknown attempt",
             "unknown_attempt",
-            with_ref(attempt, |re| re.attempt_id = UNKNOWN.into()),
+            frame_with_ref(attempt, |re| re.attempt_id = UNKNOWN_ID.into()),
         ),
         row(
             "foreign attempt",
             "unknown_attempt",
-            with_ref(foreign, |_| {}),
+            frame_with_ref(foreign, |_| {}),
         ),
         row(
             "another task",
             "unknown_attempt",
-            with_ref(attempt, |re| re.task_id = UNKNOWN.into()),
+            frame_with_ref(attempt, |re| re.task_id = UNKNOWN_ID.into()),
         ),
         row(
             "another number",
             "unknown_attempt",
-            with_ref(attempt, |re| re.attempt_number += 1),
+            frame_with_ref(attempt, |re| re.attempt_number += 1),
         ),
         row(
             "another incarnation",
             "unknown_attempt",
-            with_ref(attempt, |re| re.incarnation = UNKNOWN.into()),
+            frame_with_ref(attempt, |re| re.incarnation = UNKNOWN_ID.into()),
         ),
     ]
 }
 
-fn unexplained_block() -> Body {
+fn block_without_reason() -> Body {
     Body::Block(BlockDraft {
         reason: " \t".to_owned(),
         ..BlockDraft::default()
@@ -108,11 +108,11 @@ fn unexplained_block() -> Body {
 }
 
 /// Each under the number that the attempt is at; a refused control frame uses it up.
-fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
+fn bad_body_cases(attempt: &ScriptedAttempt) -> Vec<BadFrameCase> {
     let mut seq = attempt.control_seq;
     let mut control = |what, code, body| {
         seq += 1;
-        Row {
+        BadFrameCase {
             what,
             code,
             frame: attempt.frame(seq, body),
@@ -122,17 +122,17 @@ fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
         control(
             "blank tool id",
             "blank",
-            phase(LifecyclePhase::ToolStarted, " "),
+            phase_body(LifecyclePhase::ToolStarted, " "),
         ),
         control(
             "long tool id",
             "too_large",
-            phase(LifecyclePhase::ToolStarted, &"t".repeat(257)),
+            phase_body(LifecyclePhase::ToolStarted, &"t".repeat(257)),
         ),
         control(
             "unknown tool",
             "unknown_tool",
-            phase(LifecyclePhase::ToolFinished, "never-started"),
+            phase_body(LifecyclePhase::ToolFinished, "never-started"),
         ),
         control(
             "blank failure code",
@@ -157,7 +157,7 @@ fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
             "wrong digest",
             "digest_mismatch",
             Body::PermissionRequest(PermissionRequest {
-                input_id: UNKNOWN.to_owned(),
+                input_id: UNKNOWN_ID.to_owned(),
                 tool_name: "bash".to_owned(),
                 tool_input: Bytes::from_static(b"{}"),
                 tool_input_sha256: Bytes::from_static(&[0; 32]),
@@ -174,11 +174,11 @@ fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
             "blank",
             Body::Checkpoint(CheckpointDraft::default()),
         ),
-        control("a block without a reason", "blank", unexplained_block()),
+        control("a block without a reason", "blank", block_without_reason()),
     ]
 }
 
-fn numbers(attempt: &ScriptedAttempt) -> Vec<Row> {
+fn bad_number_cases(attempt: &ScriptedAttempt) -> Vec<BadFrameCase> {
     let cut = |length, reason: CutReason| {
         Body::OutputCut(OutputCut {
             offset: 0,
@@ -187,7 +187,7 @@ fn numbers(attempt: &ScriptedAttempt) -> Vec<Row> {
             ..OutputCut::default()
         })
     };
-    let row = |what, code, seq, body| Row {
+    let row = |what, code, seq, body| BadFrameCase {
         what,
         code,
         frame: attempt.frame(seq, body),
@@ -197,22 +197,27 @@ fn numbers(attempt: &ScriptedAttempt) -> Vec<Row> {
             "control without number",
             "wrong_number",
             0,
-            phase(LifecyclePhase::Streaming, ""),
+            phase_body(LifecyclePhase::Streaming, ""),
         ),
         row(
             "output with number",
             "wrong_number",
             attempt.control_seq + 1,
-            chunk(0, 1),
+            output_body(0, 1),
         ),
         row(
             "hole",
             "gap",
             u64::MAX,
-            phase(LifecyclePhase::Streaming, ""),
+            phase_body(LifecyclePhase::Streaming, ""),
         ),
-        row("oversize chunk", "too_large", 0, chunk(0, 64 * 1024 + 1)),
-        row("output hole", "output_gap", 0, chunk(1_000, 1)),
+        row(
+            "oversize chunk",
+            "too_large",
+            0,
+            output_body(0, 64 * 1024 + 1),
+        ),
+        row("output hole", "output_gap", 0, output_body(1_000, 1)),
         row(
             "cut of nothing",
             "bad_cut",
@@ -241,32 +246,32 @@ fn numbers(attempt: &ScriptedAttempt) -> Vec<Row> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attempt() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
-    let mut other_daemon = relay.scripted(&["other"]).await;
-    client.submit(for_agent("other")).await;
-    let foreign = other_daemon.running().await;
-    other_daemon.acked(&foreign).await;
-    let mut daemon = relay.scripted(&["careless"]).await;
-    let task = client.submit(for_agent("careless")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let mut other_daemon = relay.start_scripted_daemon(&["other"]).await;
+    client.submit(agent_task("other")).await;
+    let foreign = other_daemon.start_next_attempt().await;
+    other_daemon.wait_until_acked(&foreign).await;
+    let mut daemon = relay.start_scripted_daemon(&["careless"]).await;
+    let task = client.submit(agent_task("careless")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
 
     let before = client.commit_seq().await;
-    let mut rows = references(&attempt, &foreign);
+    let mut rows = bad_reference_cases(&attempt, &foreign);
     rows.extend(
-        numbers(&attempt)
+        bad_number_cases(&attempt)
             .into_iter()
             .filter(|row| row.what != "output with number"),
     );
-    rows.extend(bodies(&attempt));
-    for Row { what, code, frame } in rows {
+    rows.extend(bad_body_cases(&attempt));
+    for BadFrameCase { what, code, frame } in rows {
         let uses_number = frame.control_seq == attempt.control_seq + 1
-            && frame.r#ref.as_ref() == Some(&attempt.re);
+            && frame.r#ref.as_ref() == Some(&attempt.attempt_ref);
         daemon
             .send(baton_proto::v1::daemon_frame::Frame::Attempt(frame))
             .await;
-        let rejected = refusal(&mut daemon, what).await;
+        let rejected = wait_for_rejection(&mut daemon, what).await;
         let error = rejected.error.expect("a refusal says why");
         assert_eq!(error.code, code, "{what}: {error:?}");
         assert!(!error.message.is_empty(), "{what}");
@@ -284,25 +289,25 @@ async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attemp
     }
 
     // The same stream and attempt go on as if nothing had been said.
-    attempt.say("fine").await;
+    attempt.send_output("fine").await;
     attempt.complete("unharmed").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     assert_eq!(client.get(&task.task_id).await.result.as_ref(), b"unharmed");
-    assert_eq!(client.output(&task.task_id).await, b"fine");
+    assert_eq!(client.read_output_to_end(&task.task_id).await, b"fine");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
-    let mut daemon = relay.scripted(&["hasty"]).await;
-    let task = client.submit(for_agent("hasty")).await;
-    let mut attempt = daemon.offered().await;
+    let mut daemon = relay.start_scripted_daemon(&["hasty"]).await;
+    let task = client.submit(agent_task("hasty")).await;
+    let mut attempt = daemon.next_dispatch().await;
     let before = client.commit_seq().await;
     attempt.complete("before it was accepted").await;
-    let rejected = refusal(&mut daemon, "a completion before acceptance").await;
+    let rejected = wait_for_rejection(&mut daemon, "a completion before acceptance").await;
     assert_eq!(rejected.error.unwrap().code, "wrong_order");
 
     let mut forged = attempt.frame(attempt.control_seq + 1, Body::Accepted(Default::default()));
@@ -310,28 +315,28 @@ async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
         value: Bytes::from_static(&[7; 32]),
     });
     attempt.send_frame(forged).await;
-    let rejected = refusal(&mut daemon, "a wrong token").await;
+    let rejected = wait_for_rejection(&mut daemon, "a wrong token").await;
     assert_eq!(rejected.error.unwrap().code, "bad_proof");
     // What is not proved takes no number either.
     assert_eq!(client.commit_seq().await, before);
 
     attempt.accept().await;
-    daemon.confirmed(&attempt).await;
-    attempt.started().await;
+    daemon.wait_for_confirmation(&attempt).await;
+    attempt.send_started().await;
     attempt.complete("").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_phases_and_duplicates_take_their_number_and_change_nothing() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
-    let mut daemon = relay.scripted(&["newer"]).await;
-    let task = client.submit(for_agent("newer")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let mut daemon = relay.start_scripted_daemon(&["newer"]).await;
+    let task = client.submit(agent_task("newer")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     let settled = client.get(&task.task_id).await;
     attempt
         .send(Body::Lifecycle(TaskLifecycle {
@@ -350,14 +355,14 @@ async fn unknown_phases_and_duplicates_take_their_number_and_change_nothing() {
         .send_frame(attempt.frame(1, Body::Accepted(Default::default())))
         .await;
     // Numbers without a record of their own are acknowledged with the next frame that has one.
-    attempt.phase(LifecyclePhase::FirstEventSeen).await;
-    daemon.acked(&attempt).await;
+    attempt.send_phase(LifecyclePhase::FirstEventSeen).await;
+    daemon.wait_until_acked(&attempt).await;
     assert_eq!(client.get(&task.task_id).await.state(), settled.state());
     attempt.complete("").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
-    let refused = daemon.unexpected();
+    let refused = daemon.collect_unread_frames();
     let refused = refused
         .iter()
         .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));

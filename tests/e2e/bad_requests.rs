@@ -7,18 +7,18 @@ use baton_proto::v1::{
     ListTasksRequest, PauseRequest, ReadOutputRequest, RetryPolicy, RetryTaskRequest, Role,
     SubmitRequest, TaskSpec, WatchTaskRequest, pause_request,
 };
-use baton_tests::{Client, Relay, code_of, for_agent, raw_unary, within};
+use baton_tests::{EmbeddedRelay, TestClient, agent_task, call_raw_unary, error_code, wait_within};
 use bytes::Bytes;
 use tonic::{Code, Status};
 
-const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
-type Refused = Pin<Box<dyn Future<Output = Status> + Send>>;
-type Change = fn(&mut TaskSpec);
-type Ask = fn(Client) -> Refused;
+type PendingRefusal = Pin<Box<dyn Future<Output = Status> + Send>>;
+type SpecChange = fn(&mut TaskSpec);
+type RefusedCall = fn(TestClient) -> PendingRefusal;
 
 /// What is wrong with a submission, and the code that says so.
-const SUBMISSIONS: &[(&str, Code, &str, Change)] = &[
+const SUBMISSION_CASES: &[(&str, Code, &str, SpecChange)] = &[
     ("no agent", Code::InvalidArgument, "missing", |spec| {
         spec.agent.clear()
     }),
@@ -102,7 +102,7 @@ macro_rules! ask {
         |client| {
             Box::pin(async move {
                 let mut service = client.$service();
-                let answer = within(stringify!($method), service.$method($request)).await;
+                let answer = wait_within(stringify!($method), service.$method($request)).await;
                 answer.map(|_| ()).expect_err(stringify!($method))
             })
         }
@@ -110,7 +110,7 @@ macro_rules! ask {
 }
 
 /// The same for requests about something.
-const OTHERS: &[(&str, Code, &str, Ask)] = &[
+const REQUEST_CASES: &[(&str, Code, &str, RefusedCall)] = &[
     (
         "submit nothing",
         Code::InvalidArgument,
@@ -121,111 +121,111 @@ const OTHERS: &[(&str, Code, &str, Ask)] = &[
         "get nothing",
         Code::InvalidArgument,
         "missing",
-        ask!(tasks.get(get(""))),
+        ask!(tasks.get(get_request(""))),
     ),
     (
         "get no id",
         Code::InvalidArgument,
         "malformed_id",
-        ask!(tasks.get(get("../etc/passwd"))),
+        ask!(tasks.get(get_request("../etc/passwd"))),
     ),
     (
         "get unknown",
         Code::NotFound,
         "unknown_task",
-        ask!(tasks.get(get(UNKNOWN))),
+        ask!(tasks.get(get_request(UNKNOWN_ID))),
     ),
     (
         "watch unknown",
         Code::NotFound,
         "unknown_task",
-        ask!(tasks.watch(watch(UNKNOWN))),
+        ask!(tasks.watch(watch_request(UNKNOWN_ID))),
     ),
     (
         "read unknown",
         Code::NotFound,
         "unknown_task",
-        ask!(tasks.read_output(output(UNKNOWN))),
+        ask!(tasks.read_output(output_request(UNKNOWN_ID))),
     ),
     (
         "cancel unknown",
         Code::NotFound,
         "unknown_task",
-        ask!(tasks.cancel(cancel(UNKNOWN, ""))),
+        ask!(tasks.cancel(cancel_request(UNKNOWN_ID, ""))),
     ),
     (
         "long reason",
         Code::InvalidArgument,
         "too_large",
-        ask!(tasks.cancel(cancel(UNKNOWN, &"r".repeat(2049)))),
+        ask!(tasks.cancel(cancel_request(UNKNOWN_ID, &"r".repeat(2049)))),
     ),
     (
         "retry unknown",
         Code::NotFound,
         "unknown_task",
-        ask!(operator.retry_task(retry(UNKNOWN))),
+        ask!(operator.retry_task(retry_request(UNKNOWN_ID))),
     ),
     (
         "page token",
         Code::InvalidArgument,
         "bad_page_token",
-        ask!(tasks.list(list(0, "nonsense"))),
+        ask!(tasks.list(list_request(0, "nonsense"))),
     ),
     (
         "page size",
         Code::InvalidArgument,
         "out_of_range",
-        ask!(tasks.list(list(201, ""))),
+        ask!(tasks.list(list_request(201, ""))),
     ),
     (
         "blank reason",
         Code::InvalidArgument,
         "blank",
-        ask!(operator.pause(pause("  "))),
+        ask!(operator.pause(pause_request("  "))),
     ),
     (
         "token without role",
         Code::InvalidArgument,
         "missing",
-        ask!(operator.create_token(role(0))),
+        ask!(operator.create_token(token_request(0))),
     ),
     (
         "unknown role",
         Code::InvalidArgument,
         "unknown_enum_value",
-        ask!(operator.create_token(role(77))),
+        ask!(operator.create_token(token_request(77))),
     ),
 ];
 
-fn get(id: &str) -> GetTaskRequest {
+fn get_request(id: &str) -> GetTaskRequest {
     GetTaskRequest {
         task_id: id.to_owned(),
         ..GetTaskRequest::default()
     }
 }
 
-fn watch(id: &str) -> WatchTaskRequest {
+fn watch_request(id: &str) -> WatchTaskRequest {
     WatchTaskRequest {
         task_id: id.to_owned(),
         ..WatchTaskRequest::default()
     }
 }
 
-fn output(id: &str) -> ReadOutputRequest {
+fn output_request(id: &str) -> ReadOutputRequest {
     ReadOutputRequest {
         task_id: id.to_owned(),
         ..ReadOutputRequest::default()
     }
 }
 
-fn cancel(id: &str, reason: &str) -> CancelTaskRequest {
+fn cancel_request(id: &str, reason: &str) -> CancelTaskRequest {
     CancelTaskRequest {
         task_id: id.to_owned(),
         reason: reason.to_owned(),
     }
 }
 
-fn retry(id: &str) -> RetryTaskRequest {
+fn retry_request(id: &str) -> RetryTaskRequest {
     RetryTaskRequest {
         task_id: id.to_owned(),
         reason: "look".to_owned(),
@@ -233,7 +233,7 @@ fn retry(id: &str) -> RetryTaskRequest {
     }
 }
 
-fn list(page_size: u32, token: &str) -> ListTasksRequest {
+fn list_request(page_size: u32, token: &str) -> ListTasksRequest {
     ListTasksRequest {
         page_size,
         page_token: token.to_owned(),
@@ -241,15 +241,15 @@ fn list(page_size: u32, token: &str) -> ListTasksRequest {
     }
 }
 
-fn pause(reason: &str) -> PauseRequest {
-    let target = Some(pause_request::Target::TaskId(UNKNOWN.to_owned()));
+fn pause_request(reason: &str) -> PauseRequest {
+    let target = Some(pause_request::Target::TaskId(UNKNOWN_ID.to_owned()));
     PauseRequest {
         target,
         reason: reason.to_owned(),
     }
 }
 
-fn role(role: i32) -> CreateTokenRequest {
+fn token_request(role: i32) -> CreateTokenRequest {
     CreateTokenRequest {
         name: "x".to_owned(),
         role,
@@ -257,8 +257,8 @@ fn role(role: i32) -> CreateTokenRequest {
     }
 }
 
-fn submission(client: Client, change: Change) -> Refused {
-    let mut spec = for_agent("nobody");
+fn refused_submission(client: TestClient, change: SpecChange) -> PendingRefusal {
+    let mut spec = agent_task("nobody");
     change(&mut spec);
     let request = SubmitRequest {
         spec: Some(spec),
@@ -274,11 +274,20 @@ fn submission(client: Client, change: Change) -> Refused {
 }
 
 /// Every row, with its call under way when it is awaited.
-fn rows(client: &Client) -> impl Iterator<Item = (&'static str, Code, &'static str, Refused)> {
-    let submissions = SUBMISSIONS.iter().map(|(what, code, machine, change)| {
-        (*what, *code, *machine, submission(client.clone(), *change))
-    });
-    let others = OTHERS
+fn all_cases(
+    client: &TestClient,
+) -> impl Iterator<Item = (&'static str, Code, &'static str, PendingRefusal)> {
+    let submissions = SUBMISSION_CASES
+        .iter()
+        .map(|(what, code, machine, change)| {
+            (
+                *what,
+                *code,
+                *machine,
+                refused_submission(client.clone(), *change),
+            )
+        });
+    let others = REQUEST_CASES
         .iter()
         .map(|(what, code, machine, ask)| (*what, *code, *machine, ask(client.clone())));
     submissions.chain(others)
@@ -286,14 +295,14 @@ fn rows(client: &Client) -> impl Iterator<Item = (&'static str, Code, &'static s
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_bad_request_has_its_own_machine_code_and_leaves_the_commit_sequence_unchanged() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
-    let task = client.submit(for_agent("nobody")).await;
+    let task = client.submit(agent_task("nobody")).await;
     let before = client.commit_seq().await;
-    for (what, code, machine, refused) in rows(client) {
+    for (what, code, machine, refused) in all_cases(client) {
         let status = refused.await;
         assert_eq!(
-            (status.code(), code_of(&status).as_str()),
+            (status.code(), error_code(&status).as_str()),
             (code, machine),
             "{what}: {status:?}"
         );
@@ -305,7 +314,7 @@ async fn every_bad_request_has_its_own_machine_code_and_leaves_the_commit_sequen
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let before = client.commit_seq().await;
     // Field 1 of GetTaskRequest is a string: three bytes that are no UTF-8.
@@ -327,21 +336,21 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
             "message_too_large",
         ),
     ] {
-        let status = raw_unary(client, "/baton.v1.Tasks/Get", body)
+        let status = call_raw_unary(client, "/baton.v1.Tasks/Get", body)
             .await
             .unwrap_err();
         assert_eq!(
-            (status.code(), code_of(&status).as_str()),
+            (status.code(), error_code(&status).as_str()),
             (code, machine),
             "{what}: {status:?}"
         );
     }
     let unknown_field = Bytes::from_static(&[0xfa, 0x3e, 0x01, b'x']);
-    let status = raw_unary(client, "/baton.v1.Tasks/Get", unknown_field)
+    let status = call_raw_unary(client, "/baton.v1.Tasks/Get", unknown_field)
         .await
         .unwrap_err();
     assert_eq!(
-        code_of(&status),
+        error_code(&status),
         "missing",
         "an unknown field is ignored: {status:?}"
     );
@@ -350,7 +359,7 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_built_answers_unimplemented() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let agent = relay.admin();
     let (_, secret) = {
         let mut operator = agent.operator();
@@ -360,12 +369,12 @@ async fn what_is_not_built_answers_unimplemented() {
             agent_scope: "review".to_owned(),
             ..CreateTokenRequest::default()
         });
-        let made = within("a token", made).await.unwrap().into_inner();
+        let made = wait_within("a token", made).await.unwrap().into_inner();
         (made.token, made.secret.unwrap().value)
     };
     let client = agent.with_token(&secret);
     let body = Bytes::new();
-    let status = raw_unary(&client, "/baton.v1.Tasks/WatchMany", body)
+    let status = call_raw_unary(&client, "/baton.v1.Tasks/WatchMany", body)
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);

@@ -8,43 +8,48 @@ use baton_proto::v1::{
     ReleaseInheritedRequest, ResumeTaskRequest, RetryTaskRequest, Role, pause_request,
 };
 use baton_proto::verbs::{self, VERBS};
-use baton_tests::{Agent, Client, Relay, Tools, for_agent, for_scope, within};
+use baton_tests::{
+    EmbeddedRelay, LeaseAgent, McpClient, TestClient, agent_scope_spec, agent_task, wait_within,
+};
 use serde_json::json;
 use tonic::{Code, Status};
 
 use crate::BATON;
 
 const SCOPE: &str = "reviewers";
-const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
-const BLANK: [&str; 3] = ["", " ", " \n\t\u{2003}"];
+const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+const BLANK_REASONS: [&str; 3] = ["", " ", " \n\t\u{2003}"];
 
 /// Who asks about what: another one's, nobody's, or without the right proof.
-struct Asked {
+struct WrongCaller {
     what: &'static str,
-    client: Client,
-    agent: Client,
+    client: TestClient,
+    agent: TestClient,
     lease: AgentLease,
 }
 
 /// Everything that is wrong beside the reason.
-async fn wrongs(relay: &Relay) -> Vec<Asked> {
+async fn wrong_callers(relay: &EmbeddedRelay) -> Vec<WrongCaller> {
     let admin = relay.admin();
-    let agent = Agent::new(admin, "ada", SCOPE).await;
-    let lease = agent.start(for_scope(SCOPE), "k").await.expect("it starts");
-    let foreign = Agent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
-    let other = admin.of_tenant("theirs", Role::Admin).await;
+    let agent = LeaseAgent::new(admin, "ada", SCOPE).await;
+    let lease = agent
+        .start(agent_scope_spec(SCOPE), "k")
+        .await
+        .expect("it starts");
+    let foreign = LeaseAgent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
+    let other = admin.client_of_tenant("theirs", Role::Admin).await;
     let named = |change: fn(&mut AgentLease)| {
-        let mut named = lease.named.clone();
+        let mut named = lease.lease_ref.clone();
         change(&mut named);
         named
     };
-    let asked = |what, client: &Client, agent: &Agent, lease| Asked {
+    let asked = |what, client: &TestClient, agent: &LeaseAgent, lease| WrongCaller {
         what,
         client: client.clone(),
         agent: agent.client.clone(),
         lease,
     };
-    let unknown = named(|lease| UNKNOWN.clone_into(&mut lease.task_id));
+    let unknown = named(|lease| UNKNOWN_ID.clone_into(&mut lease.task_id));
     let malformed = named(|lease| "no id".clone_into(&mut lease.task_id));
     let forged = named(|lease| {
         let token = lease.token.as_mut().expect("a lease has a token");
@@ -54,12 +59,12 @@ async fn wrongs(relay: &Relay) -> Vec<Asked> {
         asked("an unknown id", admin, &agent, unknown),
         asked("no id at all", admin, &agent, malformed),
         asked("a wrong token", admin, &agent, forged),
-        asked("a foreign id", &other, &foreign, lease.named.clone()),
+        asked("a foreign id", &other, &foreign, lease.lease_ref.clone()),
     ]
 }
 
 /// RPCs whose reason is required: those of the table of verbs, and those for fleets and failures.
-fn rpcs() -> Vec<&'static str> {
+fn rpcs_with_reason() -> Vec<&'static str> {
     let verbs = VERBS.iter().filter(|verb| verb.needs_reason);
     let others = [
         "Agents.Fail",
@@ -78,7 +83,7 @@ fn rpcs() -> Vec<&'static str> {
     clippy::too_many_lines,
     reason = "one arm per RPC, and each only fills in what it takes"
 )]
-async fn ask(asked: &Asked, rpc: &str, reason: &str) -> Result<(), Status> {
+async fn call_rpc(asked: &WrongCaller, rpc: &str, reason: &str) -> Result<(), Status> {
     let (task_id, reason) = (asked.lease.task_id.clone(), reason.to_owned());
     let lease = Some(asked.lease.clone());
     let (mut tasks, mut operator) = (asked.client.tasks(), asked.client.operator());
@@ -194,27 +199,27 @@ async fn ask(asked: &Asked, rpc: &str, reason: &str) -> Result<(), Status> {
             unknown => panic!("{unknown} needs a reason, and nobody asks it without one"),
         }
     };
-    within(rpc, answer).await
+    wait_within(rpc, answer).await
 }
 
 /// What the relay has looked up for its clients until now.
-fn looked(relay: &Relay) -> u64 {
-    relay.counted("look_ups")
+fn lookup_count(relay: &EmbeddedRelay) -> u64 {
+    relay.counter_value("look_ups")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_rpc_with_a_blank_reason_looks_nothing_up() {
-    let relay = Relay::start().await;
-    for asked in wrongs(&relay).await {
+    let relay = EmbeddedRelay::start().await;
+    for asked in wrong_callers(&relay).await {
         // So that the count is known to move.
-        let before = looked(&relay);
-        let because = ask(&asked, "Tasks.Block", "because").await;
-        let found = looked(&relay) > before;
+        let before = lookup_count(&relay);
+        let because = call_rpc(&asked, "Tasks.Block", "because").await;
+        let found = lookup_count(&relay) > before;
         assert_eq!(found, asked.what != "no id at all", "{because:?}");
-        for rpc in rpcs() {
-            for reason in BLANK {
-                let before = looked(&relay);
-                let refused = ask(&asked, rpc, reason).await;
+        for rpc in rpcs_with_reason() {
+            for reason in BLANK_REASONS {
+                let before = lookup_count(&relay);
+                let refused = call_rpc(&asked, rpc, reason).await;
                 let status = refused.expect_err("a reason is required");
                 let what = asked.what;
                 assert_eq!(
@@ -222,7 +227,7 @@ async fn an_rpc_with_a_blank_reason_looks_nothing_up() {
                     Code::InvalidArgument,
                     "{rpc}, {what}: {status:?}"
                 );
-                assert_eq!(looked(&relay), before, "{rpc}, {what}: it looked");
+                assert_eq!(lookup_count(&relay), before, "{rpc}, {what}: it looked");
             }
         }
     }
@@ -230,10 +235,13 @@ async fn an_rpc_with_a_blank_reason_looks_nothing_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_with_a_blank_reason_looks_nothing_up() {
-    let relay = Relay::start().await;
-    let theirs = relay.admin().of_tenant("theirs", Role::Submitter).await;
-    let foreign = theirs.submit(for_agent("nobody")).await.task_id;
-    let data = relay.data();
+    let relay = EmbeddedRelay::start().await;
+    let theirs = relay
+        .admin()
+        .client_of_tenant("theirs", Role::Submitter)
+        .await;
+    let foreign = theirs.submit(agent_task("nobody")).await.task_id;
+    let data = relay.data_directory();
     let run = async |words: &[&str]| {
         let address = ["--relay", relay.url()];
         let words: Vec<&str> = words.iter().copied().chain(address).collect();
@@ -243,50 +251,56 @@ async fn a_command_with_a_blank_reason_looks_nothing_up() {
     let commands: Vec<&str> = of_verbs.filter_map(|verb| verb.command).collect();
     assert_eq!(commands.len(), 7, "{commands:?}");
     // The beginning of an id has to be looked for, and is not before there is a reason.
-    for id in [UNKNOWN, &foreign, &foreign[..8]] {
+    for id in [UNKNOWN_ID, &foreign, &foreign[..8]] {
         for command in commands.iter().chain(&["forget", "drain", "disconnect"]) {
-            for reason in BLANK {
-                let before = looked(&relay);
+            for reason in BLANK_REASONS {
+                let before = lookup_count(&relay);
                 let said = run(&[command, id, "--reason", reason]).await;
                 assert_eq!(said.code, Some(2), "{command}: {said:?}");
                 assert!(said.stderr.contains("reason"), "{command}: {said:?}");
-                assert_eq!(looked(&relay), before, "{command} looked");
+                assert_eq!(lookup_count(&relay), before, "{command} looked");
             }
         }
-        let before = looked(&relay);
+        let before = lookup_count(&relay);
         let said = run(&["block", id, "--reason", "because"]).await;
         // Refused by the relay, or for want of a task that begins so.
-        let refused = if id.len() < UNKNOWN.len() { 2 } else { 1 };
+        let refused = if id.len() < UNKNOWN_ID.len() { 2 } else { 1 };
         assert_eq!(said.code, Some(refused), "{said:?}");
-        assert!(looked(&relay) > before, "the count moves");
+        assert!(lookup_count(&relay) > before, "the count moves");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tool_with_a_blank_reason_looks_nothing_up() {
-    let relay = Relay::start().await;
-    let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
-    let theirs = relay.admin().of_tenant("theirs", Role::Submitter).await;
-    let foreign = theirs.submit(for_agent("nobody")).await.task_id;
+    let relay = EmbeddedRelay::start().await;
+    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
+    let theirs = relay
+        .admin()
+        .client_of_tenant("theirs", Role::Submitter)
+        .await;
+    let foreign = theirs.submit(agent_task("nobody")).await.task_id;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    for (name, token) in [("right", agent.client.secret()), ("wrong", "btn_wrong")] {
+    for (name, token) in [
+        ("right", agent.client.token_secret()),
+        ("wrong", "btn_wrong"),
+    ] {
         let file = dir.path().join(name);
         std::fs::write(&file, token).expect("a file can be written");
         let file = file.to_str().expect("a plain path");
         let arguments = ["--relay", relay.url(), "--token-file", file];
-        let tools = Tools::start(BATON, &relay.data(), &arguments).await;
-        let with_reason = verbs::tools().filter(|(verb, _)| verb.needs_reason);
+        let tools = McpClient::start(BATON, &relay.data_directory(), &arguments).await;
+        let with_reason = verbs::agent_tools().filter(|(verb, _)| verb.needs_reason);
         for name in with_reason.flat_map(|(_, tool)| tool.aliases.iter().chain([&tool.name])) {
-            for (task_id, reason) in [UNKNOWN, &foreign, "no id"]
+            for (task_id, reason) in [UNKNOWN_ID, &foreign, "no id"]
                 .into_iter()
-                .flat_map(|id| BLANK.map(|reason| (id, reason)))
+                .flat_map(|id| BLANK_REASONS.map(|reason| (id, reason)))
             {
-                let before = looked(&relay);
+                let before = lookup_count(&relay);
                 let arguments = json!({"task_id": task_id, "reason": reason});
-                let told = tools.call(name, arguments).await;
-                assert_eq!(told.error("status"), "invalid_argument", "{name}");
-                assert_eq!(told.error("field"), "reason", "{name}");
-                assert_eq!(looked(&relay), before, "{name} looked");
+                let told = tools.call_tool(name, arguments).await;
+                assert_eq!(told.error_field("status"), "invalid_argument", "{name}");
+                assert_eq!(told.error_field("field"), "reason", "{name}");
+                assert_eq!(lookup_count(&relay), before, "{name} looked");
             }
         }
     }

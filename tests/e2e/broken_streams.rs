@@ -4,12 +4,15 @@ use baton_proto::v1::{
     DaemonFrame, GoodbyeCode, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame,
     relay_frame,
 };
-use baton_tests::{Client, RawLink, Relay, ScriptedDaemon, code_of, for_agent, hello, poll_until};
+use baton_tests::{
+    EmbeddedRelay, RawDaemonLink, ScriptedDaemon, TestClient, agent_task, error_code, hello,
+    poll_until,
+};
 use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
 
-fn encoded(frame: daemon_frame::Frame) -> Bytes {
+fn encode_frame(frame: daemon_frame::Frame) -> Bytes {
     DaemonFrame { frame: Some(frame) }.encode_to_vec().into()
 }
 
@@ -19,18 +22,18 @@ fn malformed_hello() -> Bytes {
     Bytes::from_static(&[0x0a, 0x04, 0x22, 0x02, 0xff, 0xfe])
 }
 
-async fn fresh(relay: &Relay) -> Client {
-    relay.admin().of_tenant("", Role::Daemon).await
+async fn new_daemon_client(relay: &EmbeddedRelay) -> TestClient {
+    relay.admin().client_of_tenant("", Role::Daemon).await
 }
 
 /// First frames that are no Hello, or none that makes sense.
-fn bad_beginnings() -> Vec<(&'static str, Bytes, Code, &'static str)> {
+fn bad_first_frames() -> Vec<(&'static str, Bytes, Code, &'static str)> {
     let bad = |change: fn(&mut Hello)| {
         let mut hello = hello(&["x"]);
         change(&mut hello);
-        encoded(daemon_frame::Frame::Hello(hello))
+        encode_frame(daemon_frame::Frame::Hello(hello))
     };
-    let heartbeat = encoded(daemon_frame::Frame::Heartbeat(Heartbeat::default()));
+    let heartbeat = encode_frame(daemon_frame::Frame::Heartbeat(Heartbeat::default()));
     let garbage = Bytes::from_static(&[0xff; 7]);
     let invalid = Code::InvalidArgument;
     vec![
@@ -72,50 +75,52 @@ fn bad_beginnings() -> Vec<(&'static str, Bytes, Code, &'static str)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let mut bystander = relay.scripted(&["bystander"]).await;
-    let task = admin.submit(for_agent("bystander")).await;
-    let mut attempt = bystander.running().await;
-    bystander.acked(&attempt).await;
-    let client = fresh(&relay).await;
+    let mut bystander = relay.start_scripted_daemon(&["bystander"]).await;
+    let task = admin.submit(agent_task("bystander")).await;
+    let mut attempt = bystander.start_next_attempt().await;
+    bystander.wait_until_acked(&attempt).await;
+    let client = new_daemon_client(&relay).await;
     let before = admin.commit_seq().await;
-    for (what, first, code, machine) in bad_beginnings() {
-        let status = match RawLink::open(&client, first).await {
+    for (what, first, code, machine) in bad_first_frames() {
+        let status = match RawDaemonLink::open(&client, first).await {
             Ok(link) => link
-                .end()
+                .wait_for_end()
                 .await
                 .unwrap_or_else(|| panic!("{what} ends with an error")),
             Err(status) => status,
         };
         assert_eq!(
-            (status.code(), code_of(&status).as_str()),
+            (status.code(), error_code(&status).as_str()),
             (code, machine),
             "{what}: {status:?}"
         );
         assert_eq!(admin.commit_seq().await, before, "{what} wrote something");
     }
     attempt.complete("unharmed").await;
-    admin.until_state(&task.task_id, TaskState::Completed).await;
+    admin
+        .wait_for_state(&task.task_id, TaskState::Completed)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_next_one() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let client = fresh(&relay).await;
+    let client = new_daemon_client(&relay).await;
     let mut daemon = ScriptedDaemon::connect(&client, hello(&["clumsy"])).await;
-    let task = admin.submit(for_agent("clumsy")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = admin.submit(agent_task("clumsy")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
 
     // The same instance comes with a stream that replaces the old one without a word, then breaks.
     let mut again = daemon.hello.clone();
     again.active = Vec::new();
     let mut daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
-    let garbage = RawLink::open(
+    let garbage = RawDaemonLink::open(
         &client,
-        encoded(daemon_frame::Frame::Hello(hello_with(&daemon, &attempt))),
+        encode_frame(daemon_frame::Frame::Hello(hello_listing(&daemon, &attempt))),
     )
     .await;
     let mut raw = garbage.expect("the stream opens");
@@ -125,7 +130,7 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
         matches!(first.frame, Some(relay_frame::Frame::Welcome(_))),
         "{first:?}"
     );
-    drop(daemon.ended().await);
+    drop(daemon.wait_for_stream_end().await);
     let before = admin.commit_seq().await;
     raw.send(malformed_hello()).await;
     let last = RelayFrame::decode(raw.next().await.unwrap().expect("a last word")).unwrap();
@@ -133,7 +138,7 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
         matches!(&last.frame, Some(relay_frame::Frame::Goodbye(bye)) if bye.code() == GoodbyeCode::ProtocolError),
         "{last:?}"
     );
-    assert!(raw.end().await.is_none(), "and then it is over");
+    assert!(raw.wait_for_end().await.is_none(), "and then it is over");
     let running = admin.get(&task.task_id).await;
     assert_eq!(
         running.state(),
@@ -143,16 +148,18 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
     assert_eq!(admin.commit_seq().await, before);
 
     let daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
-    attempt.say("still here").await;
+    attempt.send_output("still here").await;
     attempt.complete("unharmed").await;
-    admin.until_state(&task.task_id, TaskState::Completed).await;
+    admin
+        .wait_for_state(&task.task_id, TaskState::Completed)
+        .await;
     drop(daemon);
 }
 
-fn hello_with(daemon: &ScriptedDaemon, attempt: &baton_tests::ScriptedAttempt) -> Hello {
+fn hello_listing(daemon: &ScriptedDaemon, attempt: &baton_tests::ScriptedAttempt) -> Hello {
     Hello {
         active: vec![baton_proto::v1::ActiveAttempt {
-            r#ref: Some(attempt.re.clone()),
+            r#ref: Some(attempt.attempt_ref.clone()),
             token: Some(attempt.token()),
             state: baton_proto::v1::ActiveState::Running.into(),
             last_control_seq: attempt.control_seq,
@@ -164,8 +171,8 @@ fn hello_with(daemon: &ScriptedDaemon, attempt: &baton_tests::ScriptedAttempt) -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
-    let relay = Relay::start().await;
-    let client = fresh(&relay).await;
+    let relay = EmbeddedRelay::start().await;
+    let client = new_daemon_client(&relay).await;
     let mut daemon = ScriptedDaemon::connect(&client, hello(&["twice"])).await;
     daemon
         .send(daemon_frame::Frame::Hello(daemon.hello.clone()))
@@ -174,9 +181,9 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
         Some(relay_frame::Frame::Goodbye(goodbye)) => Some(goodbye.code()),
         _ => None,
     };
-    let code = daemon.expect("Goodbye", goodbye).await;
+    let code = daemon.expect_frame("Goodbye", goodbye).await;
     assert_eq!(code, GoodbyeCode::ProtocolError);
-    drop(daemon.ended().await);
+    drop(daemon.wait_for_stream_end().await);
 
     let link = daemon.client().clone();
     let mut first = daemon.reconnect(&link, &mut []).await;
@@ -185,11 +192,11 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
         ..first.hello.clone()
     };
     let _second = ScriptedDaemon::connect(&link, other).await;
-    let code = first.expect("Goodbye", goodbye).await;
+    let code = first.expect_frame("Goodbye", goodbye).await;
     assert_eq!(code, GoodbyeCode::Superseded);
 
     // An id that belongs to another credential is refused.
-    let thief = fresh(&relay).await;
+    let thief = new_daemon_client(&relay).await;
     let stolen = ScriptedDaemon::try_connect(&thief, first.hello.clone()).await;
     assert_eq!(
         stolen.map(|_| ()).unwrap_err().code(),
@@ -199,30 +206,31 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_stream_of_the_same_process_replaces_the_first_without_a_word() {
-    let relay = Relay::start().await;
-    let client = fresh(&relay).await;
+    let relay = EmbeddedRelay::start().await;
+    let client = new_daemon_client(&relay).await;
     let mut first = ScriptedDaemon::connect(&client, hello(&["again"])).await;
-    let task = relay.admin().submit(for_agent("again")).await;
-    let mut attempt = first.running().await;
-    first.acked(&attempt).await;
-    let again = hello_with(&first, &attempt);
+    let task = relay.admin().submit(agent_task("again")).await;
+    let mut attempt = first.start_next_attempt().await;
+    first.wait_until_acked(&attempt).await;
+    let again = hello_listing(&first, &attempt);
     let second = ScriptedDaemon::connect(&client, again).await;
-    drop(first.ended().await);
+    drop(first.wait_for_stream_end().await);
     let goodbye = |frame: &RelayFrame| matches!(frame.frame, Some(relay_frame::Frame::Goodbye(_)));
-    let heard = first.unexpected();
+    let heard = first.collect_unread_frames();
     assert!(!heard.iter().any(goodbye), "{heard:?}");
     // The old stream is of the past, also for what it might still say; the new one carries on.
-    second.takes_over(&mut attempt);
+    second.take_over_attempt(&mut attempt);
     attempt.complete("on the second stream").await;
     let completed = TaskState::Completed;
-    relay.admin().until_state(&task.task_id, completed).await;
+    relay.admin().wait_for_state(&task.task_id, completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_wire_loses_no_output_and_ends_no_attempt() {
-    let relay = Relay::start().await;
-    let tap = baton_tests::Tap::start(relay.url()).await;
-    let mut daemon = baton_tests::RealDaemon::start(&tap.url(), &relay.daemon_token().await).await;
+    let relay = EmbeddedRelay::start().await;
+    let tap = baton_tests::FrameTap::start(relay.url()).await;
+    let mut daemon =
+        baton_tests::EmbeddedDaemon::start(&tap.url(), &relay.daemon_token().await).await;
     let client = relay.admin();
     let dir = tempfile::tempdir().unwrap();
     let go_on = dir.path().join("go-on");
@@ -231,25 +239,30 @@ async fn a_cut_wire_loses_no_output_and_ends_no_attempt() {
         go_on.display()
     );
     let task = client
-        .submit(baton_tests::command("sh", &["-c", &script], "cut"))
+        .submit(baton_tests::command_task("sh", &["-c", &script], "cut"))
         .await;
     let mut watch = client.watch(&task.task_id).await;
     watch
-        .until("output", |event| {
+        .wait_for_event("output", |event| {
             event.state() == baton_proto::v1::AttemptState::Streaming
         })
         .await;
     tap.cut();
     daemon
-        .until("the daemon to notice", |status| !status.connected)
+        .wait_for_status("the daemon to notice", |status| !status.connected)
         .await;
     std::fs::write(&go_on, "").unwrap();
     poll_until("the child to end on its own", || {
-        baton_tests::marked("cut").is_empty().then_some(())
+        baton_tests::marked_processes("cut")
+            .is_empty()
+            .then_some(())
     })
     .await;
-    tap.mend();
-    watch.until_state(TaskState::Completed).await;
+    tap.restore();
+    watch.wait_for_state(TaskState::Completed).await;
     assert_eq!(client.get(&task.task_id).await.attempts.len(), 1);
-    assert_eq!(client.output(&task.task_id).await, b"before\nafter\n");
+    assert_eq!(
+        client.read_output_to_end(&task.task_id).await,
+        b"before\nafter\n"
+    );
 }

@@ -1,19 +1,19 @@
 //! Leases that are held at a terminal, and what a token of role agent may say there.
 
 use baton_proto::v1::TaskState;
-use baton_tests::{RelayProcess, Said, for_scope, within};
+use baton_tests::{CommandOutput, RelayProcess, agent_scope_spec, wait_within};
 use serde_json::Value;
 
 use crate::BATON;
 
 const SCOPE: &str = "reviewers";
 
-struct Desk {
+struct LeaseCommandsFixture {
     relay: RelayProcess,
     token: tempfile::NamedTempFile,
 }
 
-impl Desk {
+impl LeaseCommandsFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let token = tempfile::NamedTempFile::new().expect("a file can be made");
@@ -37,15 +37,15 @@ impl Desk {
     }
 
     /// With the agent's token, and with this lease token in the environment.
-    async fn run(&self, lease: &str, arguments: &[&str]) -> Said {
+    async fn run_command(&self, lease: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = BATON.command(self.relay.data());
         command
             .env("BATON_TOKEN_FILE", self.token.path())
             .env("BATON_LEASE_TOKEN", lease)
             .args(arguments);
-        let output = within(&format!("baton {arguments:?}"), command.output()).await;
+        let output = wait_within(&format!("baton {arguments:?}"), command.output()).await;
         let output = output.expect("the executable can be started");
-        Said {
+        CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -54,16 +54,16 @@ impl Desk {
 }
 
 /// What a grant that was printed as JSON is used with.
-struct Held {
+struct PrintedGrant {
     task: String,
     attempt: String,
     token: String,
 }
 
-impl Held {
-    fn of(said: &Said) -> Self {
+impl PrintedGrant {
+    fn parse_grant(said: &CommandOutput) -> Self {
         assert_eq!(said.code, Some(0), "{said:?}");
-        let grant = said.json();
+        let grant = said.stdout_json();
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         Self {
             task: text(&grant["ref"]["taskId"]),
@@ -75,12 +75,12 @@ impl Held {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_was_printed_as_json_is_renewed_given_back_and_picked_up_again() {
-    let desk = Desk::start().await;
+    let desk = LeaseCommandsFixture::start().await;
     let admin = desk.relay.admin();
-    let task = admin.submit(for_scope(SCOPE)).await.task_id;
-    let held = Held::of(&desk.run("", &["claim", &task, "--json"]).await);
+    let task = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
+    let held = PrintedGrant::parse_grant(&desk.run_command("", &["claim", &task, "--json"]).await);
     let renewed = desk
-        .run(&held.token, &["renew", &held.task, &held.attempt])
+        .run_command(&held.token, &["renew", &held.task, &held.attempt])
         .await;
     assert_eq!(renewed.code, Some(0), "{renewed:?}");
     let block = [
@@ -91,34 +91,35 @@ async fn a_lease_that_was_printed_as_json_is_renewed_given_back_and_picked_up_ag
         "--attempt",
         &held.attempt,
     ];
-    let parked = desk.run(&held.token, &block).await;
+    let parked = desk.run_command(&held.token, &block).await;
     assert_eq!(parked.code, Some(0), "{parked:?}");
-    let held = Held::of(&desk.run("", &["pick-up", &task, "--json"]).await);
+    let held =
+        PrintedGrant::parse_grant(&desk.run_command("", &["pick-up", &task, "--json"]).await);
     let back = desk
-        .run(&held.token, &["release", &held.task, &held.attempt])
+        .run_command(&held.token, &["release", &held.task, &held.attempt])
         .await;
     assert_eq!(back.code, Some(0), "{back:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_there() {
-    let desk = Desk::start().await;
+    let desk = LeaseCommandsFixture::start().await;
     let admin = desk.relay.admin();
-    let first = admin.submit(for_scope(SCOPE)).await.task_id;
-    let held = Held::of(&desk.run("", &["claim", &first, "--json"]).await);
+    let first = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
+    let held = PrintedGrant::parse_grant(&desk.run_command("", &["claim", &first, "--json"]).await);
     // Without the lease a token of role agent may not, and is told how.
     for verb in [
         vec!["progress", &first, "--done", "half"],
         vec!["block", &first, "--reason", "stuck"],
         vec!["complete", &first, "--reason", "done"],
     ] {
-        let said = desk.run(&held.token, &verb).await;
+        let said = desk.run_command(&held.token, &verb).await;
         assert_eq!(said.code, Some(1), "{said:?}");
         assert!(said.stderr.contains("--attempt ATTEMPT"), "{said:?}");
     }
     let under = ["--attempt", held.attempt.as_str()];
     let said = desk
-        .run(
+        .run_command(
             &held.token,
             &[["progress", &first, "--done", "half"].as_slice(), &under].concat(),
         )
@@ -126,7 +127,7 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.contains("half"), "{said:?}");
     let said = desk
-        .run(
+        .run_command(
             &held.token,
             &[
                 [
@@ -145,8 +146,9 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
         (TaskState::Completed, &b"good"[..])
     );
 
-    let second = admin.submit(for_scope(SCOPE)).await.task_id;
-    let held = Held::of(&desk.run("", &["claim", &second, "--json"]).await);
+    let second = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
+    let held =
+        PrintedGrant::parse_grant(&desk.run_command("", &["claim", &second, "--json"]).await);
     let block = [
         "block",
         &second,
@@ -155,9 +157,9 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
         "--attempt",
         &held.attempt,
     ];
-    let wrong = desk.run(&"0".repeat(64), &block).await;
+    let wrong = desk.run_command(&"0".repeat(64), &block).await;
     assert_eq!(wrong.code, Some(1), "{wrong:?}");
-    let said = desk.run(&held.token, &block).await;
+    let said = desk.run_command(&held.token, &block).await;
     assert_eq!(said.code, Some(0), "{said:?}");
     let parked = admin.get(&second).await;
     assert_eq!(parked.state(), TaskState::NeedsAttention);

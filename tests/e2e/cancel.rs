@@ -5,28 +5,30 @@ use baton_proto::v1::{
     AttemptState, CancelReason, CompletionContract, RequiredArtifact, Role, TaskEventKind,
     TaskSpec, TaskState, Termination,
 };
-use baton_tests::{Relay, command, for_agent, marked, marked_gone};
+use baton_tests::{
+    EmbeddedRelay, agent_task, command_task, marked_processes, wait_until_marked_gone,
+};
 
 use crate::STANDIN;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_changes_nothing() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
     let task = client
-        .submit(command(STANDIN, &["print", "1", "pause"], "cancel"))
+        .submit(command_task(STANDIN, &["print", "1", "pause"], "cancel"))
         .await;
     let mut watch = client.watch(&task.task_id).await;
     watch
-        .until("output", |event| event.state() == AttemptState::Streaming)
+        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
         .await;
-    assert!(!marked("cancel").is_empty());
+    assert!(!marked_processes("cancel").is_empty());
 
     let first = client.cancel(&task.task_id).await;
     assert!(!first.already_finished);
-    let events = watch.to_end().await;
-    marked_gone("cancel").await;
+    let events = watch.collect_to_end().await;
+    wait_until_marked_gone("cancel").await;
     let canceled = client.get(&task.task_id).await;
     assert_eq!(canceled.state(), TaskState::Canceled);
     assert_eq!(canceled.attempts[0].state(), AttemptState::Canceled);
@@ -50,8 +52,8 @@ async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_chan
 /// What the daemon looks at has no end in sight, and its process is long gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_daemon().await;
     let client = relay.admin();
     let endless = RequiredArtifact {
         path: "endless".to_owned(),
@@ -63,22 +65,22 @@ async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
             required_artifacts: vec![endless],
             ..CompletionContract::default()
         }),
-        ..command("sh", &["-c", "truncate -s 1T endless; echo made"], "look")
+        ..command_task("sh", &["-c", "truncate -s 1T endless; echo made"], "look")
     };
     let task = client.submit(spec).await;
     let mut watch = client.watch(&task.task_id).await;
     watch
-        .until("output", |event| event.state() == AttemptState::Streaming)
+        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
         .await;
-    marked_gone("look").await;
+    wait_until_marked_gone("look").await;
     daemon
-        .until("the slot to be said to be taken", |status| {
+        .wait_for_status("the slot to be said to be taken", |status| {
             status.running == 1
         })
         .await;
 
     client.cancel(&task.task_id).await;
-    watch.to_end().await;
+    watch.collect_to_end().await;
     let canceled = client.get(&task.task_id).await;
     assert_eq!(canceled.state(), TaskState::Canceled);
     let attempt = &canceled.attempts[0];
@@ -89,29 +91,32 @@ async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queued_task_is_canceled_at_once_and_never_offered() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
-    let task = client.submit(for_agent("later")).await;
+    let task = client.submit(agent_task("later")).await;
     let answer = client.cancel(&task.task_id).await;
     assert_eq!(answer.task.unwrap().state(), TaskState::Canceled);
-    let mut daemon = relay.scripted(&["later"]).await;
-    let other = client.submit(for_agent("later")).await;
-    assert_eq!(daemon.offered().await.re.task_id, other.task_id);
+    let mut daemon = relay.start_scripted_daemon(&["later"]).await;
+    let other = client.submit(agent_task("later")).await;
+    assert_eq!(
+        daemon.next_dispatch().await.attempt_ref.task_id,
+        other.task_id
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["race"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["race"]).await;
     let client = relay.admin();
     let (mut completed, mut canceled) = (0, 0);
     for round in 0..40 {
-        let task = client.submit(for_agent("race")).await;
-        let mut attempt = daemon.running().await;
+        let task = client.submit(agent_task("race")).await;
+        let mut attempt = daemon.start_next_attempt().await;
         let finish = async {
             attempt.complete("done").await;
             // What a daemon does that got Cancel after its child had ended: it says so again.
-            attempt.canceled().await;
+            attempt.send_canceled().await;
         };
         let answer = match round % 4 {
             // The frames of a child that ended cross the cancel on its way.
@@ -123,7 +128,7 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
             1 => tokio::join!(client.cancel(&task.task_id), finish).0,
             _ => tokio::join!(finish, client.cancel(&task.task_id)).1,
         };
-        let events = client.watch(&task.task_id).await.to_end().await;
+        let events = client.watch(&task.task_id).await.collect_to_end().await;
         let ends: Vec<_> = events
             .iter()
             .filter(|event| event.kind() == TaskEventKind::Ended)
@@ -141,7 +146,7 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
             answer.already_finished, late,
             "who canceled is told who won"
         );
-        daemon.forget(&attempt);
+        daemon.stop_renewing(&attempt);
     }
     assert!(completed > 0 && canceled > 0, "both sides won at times");
     println!("cancel against completion: {completed} completed, {canceled} canceled");
@@ -149,12 +154,12 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["away"]).await;
-    let client = &relay.admin().of_tenant("", Role::Submitter).await;
-    let task = client.submit(for_agent("away")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["away"]).await;
+    let client = &relay.admin().client_of_tenant("", Role::Submitter).await;
+    let task = client.submit(agent_task("away")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     let is_cancel = |body: &Body| match body {
         Body::Cancel(cancel) => Some(cancel.reason()),
         _ => None,
@@ -170,6 +175,8 @@ async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
         .expect_command("Cancel again", &attempt, is_cancel)
         .await;
     assert_eq!(reason, CancelReason::User);
-    attempt.canceled().await;
-    client.until_state(&task.task_id, TaskState::Canceled).await;
+    attempt.send_canceled().await;
+    client
+        .wait_for_state(&task.task_id, TaskState::Canceled)
+        .await;
 }

@@ -9,44 +9,44 @@ use baton_proto::v1::{
     DaemonFrame, ListTasksRequest, RetryPolicy, Role, TaskSpec, TaskState, daemon_frame,
 };
 use baton_tests::{
-    BentClock, Client, DaemonProcess, RelayProcess, ScriptedDaemon, Tap, Taped, command, for_agent,
-    hello, marked_gone, poll_until, within,
+    DaemonProcess, FrameTap, RelayProcess, ScriptedDaemon, TappedFrame, TestClient, TestClock,
+    agent_task, command_task, hello, poll_until, wait_until_marked_gone, wait_within,
 };
 
 use crate::{BATON, STANDIN};
 
 const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 /// Half of it: further off than any clock of this machine drifts within a test.
-const FAR_MS: u64 = 12 * 60 * 60 * 1_000;
+const HALF_A_DAY_MS: u64 = 12 * 60 * 60 * 1_000;
 
-fn waits_for(file: &Path, mark: &str) -> TaskSpec {
+fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
         file.display()
     );
     TaskSpec {
         lease_ttl_ms: Some(5_000),
-        ..command("sh", &["-c", &script], mark)
+        ..command_task("sh", &["-c", &script], mark)
     }
 }
 
 /// Three timers of the relay and the daemon, each with this time to run.
-const SPAN_MS: u64 = 3_000;
-const SPAN: Duration = Duration::from_millis(SPAN_MS);
+const TIMER_MS: u64 = 3_000;
+const TIMER: Duration = Duration::from_millis(TIMER_MS);
 
 /// When the daemon's newest heartbeat says it was sent, in wall milliseconds, and how many there were.
-fn newest_beat(tap: &Tap) -> Option<(u64, usize)> {
+fn newest_heartbeat(tap: &FrameTap) -> Option<(u64, usize)> {
     let beats: Vec<u64> = tap
         .frames()
         .iter()
         .filter_map(|frame| match frame {
-            Taped::Up(up) => match up.as_ref() {
+            TappedFrame::FromDaemon(up) => match up.as_ref() {
                 DaemonFrame {
                     frame: Some(daemon_frame::Frame::Heartbeat(beat)),
                 } => beat.sent_at.as_ref().map(timestamp_to_ms),
                 DaemonFrame { .. } => None,
             },
-            Taped::Down(_) => None,
+            TappedFrame::FromRelay(_) => None,
         })
         .collect();
     beats.last().map(|at| (*at, beats.len()))
@@ -54,34 +54,38 @@ fn newest_beat(tap: &Tap) -> Option<(u64, usize)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
-    let (relay_clock, worker_clock) = (BentClock::new(), BentClock::new());
-    let mut relay = RelayProcess::start(relay_clock.bend(BATON)).await;
+    let (relay_clock, worker_clock) = (TestClock::new(), TestClock::new());
+    let mut relay = RelayProcess::start(relay_clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
-    let tap = Tap::start(client.url()).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
+    let tap = FrameTap::start(client.url()).await;
     let dir = tempfile::tempdir().unwrap();
-    let worker = worker_clock.bend(BATON);
+    let worker = worker_clock.apply_to(BATON);
     let mut daemon = DaemonProcess::start(worker, dir.path(), "jumps", &tap.url(), &secret).await;
     let go_on = dir.path().join("go-on");
-    let task = client.submit(waits_for(&go_on, "jumps")).await;
-    client.until_state(&task.task_id, TaskState::Running).await;
+    let task = client.submit(task_until_file(&go_on, "jumps")).await;
+    client
+        .wait_for_state(&task.task_id, TaskState::Running)
+        .await;
 
     for jump in [A_DAY_MS, -2 * A_DAY_MS, A_DAY_MS] {
-        let (before, _) = poll_until("a heartbeat", || newest_beat(&tap)).await;
+        let (before, _) = poll_until("a heartbeat", || newest_heartbeat(&tap)).await;
         relay_clock.jump_wall(jump);
         worker_clock.jump_wall(jump);
         // Two heartbeats under the new time: the daemon has renewed by it, and the relay has looked at its timers.
         let (_, seen) = poll_until("a heartbeat of the new day", || {
-            newest_beat(&tap).filter(|(at, _)| at.abs_diff(before) > FAR_MS)
+            newest_heartbeat(&tap).filter(|(at, _)| at.abs_diff(before) > HALF_A_DAY_MS)
         })
         .await;
         poll_until("the next heartbeat", || {
-            newest_beat(&tap).filter(|(_, count)| *count > seen)
+            newest_heartbeat(&tap).filter(|(_, count)| *count > seen)
         })
         .await;
-        let other = client.submit(command(STANDIN, &["env"], "jumps")).await;
+        let other = client
+            .submit(command_task(STANDIN, &["env"], "jumps"))
+            .await;
         client
-            .until_state(&other.task_id, TaskState::Completed)
+            .wait_for_state(&other.task_id, TaskState::Completed)
             .await;
         let made = timestamp_to_ms(
             client
@@ -91,12 +95,12 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
                 .as_ref()
                 .unwrap(),
         );
-        let (now, _) = newest_beat(&tap).unwrap();
+        let (now, _) = newest_heartbeat(&tap).unwrap();
         assert!(
-            made.abs_diff(now) < FAR_MS,
+            made.abs_diff(now) < HALF_A_DAY_MS,
             "the relay is on the new day as well"
         );
-        let seen = client.output(&other.task_id).await;
+        let seen = client.read_output_to_end(&other.task_id).await;
         assert!(!String::from_utf8_lossy(&seen).contains("BATON_TEST_CLOCK"));
         let running = client.get(&task.task_id).await;
         assert_eq!(
@@ -107,18 +111,21 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
 
     std::fs::write(&go_on, "").unwrap();
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let done = client.get(&task.task_id).await;
     assert_eq!(done.attempts.len(), 1, "{done:?}");
-    assert_eq!(client.output(&task.task_id).await, b"begun\nfinished\n");
-    marked_gone("jumps").await;
+    assert_eq!(
+        client.read_output_to_end(&task.task_id).await,
+        b"begun\nfinished\n"
+    );
+    wait_until_marked_gone("jumps").await;
     assert_eq!(daemon.terminate().await.code(), Some(0));
-    within("the relay to stop", relay.terminate()).await;
+    wait_within("the relay to stop", relay.terminate()).await;
 }
 
 /// A deadline of a running attempt, of a task that waits for a machine, and the wait before a retry.
-fn timed(dir: &Path) -> [(TaskSpec, TaskState); 3] {
+fn timed_tasks(dir: &Path) -> [(TaskSpec, TaskState); 3] {
     let once = |policy| {
         Some(RetryPolicy {
             max_attempts: Some(1),
@@ -128,29 +135,29 @@ fn timed(dir: &Path) -> [(TaskSpec, TaskState); 3] {
     let first_time = dir.join("first-time").display().to_string();
     let retried = RetryPolicy {
         // A fifth of it is random.
-        backoff_initial_ms: Some(SPAN_MS * 3 / 2),
+        backoff_initial_ms: Some(TIMER_MS * 3 / 2),
         ..RetryPolicy::default()
     };
     [
         (
             TaskSpec {
-                total_ms: Some(SPAN_MS),
+                total_ms: Some(TIMER_MS),
                 retry: once(RetryPolicy::default()),
-                ..command(STANDIN, &["pause"], "timed")
+                ..command_task(STANDIN, &["pause"], "timed")
             },
             TaskState::TimedOut,
         ),
         (
             TaskSpec {
-                queue_ms: Some(SPAN_MS),
-                ..for_agent("nobody-has-this")
+                queue_ms: Some(TIMER_MS),
+                ..agent_task("nobody-has-this")
             },
             TaskState::NeedsAttention,
         ),
         (
             TaskSpec {
                 retry: Some(retried),
-                ..command(STANDIN, &["fail-once", &first_time], "timed")
+                ..command_task(STANDIN, &["fail-once", &first_time], "timed")
             },
             TaskState::Completed,
         ),
@@ -160,72 +167,75 @@ fn timed(dir: &Path) -> [(TaskSpec, TaskState); 3] {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wall_clock_set_by_a_day_fires_no_timer_early_and_none_late() {
     for jump in [A_DAY_MS, -A_DAY_MS] {
-        let (relay_clock, worker_clock) = (BentClock::new(), BentClock::new());
-        let relay = RelayProcess::start(relay_clock.bend(BATON)).await;
+        let (relay_clock, worker_clock) = (TestClock::new(), TestClock::new());
+        let relay = RelayProcess::start(relay_clock.apply_to(BATON)).await;
         let client = relay.admin();
-        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let (_, secret) = client.create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().unwrap();
-        let worker = worker_clock.bend(BATON);
+        let worker = worker_clock.apply_to(BATON);
         let _daemon =
             DaemonProcess::start(worker, dir.path(), "timed", client.url(), &secret).await;
         let clock = Clock::boot();
         let from = clock.now();
         let mut tasks = Vec::new();
-        for (spec, end) in timed(dir.path()) {
+        for (spec, end) in timed_tasks(dir.path()) {
             tasks.push((client.submit(spec).await.task_id, end));
         }
         poll_until("the child to fail once", || {
             dir.path().join("first-time").exists().then_some(())
         })
         .await;
-        client.until_state(&tasks[0].0, TaskState::Running).await;
+        client.wait_for_state(&tasks[0].0, TaskState::Running).await;
         relay_clock.jump_wall(jump);
         worker_clock.jump_wall(jump);
         for (task, end) in tasks {
-            client.until_state(&task, end).await;
+            client.wait_for_state(&task, end).await;
             let took = from.until(clock.now());
-            assert!(took >= SPAN, "{end:?} after {took:?}, jumped by {jump} ms");
+            assert!(took >= TIMER, "{end:?} after {took:?}, jumped by {jump} ms");
         }
-        marked_gone("timed").await;
+        wait_until_marked_gone("timed").await;
     }
 }
 
-async fn listed(client: &Client) -> Vec<String> {
+async fn list_task_ids(client: &TestClient) -> Vec<String> {
     let request = ListTasksRequest::default();
-    let answer = within("a list", client.tasks().list(request)).await;
+    let answer = wait_within("a list", client.tasks().list(request)).await;
     let tasks = answer.expect("tasks can be listed").into_inner().tasks;
     tasks.into_iter().map(|task| task.task_id).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wall_clock_set_by_a_day_changes_no_order_over_restarts_either() {
-    let clock = BentClock::new();
-    let mut relay = RelayProcess::start(clock.bend(BATON)).await;
+    let clock = TestClock::new();
+    let mut relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
     let mut submitted = Vec::new();
     for jump in [A_DAY_MS, -2 * A_DAY_MS, A_DAY_MS / 2] {
         for _ in 0..2 {
-            submitted.push(client.submit(for_agent("ordered")).await.task_id);
+            submitted.push(client.submit(agent_task("ordered")).await.task_id);
         }
         // The newest of before is not even in the queue any more.
         let ended = submitted.pop().unwrap();
         client.cancel(&ended).await;
         clock.jump_wall(jump);
-        submitted.push(client.submit(for_agent("ordered")).await.task_id);
+        submitted.push(client.submit(agent_task("ordered")).await.task_id);
         relay.kill().await;
-        relay.revive().await;
+        relay.start_again().await;
     }
-    submitted.push(client.submit(for_agent("ordered")).await.task_id);
-    let newest_first: Vec<String> = listed(&client)
+    submitted.push(client.submit(agent_task("ordered")).await.task_id);
+    let newest_first: Vec<String> = list_task_ids(&client)
         .await
         .into_iter()
         .filter(|task| submitted.contains(task))
         .collect();
     assert!(newest_first.iter().rev().eq(&submitted), "{newest_first:?}");
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["ordered"])).await;
     for task in &submitted {
-        let offered = daemon.offered().await;
-        assert_eq!(offered.re.task_id, *task, "first come, first served");
+        let offered = daemon.next_dispatch().await;
+        assert_eq!(
+            offered.attempt_ref.task_id, *task,
+            "first come, first served"
+        );
     }
 }

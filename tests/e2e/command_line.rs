@@ -1,22 +1,22 @@
 //! The surface that other programs rely on: arguments, JSON and exit codes of the executable.
 
 use baton_proto::v1::Role;
-use baton_tests::{DaemonProcess, RelayProcess, Said, for_agent};
+use baton_tests::{CommandOutput, DaemonProcess, RelayProcess, agent_task};
 use serde_json::Value;
 
 use crate::{BATON, STANDIN};
 
-struct Fleet {
+struct CommandLineFixture {
     relay: RelayProcess,
     _daemon: DaemonProcess,
     _dir: tempfile::TempDir,
 }
 
-impl Fleet {
+impl CommandLineFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
         let url = relay.admin().url().to_owned();
         let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
         Self {
@@ -26,14 +26,14 @@ impl Fleet {
         }
     }
 
-    async fn run(&self, arguments: &[&str]) -> Said {
+    async fn run_command(&self, arguments: &[&str]) -> CommandOutput {
         BATON.run(self.relay.data(), arguments).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its_exit_code() {
-    let fleet = Fleet::start().await;
+    let fleet = CommandLineFixture::start().await;
     let wait = ["submit", "--agent", "command", "--json", "--wait"];
     let run = async |flags: &[&str], argv: &[&str]| {
         let arguments: Vec<&str> = wait
@@ -43,11 +43,11 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
             .chain(argv)
             .copied()
             .collect();
-        fleet.run(&arguments).await
+        fleet.run_command(&arguments).await
     };
     let done = run(&[], &["sh", "-c", "echo hi"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    let object = done.json();
+    let object = done.stdout_json();
     assert_eq!(object["state"], "completed");
     assert!(object["taskId"].is_string());
     let attempt = &object["attempts"][0];
@@ -71,10 +71,13 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
 
     let failed = run(&["--max-attempts", "1"], &["sh", "-c", "exit 7"]).await;
     assert_eq!(failed.code, Some(1), "{failed:?}");
-    assert_eq!(failed.json()["attempts"][0]["failureCode"], "agent_exit");
+    assert_eq!(
+        failed.stdout_json()["attempts"][0]["failureCode"],
+        "agent_exit"
+    );
     let late = run(&["--deadline", "total=300ms"], &[STANDIN, "pause"]).await;
     assert_eq!(late.code, Some(1), "{late:?}");
-    let late = late.json();
+    let late = late.stdout_json();
     assert_eq!(
         (&late["state"], &late["attempts"][0]["failureCode"]),
         (&"timed_out".into(), &"task_deadline_exceeded".into())
@@ -85,7 +88,7 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
     )
     .await;
     assert_eq!(starved.code, Some(4), "{starved:?}");
-    assert_eq!(starved.json()["attention"]["cause"], "starved");
+    assert_eq!(starved.stdout_json()["attention"]["cause"], "starved");
     let hurried = run(&["--capability", "gpu", "--fail-fast"], &["true"]).await;
     assert_eq!(hurried.code, Some(1), "{hurried:?}");
     let usage = run(&["--profile", "x", "--deadline", "total=1s"], &["true"]).await;
@@ -94,24 +97,27 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
-    let fleet = Fleet::start().await;
+    let fleet = CommandLineFixture::start().await;
     let submitted = fleet
-        .run(&[
+        .run_command(&[
             "submit", "--json", "--note", "team=a", "--", STANDIN, "print", "2", "pause",
         ])
         .await;
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
-    let id = submitted.json()["taskId"].as_str().unwrap().to_owned();
+    let id = submitted.stdout_json()["taskId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let client = fleet.relay.admin();
     let mut watch = client.watch(&id).await;
     watch
-        .until("output", |event| {
+        .wait_for_event("output", |event| {
             event.state() == baton_proto::v1::AttemptState::Streaming
         })
         .await;
-    let canceled = fleet.run(&["cancel", &id, "--json"]).await;
+    let canceled = fleet.run_command(&["cancel", &id, "--json"]).await;
     assert_eq!(canceled.code, Some(0), "{canceled:?}");
-    let watched = fleet.run(&["watch", &id, "--json"]).await;
+    let watched = fleet.run_command(&["watch", &id, "--json"]).await;
     assert_eq!(watched.code, Some(3), "{watched:?}");
     let events: Vec<Value> = watched
         .stdout
@@ -128,19 +134,19 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
             assert!(event.get(field).is_some(), "{field} in {event}");
         }
     }
-    let output = fleet.run(&["output", &id]).await;
+    let output = fleet.run_command(&["output", &id]).await;
     assert_eq!(
         (output.code, output.stdout.as_str()),
         (Some(0), "line 1\nline 2\n")
     );
-    let shown = fleet.run(&["show", &id, "--json"]).await;
+    let shown = fleet.run_command(&["show", &id, "--json"]).await;
     assert!(shown.stdout.contains(&id), "{shown:?}");
-    let listed = fleet.run(&["tasks", "--json"]).await;
+    let listed = fleet.run_command(&["tasks", "--json"]).await;
     assert!(listed.stdout.contains(&id), "{listed:?}");
-    let daemons = fleet.run(&["daemons", "--json"]).await;
+    let daemons = fleet.run_command(&["daemons", "--json"]).await;
     assert!(daemons.stdout.contains("\"one\""), "{daemons:?}");
     let unknown = fleet
-        .run(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"])
+        .run_command(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"])
         .await;
     assert_eq!(
         (unknown.code, unknown.stdout.as_str()),
@@ -159,13 +165,13 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_one_object_also_when_they_are_empty() {
     let relay = RelayProcess::start(BATON).await;
-    let task = relay.admin().submit(for_agent("nobody")).await;
+    let task = relay.admin().submit(agent_task("nobody")).await;
     for (arguments, list) in [
         (vec!["inbox", "--json"], "inputs"),
         (vec!["blocked", "--json"], "tasks"),
         (vec!["checkpoints", &task.task_id, "--json"], "checkpoints"),
     ] {
-        let said = BATON.run(relay.data(), &arguments).await.json();
+        let said = BATON.run(relay.data(), &arguments).await.stdout_json();
         assert_eq!(said[list], serde_json::json!([]), "{arguments:?}");
     }
 }

@@ -9,23 +9,24 @@ use baton_proto::v1::{
     relay_frame,
 };
 use baton_tests::{
-    DaemonProcess, Relay, RelayProcess, Said, ScriptedAttempt, ScriptedDaemon, for_agent, hello,
+    CommandOutput, DaemonProcess, EmbeddedRelay, RelayProcess, ScriptedAttempt, ScriptedDaemon,
+    agent_task, hello,
 };
 use serde_json::Value;
 
 use crate::BATON;
 
-struct Fleet {
+struct ContractsFixture {
     relay: RelayProcess,
     _daemon: DaemonProcess,
     _dir: tempfile::TempDir,
 }
 
-impl Fleet {
+impl ContractsFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
         let url = relay.admin().url().to_owned();
         let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
         Self {
@@ -36,7 +37,7 @@ impl Fleet {
     }
 
     /// Runs a shell script as a task that has to leave these files.
-    async fn submit(&self, flags: &[&str], script: &str) -> Said {
+    async fn submit(&self, flags: &[&str], script: &str) -> CommandOutput {
         let mut arguments = vec!["submit", "--json", "--wait", "--max-attempts", "1"];
         arguments.extend(flags);
         arguments.extend(["--", "sh", "-c", script]);
@@ -45,12 +46,12 @@ impl Fleet {
 }
 
 /// Everything that may stand where a file should, made by the task itself.
-const MAKES_TROUBLE: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
+const BAD_FILES_SCRIPT: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
     && ln -s ../.. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_without_its_files_fails_and_each_is_named() {
-    let fleet = Fleet::start().await;
+    let fleet = ContractsFixture::start().await;
     let zeros = format!("trouble/other,sha256={}", "0".repeat(64));
     let flags = [
         "--require",
@@ -72,9 +73,9 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
         "--require",
         "trouble/good",
     ];
-    let refused = fleet.submit(&flags, MAKES_TROUBLE).await;
+    let refused = fleet.submit(&flags, BAD_FILES_SCRIPT).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    let task = refused.json();
+    let task = refused.stdout_json();
     assert_eq!(task["state"], "failed");
     let attempt = &task["attempts"][0];
     assert_eq!(attempt["failureCode"], "receipts_missing", "{attempt}");
@@ -107,7 +108,7 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
-    let fleet = Fleet::start().await;
+    let fleet = ContractsFixture::start().await;
     let made = "mkdir -p out && printf hello > out/a && ln -sf a out/link";
     let hello =
         "out/a,min=5B,sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
@@ -115,7 +116,7 @@ async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
         .submit(&["--require", hello, "--require", "out/link"], made)
         .await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    let task = done.json();
+    let task = done.stdout_json();
     assert_eq!(task["attempts"][0]["artifacts"][1]["resolvedPath"], "out/a");
     let id = task["taskId"].as_str().expect("an id");
     let shown = BATON.run(fleet.relay.data(), &["show", id]).await;
@@ -128,11 +129,11 @@ async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
-    let fleet = Fleet::start().await;
+    let fleet = ContractsFixture::start().await;
     let flags = ["--require", "never/made", "--if-missing", "park"];
     let parked = fleet.submit(&flags, "true").await;
     assert_eq!(parked.code, Some(4), "{parked:?}");
-    let task: Value = parked.json();
+    let task: Value = parked.stdout_json();
     assert_eq!(task["state"], "needs_attention");
     assert_eq!(task["attention"]["cause"], "receipts_missing");
     let reason = task["attention"]["reason"].as_str().expect("a reason");
@@ -142,14 +143,14 @@ async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
         .submit(&["--require", "never/made", "--if-missing", "fail"], "true")
         .await;
     assert_eq!(
-        failed.json()["attempts"][0]["failureCode"],
+        failed.stdout_json()["attempts"][0]["failureCode"],
         "receipts_missing"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn paths_that_could_lead_out_are_refused_at_submit() {
-    let fleet = Fleet::start().await;
+    let fleet = ContractsFixture::start().await;
     for bad in [
         "/etc/passwd",
         "../x",
@@ -165,7 +166,7 @@ async fn paths_that_could_lead_out_are_refused_at_submit() {
     }
 }
 
-fn contract(policy: MissingPolicy) -> Option<CompletionContract> {
+fn contract_with_policy(policy: MissingPolicy) -> Option<CompletionContract> {
     let required = |path: &str| RequiredArtifact {
         path: path.to_owned(),
         ..RequiredArtifact::default()
@@ -176,8 +177,8 @@ fn contract(policy: MissingPolicy) -> Option<CompletionContract> {
     })
 }
 
-fn result(attempt: &ScriptedAttempt, paths: &[&str]) -> Body {
-    let Body::Complete(result) = attempt.completion("done") else {
+fn completion_with_files(attempt: &ScriptedAttempt, paths: &[&str]) -> Body {
+    let Body::Complete(result) = attempt.completion_body("done") else {
         unreachable!("a completion");
     };
     let file = |path: &&str| ArtifactReceipt {
@@ -192,31 +193,31 @@ fn result(attempt: &ScriptedAttempt, paths: &[&str]) -> Body {
     })
 }
 
-async fn refusal(daemon: &mut ScriptedDaemon) -> ErrorDetail {
+async fn wait_for_rejection(daemon: &mut ScriptedDaemon) -> ErrorDetail {
     let pick = |frame: &RelayFrame| match &frame.frame {
         Some(relay_frame::Frame::Rejected(FrameRejected { error, .. })) => error.clone(),
         _ => None,
     };
-    daemon.expect("a refusal", pick).await
+    daemon.expect_frame("a refusal", pick).await
 }
 
 /// The same attempt: refused, still leased, and completed once the files are there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let token = relay.daemon_token().await;
     let worker = client.with_token(&token);
     let mut daemon = ScriptedDaemon::connect(&worker, hello(&["scripted"])).await;
     let spec = TaskSpec {
-        contract: contract(MissingPolicy::Reject),
-        ..for_agent("scripted")
+        contract: contract_with_policy(MissingPolicy::Reject),
+        ..agent_task("scripted")
     };
     let task = client.submit(spec).await;
-    let mut attempt = daemon.running().await;
-    let body = result(&attempt, &[]);
+    let mut attempt = daemon.start_next_attempt().await;
+    let body = completion_with_files(&attempt, &[]);
     attempt.send(body).await;
-    let refused = refusal(&mut daemon).await;
+    let refused = wait_for_rejection(&mut daemon).await;
     assert_eq!(refused.code, refusals::CONTRACT_UNMET);
     assert_eq!(refused.missing, ["out/a", "out/b"]);
     assert!(
@@ -224,9 +225,9 @@ async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist()
             .message
             .contains("out/a: no receipt; out/b: no receipt")
     );
-    let body = result(&attempt, &["out/b"]);
+    let body = completion_with_files(&attempt, &["out/b"]);
     attempt.send(body).await;
-    assert_eq!(refusal(&mut daemon).await.missing, ["out/a"]);
+    assert_eq!(wait_for_rejection(&mut daemon).await.missing, ["out/a"]);
     let running = client.get(&task.task_id).await;
     assert_eq!(running.state(), TaskState::Running);
     assert!(
@@ -236,10 +237,10 @@ async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist()
             .is_some_and(|lease| lease.live)
     );
 
-    let body = result(&attempt, &["out/a", "out/b"]);
+    let body = completion_with_files(&attempt, &["out/a", "out/b"]);
     attempt.send(body).await;
-    daemon.acked(&attempt).await;
-    let events = client.watch(&task.task_id).await.to_end().await;
+    daemon.wait_until_acked(&attempt).await;
+    let events = client.watch(&task.task_id).await.collect_to_end().await;
     let refused = events
         .iter()
         .filter(|event| event.kind() == TaskEventKind::CompletionRefused);
@@ -257,28 +258,31 @@ async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist()
 /// Output before a result is missing: the result is refused, the stream goes on, and what never comes is a recorded cut.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let token = relay.daemon_token().await;
     let worker = client.with_token(&token);
     let mut daemon = ScriptedDaemon::connect(&worker, hello(&["scripted"])).await;
-    let task = client.submit(for_agent("scripted")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("first").await;
+    let task = client.submit(agent_task("scripted")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("first").await;
     let seq = attempt.control_seq + 1;
     attempt.offset += 10;
-    let early = attempt.frame(seq, attempt.completion("done"));
+    let early = attempt.frame(seq, attempt.completion_body("done"));
     attempt.send_frame(early.clone()).await;
-    assert_eq!(refusal(&mut daemon).await.code, refusals::OUTPUT_GAP);
+    assert_eq!(
+        wait_for_rejection(&mut daemon).await.code,
+        refusals::OUTPUT_GAP
+    );
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
     // Under the same number; nobody has the ten bytes, so they are said to be missing.
     attempt.complete("done").await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     assert_eq!(
         client.get(&task.task_id).await.state(),
         TaskState::Completed
     );
-    let (cut, end) = client.last_pieces(&task.task_id, 0).await;
+    let (cut, end) = client.read_last_cut_and_end(&task.task_id, 0).await;
     assert_eq!(cut.map(|cut| (cut.offset, cut.length)), Some((5, 10)));
     assert_eq!(end.offset, 15);
 }

@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use baton_proto::v1::{Role, Task, TaskEventKind, TaskSpec, TaskState, TurnKind};
-use baton_tests::{Client, DaemonProcess, RelayProcess, command, for_agent};
+use baton_tests::{DaemonProcess, RelayProcess, TestClient, agent_task, command_task};
 use tempfile::TempDir;
 
 use crate::BATON;
 
 /// `known` holds the agent's own id of the conversation it remembers, `next` the one that it would begin. Each says what
 /// it did: `began ID` or `went on with ID`.
-const CLAUDE: &str = r#"
+const CLAUDE_SCRIPT: &str = r#"
 here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
 read -r prompt
 resume=; for arg in "$@"; do case "$arg" in --resume=*) resume=${arg#--resume=} ;; esac; done
@@ -24,7 +24,7 @@ printf '%s\n' '{"type":"result","subtype":"success","is_error":false,"result":"'
 while read -r more; do :; done
 "#;
 
-const CODEX: &str = r#"
+const CODEX_SCRIPT: &str = r#"
 here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
 say() { printf '%s\n' "$1"; }
 read -r initialize; say '{"id":0,"result":{}}'
@@ -43,7 +43,7 @@ say '{"method":"turn/completed","params":{"threadId":"'$id'","turn":{"id":"u1","
 while read -r more; do :; done
 "#;
 
-const CODEX_EXEC: &str = r#"
+const CODEX_EXEC_SCRIPT: &str = r#"
 here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
 say() { printf '%s\n' "$1"; }
 id=$next; did=began
@@ -57,7 +57,7 @@ say '{"type":"item.completed","item":{"id":"n","type":"agent_message","text":"'"
 say '{"type":"turn.completed","usage":{"input_tokens":5,"output_tokens":2}}'
 "#;
 
-const ACP: &str = r#"
+const ACP_SCRIPT: &str = r#"
 here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
 say() { printf '%s\n' '{"jsonrpc":"2.0",'"$1"; }
 read -r initialize; say '"id":0,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}'
@@ -75,38 +75,42 @@ while read -r more; do :; done
 "#;
 
 /// Name, what the configuration says of it, and the script.
-const KINDS: [(&str, &str, &str); 4] = [
-    ("claude", "kind = \"claude\"", CLAUDE),
-    ("codex", "kind = \"codex\"", CODEX),
-    ("exec", "kind = \"codex\"\nprotocol = \"exec\"", CODEX_EXEC),
-    ("acp", "kind = \"acp\"", ACP),
+const AGENT_KINDS: [(&str, &str, &str); 4] = [
+    ("claude", "kind = \"claude\"", CLAUDE_SCRIPT),
+    ("codex", "kind = \"codex\"", CODEX_SCRIPT),
+    (
+        "exec",
+        "kind = \"codex\"\nprotocol = \"exec\"",
+        CODEX_EXEC_SCRIPT,
+    ),
+    ("acp", "kind = \"acp\"", ACP_SCRIPT),
 ];
 
-struct Stage {
+struct ConversationsFixture {
     relay: RelayProcess,
-    client: Client,
+    client: TestClient,
     daemon: DaemonProcess,
     secret: String,
     dir: TempDir,
 }
 
-async fn stage() -> Stage {
+async fn start_fixture() -> ConversationsFixture {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = String::new();
-    for (name, kind, script) in KINDS {
+    for (name, kind, script) in AGENT_KINDS {
         let place = dir.path().join(name);
         std::fs::create_dir(&place).expect("the file system is there");
         let path = place.join("agent.sh");
         std::fs::write(&path, script).expect("the file system is there");
-        set(&place, "known", "none");
+        write_agent_file(&place, "known", "none");
         config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
     }
     std::fs::write(dir.path().join("daemon.toml"), config).expect("the file system is there");
-    let daemon = start(dir.path(), client.url(), &secret).await;
-    Stage {
+    let daemon = start_daemon(dir.path(), client.url(), &secret).await;
+    ConversationsFixture {
         relay,
         client,
         daemon,
@@ -115,32 +119,36 @@ async fn stage() -> Stage {
     }
 }
 
-async fn start(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
+async fn start_daemon(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
     let file = dir.join("daemon.toml");
     let more = ["--config", file.to_str().expect("paths of tests are text")];
     DaemonProcess::start_with(BATON, dir, "d", (url, secret), &more).await
 }
 
-fn set(place: &Path, name: &str, text: &str) {
+fn write_agent_file(place: &Path, name: &str, text: &str) {
     std::fs::write(place.join(name), text).expect("the file system is there");
 }
 
-impl Stage {
-    fn agent(&self, name: &str, file: &str, text: &str) {
-        set(&self.dir.path().join(name), file, text);
+impl ConversationsFixture {
+    fn set_agent_file(&self, name: &str, file: &str, text: &str) {
+        write_agent_file(&self.dir.path().join(name), file, text);
     }
 
-    async fn turn(&self, agent: &str) -> Task {
-        self.turn_of(agent, "our talk").await
+    async fn run_turn(&self, agent: &str) -> Task {
+        self.run_turn_of(agent, "our talk").await
     }
 
-    async fn turn_of(&self, agent: &str, conversation: &str) -> Task {
+    async fn run_turn_of(&self, agent: &str, conversation: &str) -> Task {
         let spec = TaskSpec {
             conversation_id: format!("{conversation} with {agent}"),
-            ..for_agent(agent)
+            ..agent_task(agent)
         };
         let task = self.client.submit(spec).await;
-        self.client.watch(&task.task_id).await.to_end().await;
+        self.client
+            .watch(&task.task_id)
+            .await
+            .collect_to_end()
+            .await;
         let task = self.client.get(&task.task_id).await;
         assert_eq!(task.state(), TaskState::Completed, "{agent}: {task:?}");
         task
@@ -148,45 +156,49 @@ impl Stage {
 
     async fn restart_daemon(&mut self) {
         self.daemon.kill().await;
-        self.daemon = start(self.dir.path(), self.client.url(), &self.secret).await;
+        self.daemon = start_daemon(self.dir.path(), self.client.url(), &self.secret).await;
     }
 }
 
-fn said(task: &Task) -> String {
+fn result_text(task: &Task) -> String {
     String::from_utf8_lossy(&task.result).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() {
-    let mut stage = stage().await;
-    for (agent, _, _) in KINDS {
+    let mut stage = start_fixture().await;
+    for (agent, _, _) in AGENT_KINDS {
         let (first, second) = (
             uuid::Uuid::now_v7().to_string(),
             uuid::Uuid::now_v7().to_string(),
         );
-        stage.agent(agent, "next", &first);
-        let begun = stage.turn(agent).await;
-        assert_eq!(said(&begun), format!("began {first}"), "{agent}");
+        stage.set_agent_file(agent, "next", &first);
+        let begun = stage.run_turn(agent).await;
+        assert_eq!(result_text(&begun), format!("began {first}"), "{agent}");
         let goes_on = format!("went on with {first}");
-        assert_eq!(said(&stage.turn(agent).await), goes_on, "{agent}");
+        assert_eq!(
+            result_text(&stage.run_turn(agent).await),
+            goes_on,
+            "{agent}"
+        );
         stage.restart_daemon().await;
         assert_eq!(
-            said(&stage.turn(agent).await),
+            result_text(&stage.run_turn(agent).await),
             goes_on,
             "{agent}: its daemon was killed"
         );
-        let other = stage.turn_of(agent, "another talk").await;
+        let other = stage.run_turn_of(agent, "another talk").await;
         assert_eq!(
-            said(&other),
+            result_text(&other),
             format!("began {first}"),
             "{agent}: another conversation"
         );
 
         // The agent loses its memory.
-        stage.agent(agent, "known", "none");
-        stage.agent(agent, "next", &second);
-        let anew = stage.turn(agent).await;
-        assert_eq!(said(&anew), format!("began {second}"), "{agent}");
+        stage.set_agent_file(agent, "known", "none");
+        stage.set_agent_file(agent, "next", &second);
+        let anew = stage.run_turn(agent).await;
+        assert_eq!(result_text(&anew), format!("began {second}"), "{agent}");
         assert_eq!(anew.conversation_id, format!("our talk with {agent}"));
         let attempts: Vec<_> = anew
             .attempts
@@ -195,14 +207,19 @@ async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() 
             .collect();
         assert_eq!(attempts, [("resume_failed", false), ("", true)], "{agent}");
         assert_eq!(anew.attempts[1].agent_session_id, second, "{agent}");
-        let events = stage.client.watch(&anew.task_id).await.to_end().await;
+        let events = stage
+            .client
+            .watch(&anew.task_id)
+            .await
+            .collect_to_end()
+            .await;
         let fallbacks = events
             .iter()
             .filter(|event| event.kind() == TaskEventKind::ResumeFallback);
         assert_eq!(fallbacks.count(), 1, "{agent}");
         let goes_on = format!("went on with {second}");
         assert_eq!(
-            said(&stage.turn(agent).await),
+            result_text(&stage.run_turn(agent).await),
             goes_on,
             "{agent}: the new one took its place"
         );
@@ -211,19 +228,24 @@ async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
-    let stage = stage().await;
+    let stage = start_fixture().await;
     let log = stage.dir.path().join("log");
     let script = format!("echo \"+$0\" >> {log:?}; sleep 0.1; echo \"-$0\" >> {log:?}");
     let mut turns = Vec::new();
     for number in 0..5 {
         let spec = TaskSpec {
             conversation_id: "one talk".to_owned(),
-            ..command("sh", &["-c", &script, &number.to_string()], "turns")
+            ..command_task("sh", &["-c", &script, &number.to_string()], "turns")
         };
         turns.push(stage.client.submit(spec).await);
     }
     for turn in &turns {
-        stage.client.watch(&turn.task_id).await.to_end().await;
+        stage
+            .client
+            .watch(&turn.task_id)
+            .await
+            .collect_to_end()
+            .await;
     }
     let log = std::fs::read_to_string(log).unwrap();
     let expected: Vec<String> = (0..5)
@@ -234,17 +256,22 @@ async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_control_turn_shows_nothing_to_users_and_has_deadlines_of_its_own() {
-    let stage = stage().await;
-    stage.agent("acp", "next", "talk");
+    let stage = start_fixture().await;
+    stage.set_agent_file("acp", "next", "talk");
     for (kind, visible) in [(TurnKind::User, true), (TurnKind::Control, false)] {
         let spec = TaskSpec {
             turn_kind: kind.into(),
-            ..for_agent("acp")
+            ..agent_task("acp")
         };
         let task = stage.client.submit(spec).await;
-        stage.client.watch(&task.task_id).await.to_end().await;
+        stage
+            .client
+            .watch(&task.task_id)
+            .await
+            .collect_to_end()
+            .await;
         let done = stage.client.get(&task.task_id).await;
-        assert_eq!(said(&done), "began talk", "{kind:?}");
+        assert_eq!(result_text(&done), "began talk", "{kind:?}");
         let data = stage.relay.data();
         let shown = BATON.run(data, &["output", &task.task_id]).await;
         assert_eq!(

@@ -8,9 +8,10 @@ use std::process::Stdio;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, Role, TaskSpec};
-use baton_relay::store::{Key, Store, StoreConfig};
+use baton_relay::store::{RecordKey, Store, StoreConfig};
 use baton_tests::{
-    Client, RelayProcess, ScriptedDaemon, copy_directory, for_agent, hello, quiet_port, within,
+    RelayProcess, ScriptedDaemon, TestClient, agent_task, copy_directory, hello, unused_port,
+    wait_within,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -20,65 +21,65 @@ use uuid::Uuid;
 use crate::BATON;
 
 const AGENT: &str = "damage";
-const FLIPS: usize = 8;
-const TASKS: usize = 40;
+const FLIP_COUNT: usize = 8;
+const TASK_COUNT: usize = 40;
 
 /// A stopped relay's directory and what was in it: prompt and output of each task.
-struct Sound {
+struct StoppedRelayCopy {
     dir: TempDir,
     token: String,
     tasks: BTreeMap<String, (String, Vec<u8>)>,
 }
 
-async fn sound() -> Sound {
+async fn make_stopped_relay() -> StoppedRelayCopy {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut tasks = BTreeMap::new();
     // Over three starts, so that sled has written snapshots and more than one segment is in use.
     for round in 0..3 {
         let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
-        for number in 0..TASKS / 3 {
+        for number in 0..TASK_COUNT / 3 {
             let prompt =
                 format!("prompt {round} {number} ").repeat(if number == 5 { 9_000 } else { 40 });
             let spec = TaskSpec {
                 prompt: prompt.clone(),
-                ..for_agent(AGENT)
+                ..agent_task(AGENT)
             };
             let task = client.submit(spec).await;
-            let mut attempt = daemon.running().await;
+            let mut attempt = daemon.start_next_attempt().await;
             let text = format!("output {round} {number}\n").repeat(30);
-            attempt.say(&text).await;
+            attempt.send_output(&text).await;
             attempt.complete("").await;
-            daemon.acked(&attempt).await;
-            daemon.forget(&attempt);
+            daemon.wait_until_acked(&attempt).await;
+            daemon.stop_renewing(&attempt);
             tasks.insert(task.task_id, (prompt, text.into_bytes()));
         }
         for number in 0..3 {
             let prompt = format!("waiting {round} {number}");
             let spec = TaskSpec {
                 prompt: prompt.clone(),
-                ..for_agent("nobody")
+                ..agent_task("nobody")
             };
             let task = client.submit(spec).await;
             tasks.insert(task.task_id, (prompt, Vec::new()));
         }
         drop(daemon);
         relay.terminate().await;
-        relay.revive().await;
+        relay.start_again().await;
     }
     relay.terminate().await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     copy_directory(relay.data(), dir.path());
-    Sound {
+    StoppedRelayCopy {
         dir,
-        token: client.secret().to_owned(),
+        token: client.token_secret().to_owned(),
         tasks,
     }
 }
 
 /// Every file of the store, the output and the bodies, with its length.
-fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
+fn data_files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let parts = ["store/sled", "store", "output", "bodies"];
     let entries = parts.iter().flat_map(|part| {
         let listed = fs::read_dir(dir.join(part)).expect("a part of the data");
@@ -97,7 +98,7 @@ fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
 
 /// A start that may be refused, or end by itself later.
 async fn try_start(data: &Path) -> Result<(Child, String), String> {
-    let listen = format!("127.0.0.1:{}", quiet_port());
+    let listen = format!("127.0.0.1:{}", unused_port());
     let mut command = BATON.command(data);
     let mut child = command
         .args(["relay", "--listen", &listen])
@@ -116,7 +117,7 @@ async fn try_start(data: &Path) -> Result<(Child, String), String> {
         }
         false
     };
-    if within("a start or a refusal", up).await {
+    if wait_within("a start or a refusal", up).await {
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         return Ok((child, format!("http://{listen}")));
     }
@@ -124,10 +125,10 @@ async fn try_start(data: &Path) -> Result<(Child, String), String> {
 }
 
 /// Tasks that are not there, or not as they were; `None` when the relay ended meanwhile, which nobody overlooks.
-async fn missing(client: &Client, sound: &Sound) -> Option<Vec<String>> {
+async fn missing_tasks(client: &TestClient, sound: &StoppedRelayCopy) -> Option<Vec<String>> {
     let mut missing = Vec::new();
     for (id, (prompt, output)) in &sound.tasks {
-        let found = match client.try_get_whole(id).await {
+        let found = match client.try_get_with_spec(id).await {
             Ok(task) => Some(task),
             Err(status) if status.code() == tonic::Code::Unavailable => return None,
             Err(_) => None,
@@ -142,7 +143,7 @@ async fn missing(client: &Client, sound: &Sound) -> Option<Vec<String>> {
 }
 
 /// What is left of a task's output, and whether the relay says that something was cut.
-async fn stored_output(client: &Client, task: &str) -> (Vec<u8>, bool) {
+async fn stored_output(client: &TestClient, task: &str) -> (Vec<u8>, bool) {
     let request = ReadOutputRequest {
         task_id: task.to_owned(),
         ..Default::default()
@@ -153,7 +154,7 @@ async fn stored_output(client: &Client, task: &str) -> (Vec<u8>, bool) {
     };
     let mut pieces = answer.into_inner();
     loop {
-        match within("output", pieces.message()).await {
+        match wait_within("output", pieces.message()).await {
             Ok(Some(piece)) => match piece.item {
                 Some(Item::Chunk(chunk)) => bytes.extend_from_slice(&chunk.data),
                 Some(Item::Cut(_)) => cut = true,
@@ -165,7 +166,7 @@ async fn stored_output(client: &Client, task: &str) -> (Vec<u8>, bool) {
     }
 }
 
-async fn skipped(client: &Client) -> u64 {
+async fn skipped_records(client: &TestClient) -> u64 {
     let request = ListTasksRequest {
         page_size: 200,
         ..Default::default()
@@ -176,26 +177,26 @@ async fn skipped(client: &Client) -> u64 {
 
 /// What became of the flips.
 #[derive(Debug, Default)]
-struct Tally {
+struct FlipOutcomes {
     /// The relay did not start, and said what to do.
-    refused: usize,
+    refused_starts: usize,
     /// It ended while it was asked.
-    ended: usize,
+    ended_relays: usize,
     /// Something is missing or damaged, and the relay or `baton verify` says so.
-    told: usize,
+    reported_damage: usize,
     /// Everything is there.
     harmless: usize,
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
-    let sound = sound().await;
-    let flips = std::env::var("BATON_FLIPS").map_or(FLIPS, |text| text.parse().unwrap());
-    let mut tally = Tally::default();
+    let sound = make_stopped_relay().await;
+    let flips = std::env::var("BATON_FLIPS").map_or(FLIP_COUNT, |text| text.parse().unwrap());
+    let mut tally = FlipOutcomes::default();
     for flip in 0..flips {
         let copied = tempfile::tempdir().unwrap();
         copy_directory(sound.dir.path(), copied.path());
-        let files = files(copied.path());
+        let files = data_files(copied.path());
         // Every other flip hits the database itself, where almost everything is.
         let db = copied.path().join("store/sled/db");
         let (path, len) = if flip % 2 == 0 {
@@ -212,7 +213,7 @@ async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
             .unwrap()
             .display()
             .to_string();
-        one(
+        check_one_flip(
             &sound,
             copied.path(),
             &format!("bit {bit} of {name}"),
@@ -222,12 +223,17 @@ async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
     }
     println!("{flips} flipped bits: {tally:?}");
     assert_eq!(
-        tally.refused + tally.ended + tally.told + tally.harmless,
+        tally.refused_starts + tally.ended_relays + tally.reported_damage + tally.harmless,
         flips
     );
 }
 
-async fn one(sound: &Sound, data: &Path, what: &str, tally: &mut Tally) {
+async fn check_one_flip(
+    sound: &StoppedRelayCopy,
+    data: &Path,
+    what: &str,
+    tally: &mut FlipOutcomes,
+) {
     let offline = BATON.run(data, &["verify", "--json"]).await;
     let (mut child, url) = match try_start(data).await {
         Ok(up) => up,
@@ -241,38 +247,38 @@ async fn one(sound: &Sound, data: &Path, what: &str, tally: &mut Tally) {
                 Some(0),
                 "{what}: a refused start is found by a verify"
             );
-            tally.refused += 1;
+            tally.refused_starts += 1;
             return;
         }
     };
-    let client = Client::new(&url, &sound.token);
-    let missing = missing(&client, sound).await;
-    let skipped = skipped(&client).await;
+    let client = TestClient::new(&url, &sound.token);
+    let missing = missing_tasks(&client, sound).await;
+    let skipped = skipped_records(&client).await;
     let Some(missing) = missing else {
-        tally.ended += 1;
+        tally.ended_relays += 1;
         return;
     };
     if missing.is_empty() {
         tally.harmless += usize::from(offline.code == Some(0));
-        tally.told += usize::from(offline.code != Some(0));
+        tally.reported_damage += usize::from(offline.code != Some(0));
     } else {
-        let info = client.info().await;
+        let info = client.relay_info().await;
         assert!(
             info.unreadable_records > 0 || skipped > 0,
             "{what}: {missing:?} are missing and the relay does not know"
         );
         assert_eq!(offline.code, Some(1), "{what}: {missing:?} {offline:?}");
-        tally.told += 1;
+        tally.reported_damage += 1;
     }
     child.kill().await.expect("the relay runs");
 }
 
 /// Damages the page of one task's record and nothing else: old copies of a page hurt nobody, and damage at the end of the
 /// database keeps it from opening at all. False, with everything as it was, when the page lies at the end.
-fn damage_its_page(data: &Path, task: Uuid) -> bool {
+fn damage_task_page(data: &Path, task: Uuid) -> bool {
     let path = data.join("store/sled/db");
-    let key = Key::Live {
-        tenant: crate::damaged_records::tenant(),
+    let key = RecordKey::Live {
+        tenant: crate::damaged_records::default_tenant(),
         task,
     };
     let sound = fs::read(&path).expect("the database is there");
@@ -283,7 +289,7 @@ fn damage_its_page(data: &Path, task: Uuid) -> bool {
         bytes[at] ^= 1;
         fs::write(&path, &bytes).expect("the database can be written");
         let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
-        let hit = Store::look(config, |looked| {
+        let hit = Store::with_offline_store(config, |looked| {
             looked.refusal.is_none() && looked.store.get(&key).is_err()
         });
         if matches!(hit, Ok(true)) {
@@ -300,7 +306,7 @@ async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest
     let client = relay.admin().clone();
     let filled = |number: usize| TaskSpec {
         prompt: format!("prompt {number} ").repeat(300),
-        ..for_agent("nobody")
+        ..agent_task("nobody")
     };
     let mut last = client.submit(filled(0)).await.task_id;
     for number in 1..100 {
@@ -308,26 +314,26 @@ async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest
     }
     // More of another tenant, until the first one's last page is in an old part of the database, which a start does not
     // read; where sled puts its pages is its own business.
-    let other = client.of_tenant("acme", Role::Admin).await;
+    let other = client.client_of_tenant("acme", Role::Admin).await;
     let (mut kept, mut damaged, mut rounds) = (String::new(), false, 0);
     while !damaged {
         for number in 0..150 {
             kept = other.submit(filled(number)).await.task_id;
         }
         relay.terminate().await;
-        damaged = damage_its_page(relay.data(), last.parse().unwrap());
-        relay.revive().await;
+        damaged = damage_task_page(relay.data(), last.parse().unwrap());
+        relay.start_again().await;
         rounds += 1;
         assert!(rounds < 20, "the page stays at the end");
     }
-    let missing = client.info().await.unreadable_records;
+    let missing = client.relay_info().await.unreadable_records;
     assert!(missing > 0, "it starts, and says what is missing");
     // The next task's record belongs on the damaged page: this is acknowledged, and then the relay cannot go on.
     let acknowledged = client.submit(filled(100)).await.task_id;
-    let status = relay.ended().await;
+    let status = relay.wait_for_exit().await;
     assert!(!status.success(), "{status:?}");
     for _ in 0..2 {
-        let refused = relay.refuses_to_start().await;
+        let refused = relay.try_start_again().await;
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains("baton export"), "{refused:?}");
     }
@@ -337,7 +343,10 @@ async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest
         .run(relay.data(), &["export", "--out", &file, "--json"])
         .await;
     assert_eq!(saved.code, Some(4), "made, and not all of it: {saved:?}");
-    assert!(saved.json()["skipped"].as_u64().unwrap() > 0, "{saved:?}");
+    assert!(
+        saved.stdout_json()["skipped"].as_u64().unwrap() > 0,
+        "{saved:?}"
+    );
     let home = tempfile::tempdir().unwrap();
     let refused = BATON.run(home.path(), &["import", &file]).await;
     assert_eq!(refused.code, Some(1), "it is not whole: {refused:?}");
@@ -345,12 +354,12 @@ async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest
         .run(home.path(), &["import", &file, "--accept-loss", "--json"])
         .await;
     assert_eq!(taken.code, Some(0), "{taken:?}");
-    let saved = taken.json()["tasks"].as_u64().unwrap();
+    let saved = taken.stdout_json()["tasks"].as_u64().unwrap();
     let whole = 101 + 150 * rounds;
     assert!((whole - 40..=whole).contains(&saved), "{saved} of {whole}");
     let relay = RelayProcess::start_on(BATON, home, &[]).await;
     for (client, task) in [(&client, &acknowledged), (&other, &kept)] {
-        let client = relay.admin().with_token(client.secret());
+        let client = relay.admin().with_token(client.token_secret());
         assert_eq!(client.get(task).await.task_id, *task);
     }
 }

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use baton_tests::{RelayProcess, copy_directory, for_agent};
+use baton_tests::{RelayProcess, agent_task, copy_directory};
 
 use crate::BATON;
 
 /// The bytes of every file below a directory.
-fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+fn file_contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).expect("a directory") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            found.extend(contents(&path));
+            found.extend(file_contents(&path));
         } else {
             let bytes = fs::read(&path).expect("a file");
             found.insert(path, bytes);
@@ -27,19 +27,19 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 async fn an_export_of_a_directory_that_lost_something_says_so_to_everybody_who_uses_it() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    client.submit(for_agent("nobody")).await;
+    client.submit(agent_task("nobody")).await;
     relay.terminate().await;
     let older = tempfile::tempdir().unwrap();
     let sled = relay.data().join("store/sled");
     copy_directory(&sled, older.path());
-    relay.revive().await;
-    client.submit(for_agent("nobody")).await;
+    relay.start_again().await;
+    client.submit(agent_task("nobody")).await;
     relay.terminate().await;
     // As if the disk had forgotten what it promised to keep.
     fs::remove_dir_all(&sled).unwrap();
     copy_directory(older.path(), &sled);
     let parts = ["store", "output", "bodies"].map(|part| relay.data().join(part));
-    let before = parts.each_ref().map(|part| contents(part));
+    let before = parts.each_ref().map(|part| file_contents(part));
 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("saved").display().to_string();
@@ -53,12 +53,12 @@ async fn an_export_of_a_directory_that_lost_something_says_so_to_everybody_who_u
     assert_eq!(made.code, Some(4), "{made:?}");
     assert!(made.stderr.contains("NOT WHOLE"), "{made:?}");
     assert!(made.stderr.contains(lost), "{made:?}");
-    let missing = made.json()["missing"].to_string();
+    let missing = made.stdout_json()["missing"].to_string();
     assert!(missing.contains(lost), "{made:?}");
-    let refused = relay.refuses_to_start().await;
+    let refused = relay.try_start_again().await;
     assert!(refused.stderr.contains(lost), "{refused:?}");
     assert!(
-        parts.each_ref().map(|part| contents(part)) == before,
+        parts.each_ref().map(|part| file_contents(part)) == before,
         "looking and a refused start change no file"
     );
 

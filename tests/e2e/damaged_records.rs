@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use baton_proto::v1::{ListTasksRequest, Role, TaskState};
-use baton_relay::store::{Change, Key, KeyText, Store, StoreConfig};
-use baton_tests::{RelayProcess, ScriptedDaemon, for_agent, hello};
+use baton_relay::store::{KeyText, RecordKey, Store, StoreChange, StoreConfig};
+use baton_tests::{RelayProcess, ScriptedDaemon, agent_task, hello};
 use uuid::Uuid;
 
 use crate::BATON;
@@ -12,7 +12,7 @@ use crate::BATON;
 const AGENT: &str = "damage";
 
 /// Changes a stopped relay's store behind its back.
-pub(super) fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
+pub(super) fn change_stopped_store(data: &Path, changes: impl FnOnce(&Store) -> Vec<StoreChange>) {
     let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
     let mut opened = Store::open(config).expect("the store opens");
     let changes = changes(&opened.store);
@@ -20,7 +20,7 @@ pub(super) fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
     opened.journal.close().expect("the store closes");
 }
 
-pub(super) fn tenant() -> KeyText {
+pub(super) fn default_tenant() -> KeyText {
     KeyText::new("default").expect("a good name")
 }
 
@@ -29,27 +29,27 @@ async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_ever
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (good, bad) = (
-        client.submit(for_agent(AGENT)).await,
-        client.submit(for_agent(AGENT)).await,
+        client.submit(agent_task(AGENT)).await,
+        client.submit(agent_task(AGENT)).await,
     );
     relay.terminate().await;
     let task = bad.task_id.parse::<Uuid>().unwrap();
-    tamper(relay.data(), |_| {
-        let key = Key::Live {
-            tenant: tenant(),
+    change_stopped_store(relay.data(), |_| {
+        let key = RecordKey::Live {
+            tenant: default_tenant(),
             task,
         };
-        vec![Change::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"of another world".to_vec())]
     });
-    relay.revive().await;
-    assert_eq!(client.info().await.unreadable_records, 1);
+    relay.start_again().await;
+    assert_eq!(client.relay_info().await.unreadable_records, 1);
     assert_eq!(client.get(&good.task_id).await.task_id, good.task_id);
     assert!(client.try_get(&bad.task_id).await.is_err());
     let request = ListTasksRequest::default();
     let page = client.tasks().list(request).await.unwrap().into_inner();
     assert_eq!((page.tasks.len(), page.skipped), (1, 1));
     assert_eq!(
-        client.info().await.unreadable_records,
+        client.relay_info().await.unreadable_records,
         1,
         "each counts once"
     );
@@ -72,37 +72,40 @@ async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_ever
 async fn a_verify_finds_records_that_contradict_each_other() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let mut daemon =
-        ScriptedDaemon::connect(&client.of_tenant("", Role::Daemon).await, hello(&[AGENT])).await;
+    let mut daemon = ScriptedDaemon::connect(
+        &client.client_of_tenant("", Role::Daemon).await,
+        hello(&[AGENT]),
+    )
+    .await;
     let (doubled, orphan, lost) = (
-        client.submit(for_agent("nobody")).await,
-        client.submit(for_agent("nobody")).await,
-        client.submit(for_agent("nobody")).await,
+        client.submit(agent_task("nobody")).await,
+        client.submit(agent_task("nobody")).await,
+        client.submit(agent_task("nobody")).await,
     );
-    let finished = client.submit(for_agent(AGENT)).await;
-    let mut attempt = daemon.running().await;
+    let finished = client.submit(agent_task(AGENT)).await;
+    let mut attempt = daemon.start_next_attempt().await;
     attempt.complete("").await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     relay.terminate().await;
     let id = |task: &baton_proto::v1::Task| task.task_id.parse::<Uuid>().unwrap();
-    let live = |task| Key::Live {
-        tenant: tenant(),
+    let live = |task| RecordKey::Live {
+        tenant: default_tenant(),
         task,
     };
-    let done = |task| Key::Done {
-        tenant: tenant(),
+    let done = |task| RecordKey::Done {
+        tenant: default_tenant(),
         task,
     };
-    let spec = |task| Key::Spec {
-        tenant: tenant(),
+    let spec = |task| RecordKey::Spec {
+        tenant: default_tenant(),
         task,
     };
-    tamper(relay.data(), |store| {
+    change_stopped_store(relay.data(), |store| {
         let body = store.get(&done(id(&finished))).unwrap().unwrap().to_vec();
         vec![
-            Change::Put(done(id(&doubled)), body),
-            Change::Delete(spec(id(&orphan))),
-            Change::Delete(live(id(&lost))),
+            StoreChange::Put(done(id(&doubled)), body),
+            StoreChange::Delete(spec(id(&orphan))),
+            StoreChange::Delete(live(id(&lost))),
         ]
     });
     let said = BATON.run(relay.data(), &["verify", "--json"]).await;
@@ -122,7 +125,7 @@ async fn a_verify_finds_records_that_contradict_each_other() {
         !said.stdout.contains(&format!("task/{}", finished.task_id)),
         "{said:?}"
     );
-    relay.revive().await;
+    relay.start_again().await;
     let live = BATON.run(relay.data(), &["verify", "--json"]).await;
     assert_eq!(live.code, Some(1), "{live:?}");
 }
@@ -133,32 +136,35 @@ async fn a_verify_finds_records_that_contradict_each_other() {
 async fn what_holds_work_back_still_does_so_when_its_record_cannot_be_read() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let before = client.submit(for_agent(AGENT)).await;
+    let before = client.submit(agent_task(AGENT)).await;
     relay.terminate().await;
-    let control = |name: &str| Key::Control {
+    let control = |name: &str| RecordKey::Control {
         tenant: None,
         name: KeyText::new(name).unwrap(),
     };
-    tamper(relay.data(), |_| {
+    change_stopped_store(relay.data(), |_| {
         let names = [
             "scheduler",
             "pauses",
             "fence/019a0000-0000-7000-8000-000000000001",
         ];
-        let broken = |name: &str| Change::Put(control(name), b"of another world".to_vec());
+        let broken = |name: &str| StoreChange::Put(control(name), b"of another world".to_vec());
         names.map(broken).to_vec()
     });
-    relay.revive().await;
-    assert_eq!(client.info().await.unreadable_records, 3);
-    let daemon = client.of_tenant("", Role::Daemon).await;
+    relay.start_again().await;
+    assert_eq!(client.relay_info().await.unreadable_records, 3);
+    let daemon = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&daemon, hello(&[AGENT])).await;
     let said = BATON.run(relay.data(), &["scheduler"]).await;
     assert!(said.stdout.contains("cannot be read"), "{said:?}");
     let unpause = ["unpause", "--scheduler", "--reason", "nothing was paused"];
     assert_eq!(BATON.run(relay.data(), &unpause).await.code, Some(0));
     // What was there waits for the longest lease there is, and what is new does not.
-    let after = client.submit(for_agent(AGENT)).await;
-    assert_eq!(daemon.running().await.re.task_id, after.task_id);
+    let after = client.submit(agent_task(AGENT)).await;
+    assert_eq!(
+        daemon.start_next_attempt().await.attempt_ref.task_id,
+        after.task_id
+    );
     let held = client.get(&before.task_id).await;
     assert_eq!(held.state(), TaskState::Queued);
     // All three were replaced or removed.
@@ -171,23 +177,23 @@ async fn what_holds_work_back_still_does_so_when_its_record_cannot_be_read() {
 async fn a_daemon_whose_record_cannot_be_read_keeps_its_id_and_what_it_runs() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let token = client.of_tenant("", Role::Daemon).await;
+    let token = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&token, hello(&[AGENT])).await;
-    let task = client.submit(for_agent(AGENT)).await;
-    let attempt = daemon.running().await;
+    let task = client.submit(agent_task(AGENT)).await;
+    let attempt = daemon.start_next_attempt().await;
     let id = daemon.hello.daemon_id.clone();
     relay.terminate().await;
-    tamper(relay.data(), |_| {
-        let key = Key::Daemon {
-            tenant: tenant(),
+    change_stopped_store(relay.data(), |_| {
+        let key = RecordKey::Daemon {
+            tenant: default_tenant(),
             daemon: id.parse().unwrap(),
         };
-        vec![Change::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"of another world".to_vec())]
     });
-    relay.revive().await;
+    relay.start_again().await;
     let mut again = hello(&[AGENT]);
     again.daemon_id = id.clone();
-    again.active = ScriptedDaemon::running_now(&[&attempt]);
+    again.active = ScriptedDaemon::list_as_running(&[&attempt]);
     let daemon = ScriptedDaemon::connect(&token, again).await;
     assert_eq!(daemon.hello.daemon_id, id);
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
@@ -200,18 +206,18 @@ async fn a_profile_that_cannot_be_read_is_counted_and_never_taken_for_none() {
     let put = ["profile", "put", "slow", "--deadline", "first_event=30s"];
     assert_eq!(BATON.run(relay.data(), &put).await.code, Some(0));
     relay.terminate().await;
-    tamper(relay.data(), |_| {
-        let key = Key::Profile {
-            tenant: tenant(),
+    change_stopped_store(relay.data(), |_| {
+        let key = RecordKey::Profile {
+            tenant: default_tenant(),
             name: KeyText::new("slow").unwrap(),
         };
-        vec![Change::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"of another world".to_vec())]
     });
-    relay.revive().await;
+    relay.start_again().await;
     let submit = ["submit", "--profile", "slow", "--", "true"];
     let said = BATON.run(relay.data(), &submit).await;
     assert!(said.stderr.contains("[unreadable_record]"), "{said:?}");
-    assert_eq!(client.info().await.unreadable_records, 1);
+    assert_eq!(client.relay_info().await.unreadable_records, 1);
     assert_eq!(BATON.run(relay.data(), &put).await.code, Some(0));
     assert_eq!(BATON.run(relay.data(), &submit).await.code, Some(0));
 }

@@ -11,18 +11,19 @@ use baton_proto::v1::{
     CommandSpec, DeadlineProfile, LifecyclePhase, TaskEvent, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, Client, RealDaemon, Relay, boottime, coding_agents, command, lease_of, played,
-    played_from_the_start, poll_until, recorded_ms, together,
+    ASKING_AGENTS, EmbeddedDaemon, EmbeddedRelay, TestClient, boottime, command_task, join_all,
+    lock_with_file_lease, poll_until, recorded_ms, scripted_task, scripted_task_with_prompt,
+    standin_agents,
 };
 use tempfile::TempDir;
 
 use crate::STANDIN;
 
-const LIMIT: u64 = 1_000;
+const DEADLINE_MS: u64 = 1_000;
 /// More than a pipe holds: it is not written while nobody reads.
-const LONG_PROMPT: usize = 512 * 1024;
+const LONG_PROMPT_BYTES: usize = 512 * 1024;
 
-const KINDS: [&str; 5] = ["command", "claude", "codex", "codex-exec", "acp"];
+const AGENT_KINDS: [&str; 5] = ["command", "claude", "codex", "codex-exec", "acp"];
 
 const DEADLINES: [&str; 8] = [
     "process_start",
@@ -37,48 +38,50 @@ const DEADLINES: [&str; 8] = [
 
 /// A relay, and a daemon with every kind of agent twice: as it is, and (`-stuck`) as a program that cannot be started
 /// because another process has a lease on its file.
-struct Stage {
-    client: Client,
-    _relay: Relay,
-    _daemon: RealDaemon,
-    held: HeldProgram,
+struct DeadlinesFixture {
+    client: TestClient,
+    _relay: EmbeddedRelay,
+    _daemon: EmbeddedDaemon,
+    blocked_program: BlockedProgram,
 }
 
-impl Stage {
-    async fn open() -> Self {
-        let mut held = HeldProgram::make();
-        let relay = Relay::start().await;
+impl DeadlinesFixture {
+    async fn start() -> Self {
+        let mut held = BlockedProgram::create();
+        let relay = EmbeddedRelay::start().await;
         let token = relay.daemon_token().await;
-        let stuck = coding_agents(&held.program, &[]);
+        let stuck = standin_agents(&held.program, &[]);
         let stuck = stuck
             .into_iter()
             .map(|(name, agent)| (format!("{name}-stuck"), agent));
-        let daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+        let daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
             config.slots = 64;
-            config.agents.extend(coding_agents(Path::new(STANDIN), &[]));
+            config
+                .agents
+                .extend(standin_agents(Path::new(STANDIN), &[]));
             config.agents.extend(stuck);
         })
         .await;
         // By now the daemon has asked every program for its version.
-        held.hold().await;
+        held.lock_program().await;
         Self {
             client: relay.admin().clone(),
             _relay: relay,
             _daemon: daemon,
-            held,
+            blocked_program: held,
         }
     }
 }
 
 /// The stand-in under another name, with a lease on its file: whoever executes it waits until the lease is given back.
-struct HeldProgram {
+struct BlockedProgram {
     program: PathBuf,
     lease: Option<File>,
     _dir: TempDir,
 }
 
-impl HeldProgram {
-    fn make() -> Self {
+impl BlockedProgram {
+    fn create() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let program = dir.path().join("standin");
         std::fs::copy(STANDIN, &program).expect("a program can be copied");
@@ -90,26 +93,33 @@ impl HeldProgram {
     }
 
     /// Processes that other tests start may have the copy open for a moment.
-    async fn hold(&mut self) {
-        let lease = poll_until("a lease on the program", || lease_of(&self.program)).await;
+    async fn lock_program(&mut self) {
+        let lease = poll_until("a lease on the program", || {
+            lock_with_file_lease(&self.program)
+        })
+        .await;
         self.lease = Some(lease);
     }
 
-    fn let_go(&mut self) {
+    fn unlock_program(&mut self) {
         self.lease = None;
     }
 }
 
 /// What one cell does: the task, and whether somebody cancels it once it talks.
-struct Cell {
+struct DeadlineCase {
     kind: &'static str,
     deadline: &'static str,
     spec: TaskSpec,
-    canceled: bool,
+    is_canceled: bool,
 }
 
 /// Or why no agent of this kind can run into it.
-fn cell(kind: &'static str, deadline: &'static str, held: &Path) -> Result<Cell, &'static str> {
+fn deadline_case(
+    kind: &'static str,
+    deadline: &'static str,
+    held: &Path,
+) -> Result<DeadlineCase, &'static str> {
     let script = match (deadline, kind) {
         ("tool_idle", "command") => return Err("not reachable: a command has no tools"),
         ("user_input", "command") => return Err("not reachable: a command asks nobody"),
@@ -127,34 +137,34 @@ fn cell(kind: &'static str, deadline: &'static str, held: &Path) -> Result<Cell,
         _ => "ignore-term; hang; say hm; stall",
     };
     let spec = if kind == "command" {
-        commanded(deadline, held)
+        command_agent_task(deadline, held)
     } else {
-        coded(kind, deadline, script)
+        coding_agent_task(kind, deadline, script)
     };
     let spec = TaskSpec {
-        profile: Some(profile(deadline)),
+        profile: Some(profile_with_deadline(deadline)),
         ..spec
     };
-    Ok(Cell {
+    Ok(DeadlineCase {
         kind,
         deadline,
         spec,
-        canceled: deadline == "cleanup_term",
+        is_canceled: deadline == "cleanup_term",
     })
 }
 
-fn coded(kind: &str, deadline: &str, script: &str) -> TaskSpec {
-    let long = "x".repeat(LONG_PROMPT);
+fn coding_agent_task(kind: &str, deadline: &str, script: &str) -> TaskSpec {
+    let long = "x".repeat(LONG_PROMPT_BYTES);
     match (deadline, kind) {
-        ("process_start", _) => played(&format!("{kind}-stuck"), script),
-        ("prompt_write", _) => played_from_the_start(kind, script, &long),
+        ("process_start", _) => scripted_task(&format!("{kind}-stuck"), script),
+        ("prompt_write", _) => scripted_task_with_prompt(kind, script, &long),
         // It says that it has begun before it knows its prompt.
-        ("first_event", "codex-exec") => played_from_the_start(kind, script, "x"),
-        _ => played(kind, script),
+        ("first_event", "codex-exec") => scripted_task_with_prompt(kind, script, "x"),
+        _ => scripted_task(kind, script),
     }
 }
 
-fn commanded(deadline: &str, held: &Path) -> TaskSpec {
+fn command_agent_task(deadline: &str, held: &Path) -> TaskSpec {
     let program = match deadline {
         "process_start" => held.to_str().expect("a plain path"),
         _ => STANDIN,
@@ -166,7 +176,7 @@ fn commanded(deadline: &str, held: &Path) -> TaskSpec {
     };
     let argv = std::iter::once(program).chain(words.iter().copied());
     let prompt = match deadline {
-        "prompt_write" => "x".repeat(LONG_PROMPT),
+        "prompt_write" => "x".repeat(LONG_PROMPT_BYTES),
         _ => "x".to_owned(),
     };
     TaskSpec {
@@ -174,12 +184,12 @@ fn commanded(deadline: &str, held: &Path) -> TaskSpec {
             argv: argv.map(str::to_owned).collect(),
         }),
         prompt,
-        ..played("command", "")
+        ..scripted_task("command", "")
     }
 }
 
-fn profile(deadline: &str) -> DeadlineProfile {
-    let limit = |name: &str| (name == deadline).then_some(LIMIT);
+fn profile_with_deadline(deadline: &str) -> DeadlineProfile {
+    let limit = |name: &str| (name == deadline).then_some(DEADLINE_MS);
     DeadlineProfile {
         process_start_ms: limit("process_start"),
         prompt_write_ms: limit("prompt_write"),
@@ -192,63 +202,63 @@ fn profile(deadline: &str) -> DeadlineProfile {
     }
 }
 
-impl Cell {
+impl DeadlineCase {
     /// The code that it ended with.
-    async fn run(self, client: &Client) -> String {
+    async fn run(self, client: &TestClient) -> String {
         let task = client.submit(self.spec).await;
         let mut watch = client.watch(&task.task_id).await;
         let mut asked_at = 0;
-        if self.canceled {
+        if self.is_canceled {
             watch
-                .until("it to talk", |event| {
+                .wait_for_event("it to talk", |event| {
                     event.phase() == LifecyclePhase::FirstVisibleEventSeen
                 })
                 .await;
             client.cancel(&task.task_id).await;
-            let asked = watch.until_kind(TaskEventKind::CancelRequested).await;
+            let asked = watch.wait_for_kind(TaskEventKind::CancelRequested).await;
             asked_at = recorded_ms(&asked);
         }
-        let end = watch.until_kind(TaskEventKind::Ended).await;
+        let end = watch.wait_for_kind(TaskEventKind::Ended).await;
         let done = client.get(&task.task_id).await;
         let attempt = &done.attempts[0];
-        if !self.canceled {
+        if !self.is_canceled {
             let what = (self.kind, self.deadline);
             assert_eq!(done.state(), TaskState::TimedOut, "{what:?}: {done:?}");
             return attempt.failure_code.clone();
         }
         let signal = attempt.signal.unwrap_or(0);
-        assert!(recorded_ms(&end) >= asked_at + LIMIT, "{done:?}");
+        assert!(recorded_ms(&end) >= asked_at + DEADLINE_MS, "{done:?}");
         format!("{}, signal {signal} after it", attempt.failure_code)
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
-    let mut stage = Stage::open().await;
+    let mut stage = DeadlinesFixture::start().await;
     let rows = DEADLINES.into_iter().map(|deadline| {
-        let (client, held) = (&stage.client, stage.held.program.as_path());
+        let (client, held) = (&stage.client, stage.blocked_program.program.as_path());
         async move {
-            let cells = KINDS.into_iter().map(|kind| async move {
-                match cell(kind, deadline, held) {
+            let cells = AGENT_KINDS.into_iter().map(|kind| async move {
+                match deadline_case(kind, deadline, held) {
                     Ok(cell) => cell.run(client).await,
                     Err(reason) => reason.to_owned(),
                 }
             });
-            (deadline, together(cells).await)
+            (deadline, join_all(cells).await)
         }
     });
-    let rows = together(rows).await;
-    stage.held.let_go();
+    let rows = join_all(rows).await;
+    stage.blocked_program.unlock_program();
     let mut table = String::new();
     for (deadline, cells) in &rows {
-        for (kind, cell) in KINDS.iter().zip(cells) {
+        for (kind, cell) in AGENT_KINDS.iter().zip(cells) {
             table += &format!("{deadline:<20} {kind:<11} {cell}\n");
         }
     }
     println!("{table}");
     for kind in ASKING_AGENTS {
         let reached = |(_, cells): &&(&str, Vec<String>)| {
-            let at = KINDS.iter().position(|known| *known == kind);
+            let at = AGENT_KINDS.iter().position(|known| *known == kind);
             at.is_some_and(|at| !cells[at].starts_with("not reachable"))
         };
         assert_eq!(
@@ -263,27 +273,37 @@ async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
 /// Where a greeting comes before the prompt, it belongs to the start and takes nothing of the prompt's time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_shakes_hands_slowly_is_starting_and_one_that_never_does_has_not_started() {
-    let stage = Stage::open().await;
+    let stage = DeadlinesFixture::start().await;
     let profile = |process_start_ms| DeadlineProfile {
         process_start_ms: Some(process_start_ms),
-        prompt_write_ms: Some(LIMIT),
+        prompt_write_ms: Some(DEADLINE_MS),
         ..DeadlineProfile::default()
     };
     for kind in ["codex", "acp"] {
         let slow = TaskSpec {
-            profile: Some(profile(60 * LIMIT)),
-            ..played_from_the_start(kind, &format!("late {}; say done", 2 * LIMIT), "x")
+            profile: Some(profile(60 * DEADLINE_MS)),
+            ..scripted_task_with_prompt(kind, &format!("late {}; say done", 2 * DEADLINE_MS), "x")
         };
         let never = TaskSpec {
-            profile: Some(profile(LIMIT)),
-            ..played_from_the_start(kind, "mute", "x")
+            profile: Some(profile(DEADLINE_MS)),
+            ..scripted_task_with_prompt(kind, "mute", "x")
         };
         let slow = stage.client.submit(slow).await;
         let never = stage.client.submit(never).await;
-        stage.client.watch(&slow.task_id).await.to_end().await;
+        stage
+            .client
+            .watch(&slow.task_id)
+            .await
+            .collect_to_end()
+            .await;
         let done = stage.client.get(&slow.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{kind}: {done:?}");
-        let events = stage.client.watch(&never.task_id).await.to_end().await;
+        let events = stage
+            .client
+            .watch(&never.task_id)
+            .await
+            .collect_to_end()
+            .await;
         let done = stage.client.get(&never.task_id).await;
         let attempt = &done.attempts[0];
         assert_eq!(attempt.failure_code, "process_start_timeout", "{kind}");
@@ -299,28 +319,28 @@ async fn an_agent_that_shakes_hands_slowly_is_starting_and_one_that_never_does_h
 }
 
 /// A minute is a second here.
-const MINUTE: u64 = 1_000;
+const MINUTE_MS: u64 = 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
-    let stage = Stage::open().await;
+    let stage = DeadlinesFixture::start().await;
     let script = format!(
         "say hm; begin Bash make; nap {}; end; say built",
-        15 * MINUTE
+        15 * MINUTE_MS
     );
     let runs = ["claude", "codex", "codex-exec", "acp"].map(|kind| {
         let spec = TaskSpec {
             profile: Some(DeadlineProfile {
-                stream_idle_ms: Some(2 * MINUTE),
-                tool_idle_ms: Some(30 * MINUTE),
+                stream_idle_ms: Some(2 * MINUTE_MS),
+                tool_idle_ms: Some(30 * MINUTE_MS),
                 ..DeadlineProfile::default()
             }),
-            ..played(kind, &script)
+            ..scripted_task(kind, &script)
         };
         let client = stage.client.clone();
         async move {
             let task = client.submit(spec).await;
-            let events = client.watch(&task.task_id).await.to_end().await;
+            let events = client.watch(&task.task_id).await.collect_to_end().await;
             let at = |kind| events.iter().find(|event| event.kind() == kind);
             let (began, ended) = (
                 at(TaskEventKind::ToolStarted),
@@ -331,33 +351,33 @@ async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
             (client.get(&task.task_id).await, took)
         }
     });
-    for (done, took) in together(runs.into_iter()).await {
+    for (done, took) in join_all(runs.into_iter()).await {
         assert_eq!(done.state(), TaskState::Completed, "{done:?}");
         assert_eq!(done.result, "built");
-        let short = Duration::from_millis(took) < Duration::from_millis(14 * MINUTE);
+        let short = Duration::from_millis(took) < Duration::from_millis(14 * MINUTE_MS);
         assert!(!short, "the tool ran for {took} ms only");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_cannot_be_loaded_now_keeps_no_other_work_waiting() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let token = relay.daemon_token().await;
-    let mut program = HeldProgram::make();
-    program.hold().await;
-    let agents = coding_agents(&program.program, &[]);
+    let mut program = BlockedProgram::create();
+    program.lock_program().await;
+    let agents = standin_agents(&program.program, &[]);
     let began = boottime();
     // Asked for its version before the daemon says Hello, the program is not heard of for as long as the lease lasts.
-    let _daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+    let _daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
         config.agents.extend(agents);
     })
     .await;
     let client = relay.admin();
-    let task = client.submit(command("true", &[], "beside")).await;
+    let task = client.submit(command_task("true", &[], "beside")).await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let took = boottime().saturating_sub(began);
     assert!(took < Duration::from_secs(30), "{took:?}");
-    program.let_go();
+    program.unlock_program();
 }

@@ -1,16 +1,16 @@
 //! What operators do to daemons: with a reason, not too often, and on record for whoever asks later.
 
 use baton_proto::v1::{DrainDaemonRequest, Role};
-use baton_tests::{RelayProcess, ScriptedDaemon, code_of, hello, within};
+use baton_tests::{RelayProcess, ScriptedDaemon, error_code, hello, wait_within};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::BATON;
 
 /// What was done to this daemon, newest first: what, why, before and after.
-async fn changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
+async fn daemon_changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
     let asked = ["daemons", "--changes", "--json"];
-    let listed = BATON.run(relay.data(), &asked).await.json();
+    let listed = BATON.run(relay.data(), &asked).await.stdout_json();
     let changes = listed["changes"].as_array().expect("a list").iter();
     let change = |change: &Value| {
         assert_eq!(change["daemonId"], id);
@@ -29,7 +29,7 @@ async fn changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
 async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let daemon = ScriptedDaemon::connect(&link, hello(&["work"])).await;
     let id = daemon.welcome.daemon_id.clone();
     let refused = BATON.run(relay.data(), &["drain", &id]).await;
@@ -51,8 +51,8 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
     assert_eq!(BATON.run(relay.data(), &disconnect).await.code, Some(0));
     drop(daemon);
     relay.terminate().await;
-    relay.revive().await;
-    let changes = changes(&relay, &id).await;
+    relay.start_again().await;
+    let changes = daemon_changes(&relay, &id).await;
     let stands =
         |drained: bool, connected: bool| json!({"drained": drained, "connected": connected});
     assert_eq!(
@@ -85,8 +85,8 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused() {
-    let relay = baton_tests::Relay::start().await;
-    let daemon = relay.scripted(&["work"]).await;
+    let relay = baton_tests::EmbeddedRelay::start().await;
+    let daemon = relay.start_scripted_daemon(&["work"]).await;
     let drain = DrainDaemonRequest {
         daemon: daemon.hello.daemon_id.clone(),
         reason: "a script".to_owned(),
@@ -94,11 +94,11 @@ async fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused() {
     };
     let mut fleet = relay.admin().fleet();
     for _ in 0..10 {
-        let drained = within("a drain", fleet.drain_daemon(drain.clone())).await;
+        let drained = wait_within("a drain", fleet.drain_daemon(drain.clone())).await;
         drained.expect("it may be repeated");
     }
-    let refused = within("a drain", fleet.drain_daemon(drain)).await;
+    let refused = wait_within("a drain", fleet.drain_daemon(drain)).await;
     let status = refused.expect_err("it is one too many");
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(code_of(&status), "rate_limited");
+    assert_eq!(error_code(&status), "rate_limited");
 }

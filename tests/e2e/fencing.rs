@@ -9,8 +9,9 @@ use baton_proto::v1::{
     TaskState, daemon_frame, relay_frame,
 };
 use baton_tests::{
-    Client, DaemonProcess, Passing, RelayProcess, Tap, Taped, Watched, Wire, boottime, by_attempt,
-    command, first_began, is_stopped, poll_until, retried, signal, together,
+    DaemonProcess, FrameTap, PassedTraffic, RelayProcess, TappedFrame, TcpProxy, TestClient,
+    WatchedProcesses, boottime, command_task, earliest_start_time, is_stopped, join_all,
+    poll_until, processes_by_attempt, send_signal, with_retry_on_loss,
 };
 use rustix::process::Signal;
 
@@ -19,42 +20,42 @@ use crate::{BATON, STANDIN};
 /// The shortest that the relay grants.
 const LEASE: Duration = Duration::from_secs(5);
 /// From a death to the look that sees it, on a machine that is busy.
-const LOOK: Duration = Duration::from_secs(1);
-const SHORT_CUT: usize = 10;
+const DETECTION_DELAY: Duration = Duration::from_secs(1);
+const SHORT_RUN_ATTEMPTS: usize = 10;
 
-fn cut() -> usize {
-    std::env::var("BATON_CUT").map_or(SHORT_CUT, |count| {
+fn configured_attempts() -> usize {
+    std::env::var("BATON_CUT").map_or(SHORT_RUN_ATTEMPTS, |count| {
         count.parse().expect("BATON_CUT is a number")
     })
 }
 
 /// A relay and its administrator, the directory and the credential of its daemons.
-struct Scene {
+struct FencingFixture {
     relay: RelayProcess,
     dir: tempfile::TempDir,
     secret: String,
 }
 
-impl Scene {
+impl FencingFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().expect("a directory");
         Self { relay, dir, secret }
     }
 
-    fn client(&self) -> &Client {
+    fn client(&self) -> &TestClient {
         self.relay.admin()
     }
 
-    async fn daemon(&self, name: &str, url: &str, slots: usize) -> DaemonProcess {
+    async fn start_daemon(&self, name: &str, url: &str, slots: usize) -> DaemonProcess {
         let slots = slots.to_string();
         let more = ["--slots", slots.as_str()];
         DaemonProcess::start_with(BATON, self.dir.path(), name, (url, &self.secret), &more).await
     }
 
     /// Runs `first` when the task runs for the first time, and then waits for a word from the test.
-    fn twice(&self, mark: &str, first: &str) -> Vec<String> {
+    fn task_run_twice(&self, mark: &str, first: &str) -> Vec<String> {
         let dir = self.dir.path().display();
         let script = format!(
             "if mkdir {dir}/{mark} 2>/dev/null; then {first}; \
@@ -65,46 +66,60 @@ impl Scene {
 }
 
 /// Waits until each of these tasks has so many processes, its shim among them, and watches them from then on.
-async fn watched(client: &Client, tasks: &[String], processes: usize) -> Vec<Watched> {
+async fn watch_attempts(
+    client: &TestClient,
+    tasks: &[String],
+    processes: usize,
+) -> Vec<WatchedProcesses> {
     let mut attempts = Vec::new();
     for task_id in tasks {
-        client.until_state(task_id, TaskState::Running).await;
+        client.wait_for_state(task_id, TaskState::Running).await;
         let task = client.get(task_id).await;
         attempts.push((task_id, task.attempts[0].attempt_id.clone()));
     }
     let living = poll_until("all processes to run", || {
-        let living = by_attempt();
+        let living = processes_by_attempt();
         let count = |id: &String| living.get(id).map_or(0, Vec::len);
         let all = attempts.iter().all(|(_, id)| count(id) >= processes);
         all.then_some(living)
     })
     .await;
-    let watch = |(task_id, id): (&String, String)| Watched::new(task_id, &id, &living[&id]);
+    let watch =
+        |(task_id, id): (&String, String)| WatchedProcesses::new(task_id, &id, &living[&id]);
     attempts.into_iter().map(watch).collect()
 }
 
 /// A second attempt that runs, seen by the relay; its id.
-async fn successor(client: &Client, task_id: &str) -> String {
+async fn wait_for_successor(client: &TestClient, task_id: &str) -> String {
     let mut watch = client.watch(task_id).await;
     let second =
         |event: &TaskEvent| event.attempt_number == 2 && event.state() == AttemptState::Streaming;
-    let ended = watch.until_kind(TaskEventKind::Ended).await;
+    let ended = watch.wait_for_kind(TaskEventKind::Ended).await;
     assert_eq!(ended.failure_code, "lease_expired", "{ended:?}");
-    watch.until("the successor to run", second).await.attempt_id
+    watch
+        .wait_for_event("the successor to run", second)
+        .await
+        .attempt_id
 }
 
 /// The least time from the end of a first attempt to the first process of its successor, and the longest from `since`
 /// to such an end.
-async fn margins(client: &Client, firsts: Vec<Watched>, since: Duration) -> (Duration, Duration) {
-    let successors = firsts.iter().map(|first| successor(client, &first.task_id));
-    let successors = together(successors).await;
-    let living = by_attempt();
+async fn measure_margins(
+    client: &TestClient,
+    firsts: Vec<WatchedProcesses>,
+    since: Duration,
+) -> (Duration, Duration) {
+    let successors = firsts
+        .iter()
+        .map(|first| wait_for_successor(client, &first.task_id));
+    let successors = join_all(successors).await;
+    let living = processes_by_attempt();
     let (mut least, mut longest) = (Duration::MAX, Duration::ZERO);
     for (first, second) in firsts.into_iter().zip(successors) {
         let task = first.task_id.clone();
         assert!(!living.contains_key(&first.attempt_id), "{task} runs twice");
-        let began = first_began(&living[&second]);
-        let end = first.end().await;
+        let began = earliest_start_time(&living[&second]);
+        let end = first.wait_for_end().await;
         assert!(
             end < began,
             "{task}: the last process of one attempt ended at {end:?}, the next attempt began at {began:?}"
@@ -116,9 +131,9 @@ async fn margins(client: &Client, firsts: Vec<Watched>, since: Duration) -> (Dur
 }
 
 /// What nothing may change that comes from the first attempts: state and result, and the state of each attempt.
-type Standing = (i32, Vec<u8>, Vec<(String, i32)>);
+type TaskSummary = (i32, Vec<u8>, Vec<(String, i32)>);
 
-async fn standing(client: &Client, tasks: &[String]) -> Vec<Standing> {
+async fn summarize_tasks(client: &TestClient, tasks: &[String]) -> Vec<TaskSummary> {
     let mut found = Vec::new();
     // One after the other: fifty at once are more than one token may ask for.
     for task in tasks {
@@ -152,10 +167,10 @@ fn assert_fenced(events: &[TaskEvent]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts() {
-    let scene = Scene::start().await;
-    let (client, count) = (scene.client(), cut());
-    let wire = Wire::to(client.url()).await;
-    let cut_off = scene.daemon("cut-off", &wire.url(), count).await;
+    let scene = FencingFixture::start().await;
+    let (client, count) = (scene.client(), configured_attempts());
+    let wire = TcpProxy::start_to(client.url()).await;
+    let cut_off = scene.start_daemon("cut-off", &wire.url(), count).await;
     let mut tasks = Vec::new();
     for number in 0..count {
         // Each with a grandchild in a session of its own; every other one ignores TERM.
@@ -165,11 +180,11 @@ async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts()
             &["ignore-term"]
         };
         let arguments = [&["print", "1", "grandchild"], stubborn, &["pause"]].concat();
-        let spec = command(STANDIN, &arguments, &format!("cut-{number}"));
-        tasks.push(client.submit(retried(spec, LEASE)).await.task_id);
+        let spec = command_task(STANDIN, &arguments, &format!("cut-{number}"));
+        tasks.push(client.submit(with_retry_on_loss(spec, LEASE)).await.task_id);
     }
-    let firsts = watched(client, &tasks, 3).await;
-    let _other = scene.daemon("other", client.url(), count).await;
+    let firsts = watch_attempts(client, &tasks, 3).await;
+    let _other = scene.start_daemon("other", client.url(), count).await;
     for task in &tasks {
         assert_eq!(
             client.get(task).await.attempts.len(),
@@ -177,47 +192,47 @@ async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts()
             "the cut is to come"
         );
     }
-    wire.let_pass(Passing::Nothing);
-    let (least, longest) = margins(client, firsts, boottime()).await;
+    wire.set_passed_traffic(PassedTraffic::Nothing);
+    let (least, longest) = measure_margins(client, firsts, boottime()).await;
     println!(
         "{count} attempts cut off at once: all dead at most {longest:?} after the cut, under a lease of {LEASE:?}; \
          the first process of a successor began at least {least:?} after the last one of its predecessor had ended"
     );
     assert!(
-        longest < LEASE + LOOK,
+        longest < LEASE + DETECTION_DELAY,
         "dead only {longest:?} after the cut"
     );
 
-    let before = standing(client, &tasks).await;
-    wire.let_pass(Passing::Both);
+    let before = summarize_tasks(client, &tasks).await;
+    wire.set_passed_traffic(PassedTraffic::Both);
     poll_until("the daemon to tell all it has to tell", || {
-        cut_off.is_settled().then_some(())
+        cut_off.has_empty_outbox().then_some(())
     })
     .await;
-    assert_eq!(standing(client, &tasks).await, before);
-    together(tasks.iter().map(|task| client.cancel(task))).await;
+    assert_eq!(summarize_tasks(client, &tasks).await, before);
+    join_all(tasks.iter().map(|task| client.cancel(task))).await;
     for task in &tasks {
-        client.until_state(task, TaskState::Canceled).await;
-        assert_fenced(&client.watch(task).await.to_end().await);
+        client.wait_for_state(task, TaskState::Canceled).await;
+        assert_fenced(&client.watch(task).await.collect_to_end().await);
     }
 }
 
 /// What the relay answered to the one Hello on this piece of tape.
-fn settlements(tape: &[Taped]) -> Vec<Settlement> {
-    let said_hello = |frame: &&Taped| match frame {
-        Taped::Up(up) => {
+fn settlements_in(tape: &[TappedFrame]) -> Vec<Settlement> {
+    let said_hello = |frame: &&TappedFrame| match frame {
+        TappedFrame::FromDaemon(up) => {
             let DaemonFrame { frame } = up.as_ref();
             matches!(frame, Some(daemon_frame::Frame::Hello(_)))
         }
-        Taped::Down(_) => false,
+        TappedFrame::FromRelay(_) => false,
     };
     assert_eq!(tape.iter().filter(said_hello).count(), 1);
     let mut answers = tape
         .iter()
         .skip_while(|frame| !said_hello(frame))
         .filter_map(|frame| match frame {
-            Taped::Up(_) => None,
-            Taped::Down(down) => Some(down.frame.clone()),
+            TappedFrame::FromDaemon(_) => None,
+            TappedFrame::FromRelay(down) => Some(down.frame.clone()),
         });
     match answers.next() {
         Some(Some(relay_frame::Frame::Welcome(welcome))) => welcome.settlements,
@@ -225,15 +240,15 @@ fn settlements(tape: &[Taped]) -> Vec<Settlement> {
     }
 }
 
-fn is_of_attempt(frame: &Taped) -> bool {
+fn is_attempt_frame(frame: &TappedFrame) -> bool {
     match frame {
-        Taped::Up(up) => matches!(up.frame, Some(daemon_frame::Frame::Attempt(_))),
-        Taped::Down(_) => false,
+        TappedFrame::FromDaemon(up) => matches!(up.frame, Some(daemon_frame::Frame::Attempt(_))),
+        TappedFrame::FromRelay(_) => false,
     }
 }
 
 /// Whether the daemon was told to kill it. Otherwise it knew that the attempt was over, and may tell what it knows.
-fn is_killed(settlements: &[Settlement], attempt_id: &str) -> bool {
+fn is_settled_by_kill(settlements: &[Settlement], attempt_id: &str) -> bool {
     let settled = settlements.iter().find(|one| one.attempt_id == attempt_id);
     match settled.and_then(|one| one.decision) {
         Some(Decision::Kill(kill)) => {
@@ -248,10 +263,10 @@ fn is_killed(settlements: &[Settlement], attempt_id: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled_in_one_round_trip()
 {
-    let scene = Scene::start().await;
+    let scene = FencingFixture::start().await;
     let client = scene.client();
-    let tap = Tap::start(client.url()).await;
-    let stopped = scene.daemon("stopped", &tap.url(), 4).await;
+    let tap = FrameTap::start(client.url()).await;
+    let stopped = scene.start_daemon("stopped", &tap.url(), 4).await;
     let in_time = scene.dir.path().join("in-time").display().to_string();
     let until_told = format!("until [ -e {in_time} ]; do sleep 0.02; done; echo first");
     let mut tasks = Vec::new();
@@ -265,45 +280,48 @@ async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled
         ("completes", until_told.as_str()),
         ("fails", &format!("{until_told}; exit 3")),
     ] {
-        let arguments = scene.twice(mark, first);
+        let arguments = scene.task_run_twice(mark, first);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let spec = command("sh", &arguments, mark);
-        tasks.push(client.submit(retried(spec, LEASE)).await.task_id);
+        let spec = command_task("sh", &arguments, mark);
+        tasks.push(client.submit(with_retry_on_loss(spec, LEASE)).await.task_id);
         let at_work = scene.dir.path().join(mark);
         poll_until("it to be at work", || at_work.exists().then_some(())).await;
     }
-    let firsts = watched(client, &tasks, 2).await;
+    let firsts = watch_attempts(client, &tasks, 2).await;
     let ids: Vec<String> = firsts
         .iter()
         .map(|first| first.attempt_id.clone())
         .collect();
 
-    signal(stopped.pid(), Signal::STOP);
+    send_signal(stopped.pid(), Signal::STOP);
     poll_until("it to stop", || is_stopped(stopped.pid()).then_some(())).await;
     let since = boottime();
     std::fs::write(&in_time, "").unwrap();
-    let _other = scene.daemon("other", client.url(), 4).await;
-    let (least, longest) = margins(client, firsts, since).await;
+    let _other = scene.start_daemon("other", client.url(), 4).await;
+    let (least, longest) = measure_margins(client, firsts, since).await;
     assert!(is_stopped(stopped.pid()), "their shims did it alone");
     assert!(
-        longest < LEASE + LOOK,
+        longest < LEASE + DETECTION_DELAY,
         "dead only {longest:?} after the stop"
     );
 
-    let before = standing(client, &tasks).await;
+    let before = summarize_tasks(client, &tasks).await;
     let taped = tap.frames().len();
-    signal(stopped.pid(), Signal::CONT);
+    send_signal(stopped.pid(), Signal::CONT);
     let woken = boottime();
     poll_until("the daemon to tell all it has to tell", || {
-        stopped.is_settled().then_some(())
+        stopped.has_empty_outbox().then_some(())
     })
     .await;
     let took = boottime() - woken;
-    assert_eq!(standing(client, &tasks).await, before);
+    assert_eq!(summarize_tasks(client, &tasks).await, before);
     let tape = &tap.frames()[taped..];
-    let settlements = settlements(tape);
-    let killed = ids.iter().filter(|id| is_killed(&settlements, id)).count();
-    let said = tape.iter().filter(|frame| is_of_attempt(frame)).count();
+    let settlements = settlements_in(tape);
+    let killed = ids
+        .iter()
+        .filter(|id| is_settled_by_kill(&settlements, id))
+        .count();
+    let said = tape.iter().filter(|frame| is_attempt_frame(frame)).count();
     assert!(said >= ids.len(), "it had something to say of each");
     println!(
         "a daemon stopped past its lease: {} attempts dead at most {longest:?} after the stop by their shims alone, \
@@ -314,9 +332,9 @@ async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled
     );
     std::fs::write(scene.dir.path().join("end"), "").unwrap();
     for task in &tasks {
-        client.until_state(task, TaskState::Completed).await;
+        client.wait_for_state(task, TaskState::Completed).await;
         assert_eq!(client.get(task).await.attempts.len(), 2);
-        assert_eq!(client.output(task).await, b"second\n");
-        assert_fenced(&client.watch(task).await.to_end().await);
+        assert_eq!(client.read_output_to_end(task).await, b"second\n");
+        assert_fenced(&client.watch(task).await.collect_to_end().await);
     }
 }

@@ -1,7 +1,7 @@
 //! Daemons that are gone: an operator takes them off the record, with a word that stays.
 
 use baton_proto::v1::Role;
-use baton_tests::{RelayProcess, ScriptedDaemon, for_agent, hello};
+use baton_tests::{RelayProcess, ScriptedDaemon, agent_task, hello};
 
 use crate::BATON;
 
@@ -11,7 +11,7 @@ const AGENT: &str = "forgotten";
 async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
     let id = daemon.welcome.daemon_id.clone();
     let forget = ["forget", &id, "--reason", "the machine was scrapped"];
@@ -19,24 +19,25 @@ async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     let refused = BATON.run(relay.data(), &forget).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("stop the daemon"), "{refused:?}");
-    let task = client.submit(for_agent(AGENT)).await;
-    let mut attempt = daemon.running().await;
+    let task = client.submit(agent_task(AGENT)).await;
+    let mut attempt = daemon.start_next_attempt().await;
     // What the relay has not taken is not said again by a scripted daemon.
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     let returning = daemon.hello.clone();
-    attempt.lose_stream();
+    attempt.detach_stream();
     drop(daemon);
-    client.until_offline(&id).await;
+    client.wait_until_offline(&id).await;
     let refused = BATON.run(relay.data(), &forget).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("holds attempts"), "{refused:?}");
 
     // It comes back to finish, and is gone for good then.
-    let mut daemon = ScriptedDaemon::resume(&link, returning.clone(), &mut attempt).await;
+    let mut daemon =
+        ScriptedDaemon::reconnect_with_finished(&link, returning.clone(), &mut attempt).await;
     attempt.complete("").await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     drop((daemon, attempt));
-    client.until_offline(&id).await;
+    client.wait_until_offline(&id).await;
     let said = BATON.run(relay.data(), &forget).await;
     assert_eq!(
         (said.code, said.stdout),
@@ -46,11 +47,11 @@ async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     assert_eq!(refused.code, Some(1), "{refused:?}");
 
     relay.terminate().await;
-    relay.revive().await;
+    relay.start_again().await;
     let listed = BATON
         .run(relay.data(), &["daemons", "--forgotten", "--json"])
         .await;
-    let listed = listed.json();
+    let listed = listed.stdout_json();
     assert!(
         listed
             .get("daemons")

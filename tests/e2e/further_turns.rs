@@ -8,31 +8,32 @@ use baton_proto::v1::{
     TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, Client, DaemonProcess, RelayProcess, coding_agents_file, played, poll_until,
+    ASKING_AGENTS, DaemonProcess, RelayProcess, TestClient, poll_until, scripted_task,
+    standin_agents_toml,
 };
 
 use crate::{BATON, STANDIN};
 
 /// What the agent is told begins like this.
-const TOLD: &str = "Your work is not taken as done yet";
+const MISSING_FILES_NOTICE: &str = "Your work is not taken as done yet";
 
-struct Stage {
+struct FurtherTurnsFixture {
     relay: RelayProcess,
     daemon: DaemonProcess,
     secret: String,
     dir: tempfile::TempDir,
 }
 
-impl Stage {
-    async fn open() -> Self {
+impl FurtherTurnsFixture {
+    async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let dir = tempfile::tempdir().expect("a directory");
         let tape = dir.path().join("tape");
         let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
         let file = dir.path().join("daemon.toml");
-        std::fs::write(&file, coding_agents_file(STANDIN, &env)).expect("a file can be written");
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
-        let daemon = daemon(&relay, dir.path(), &secret).await;
+        std::fs::write(&file, standin_agents_toml(STANDIN, &env)).expect("a file can be written");
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
+        let daemon = start_daemon(&relay, dir.path(), &secret).await;
         Self {
             relay,
             daemon,
@@ -41,34 +42,39 @@ impl Stage {
         }
     }
 
-    async fn kill_the_daemon(&mut self) {
+    async fn restart_killed_daemon(&mut self) {
         self.daemon.kill().await;
-        self.daemon = daemon(&self.relay, self.dir.path(), &self.secret).await;
+        self.daemon = start_daemon(&self.relay, self.dir.path(), &self.secret).await;
     }
 
-    fn client(&self) -> &Client {
+    fn client(&self) -> &TestClient {
         self.relay.admin()
     }
 
-    async fn run(&self, spec: TaskSpec) -> Task {
+    async fn run_to_end(&self, spec: TaskSpec) -> Task {
         let task = self.client().submit(spec).await;
-        self.end(&task).await
+        self.wait_for_end(&task).await
     }
 
-    async fn end(&self, task: &Task) -> Task {
-        self.client().watch(&task.task_id).await.to_end().await;
+    async fn wait_for_end(&self, task: &Task) -> Task {
+        self.client()
+            .watch(&task.task_id)
+            .await
+            .collect_to_end()
+            .await;
         self.client().get(&task.task_id).await
     }
 
     /// How often agents were told that files are missing.
-    fn told(&self) -> usize {
+    fn notice_count(&self) -> usize {
         let tape = std::fs::read_to_string(self.dir.path().join("tape")).unwrap_or_default();
         let told = tape.lines().filter(|line| line.starts_with("> "));
-        told.filter(|line| line.contains(TOLD)).count()
+        told.filter(|line| line.contains(MISSING_FILES_NOTICE))
+            .count()
     }
 }
 
-async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
+async fn start_daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
     let file = dir.join("daemon.toml");
     let more = ["--config", file.to_str().expect("a plain path")];
     let link = (relay.admin().url(), secret);
@@ -76,7 +82,7 @@ async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess
 }
 
 /// A task that has to leave `path` in the daemon's work directory.
-fn leaving(path: &str, policy: MissingPolicy, spec: TaskSpec) -> TaskSpec {
+fn task_requiring_file(path: &str, policy: MissingPolicy, spec: TaskSpec) -> TaskSpec {
     TaskSpec {
         contract: Some(CompletionContract {
             required_artifacts: vec![RequiredArtifact {
@@ -91,7 +97,7 @@ fn leaving(path: &str, policy: MissingPolicy, spec: TaskSpec) -> TaskSpec {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
-    let stage = Stage::open().await;
+    let stage = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let path = format!("made/{agent}");
         let script = format!("say Done.; again; echo; write {path} x; say Made.");
@@ -103,10 +109,10 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
                 stream_idle_ms: Some(20_000),
                 ..DeadlineProfile::default()
             }),
-            ..played(agent, &script)
+            ..scripted_task(agent, &script)
         };
         let done = stage
-            .run(leaving(&path, MissingPolicy::Unspecified, spec))
+            .run_to_end(task_requiring_file(&path, MissingPolicy::Unspecified, spec))
             .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "Made.", "{agent}");
@@ -120,7 +126,7 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
         let (input, output) = if agent == "codex" { (112, 27) } else { (12, 7) };
         let used = (usage.input_tokens, usage.output_tokens);
         assert_eq!(used, (requests * input, requests * output), "{agent}");
-        assert_eq!(stage.told(), round + 1, "{agent}");
+        assert_eq!(stage.notice_count(), round + 1, "{agent}");
         let shown = BATON
             .run(stage.relay.data(), &["output", &done.task_id])
             .await
@@ -138,11 +144,15 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_never_makes_its_file_is_told_twice_and_then_it_is_a_failure() {
-    let stage = Stage::open().await;
+    let stage = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
-        let spec = played(agent, "say Done.");
+        let spec = scripted_task(agent, "say Done.");
         let failed = stage
-            .run(leaving("never/made", MissingPolicy::Reject, spec))
+            .run_to_end(task_requiring_file(
+                "never/made",
+                MissingPolicy::Reject,
+                spec,
+            ))
             .await;
         assert_eq!(failed.state(), TaskState::Failed, "{agent}: {failed:?}");
         let [attempt] = &failed.attempts[..] else {
@@ -150,13 +160,13 @@ async fn an_agent_that_never_makes_its_file_is_told_twice_and_then_it_is_a_failu
         };
         assert_eq!(attempt.failure_code, "receipts_missing", "{agent}");
         assert!(attempt.message.contains("never/made: missing"), "{agent}");
-        assert_eq!(stage.told(), 2 * (round + 1), "{agent}");
+        assert_eq!(stage.notice_count(), 2 * (round + 1), "{agent}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_try_again_or_has_ended_or_failed_is_told_nothing() {
-    let stage = Stage::open().await;
+    let stage = FurtherTurnsFixture::start().await;
     let fail = MissingPolicy::Fail;
     let reject = MissingPolicy::Reject;
     for (agent, policy, script, code) in [
@@ -166,20 +176,24 @@ async fn who_may_not_try_again_or_has_ended_or_failed_is_told_nothing() {
         // The second turn decides, as the only one would.
         ("codex", reject, "say Done.; again; crash 3", "agent_exit"),
     ] {
-        let before = stage.told();
+        let before = stage.notice_count();
         let failed = stage
-            .run(leaving("never/made", policy, played(agent, script)))
+            .run_to_end(task_requiring_file(
+                "never/made",
+                policy,
+                scripted_task(agent, script),
+            ))
             .await;
         let attempt = &failed.attempts[0];
         assert_eq!(attempt.failure_code, code, "{agent}: {attempt:?}");
         let told = usize::from(script.contains("again"));
-        assert_eq!(stage.told() - before, told, "{agent}");
+        assert_eq!(stage.notice_count() - before, told, "{agent}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_is_killed_in_a_further_turn_is_followed_by_one_that_knows_it() {
-    let mut stage = Stage::open().await;
+    let mut stage = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let (path, gate) = (
             format!("kept/{agent}"),
@@ -189,33 +203,36 @@ async fn a_daemon_that_is_killed_in_a_further_turn_is_followed_by_one_that_knows
             "say Done.; again; until {}; write {path} x; say Made.",
             gate.display()
         );
-        let spec = leaving(&path, MissingPolicy::Reject, played(agent, &script));
+        let spec = task_requiring_file(&path, MissingPolicy::Reject, scripted_task(agent, &script));
         let task = stage.client().submit(spec).await;
         poll_until("the agent to be told", || {
-            (stage.told() == round + 1).then_some(())
+            (stage.notice_count() == round + 1).then_some(())
         })
         .await;
-        stage.kill_the_daemon().await;
+        stage.restart_killed_daemon().await;
         std::fs::write(&gate, "").expect("a file can be written");
-        let done = stage.end(&task).await;
+        let done = stage.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!((&done.result[..], done.attempts.len()), (&b"Made."[..], 1));
         let usage = done.attempts[0].usage.clone().expect("what it used");
         let output = if agent == "codex" { 27 } else { 7 };
         assert_eq!(usage.output_tokens, 2 * output, "{agent}: both turns");
-        assert_eq!(stage.told(), round + 1, "{agent}: once");
+        assert_eq!(stage.notice_count(), round + 1, "{agent}: once");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_further_turn_can_be_canceled_and_says_what_all_turns_used() {
-    let stage = Stage::open().await;
-    let spec = played("claude", "say Done.; again; say On it.; stall");
-    let spec = leaving("never/made", MissingPolicy::Reject, spec);
+    let stage = FurtherTurnsFixture::start().await;
+    let spec = scripted_task("claude", "say Done.; again; say On it.; stall");
+    let spec = task_requiring_file("never/made", MissingPolicy::Reject, spec);
     let task = stage.client().submit(spec).await;
-    poll_until("the agent to be told", || (stage.told() == 1).then_some(())).await;
+    poll_until("the agent to be told", || {
+        (stage.notice_count() == 1).then_some(())
+    })
+    .await;
     stage.client().cancel(&task.task_id).await;
-    let canceled = stage.end(&task).await;
+    let canceled = stage.wait_for_end(&task).await;
     assert_eq!(canceled.state(), TaskState::Canceled, "{canceled:?}");
     let usage = canceled.attempts[0].usage.clone().expect("what it used");
     assert!(usage.output_tokens >= 7, "{usage:?}");

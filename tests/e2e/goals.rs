@@ -11,17 +11,17 @@ use baton_proto::v1::{
     TaskState, UpdateProgressRequest,
 };
 use baton_tests::{
-    Agent, BentClock, Client, Relay, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of,
-    for_agent, for_scope, hello, receipt, within,
+    EmbeddedRelay, LeaseAgent, RelayProcess, ScriptedAttempt, ScriptedDaemon, TestClient,
+    TestClock, agent_scope_spec, agent_task, error_code, hello, receipt, wait_within,
 };
 use tonic::Code;
 
 use crate::BATON;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const UPDATES: usize = 500;
+const UPDATE_COUNT: usize = 500;
 
-fn block(reason: &str) -> Body {
+fn block_body(reason: &str) -> Body {
     Body::Block(BlockDraft {
         reason: reason.to_owned(),
         resume_hint: "a key".to_owned(),
@@ -33,56 +33,59 @@ fn block(reason: &str) -> Body {
     })
 }
 
-fn item(name: &str) -> ProgressUpdate {
+fn progress_item(name: &str) -> ProgressUpdate {
     ProgressUpdate {
         completed_items: vec![name.to_owned()],
         ..ProgressUpdate::default()
     }
 }
 
-async fn checkpoints(client: &Client, task_id: &str) -> Vec<Checkpoint> {
+async fn list_checkpoints(client: &TestClient, task_id: &str) -> Vec<Checkpoint> {
     let request = ListCheckpointsRequest {
         task_id: task_id.to_owned(),
         ..ListCheckpointsRequest::default()
     };
-    let listed = within("checkpoints", client.tasks().list_checkpoints(request)).await;
+    let listed = wait_within("checkpoints", client.tasks().list_checkpoints(request)).await;
     listed.expect("a known task").into_inner().checkpoints
 }
 
-async fn blocked(client: &Client) -> Vec<String> {
+async fn list_blocked(client: &TestClient) -> Vec<String> {
     let request = ListBlockedRequest::default();
-    let listed = within("parked tasks", client.tasks().list_blocked(request)).await;
+    let listed = wait_within("parked tasks", client.tasks().list_blocked(request)).await;
     let tasks = listed.expect("anybody may look").into_inner().tasks;
     tasks.into_iter().map(|task| task.task_id).collect()
 }
 
 /// Tells some progress, writes a milestone and gives up.
-async fn work_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
-    let mut attempt = daemon.running().await;
-    attempt.send(Body::Progress(item("first"))).await;
+async fn progress_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send(Body::Progress(progress_item("first"))).await;
     let milestone = CheckpointDraft {
         summary: "begun".to_owned(),
         ..CheckpointDraft::default()
     };
     attempt.send(Body::Checkpoint(milestone)).await;
-    attempt.send(block("no access")).await;
-    daemon.acked(&attempt).await;
+    attempt.send(block_body("no access")).await;
+    daemon.wait_until_acked(&attempt).await;
     attempt.send(Body::Receipt(receipt())).await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     attempt
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_another() {
-    let clock = BentClock::new();
-    let mut relay = RelayProcess::start(clock.bend(BATON)).await;
+    let clock = TestClock::new();
+    let mut relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
-    let first = client.of_tenant("", Role::Daemon).await;
-    let second = client.of_tenant("", Role::Daemon).await;
+    let first = client.client_of_tenant("", Role::Daemon).await;
+    let second = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&first, hello(&["goal"])).await;
-    let task = client.submit(for_agent("goal")).await;
-    let attempt = work_and_block(&mut daemon).await;
-    assert_eq!(blocked(&client).await, std::slice::from_ref(&task.task_id));
+    let task = client.submit(agent_task("goal")).await;
+    let attempt = progress_and_block(&mut daemon).await;
+    assert_eq!(
+        list_blocked(&client).await,
+        std::slice::from_ref(&task.task_id)
+    );
     let parked = client.get(&task.task_id).await;
     assert_eq!(parked.state(), TaskState::NeedsAttention);
     let attention = parked.attention.clone().unwrap();
@@ -93,8 +96,8 @@ async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_anoth
     );
     drop(daemon);
     relay.kill().await;
-    clock.suspend(DAY);
-    relay.revive().await;
+    clock.advance_suspended(DAY);
+    relay.start_again().await;
     let request = GetBlockedRequest {
         task_id: task.task_id.clone(),
     };
@@ -122,24 +125,24 @@ async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_anoth
     client.tasks().resume(resume.clone()).await.unwrap();
     let late = client.tasks().resume(resume).await.unwrap_err();
     assert_eq!(
-        (late.code(), &*code_of(&late)),
+        (late.code(), &*error_code(&late)),
         (Code::Aborted, "handed_off")
     );
     assert!(late.message().contains("sent this task on"), "{late:?}");
-    assert!(blocked(&client).await.is_empty());
-    let mut next = other.running().await;
+    assert!(list_blocked(&client).await.is_empty());
+    let mut next = other.start_next_attempt().await;
     let told = next.dispatch.resume.clone().unwrap();
     assert_eq!(told.previous_attempt_id, attempt.id());
     assert_eq!(told.answers[0].answer, "blue");
     assert_eq!(told.checkpoint.unwrap().cursor, "page 3");
     next.complete("done").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
-    one_task_two_attempts(&client, &task.task_id, attempt.id()).await;
+    assert_two_attempts(&client, &task.task_id, attempt.id()).await;
 }
 
-async fn one_task_two_attempts(client: &Client, task_id: &str, first: &str) {
+async fn assert_two_attempts(client: &TestClient, task_id: &str, first: &str) {
     let task = client.get(task_id).await;
     let states: Vec<AttemptState> = task.attempts.iter().map(|one| one.state()).collect();
     assert_eq!(states, [AttemptState::HandedOff, AttemptState::Completed]);
@@ -162,7 +165,7 @@ async fn one_task_two_attempts(client: &Client, task_id: &str, first: &str) {
         (&*progress.summary, &*progress.cursor),
         ("half of it", "page 3")
     );
-    let numbers: Vec<u64> = checkpoints(client, task_id)
+    let numbers: Vec<u64> = list_checkpoints(client, task_id)
         .await
         .iter()
         .map(|one| one.number)
@@ -172,18 +175,18 @@ async fn one_task_two_attempts(client: &Client, task_id: &str, first: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin().clone();
-    let task = client.submit(for_agent("nobody")).await;
+    let task = client.submit(agent_task("nobody")).await;
     let mut updates = tokio::task::JoinSet::new();
-    for number in 0..UPDATES + 100 {
+    for number in 0..UPDATE_COUNT + 100 {
         let (client, task_id) = (client.clone(), task.task_id.clone());
         updates.spawn(async move {
             let request = UpdateProgressRequest {
                 task_id,
-                update: Some(item(&format!("item {number}"))),
+                update: Some(progress_item(&format!("item {number}"))),
             };
-            within("an update", client.tasks().update_progress(request)).await
+            wait_within("an update", client.tasks().update_progress(request)).await
         });
     }
     while let Some(done) = updates.join_next().await {
@@ -197,19 +200,19 @@ async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
     client.cancel(&task.task_id).await;
     let request = UpdateProgressRequest {
         task_id: task.task_id.clone(),
-        update: Some(item("late")),
+        update: Some(progress_item("late")),
     };
     let refused = client.tasks().update_progress(request).await.unwrap_err();
-    assert_eq!(code_of(&refused), "already_finished");
+    assert_eq!(error_code(&refused), "already_finished");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let own = client.submit(for_agent("nobody")).await.task_id;
-    let other = client.of_tenant("other", Role::Submitter).await;
-    let foreign = other.submit(for_agent("nobody")).await.task_id;
+    let own = client.submit(agent_task("nobody")).await.task_id;
+    let other = client.client_of_tenant("other", Role::Submitter).await;
+    let foreign = other.submit(agent_task("nobody")).await.task_id;
     let unknown = uuid::Uuid::now_v7().to_string();
     let before = client.commit_seq().await;
     for task_id in [&own, &foreign, &unknown, &"no id".to_owned()] {
@@ -255,29 +258,29 @@ fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-const CANARIES: [&str; 4] = [
+const SECRET_CANARIES: [&str; 4] = [
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJjYW5hcnkifQ.c2lnbmF0dXJlLWNhbmFyeQ",
     "AKIACANARYCANARY0001",
     "Bearer canary-bearer-0123456789",
     "password=canary-hunter2",
 ];
-const STAYS: &str = "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855 \
+const RETAINED_TEXT: &str = "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855 \
                      trace 4bf92f3577b34da6a3ce929d0e0e4736 input_tokens=1234";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["goal"])).await;
-    let words = format!("{} {STAYS}", CANARIES.join(" and "));
+    let words = format!("{} {RETAINED_TEXT}", SECRET_CANARIES.join(" and "));
     let spec = TaskSpec {
         goal: words.clone(),
         success_criteria: vec![words.clone()],
-        ..for_agent("goal")
+        ..agent_task("goal")
     };
     let task = client.submit(spec).await;
-    let mut attempt = daemon.running().await;
+    let mut attempt = daemon.start_next_attempt().await;
     let evidence = Evidence {
         kind: "log".to_owned(),
         r#ref: words.clone(),
@@ -294,17 +297,17 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
         evidence: vec![evidence],
     };
     attempt.send(Body::Progress(update)).await;
-    attempt.send(block(&words)).await;
-    daemon.acked(&attempt).await;
+    attempt.send(block_body(&words)).await;
+    daemon.wait_until_acked(&attempt).await;
     attempt.send(Body::Receipt(receipt())).await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     let resume = ResumeTaskRequest {
         task_id: task.task_id.clone(),
         reason: words.clone(),
         ..ResumeTaskRequest::default()
     };
     client.tasks().resume(resume).await.unwrap();
-    let mut next = daemon.running().await;
+    let mut next = daemon.start_next_attempt().await;
     next.send(Body::Error(baton_proto::v1::TaskError {
         failure_code: "provider_auth".to_owned(),
         message: words.clone(),
@@ -313,9 +316,14 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
         ..baton_proto::v1::TaskError::default()
     }))
     .await;
-    client.until_state(&task.task_id, TaskState::Failed).await;
-    let agent = Agent::new(&client, "ada", "any").await;
-    let lease = agent.start(for_scope("any"), "k").await.expect("it starts");
+    client
+        .wait_for_state(&task.task_id, TaskState::Failed)
+        .await;
+    let agent = LeaseAgent::new(&client, "ada", "any").await;
+    let lease = agent
+        .start(agent_scope_spec("any"), "k")
+        .await
+        .expect("it starts");
     agent.fail(&lease, &words).await.expect("it may fail");
     let kept = client.get(&task.task_id).await;
     let progress = kept.progress.unwrap();
@@ -324,13 +332,13 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
         &progress.completed_items[0],
         &progress.evidence[0].summary,
     ] {
-        assert!(text.contains(STAYS), "{text}");
+        assert!(text.contains(RETAINED_TEXT), "{text}");
     }
-    no_canary_is_left(relay).await;
+    assert_no_canary_left(relay).await;
 }
 
 /// Neither in an export nor anywhere in the data directory.
-async fn no_canary_is_left(mut relay: RelayProcess) {
+async fn assert_no_canary_left(mut relay: RelayProcess) {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("all.export");
     let name = out.display().to_string();

@@ -9,7 +9,8 @@ use baton_proto::v1::{
     AttemptState, RetryPolicy, Role, TaskEventKind, TaskSpec, TaskState, WhenUnsafe,
 };
 use baton_tests::{
-    Client, DaemonProcess, RelayProcess, command, marked, marked_gone, of_attempt, poll_until,
+    DaemonProcess, RelayProcess, TestClient, attempt_processes, command_task, marked_processes,
+    poll_until, wait_until_marked_gone,
 };
 use tempfile::TempDir;
 
@@ -17,23 +18,23 @@ use crate::{BATON, STANDIN};
 
 /// The shortest that the relay grants.
 const LEASE: Duration = Duration::from_secs(5);
-const HANDS_OVER: [&str; 4] = ["--drain", "1s", "--hold", "2m"];
+const HAND_OFF_FLAGS: [&str; 4] = ["--drain", "1s", "--hold", "2m"];
 /// From a death to the look that sees it, on a machine that is busy.
-const LOOK: Duration = Duration::from_secs(1);
+const DETECTION_DELAY: Duration = Duration::from_secs(1);
 
 /// A relay as a process, and where its daemons live.
-struct Site {
+struct PlannedRestartFixture {
     relay: RelayProcess,
-    client: Client,
+    client: TestClient,
     secret: String,
     dir: TempDir,
 }
 
-impl Site {
+impl PlannedRestartFixture {
     async fn new() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let client = relay.admin().clone();
-        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let (_, secret) = client.create_token("", Role::Daemon).await;
         Self {
             relay,
             client,
@@ -42,30 +43,30 @@ impl Site {
         }
     }
 
-    async fn daemon(&self, name: &str, stopping: &[&str]) -> DaemonProcess {
+    async fn start_daemon(&self, name: &str, stopping: &[&str]) -> DaemonProcess {
         let link = (self.client.url(), self.secret.as_str());
         DaemonProcess::start_with(BATON, self.dir.path(), name, link, stopping).await
     }
 
     /// The task and its attempt, once the attempt has said something.
-    async fn running(&self, spec: TaskSpec) -> (String, String) {
+    async fn submit_until_running(&self, spec: TaskSpec) -> (String, String) {
         let task = self.client.submit(spec).await.task_id;
         let mut watch = self.client.watch(&task).await;
         watch
-            .until("output", |event| event.state() == AttemptState::Streaming)
+            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
             .await;
         let attempt = self.client.get(&task).await.attempts.remove(0);
         (task, attempt.attempt_id)
     }
 
     /// Returns when a lease that began only now is over, with all that the relay adds to it.
-    async fn outlast_a_lease(&mut self) {
-        let mut witness = self.daemon("witness", &[]).await;
-        let spec = leased(command(STANDIN, &["print", "1", "pause"], "witness"));
-        let (task, _) = self.running(spec).await;
+    async fn wait_past_lease(&mut self) {
+        let mut witness = self.start_daemon("witness", &[]).await;
+        let spec = with_short_lease(command_task(STANDIN, &["print", "1", "pause"], "witness"));
+        let (task, _) = self.submit_until_running(spec).await;
         let mut watch = self.client.watch(&task).await;
         witness.kill().await;
-        let end = watch.until_kind(TaskEventKind::Ended).await;
+        let end = watch.wait_for_kind(TaskEventKind::Ended).await;
         assert_eq!(end.failure_code, "lease_expired");
     }
 
@@ -76,7 +77,7 @@ impl Site {
     }
 }
 
-fn leased(spec: TaskSpec) -> TaskSpec {
+fn with_short_lease(spec: TaskSpec) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(u64::try_from(LEASE.as_millis()).expect("a short lease")),
         ..spec
@@ -84,15 +85,15 @@ fn leased(spec: TaskSpec) -> TaskSpec {
 }
 
 /// Counts lines until the file is there.
-fn counts_until(file: &Path, mark: &str) -> TaskSpec {
+fn counting_task(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.05; done; echo last $i",
         file.display()
     );
-    leased(command("sh", &["-c", &script], mark))
+    with_short_lease(command_task("sh", &["-c", &script], mark))
 }
 
-fn assert_whole(output: &[u8]) {
+fn assert_counted_lines(output: &[u8]) {
     let text = String::from_utf8_lossy(output);
     let lines = text.lines().count() - 1;
     let wanted: String = (1..=lines).map(|line| format!("line {line}\n")).collect();
@@ -101,39 +102,43 @@ fn assert_whole(output: &[u8]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_restarted_on_purpose_hands_over_and_a_relay_restarted_meanwhile_keeps_the_hold() {
-    let mut site = Site::new().await;
-    let mut daemon = site.daemon("upgraded", &HANDS_OVER).await;
+    let mut site = PlannedRestartFixture::new().await;
+    let mut daemon = site.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
     let go_on = site.dir.path().join("go-on");
-    let (task, attempt) = site.running(counts_until(&go_on, "handed-over")).await;
-    let processes = marked("handed-over");
+    let (task, attempt) = site
+        .submit_until_running(counting_task(&go_on, "handed-over"))
+        .await;
+    let processes = marked_processes("handed-over");
     assert_eq!(daemon.terminate().await.code(), Some(0));
     site.relay.kill().await;
-    site.relay.revive().await;
+    site.relay.start_again().await;
 
-    site.outlast_a_lease().await;
+    site.wait_past_lease().await;
     assert_eq!(site.client.get(&task).await.state(), TaskState::Running);
-    let still = marked("handed-over");
+    let still = marked_processes("handed-over");
     assert!(
         !still.is_empty() && processes.iter().any(|process| still.contains(process)),
         "its shim kept it"
     );
 
-    let mut next = site.daemon("upgraded", &HANDS_OVER).await;
+    let mut next = site.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
     std::fs::write(&go_on, "").unwrap();
-    site.client.until_state(&task, TaskState::Completed).await;
+    site.client
+        .wait_for_state(&task, TaskState::Completed)
+        .await;
     assert_eq!(site.only_attempt(&task).await, attempt);
-    assert_whole(&site.client.output(&task).await);
-    marked_gone("handed-over").await;
+    assert_counted_lines(&site.client.read_output_to_end(&task).await);
+    wait_until_marked_gone("handed-over").await;
     assert_eq!(next.terminate().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_nobody_comes_back_the_hold_ends_and_all_are_dead_before_a_successor_runs() {
-    let site = Site::new().await;
+    let site = PlannedRestartFixture::new().await;
     // Longer than the lease, so that the shim must know of it.
     let hold = LEASE + Duration::from_secs(3);
     let mut gone = site
-        .daemon("gone", &["--drain", "0s", "--hold", "8s"])
+        .start_daemon("gone", &["--drain", "0s", "--hold", "8s"])
         .await;
     let runs = site.dir.path().join("runs");
     let runs_text = runs.display().to_string();
@@ -153,48 +158,55 @@ async fn when_nobody_comes_back_the_hold_ends_and_all_are_dead_before_a_successo
             backoff_initial_ms: Some(10),
             ..RetryPolicy::default()
         }),
-        ..leased(command(STANDIN, &arguments, "left-alone"))
+        ..with_short_lease(command_task(STANDIN, &arguments, "left-alone"))
     };
-    let (task, first) = site.running(spec).await;
+    let (task, first) = site.submit_until_running(spec).await;
     poll_until("the grandchild to run", || {
-        (marked("left-alone").len() == 2).then_some(())
+        (marked_processes("left-alone").len() == 2).then_some(())
     })
     .await;
     let clock = Clock::boot();
     let before = clock.now();
     assert_eq!(gone.terminate().await.code(), Some(0));
     let after = clock.now();
-    let _other = site.daemon("other", &[]).await;
+    let _other = site.start_daemon("other", &[]).await;
     let dead = poll_until("all to be dead", || {
-        of_attempt(&first).is_empty().then(|| clock.now())
+        attempt_processes(&first).is_empty().then(|| clock.now())
     });
     let succeeded = poll_until("the successor to run", || {
         let ran = std::fs::read_to_string(&runs).unwrap_or_default();
-        (ran.lines().count() == 2).then(|| of_attempt(&first))
+        (ran.lines().count() == 2).then(|| attempt_processes(&first))
     });
     let (dead, left) = tokio::join!(dead, succeeded);
     assert!(left.is_empty(), "alive when a successor ran: {left:?}");
     let lived = after.until(dead);
     assert!(lived > LEASE, "ended with the lease: {lived:?}");
     let took = before.until(dead);
-    assert!(took < hold + LOOK, "dead only {took:?} after the stop");
+    assert!(
+        took < hold + DETECTION_DELAY,
+        "dead only {took:?} after the stop"
+    );
     site.client.cancel(&task).await;
-    marked_gone("left-alone").await;
+    wait_until_marked_gone("left-alone").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_restarted_on_purpose_costs_running_attempts_nothing() {
-    let mut site = Site::new().await;
-    let _daemon = site.daemon("loyal", &[]).await;
+    let mut site = PlannedRestartFixture::new().await;
+    let _daemon = site.start_daemon("loyal", &[]).await;
     let go_on = site.dir.path().join("go-on");
-    let (task, attempt) = site.running(counts_until(&go_on, "loyal")).await;
+    let (task, attempt) = site
+        .submit_until_running(counting_task(&go_on, "loyal"))
+        .await;
     for _ in 0..3 {
         assert_eq!(site.relay.terminate().await.code(), Some(0));
-        site.relay.revive().await;
+        site.relay.start_again().await;
         assert_eq!(site.client.get(&task).await.state(), TaskState::Running);
     }
     std::fs::write(&go_on, "").unwrap();
-    site.client.until_state(&task, TaskState::Completed).await;
+    site.client
+        .wait_for_state(&task, TaskState::Completed)
+        .await;
     assert_eq!(site.only_attempt(&task).await, attempt);
-    assert_whole(&site.client.output(&task).await);
+    assert_counted_lines(&site.client.read_output_to_end(&task).await);
 }

@@ -9,8 +9,8 @@ use baton_proto::v1::{
     FenceCode, Hello, ImportRequest, ReleaseInheritedRequest, Role, Task, TaskState, WaitsFor,
 };
 use baton_tests::{
-    Baton, BentClock, Client, RelayProcess, Said, ScriptedAttempt, ScriptedDaemon, code_of,
-    for_agent, hello, poll_until, together, within,
+    BatonExecutable, CommandOutput, RelayProcess, ScriptedAttempt, ScriptedDaemon, TestClient,
+    TestClock, agent_task, error_code, hello, join_all, poll_until, wait_within,
 };
 use tempfile::TempDir;
 
@@ -18,14 +18,14 @@ use crate::BATON;
 
 const AGENT: &str = "import";
 /// Offered by the daemon that runs something before, and by no other.
-const EARLIER: &str = "earlier";
+const EARLIER_AGENT: &str = "earlier";
 /// More than the largest lease and its grace.
-const HOLD: Duration = Duration::from_secs(25 * 60 * 60);
+const INHERITED_WAIT: Duration = Duration::from_secs(25 * 60 * 60);
 
 /// A relay with one task that waits and one that runs, and its export.
-struct Origin {
+struct ExportedRelay {
     relay: RelayProcess,
-    link: Client,
+    link: TestClient,
     waiting: Task,
     running: ScriptedAttempt,
     hello: Hello,
@@ -33,21 +33,21 @@ struct Origin {
     file: String,
 }
 
-async fn origin(baton: Baton) -> Origin {
+async fn export_relay(baton: BatonExecutable) -> ExportedRelay {
     let relay = RelayProcess::start(baton).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
-    let mut daemon = ScriptedDaemon::connect(&link, hello(&[EARLIER])).await;
-    client.submit(for_agent(EARLIER)).await;
-    let mut running = daemon.running().await;
-    running.say("before the export\n").await;
-    daemon.acked(&running).await;
-    let waiting = client.submit(for_agent(AGENT)).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&[EARLIER_AGENT])).await;
+    client.submit(agent_task(EARLIER_AGENT)).await;
+    let mut running = daemon.start_next_attempt().await;
+    running.send_output("before the export\n").await;
+    daemon.wait_until_acked(&running).await;
+    let waiting = client.submit(agent_task(AGENT)).await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let file = dir.path().join("backup").display().to_string();
     let made = baton.run(relay.data(), &["export", "--out", &file]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
-    Origin {
+    ExportedRelay {
         link,
         waiting,
         running,
@@ -59,24 +59,27 @@ async fn origin(baton: Baton) -> Origin {
 }
 
 /// A relay on the imported data. The old one is gone.
-async fn restored(baton: Baton, origin: &mut Origin) -> RelayProcess {
+async fn start_on_imported_data(
+    baton: BatonExecutable,
+    origin: &mut ExportedRelay,
+) -> RelayProcess {
     origin.relay.kill().await;
     let home = tempfile::tempdir().expect("a temporary directory can be made");
-    let said = import(baton, &origin.file, home.path()).await;
+    let said = run_import(baton, &origin.file, home.path()).await;
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stderr.contains("release-inherited"), "{said:?}");
     RelayProcess::start_on(baton, home, &[]).await
 }
 
-async fn import(baton: Baton, file: &str, data: &Path) -> Said {
+async fn run_import(baton: BatonExecutable, file: &str, data: &Path) -> CommandOutput {
     baton.run(data, &["import", file, "--json"]).await
 }
 
 /// The daemon of before comes with its credential and what it still runs.
-async fn comes_back(origin: &Origin, relay: &RelayProcess) -> ScriptedDaemon {
-    let link = Client::new(relay.admin().url(), origin.link.secret());
+async fn reconnect_earlier_daemon(origin: &ExportedRelay, relay: &RelayProcess) -> ScriptedDaemon {
+    let link = TestClient::new(relay.admin().url(), origin.link.token_secret());
     let hello = Hello {
-        active: ScriptedDaemon::running_now(&[&origin.running]),
+        active: ScriptedDaemon::list_as_running(&[&origin.running]),
         agents: hello(&[AGENT]).agents,
         ..origin.hello.clone()
     };
@@ -85,26 +88,32 @@ async fn comes_back(origin: &Origin, relay: &RelayProcess) -> ScriptedDaemon {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_operators_word() {
-    let mut origin = origin(BATON).await;
-    let relay = restored(BATON, &mut origin).await;
+    let mut origin = export_relay(BATON).await;
+    let relay = start_on_imported_data(BATON, &mut origin).await;
     let (client, waiting) = (relay.admin().clone(), origin.waiting.task_id.clone());
-    let mut daemon = comes_back(&origin, &relay).await;
+    let mut daemon = reconnect_earlier_daemon(&origin, &relay).await;
     let settled = &daemon.welcome.settlements;
     let killed = |decision: &Option<Decision>| matches!(decision, Some(Decision::Kill(kill)) if kill.code() == FenceCode::StaleIncarnation);
     assert!(killed(&settled[0].decision), "{settled:?}");
 
     // A late frame of the old attempt changes nothing.
-    let (before, task) = (client.commit_seq().await, origin.running.re.task_id.clone());
+    let (before, task) = (
+        client.commit_seq().await,
+        origin.running.attempt_ref.task_id.clone(),
+    );
     let state = client.get(&task).await.state();
     let mut late = origin.running.clone();
-    daemon.speak_for(&mut late);
+    daemon.send_frames_of(&mut late);
     late.complete("from the past").await;
-    let fresh = client.submit(for_agent(AGENT)).await;
-    let mut attempt = daemon.running().await;
-    assert_eq!(attempt.re.task_id, fresh.task_id, "new work is not held");
+    let fresh = client.submit(agent_task(AGENT)).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    assert_eq!(
+        attempt.attempt_ref.task_id, fresh.task_id,
+        "new work is not held"
+    );
     attempt.complete("").await;
     client
-        .until_state(&fresh.task_id, TaskState::Completed)
+        .wait_for_state(&fresh.task_id, TaskState::Completed)
         .await;
     assert_eq!(client.get(&task).await.state(), state);
     assert!(client.commit_seq().await > before);
@@ -117,34 +126,34 @@ async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_o
     };
     let released = client.operator().release_inherited(word).await.unwrap();
     assert!(released.into_inner().released >= 1);
-    let mut attempt = daemon.running().await;
-    assert_eq!(attempt.re.task_id, waiting);
+    let mut attempt = daemon.start_next_attempt().await;
+    assert_eq!(attempt.attempt_ref.task_id, waiting);
     attempt.complete("").await;
-    client.until_state(&waiting, TaskState::Completed).await;
+    client.wait_for_state(&waiting, TaskState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_import_inherited_tasks_wait_for_the_largest_lease_over_a_restart() {
-    let clock = BentClock::new();
-    let baton = clock.bend(BATON);
-    let mut origin = origin(baton).await;
-    let mut relay = restored(baton, &mut origin).await;
+    let clock = TestClock::new();
+    let baton = clock.apply_to(BATON);
+    let mut origin = export_relay(baton).await;
+    let mut relay = start_on_imported_data(baton, &mut origin).await;
     relay.kill().await;
-    relay.revive().await;
+    relay.start_again().await;
     let held = relay.admin().get(&origin.waiting.task_id).await;
     assert_eq!(held.waits_for(), WaitsFor::Inheritance, "{held:?}");
-    let mut daemon = comes_back(&origin, &relay).await;
-    clock.suspend(HOLD);
-    let attempt = daemon.offered().await;
-    assert_eq!(attempt.re.task_id, origin.waiting.task_id);
+    let mut daemon = reconnect_earlier_daemon(&origin, &relay).await;
+    clock.advance_suspended(INHERITED_WAIT);
+    let attempt = daemon.next_dispatch().await;
+    assert_eq!(attempt.attempt_ref.task_id, origin.waiting.task_id);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_relay_without_tasks_takes_an_import_and_starts_again_with_it() {
-    let origin = origin(BATON).await;
+    let origin = export_relay(BATON).await;
     let relay = RelayProcess::start(BATON).await;
-    let (admin, before) = (relay.admin().clone(), relay.admin().info().await);
-    let own = admin.of_tenant("", Role::Operator).await;
+    let (admin, before) = (relay.admin().clone(), relay.admin().relay_info().await);
+    let own = admin.client_of_tenant("", Role::Operator).await;
 
     // Bad uploads are refused, and the relay goes on as it is.
     let whole = std::fs::read(&origin.file).unwrap();
@@ -161,34 +170,40 @@ async fn a_running_relay_without_tasks_takes_an_import_and_starts_again_with_it(
             "not_an_export",
         ),
     ] {
-        assert_eq!(upload(&admin, bytes, Some(hash_of)).await, code);
+        assert_eq!(upload_import(&admin, bytes, Some(hash_of)).await, code);
     }
-    assert_eq!(upload(&admin, &whole, None).await, "export_cut_short");
-    assert_eq!(admin.info().await.incarnation, before.incarnation);
+    assert_eq!(
+        upload_import(&admin, &whole, None).await,
+        "export_cut_short"
+    );
+    assert_eq!(admin.relay_info().await.incarnation, before.incarnation);
     assert!(
         !relay.data().join("incoming").exists(),
         "nothing is left of them"
     );
 
-    let said = import(BATON, &origin.file, relay.data()).await;
+    let said = run_import(BATON, &origin.file, relay.data()).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    let after = own.info().await;
-    assert_eq!(said.json()["incarnation"], after.incarnation.as_str());
+    let after = own.relay_info().await;
+    assert_eq!(
+        said.stdout_json()["incarnation"],
+        after.incarnation.as_str()
+    );
     assert_ne!(after.incarnation, before.incarnation);
     let task = admin.get(&origin.waiting.task_id).await;
     assert_eq!(task.waits_for(), WaitsFor::Inheritance, "{task:?}");
-    let ran = &origin.running.re.task_id;
+    let ran = &origin.running.attempt_ref.task_id;
     assert_eq!(stored_output(&admin, ran).await, b"before the export\n");
     let verified = BATON.run(relay.data(), &["verify"]).await;
     assert_eq!(verified.code, Some(0), "{verified:?}");
 
-    let again = import(BATON, &origin.file, relay.data()).await;
+    let again = run_import(BATON, &origin.file, relay.data()).await;
     assert_eq!(again.code, Some(1), "{again:?}");
     assert!(again.stderr.contains("relay_not_empty"), "{again:?}");
     admin.get(&origin.waiting.task_id).await;
 }
 
-async fn stored_output(client: &Client, task: &str) -> Vec<u8> {
+async fn stored_output(client: &TestClient, task: &str) -> Vec<u8> {
     let request = baton_proto::v1::ReadOutputRequest {
         task_id: task.to_owned(),
         ..Default::default()
@@ -200,7 +215,7 @@ async fn stored_output(client: &Client, task: &str) -> Vec<u8> {
         .expect("output can be read")
         .into_inner();
     let mut bytes = Vec::new();
-    while let Some(piece) = within("output", pieces.message())
+    while let Some(piece) = wait_within("output", pieces.message())
         .await
         .expect("output goes on")
     {
@@ -212,7 +227,7 @@ async fn stored_output(client: &Client, task: &str) -> Vec<u8> {
 }
 
 /// Sends bytes as an import, with the hash of others if any, and gives the code of the refusal.
-async fn upload(client: &Client, bytes: &[u8], hash_of: Option<&[u8]>) -> String {
+async fn upload_import(client: &TestClient, bytes: &[u8], hash_of: Option<&[u8]>) -> String {
     use sha2::{Digest, Sha256};
     let chunks = bytes
         .chunks(100_000)
@@ -231,8 +246,8 @@ async fn upload(client: &Client, bytes: &[u8], hash_of: Option<&[u8]>) -> String
         while answers.message().await?.is_some() {}
         Ok::<_, tonic::Status>(())
     };
-    code_of(
-        &within("a refusal", refused)
+    error_code(
+        &wait_within("a refusal", refused)
             .await
             .expect_err("it is refused"),
     )
@@ -240,9 +255,9 @@ async fn upload(client: &Client, bytes: &[u8], hash_of: Option<&[u8]>) -> String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_started_over() {
-    let origin = origin(BATON).await;
+    let origin = export_relay(BATON).await;
     let client = origin.relay.admin();
-    together((0..200).map(|_| client.submit(for_agent(AGENT)))).await;
+    join_all((0..200).map(|_| client.submit(agent_task(AGENT)))).await;
     let file = origin.dir.path().join("large").display().to_string();
     let made = BATON
         .run(origin.relay.data(), &["export", "--out", &file])
@@ -290,7 +305,7 @@ async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_
         .run(home.path(), &["verify", "--data", &text, "--json"])
         .await;
     assert_eq!(verified.code, Some(0), "{verified:?}");
-    assert_eq!(verified.json()["summary"]["tasks"], 202);
+    assert_eq!(verified.stdout_json()["summary"]["tasks"], 202);
     let twice = BATON
         .run(home.path(), &["import", &file, "--data", &text])
         .await;

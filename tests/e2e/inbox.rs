@@ -5,31 +5,39 @@ use baton_proto::v1::{
     Hello, Input, InputOutcome, InputState, ListInputsRequest, Role, TaskState, WatchInputsRequest,
     WatchInputsResponse,
 };
-use baton_tests::{Client, Relay, ScriptedDaemon, code_of, for_agent, hello, within};
+use baton_tests::{
+    EmbeddedRelay, ScriptedDaemon, TestClient, agent_task, error_code, hello, wait_within,
+};
 use tonic::Streaming;
 
-use crate::asking::stage;
-use crate::scripted_agents::{self, named};
+use crate::asking::start_fixture;
+use crate::scripted_agents::{self, agent_of_wire};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
-    let stage = stage().await;
-    let (task, input) = stage.asks(AgentWire::Claude).await;
-    let foreign = stage.client.of_tenant("other", Role::Answerer).await;
-    let mut own = watch(&stage.client, "").await;
-    let first = next(&mut own).await;
+    let stage = start_fixture().await;
+    let (task, input) = stage.submit_until_asked(AgentWire::Claude).await;
+    let foreign = stage.client.client_of_tenant("other", Role::Answerer).await;
+    let mut own = watch_inputs(&stage.client, "").await;
+    let first = next_input(&mut own).await;
     assert_eq!(
         (first.input_id.as_str(), first.state()),
         (&*input.input_id, InputState::Open)
     );
-    scripted_agents::answer(&stage.client, &input, true).await;
-    let states = [next(&mut own).await, next(&mut own).await].map(|input| input.state());
+    scripted_agents::answer_permission(&stage.client, &input, true).await;
+    let states =
+        [next_input(&mut own).await, next_input(&mut own).await].map(|input| input.state());
     assert_eq!(states, [InputState::Answered, InputState::Received]);
-    stage.ends_once(&task, "allowed", "watched").await;
-    let (_, other) = stage.asks(AgentWire::Acp).await;
-    assert_eq!(next(&mut own).await.input_id, other.input_id);
+    stage
+        .assert_completed_once(&task, "allowed", "watched")
+        .await;
+    let (_, other) = stage.submit_until_asked(AgentWire::Acp).await;
+    assert_eq!(next_input(&mut own).await.input_id, other.input_id);
     stage.client.cancel(&other.task_id).await;
-    assert_eq!(next(&mut own).await.outcome(), InputOutcome::Superseded);
+    assert_eq!(
+        next_input(&mut own).await.outcome(),
+        InputOutcome::Superseded
+    );
     let listed = foreign
         .inputs()
         .list_inputs(ListInputsRequest::default())
@@ -46,23 +54,23 @@ async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
             .inputs()
             .watch_inputs(WatchInputsRequest { task_id })
             .await;
-        assert_eq!(code_of(&refused.unwrap_err()), "unknown_task");
+        assert_eq!(error_code(&refused.unwrap_err()), "unknown_task");
     }
 }
 
-type Watched = Streaming<WatchInputsResponse>;
+type InputStream = Streaming<WatchInputsResponse>;
 
-async fn watch(client: &Client, task_id: &str) -> Watched {
+async fn watch_inputs(client: &TestClient, task_id: &str) -> InputStream {
     let request = WatchInputsRequest {
         task_id: task_id.to_owned(),
     };
-    let opened = within("a watch", client.inputs().watch_inputs(request)).await;
+    let opened = wait_within("a watch", client.inputs().watch_inputs(request)).await;
     opened.expect("inputs can be watched").into_inner()
 }
 
-async fn next(watched: &mut Watched) -> Input {
+async fn next_input(watched: &mut InputStream) -> Input {
     loop {
-        let message = within("an input", watched.message()).await;
+        let message = wait_within("an input", watched.message()).await;
         let message = message
             .expect("as it was set up")
             .expect("the watch goes on");
@@ -74,7 +82,7 @@ async fn next(watched: &mut Watched) -> Input {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_of_long_requests_come_in_pages_that_fit_a_message() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let client = relay.admin().clone();
     let roomy = Hello {
         slots: 12,
@@ -85,11 +93,11 @@ async fn lists_of_long_requests_come_in_pages_that_fit_a_message() {
     let mut asked = Vec::new();
     let mut running = Vec::new();
     for number in 0..12 {
-        client.submit(for_agent("coder")).await;
-        let mut attempt = daemon.running().await;
+        client.submit(agent_task("coder")).await;
+        let mut attempt = daemon.start_next_attempt().await;
         let arguments = format!("{number} {}", "x".repeat(250 * 1024));
         asked.push(attempt.ask_permission_for(arguments.as_bytes()).await);
-        daemon.acked(&attempt).await;
+        daemon.wait_until_acked(&attempt).await;
         running.push(attempt);
     }
     let mut request = ListInputsRequest::default();
@@ -112,10 +120,10 @@ async fn lists_of_long_requests_come_in_pages_that_fit_a_message() {
         ..ListInputsRequest::default()
     };
     let refused = client.inputs().list_inputs(closed).await.unwrap_err();
-    assert_eq!(code_of(&refused), "conflicting_fields");
+    assert_eq!(error_code(&refused), "conflicting_fields");
 }
 
-const QUESTIONS: &str = r#"
+const QUESTIONS_SCRIPT: &str = r#"
 read -r prompt
 printf '%s\n' '{"type":"system","subtype":"init","session_id":"talk-1"}'
 printf '%s\n' '{"type":"control_request","request_id":"q","request":{"subtype":"can_use_tool","tool_name":"AskUserQuestion","input":{"questions":[{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false},{"question":"Which sizes?","header":"Size","options":[{"label":"S"},{"label":"M"}],"multiSelect":true}]},"tool_use_id":"t-1"}}'
@@ -127,18 +135,21 @@ while read -r more; do printf '%s\n' "$more" >&2; done
 
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_that_go_together_are_answered_in_any_order_and_told_together() {
-    let stage = stage().await;
-    let path = stage.dir.path().join(named(AgentWire::Claude).0);
-    std::fs::write(path, QUESTIONS).unwrap();
+    let stage = start_fixture().await;
+    let path = stage.dir.path().join(agent_of_wire(AgentWire::Claude).0);
+    std::fs::write(path, QUESTIONS_SCRIPT).unwrap();
     let task = stage
         .client
-        .submit(for_agent(named(AgentWire::Claude).0))
+        .submit(agent_task(agent_of_wire(AgentWire::Claude).0))
         .await;
-    let mut watched = watch(&stage.client, &task.task_id).await;
-    let (colour, sizes) = (next(&mut watched).await, next(&mut watched).await);
+    let mut watched = watch_inputs(&stage.client, &task.task_id).await;
+    let (colour, sizes) = (
+        next_input(&mut watched).await,
+        next_input(&mut watched).await,
+    );
     let answer = async |input: &Input, words: &[&str]| {
         stage
-            .run(&[&["answer", &input.input_id], words].concat())
+            .run_command(&[&["answer", &input.input_id], words].concat())
             .await
     };
     for (input, wrong) in [
@@ -164,5 +175,5 @@ async fn questions_that_go_together_are_answered_in_any_order_and_told_together(
     let given = answer(&colour, &["--option", "2"]).await;
     assert_eq!(given.code, Some(0), "{given:?}");
     let told = "|Which colour?|:|Blue|,|Which sizes?|:|M, S, and L|";
-    stage.ends_once(&task, told, "questions").await;
+    stage.assert_completed_once(&task, told, "questions").await;
 }

@@ -6,8 +6,10 @@ use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
     AttemptState, CutReason, Hello, LifecyclePhase, ReadOutputRequest, TaskEventKind, TaskState,
 };
-use baton_relay::clock::Clock;
-use baton_tests::{Client, Relay, ScriptedAttempt, ScriptedDaemon, for_agent, within};
+use baton_relay::clock::RelayClock;
+use baton_tests::{
+    EmbeddedRelay, ScriptedAttempt, ScriptedDaemon, TestClient, agent_task, wait_within,
+};
 
 /// More than any lease of these tests with its grace.
 const LEASE_AND_GRACE_MS: u64 = 60_000;
@@ -15,29 +17,29 @@ const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_frame_changes_nothing() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["late"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["late"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("late")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("words").await;
+    let task = client.submit(agent_task("late")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("words").await;
     attempt.complete("the first").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
-    daemon.acked(&attempt).await;
+    daemon.wait_until_acked(&attempt).await;
     let settled = client.get(&task.task_id).await;
 
     attempt.complete("the second").await;
     attempt.fail("agent_exit").await;
-    attempt.say("more").await;
+    attempt.send_output("more").await;
     // Another task through the same stream: everything before it has been handled.
-    let other = client.submit(for_agent("late")).await;
-    let mut next = daemon.running().await;
-    assert_eq!(next.re.task_id, other.task_id);
+    let other = client.submit(agent_task("late")).await;
+    let mut next = daemon.start_next_attempt().await;
+    assert_eq!(next.attempt_ref.task_id, other.task_id);
     next.complete("").await;
     client
-        .until_state(&other.task_id, TaskState::Completed)
+        .wait_for_state(&other.task_id, TaskState::Completed)
         .await;
 
     let after = client.get(&task.task_id).await;
@@ -46,17 +48,17 @@ async fn a_late_frame_changes_nothing() {
         (TaskState::Completed, &b"the first"[..])
     );
     assert_eq!(after.attempts[0].state(), settled.attempts[0].state());
-    assert_eq!(client.output(&task.task_id).await, b"words");
+    assert_eq!(client.read_output_to_end(&task.task_id).await, b"words");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["forgets"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["forgets"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("forgets")).await;
-    let attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = client.submit(agent_task("forgets")).await;
+    let attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     // A restarted process of the same daemon that knows of no attempt.
     let hello = Hello {
         instance_id: uuid::Uuid::now_v7().to_string(),
@@ -65,27 +67,30 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
     let link = daemon.client().clone();
     let mut again = ScriptedDaemon::connect(&link, hello).await;
     let mut watch = client.watch(&task.task_id).await;
-    let end = watch.until_kind(TaskEventKind::Ended).await;
+    let end = watch.wait_for_kind(TaskEventKind::Ended).await;
     assert_eq!(
         (end.state(), end.failure_code.as_str()),
         (AttemptState::Lost, "daemon_lost_attempt")
     );
     // Its prompt may have had effects, so a person decides.
-    watch.until_state(TaskState::NeedsAttention).await;
-    drop(daemon.ended().await);
+    watch.wait_for_state(TaskState::NeedsAttention).await;
+    drop(daemon.wait_for_stream_end().await);
 
     let settled = client.get(&task.task_id).await;
     let mut ghost = attempt.clone();
     ghost.within_lease = false;
-    let other = client.submit(for_agent("forgets")).await;
-    let mut next = again.running().await;
-    assert_eq!(next.re.task_id, other.task_id);
+    let other = client.submit(agent_task("forgets")).await;
+    let mut next = again.start_next_attempt().await;
+    assert_eq!(next.attempt_ref.task_id, other.task_id);
     // The ghost speaks over the new stream.
-    let frame = ghost.frame(ghost.control_seq + 1, ghost.completion("a ghost's result"));
+    let frame = ghost.frame(
+        ghost.control_seq + 1,
+        ghost.completion_body("a ghost's result"),
+    );
     next.send_frame(frame).await;
     next.complete("").await;
     client
-        .until_state(&other.task_id, TaskState::Completed)
+        .wait_for_state(&other.task_id, TaskState::Completed)
         .await;
     let after = client.get(&task.task_id).await;
     assert_eq!(after.state(), settled.state());
@@ -94,31 +99,31 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
-    let (clock, control) = Clock::controlled();
-    let relay = Relay::start_with(|config| config.clock = clock).await;
-    let mut daemon = relay.scripted(&["adopted"]).await;
+    let (clock, control) = RelayClock::controlled();
+    let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
+    let mut daemon = relay.start_scripted_daemon(&["adopted"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("adopted")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = client.submit(agent_task("adopted")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     let (link, hello) = (daemon.client().clone(), daemon.hello.clone());
     drop(daemon);
-    attempt.lose_stream();
-    relay.until_offline(&hello.daemon_id).await;
+    attempt.detach_stream();
+    relay.wait_until_offline(&hello.daemon_id).await;
     control.jump(LEASE_AND_GRACE_MS);
     let mut watch = client.watch(&task.task_id).await;
-    let end = watch.until_kind(TaskEventKind::Ended).await;
+    let end = watch.wait_for_kind(TaskEventKind::Ended).await;
     assert_eq!(
         (end.state(), end.failure_code.as_str()),
         (AttemptState::Lost, "lease_expired")
     );
-    watch.until_state(TaskState::NeedsAttention).await;
+    watch.wait_for_state(TaskState::NeedsAttention).await;
 
     // The worker had finished in time and could not say so.
-    let _daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
+    let _daemon = ScriptedDaemon::reconnect_with_finished(&link, hello, &mut attempt).await;
     attempt.complete("in time").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let done = client.get(&task.task_id).await;
     assert_eq!(done.result.as_ref(), b"in time");
@@ -126,42 +131,46 @@ async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
 }
 
 /// An attempt whose lease ran out while its daemon was away; some of its output is durable.
-async fn lost_with_output(
-    relay: &Relay,
+async fn lose_attempt_with_output(
+    relay: &EmbeddedRelay,
     control: &baton_relay::clock::ClockControl,
     agent: &str,
-) -> (Client, Hello, ScriptedAttempt) {
-    let mut daemon = relay.scripted(&[agent]).await;
+) -> (TestClient, Hello, ScriptedAttempt) {
+    let mut daemon = relay.start_scripted_daemon(&[agent]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent(agent)).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("before ").await;
-    daemon.acked(&attempt).await;
+    let task = client.submit(agent_task(agent)).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("before ").await;
+    daemon.wait_until_acked(&attempt).await;
     let (link, hello) = (daemon.client().clone(), daemon.hello.clone());
     drop(daemon);
-    attempt.lose_stream();
-    relay.until_offline(&hello.daemon_id).await;
+    attempt.detach_stream();
+    relay.wait_until_offline(&hello.daemon_id).await;
     control.jump(LEASE_AND_GRACE_MS);
     let mut watch = client.watch(&task.task_id).await;
-    watch.until_state(TaskState::NeedsAttention).await;
+    watch.wait_for_state(TaskState::NeedsAttention).await;
     (link, hello, attempt)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
-    let (clock, control) = Clock::controlled();
-    let relay = Relay::start_with(|config| config.clock = clock).await;
-    let (link, hello, mut attempt) = lost_with_output(&relay, &control, "replays").await;
-    let mut daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
-    attempt.phase(LifecyclePhase::FirstVisibleEventSeen).await;
-    attempt.tool(LifecyclePhase::ToolStarted, "t1").await;
-    attempt.say("after").await;
+    let (clock, control) = RelayClock::controlled();
+    let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
+    let (link, hello, mut attempt) = lose_attempt_with_output(&relay, &control, "replays").await;
+    let mut daemon = ScriptedDaemon::reconnect_with_finished(&link, hello, &mut attempt).await;
+    attempt
+        .send_phase(LifecyclePhase::FirstVisibleEventSeen)
+        .await;
+    attempt
+        .send_tool_phase(LifecyclePhase::ToolStarted, "t1")
+        .await;
+    attempt.send_output("after").await;
     attempt.complete("whole").await;
-    let (client, task) = (relay.admin(), attempt.re.task_id.clone());
-    client.until_state(&task, TaskState::Completed).await;
-    daemon.acked(&attempt).await;
-    assert_eq!(client.output(&task).await, b"before after");
-    let told = daemon.unexpected();
+    let (client, task) = (relay.admin(), attempt.attempt_ref.task_id.clone());
+    client.wait_for_state(&task, TaskState::Completed).await;
+    daemon.wait_until_acked(&attempt).await;
+    assert_eq!(client.read_output_to_end(&task).await, b"before after");
+    let told = daemon.collect_unread_frames();
     let against = told.iter().find(|frame| {
         let abandons = |body: &Option<Body>| matches!(body, Some(Body::Abandon(_)));
         match &frame.frame {
@@ -178,15 +187,15 @@ async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_that_nobody_has_any_more_is_a_recorded_cut_and_holds_no_result_back() {
-    let (clock, control) = Clock::controlled();
-    let relay = Relay::start_with(|config| config.clock = clock).await;
-    let (link, hello, mut attempt) = lost_with_output(&relay, &control, "forgot").await;
-    let _daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
+    let (clock, control) = RelayClock::controlled();
+    let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
+    let (link, hello, mut attempt) = lose_attempt_with_output(&relay, &control, "forgot").await;
+    let _daemon = ScriptedDaemon::reconnect_with_finished(&link, hello, &mut attempt).await;
     let had = attempt.offset;
     attempt.offset += 100;
     attempt.complete("all the same").await;
-    let (client, task) = (relay.admin(), attempt.re.task_id.clone());
-    client.until_state(&task, TaskState::Completed).await;
+    let (client, task) = (relay.admin(), attempt.attempt_ref.task_id.clone());
+    client.wait_for_state(&task, TaskState::Completed).await;
     let request = ReadOutputRequest {
         task_id: task,
         from_offset: had,
@@ -194,7 +203,7 @@ async fn output_that_nobody_has_any_more_is_a_recorded_cut_and_holds_no_result_b
     };
     let mut tasks = client.tasks();
     let mut pieces = tasks.read_output(request).await.unwrap().into_inner();
-    let first = within("the cut", pieces.message()).await.unwrap();
+    let first = wait_within("the cut", pieces.message()).await.unwrap();
     let Some(Item::Cut(cut)) = first.and_then(|piece| piece.item) else {
         panic!("what is missing is said to be");
     };
@@ -206,26 +215,26 @@ async fn output_that_nobody_has_any_more_is_a_recorded_cut_and_holds_no_result_b
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wall_clock_that_jumps_ends_nothing() {
-    let (clock, control) = Clock::controlled();
-    let relay = Relay::start_with(|config| config.clock = clock).await;
-    let mut daemon = relay.scripted(&["steady"]).await;
+    let (clock, control) = RelayClock::controlled();
+    let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
+    let mut daemon = relay.start_scripted_daemon(&["steady"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("steady")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = client.submit(agent_task("steady")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     for jump in [A_DAY_MS, -2 * A_DAY_MS] {
         control.jump_wall(jump);
         // Another whole task: the relay has looked at its clocks since.
-        let other = client.submit(for_agent("steady")).await;
-        let mut next = daemon.running().await;
+        let other = client.submit(agent_task("steady")).await;
+        let mut next = daemon.start_next_attempt().await;
         next.complete("").await;
         client
-            .until_state(&other.task_id, TaskState::Completed)
+            .wait_for_state(&other.task_id, TaskState::Completed)
             .await;
         assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
     }
     attempt.complete("unharmed").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
 }

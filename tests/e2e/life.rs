@@ -4,19 +4,22 @@ use baton_proto::v1::{
     AttemptState, LifecyclePhase, OutputKind, ReadOutputRequest, RetryPolicy, RetryTaskRequest,
     TaskEventKind, TaskState, Termination, read_output_response::Item,
 };
-use baton_tests::{Client, Relay, Watch, command, for_agent, marked_gone, within};
+use baton_tests::{
+    EmbeddedRelay, TaskWatch, TestClient, agent_task, command_task, wait_until_marked_gone,
+    wait_within,
+};
 
 use crate::STANDIN;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_runs_to_completion_with_its_prompt_output_and_phases() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
-    let mut spec = command(STANDIN, &["read", "print", "3"], "whole");
+    let mut spec = command_task(STANDIN, &["read", "print", "3"], "whole");
     spec.prompt = "hello ✓".to_owned();
     let task = client.submit(spec).await;
-    let events = client.watch(&task.task_id).await.to_end().await;
+    let events = client.watch(&task.task_id).await.collect_to_end().await;
 
     let phases: Vec<LifecyclePhase> = events
         .iter()
@@ -44,30 +47,30 @@ async fn a_command_runs_to_completion_with_its_prompt_output_and_phases() {
     assert_eq!(attempt.state(), AttemptState::Completed);
     assert_eq!(attempt.exit_code, Some(0));
     assert_eq!(attempt.termination(), Termination::Confirmed);
-    let output = client.output(&task.task_id).await;
+    let output = client.read_output_to_end(&task.task_id).await;
     assert_eq!(
         String::from_utf8_lossy(&output),
         "hello ✓\nline 1\nline 2\nline 3\n"
     );
-    marked_gone("whole").await;
+    wait_until_marked_gone("whole").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
     let once = tempfile::tempdir().unwrap();
     let flag = once.path().join("ran");
-    let mut spec = command(
+    let mut spec = command_task(
         STANDIN,
         &["fail-once", &flag.display().to_string()],
         "again",
     );
-    spec.retry = soon();
+    spec.retry = short_retry_policy();
     let task = client.submit(spec).await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let done = client.get(&task.task_id).await;
     let ends: Vec<_> = done
@@ -92,21 +95,23 @@ async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
     assert!(done.attempts[0].retryable && done.attempts[0].retry_safe);
 
     // The same end twice in a row stops it: a third try would only waste a slot.
-    let mut spec = command(STANDIN, &["exit", "3"], "never");
-    spec.retry = soon();
+    let mut spec = command_task(STANDIN, &["exit", "3"], "never");
+    spec.retry = short_retry_policy();
     let task = client.submit(spec).await;
-    client.until_state(&task.task_id, TaskState::Failed).await;
+    client
+        .wait_for_state(&task.task_id, TaskState::Failed)
+        .await;
     let failed = client.get(&task.task_id).await;
     assert_eq!(
         (failed.attempts.len(), failed.retry_stop.as_str()),
         (2, "repeated_failure")
     );
 
-    ask_again(client, &task.task_id).await;
+    retry_task(client, &task.task_id).await;
 }
 
 /// Retries that do not keep a test waiting.
-fn soon() -> Option<RetryPolicy> {
+fn short_retry_policy() -> Option<RetryPolicy> {
     Some(RetryPolicy {
         backoff_initial_ms: Some(10),
         ..RetryPolicy::default()
@@ -114,14 +119,14 @@ fn soon() -> Option<RetryPolicy> {
 }
 
 /// A person may ask for one more all the same.
-async fn ask_again(client: &Client, task_id: &str) {
+async fn retry_task(client: &TestClient, task_id: &str) {
     let request = RetryTaskRequest {
         task_id: task_id.to_owned(),
         reason: "the disk is mended".to_owned(),
         ..RetryTaskRequest::default()
     };
     let mut operator = client.operator();
-    let again = within("a retry", operator.retry_task(request)).await;
+    let again = wait_within("a retry", operator.retry_task(request)).await;
     let again = again
         .expect("a failed task may be retried")
         .into_inner()
@@ -129,33 +134,35 @@ async fn ask_again(client: &Client, task_id: &str) {
     let again = again.expect("a retry answers with the task");
     let newest = again.attempts.last().map(|attempt| attempt.attempt_number);
     assert_eq!(newest, Some(3));
-    let watch = Watch::open(client, task_id, again.revision).await;
+    let watch = TaskWatch::open(client, task_id, again.revision).await;
     watch
         .expect("it can be watched")
-        .until_state(TaskState::Failed)
+        .wait_for_state(TaskState::Failed)
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_gives_history_then_live_events_without_gap_or_duplicate() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["watched"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["watched"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("watched")).await;
-    let mut attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = client.submit(agent_task("watched")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
 
     let mut late = client.watch(&task.task_id).await;
-    late.until("prompt_written", |event| {
+    late.wait_for_event("prompt_written", |event| {
         event.phase() == LifecyclePhase::PromptWritten
     })
     .await;
     let middle = late.events.last().unwrap().revision;
-    let from_middle = Watch::open(client, &task.task_id, middle).await.unwrap();
-    attempt.say("words").await;
+    let from_middle = TaskWatch::open(client, &task.task_id, middle)
+        .await
+        .unwrap();
+    attempt.send_output("words").await;
     attempt.complete("the result").await;
-    let all = late.to_end().await;
-    let tail = from_middle.to_end().await;
+    let all = late.collect_to_end().await;
+    let tail = from_middle.collect_to_end().await;
     assert_eq!(
         all[usize::try_from(middle).unwrap()..],
         tail,
@@ -168,7 +175,7 @@ async fn a_watch_gives_history_then_live_events_without_gap_or_duplicate() {
     );
 
     // A watch that comes after the end gets the whole history and ends.
-    let after = client.watch(&task.task_id).await.to_end().await;
+    let after = client.watch(&task.task_id).await.collect_to_end().await;
     assert_eq!(after, all);
     assert_eq!(
         client.get(&task.task_id).await.result.as_ref(),
@@ -178,12 +185,12 @@ async fn a_watch_gives_history_then_live_events_without_gap_or_duplicate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_is_followed_live_and_read_again_from_an_offset() {
-    let relay = Relay::start().await;
-    let mut daemon = relay.scripted(&["talks"]).await;
+    let relay = EmbeddedRelay::start().await;
+    let mut daemon = relay.start_scripted_daemon(&["talks"]).await;
     let client = relay.admin();
-    let task = client.submit(for_agent("talks")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("first ").await;
+    let task = client.submit(agent_task("talks")).await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("first ").await;
     let request = ReadOutputRequest {
         task_id: task.task_id.clone(),
         follow: true,
@@ -195,7 +202,7 @@ async fn output_is_followed_live_and_read_again_from_an_offset() {
         .await
         .unwrap()
         .into_inner();
-    let first = within("live output", followed.message())
+    let first = wait_within("live output", followed.message())
         .await
         .unwrap()
         .unwrap();
@@ -206,11 +213,14 @@ async fn output_is_followed_live_and_read_again_from_an_offset() {
         (chunk.data.as_ref(), chunk.kind()),
         (&b"first "[..], OutputKind::Text)
     );
-    attempt.say("second").await;
+    attempt.send_output("second").await;
     attempt.complete("").await;
     let mut rest = Vec::new();
     let mut complete = false;
-    while let Some(piece) = within("more output", followed.message()).await.unwrap() {
+    while let Some(piece) = wait_within("more output", followed.message())
+        .await
+        .unwrap()
+    {
         match piece.item {
             Some(Item::Chunk(chunk)) => rest.extend_from_slice(&chunk.data),
             Some(Item::End(end)) => complete = end.complete,
@@ -231,7 +241,7 @@ async fn output_is_followed_live_and_read_again_from_an_offset() {
         .unwrap()
         .into_inner();
     let mut bytes = Vec::new();
-    while let Some(piece) = within("stored output", again.message()).await.unwrap() {
+    while let Some(piece) = wait_within("stored output", again.message()).await.unwrap() {
         if let Some(Item::Chunk(chunk)) = piece.item {
             bytes.extend_from_slice(&chunk.data);
         }
@@ -241,19 +251,19 @@ async fn output_is_followed_live_and_read_again_from_an_offset() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_output_arrives_whole_and_in_order() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
     let task = client
-        .submit(command(STANDIN, &["flood", "2097152"], "flood"))
+        .submit(command_task(STANDIN, &["flood", "2097152"], "flood"))
         .await;
-    let output = client.output(&task.task_id).await;
+    let output = client.read_output_to_end(&task.task_id).await;
     assert_eq!(output.len(), 2 * 1024 * 1024);
     let whole = output
         .chunks(1024)
         .all(|line| line[..1023].iter().all(|b| *b == b'x'));
     assert!(whole && output.iter().filter(|b| **b == b'\n').count() == 2048);
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
 }

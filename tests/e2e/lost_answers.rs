@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::v1::{ListTasksRequest, Task, TaskEventKind, TaskState};
-use baton_tests::{Agent, Passing, RelayProcess, Tools, Wire, within};
+use baton_tests::{LeaseAgent, McpClient, PassedTraffic, RelayProcess, TcpProxy, wait_within};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -11,44 +11,44 @@ use crate::BATON;
 
 const SCOPE: &str = "reviewers";
 /// Between two looks at what sends no event.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why an answer is lost, once its call is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    TheWireBreaks,
-    TheRelayIsKilled,
+enum AnswerLoss {
+    StreamBreaks,
+    RelayKilled,
 }
 
 /// An agent with its tools, and a wire between them and the relay that keeps answers back.
-struct Scene {
+struct LostAnswersFixture {
     relay: RelayProcess,
-    wire: Wire,
-    tools: Tools,
+    proxy: TcpProxy,
+    mcp: McpClient,
     _token: TempDir,
 }
 
-impl Scene {
-    async fn open() -> Self {
+impl LostAnswersFixture {
+    async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
-        let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
+        let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token = dir.path().join("token");
-        std::fs::write(&token, agent.client.secret()).expect("a file can be written");
-        let wire = Wire::to(relay.admin().url()).await;
+        std::fs::write(&token, agent.client.token_secret()).expect("a file can be written");
+        let wire = TcpProxy::start_to(relay.admin().url()).await;
         let (url, token) = (wire.url(), token.to_str().expect("a plain path").to_owned());
         let arguments = ["--relay", &url, "--token-file", &token];
-        let tools = Tools::start(BATON, relay.data(), &arguments).await;
+        let tools = McpClient::start(BATON, relay.data(), &arguments).await;
         Self {
             relay,
-            wire,
-            tools,
+            proxy: wire,
+            mcp: tools,
             _token: dir,
         }
     }
 
     /// The only task, if there is one.
-    async fn task(&self) -> Option<Task> {
+    async fn only_task(&self) -> Option<Task> {
         let request = ListTasksRequest::default();
         let listed = self.relay.admin().tasks().list(request).await;
         let tasks = listed.expect("tasks are listed").into_inner().tasks;
@@ -57,13 +57,13 @@ impl Scene {
     }
 
     async fn revision(&self) -> u64 {
-        self.task().await.map_or(0, |task| task.revision)
+        self.only_task().await.map_or(0, |task| task.revision)
     }
 
     /// The call is durable, and its answer is on the wire.
-    async fn until_beyond(&self, revision: u64) {
-        let mut ticks = tokio::time::interval(LOOK);
-        within("the call to be durable", async {
+    async fn wait_for_revision_after(&self, revision: u64) {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        wait_within("the call to be durable", async {
             while self.revision().await <= revision {
                 ticks.tick().await;
             }
@@ -72,101 +72,128 @@ impl Scene {
     }
 
     /// Calls a tool, and loses the first answer.
-    async fn call(&mut self, fate: Fate, tool: &str, arguments: Value) -> Value {
+    async fn call_with_lost_answer(
+        &mut self,
+        fate: AnswerLoss,
+        tool: &str,
+        arguments: Value,
+    ) -> Value {
         let before = self.revision().await;
-        self.wire.let_pass(Passing::Up);
-        let call = self.tools.call(tool, arguments);
+        self.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
+        let call = self.mcp.call_tool(tool, arguments);
         tokio::pin!(call);
         tokio::select! {
             told = &mut call => panic!("{tool} was answered: {told:?}"),
-            () = self.until_beyond(before) => {}
+            () = self.wait_for_revision_after(before) => {}
         }
-        if fate == Fate::TheRelayIsKilled {
+        if fate == AnswerLoss::RelayKilled {
             self.relay.kill().await;
-            self.relay.revive().await;
+            self.relay.start_again().await;
         }
-        let dialed = self.wire.connections();
-        self.wire.cut();
+        let dialed = self.proxy.connection_count();
+        self.proxy.cut_connections();
         let again = async {
-            let mut ticks = tokio::time::interval(LOOK);
-            while self.wire.connections() == dialed {
+            let mut ticks = tokio::time::interval(POLL_INTERVAL);
+            while self.proxy.connection_count() == dialed {
                 ticks.tick().await;
             }
         };
         tokio::select! {
             told = &mut call => panic!("{tool} was answered: {told:?}"),
-            () = within("the tools to dial again", again) => {}
+            () = wait_within("the tools to dial again", again) => {}
         }
-        self.wire.let_pass(Passing::Both);
-        call.await.granted()
+        self.proxy.set_passed_traffic(PassedTraffic::Both);
+        call.await.into_content()
     }
 }
 
-impl Scene {
+impl LostAnswersFixture {
     /// Calls a tool whose call is durable when the relay goes, and stays away until the server has given up.
-    async fn call_in_vain(&mut self, tool: &str, arguments: Value) {
+    async fn call_until_given_up(&mut self, tool: &str, arguments: Value) {
         let before = self.revision().await;
-        self.wire.let_pass(Passing::Up);
-        let call = self.tools.call(tool, arguments);
+        self.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
+        let call = self.mcp.call_tool(tool, arguments);
         tokio::pin!(call);
         tokio::select! {
             told = &mut call => panic!("{tool} was answered: {told:?}"),
-            () = self.until_beyond(before) => {}
+            () = self.wait_for_revision_after(before) => {}
         }
         self.relay.kill().await;
-        self.wire.cut();
+        self.proxy.cut_connections();
         let told = call.await;
-        assert_eq!(told.error("status"), "unavailable", "{told:?}");
-        self.wire.let_pass(Passing::Both);
-        self.relay.revive().await;
+        assert_eq!(told.error_field("status"), "unavailable", "{told:?}");
+        self.proxy.set_passed_traffic(PassedTraffic::Both);
+        self.relay.start_again().await;
     }
 }
 
 /// The agent is told to call again; that it does is no second call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_was_given_up_and_is_repeated_by_the_agent_is_done_once() {
-    let mut scene = Scene::open().await;
+    let mut scene = LostAnswersFixture::start().await;
     let goal = json!({"goal": "review it", "agent_scope": SCOPE});
-    scene.call_in_vain("task_start", goal.clone()).await;
-    let started = scene.tools.call("task_start", goal).await.granted();
+    scene.call_until_given_up("task_start", goal.clone()).await;
+    let started = scene.mcp.call_tool("task_start", goal).await.into_content();
     assert_eq!(started["ref"]["attemptNumber"], json!(1), "{started}");
     let half = json!({"summary": "half"});
-    scene.call_in_vain("task_checkpoint", half.clone()).await;
-    scene.tools.call("task_checkpoint", half).await.granted();
+    scene
+        .call_until_given_up("task_checkpoint", half.clone())
+        .await;
+    scene
+        .mcp
+        .call_tool("task_checkpoint", half)
+        .await
+        .into_content();
     let done = json!({"outcome": "completed", "summary": "reviewed"});
-    scene.call_in_vain("task_complete", done.clone()).await;
-    let told = scene.tools.call("task_complete", done).await.granted();
+    scene
+        .call_until_given_up("task_complete", done.clone())
+        .await;
+    let told = scene
+        .mcp
+        .call_tool("task_complete", done)
+        .await
+        .into_content();
     assert_eq!(told["task"]["state"], json!("completed"));
-    let task = scene.task().await.expect("one task was made");
+    let task = scene.only_task().await.expect("one task was made");
     let whole = scene.relay.admin().get(&task.task_id).await;
     let progress = whole.progress.expect("there was a checkpoint");
     assert_eq!((whole.attempts.len(), progress.checkpoint_count), (1, 1));
 }
 
-async fn every_call_is_done_once(fate: Fate) {
-    let mut scene = Scene::open().await;
+async fn every_call_is_done_once(fate: AnswerLoss) {
+    let mut scene = LostAnswersFixture::start().await;
     let goal = json!({"goal": "review it", "agent_scope": SCOPE});
-    let started = scene.call(fate, "task_start", goal).await;
+    let started = scene.call_with_lost_answer(fate, "task_start", goal).await;
     assert_eq!(started["held"], json!(true));
     let proof = json!([{"kind": "commit", "ref": "abc", "summary": "half of it"}]);
     let progress = json!({"completed_items": ["one"], "evidence": &proof});
-    let told = scene.call(fate, "task_progress", progress).await;
+    let told = scene
+        .call_with_lost_answer(fate, "task_progress", progress)
+        .await;
     assert_eq!(told["progress"]["evidence"], proof);
-    let told = scene.call(fate, "task_checkpoint", json!({"summary": "half"}));
+    let told = scene.call_with_lost_answer(fate, "task_checkpoint", json!({"summary": "half"}));
     assert_eq!(told.await["checkpoint"]["summary"], json!("half"));
-    let told = scene.call(fate, "task_block", json!({"reason": "which branch?"}));
+    let told = scene.call_with_lost_answer(fate, "task_block", json!({"reason": "which branch?"}));
     let told = told.await;
     assert_eq!(told["task"]["state"], json!("needs_attention"));
     assert!(told["checkpointId"].is_string(), "{told}");
     let named = json!({"task_id": told["task"]["taskId"]});
-    let picked = scene.call(fate, "pick_up_task", named).await;
+    let picked = scene
+        .call_with_lost_answer(fate, "pick_up_task", named)
+        .await;
     assert_eq!(picked["ref"]["attemptNumber"], json!(2), "{picked}");
-    let told = scene.call(fate, "release_task", json!({})).await;
+    let told = scene
+        .call_with_lost_answer(fate, "release_task", json!({}))
+        .await;
     assert_eq!(told["task"]["state"], json!("queued"));
-    let claimed = scene.call(fate, "claim_task", json!({})).await;
+    let claimed = scene
+        .call_with_lost_answer(fate, "claim_task", json!({}))
+        .await;
     assert_eq!(claimed["ref"]["attemptNumber"], json!(3), "{claimed}");
     let done = json!({"outcome": "completed", "summary": "reviewed"});
-    let told = scene.call(fate, "task_complete", done).await;
+    let told = scene
+        .call_with_lost_answer(fate, "task_complete", done)
+        .await;
     assert_eq!(told["task"]["state"], json!("completed"));
 
     let task_id = told["task"]["taskId"].as_str().expect("a task has an id");
@@ -178,7 +205,7 @@ async fn every_call_is_done_once(fate: Fate) {
     let progress = task.progress.expect("there was progress");
     assert_eq!((progress.checkpoint_count, progress.evidence.len()), (2, 1));
     let watch = scene.relay.admin().watch(task_id).await;
-    let seen = watch.to_end().await;
+    let seen = watch.collect_to_end().await;
     for (kind, times) in [
         (TaskEventKind::Submitted, 1),
         (TaskEventKind::Progress, 2),
@@ -192,10 +219,10 @@ async fn every_call_is_done_once(fate: Fate) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_whose_answers_a_wire_lost_are_answered_again_and_done_once() {
-    every_call_is_done_once(Fate::TheWireBreaks).await;
+    every_call_is_done_once(AnswerLoss::StreamBreaks).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_a_relay_took_before_it_was_killed_are_answered_by_the_next_and_done_once() {
-    every_call_is_done_once(Fate::TheRelayIsKilled).await;
+    every_call_is_done_once(AnswerLoss::RelayKilled).await;
 }

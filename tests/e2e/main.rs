@@ -68,7 +68,7 @@ mod whole_story;
 mod wire;
 mod workspaces;
 
-use baton_tests::Baton;
+use baton_tests::BatonExecutable;
 
-const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");

@@ -2,7 +2,7 @@
 
 use baton_proto::v1::Role;
 use baton_proto::verbs;
-use baton_tests::{RelayProcess, Tools, command};
+use baton_tests::{McpClient, RelayProcess, command_task};
 use serde_json::json;
 
 use crate::BATON;
@@ -10,10 +10,10 @@ use crate::BATON;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_is_shown_every_tool_of_the_table_with_a_strict_schema() {
     let relay = RelayProcess::start(BATON).await;
-    let tools = Tools::start(BATON, relay.data(), &[]).await;
-    let listed = tools.list().await;
+    let tools = McpClient::start(BATON, relay.data(), &[]).await;
+    let listed = tools.list_tools().await;
     let mut shown = 0;
-    for (verb, tool) in verbs::tools() {
+    for (verb, tool) in verbs::agent_tools() {
         for name in tool.aliases.iter().chain([&tool.name]) {
             let listed = &listed[*name];
             let hints = listed.annotations.as_ref().expect("annotations");
@@ -42,15 +42,15 @@ async fn a_client_is_shown_every_tool_of_the_table_with_a_strict_schema() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
     let relay = RelayProcess::start(BATON).await;
-    let task = relay.admin().submit(command("true", &[], "mcp")).await;
-    let tools = Tools::start(BATON, relay.data(), &[]).await;
+    let task = relay.admin().submit(command_task("true", &[], "mcp")).await;
+    let tools = McpClient::start(BATON, relay.data(), &[]).await;
     let list = tools
-        .call("task_list", json!({"page_size": 5}))
+        .call_tool("task_list", json!({"page_size": 5}))
         .await
-        .granted();
+        .into_content();
     assert_eq!(list["tasks"][0]["taskId"], json!(task.task_id));
     let named = json!({"task_id": task.task_id});
-    let got = tools.call("task_get", named).await.granted();
+    let got = tools.call_tool("task_get", named).await.into_content();
     assert_eq!(got["task"]["taskId"], json!(task.task_id));
     for (tool, arguments, status, code) in [
         (
@@ -61,7 +61,7 @@ async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
         ),
         (
             "task_get",
-            json!({"task_id": unknown_id()}),
+            json!({"task_id": new_unknown_id()}),
             "not_found",
             "unknown_task",
         ),
@@ -98,12 +98,12 @@ async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
             "nothing_held",
         ),
     ] {
-        let told = tools.call(tool, arguments.clone()).await;
-        let seen = (told.error("status"), told.error("code"));
+        let told = tools.call_tool(tool, arguments.clone()).await;
+        let seen = (told.error_field("status"), told.error_field("code"));
         assert_eq!(seen, (status, code), "{tool} {arguments}");
-        assert!(!told.error("what").is_empty(), "{told:?}");
+        assert!(!told.error_field("what").is_empty(), "{told:?}");
     }
-    assert!(tools.try_call("task_renew", json!({})).await.is_err());
+    assert!(tools.try_call_tool("task_renew", json!({})).await.is_err());
 }
 
 /// Must hold before anybody is asked: with an unknown task, with a foreign one, and with a token that is none.
@@ -112,10 +112,10 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
     let relay = RelayProcess::start(BATON).await;
     let foreign = relay
         .admin()
-        .submit(command("true", &[], "mcp"))
+        .submit(command_task("true", &[], "mcp"))
         .await
         .task_id;
-    let (_, other) = relay.admin().make_token("other", Role::Submitter).await;
+    let (_, other) = relay.admin().create_token("other", Role::Submitter).await;
     let dir = tempfile::tempdir().unwrap();
     let files = [("foreign", other.as_str()), ("wrong", "btn_wrong")].map(|(name, token)| {
         let file = dir.path().join(name);
@@ -123,13 +123,14 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
         file.to_str().unwrap().to_owned()
     });
     for file in &files {
-        let tools = Tools::start(BATON, relay.data(), &["--token-file", file]).await;
+        let tools = McpClient::start(BATON, relay.data(), &["--token-file", file]).await;
         for tool in ["task_block", "task_needs_help"] {
-            for task_id in [unknown_id(), foreign.clone(), "nonsense".to_owned()] {
+            for task_id in [new_unknown_id(), foreign.clone(), "nonsense".to_owned()] {
                 for reason in ["", " \n\t"] {
                     let arguments = json!({"task_id": task_id, "reason": reason});
-                    let told = tools.call(tool, arguments).await;
-                    let seen = ["status", "code", "field"].map(|name| told.error(name).to_owned());
+                    let told = tools.call_tool(tool, arguments).await;
+                    let seen =
+                        ["status", "code", "field"].map(|name| told.error_field(name).to_owned());
                     assert_eq!(seen, ["invalid_argument", "blank", "reason"]);
                 }
             }
@@ -144,40 +145,40 @@ async fn a_token_that_is_refused_is_read_again_once() {
     let file = dir.path().join("token");
     std::fs::write(&file, "btn_wrong").unwrap();
     let path = file.to_str().unwrap();
-    let tools = Tools::start(BATON, relay.data(), &["--token-file", path]).await;
-    let told = tools.call("task_list", json!({})).await;
-    assert_eq!(told.error("status"), "unauthenticated");
-    let (_, good) = relay.admin().make_token("", Role::ReadOnly).await;
+    let tools = McpClient::start(BATON, relay.data(), &["--token-file", path]).await;
+    let told = tools.call_tool("task_list", json!({})).await;
+    assert_eq!(told.error_field("status"), "unauthenticated");
+    let (_, good) = relay.admin().create_token("", Role::ReadOnly).await;
     std::fs::write(&file, &good).unwrap();
-    let list = tools.call("task_list", json!({})).await.granted();
+    let list = tools.call_tool("task_list", json!({})).await.into_content();
     assert_eq!(list["tasks"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_comes_back_in_time_is_asked_again() {
     let mut relay = RelayProcess::start(BATON).await;
-    let tools = Tools::start(BATON, relay.data(), &[]).await;
-    assert!(!tools.call("task_list", json!({})).await.refused);
+    let tools = McpClient::start(BATON, relay.data(), &[]).await;
+    assert!(!tools.call_tool("task_list", json!({})).await.is_refused);
     relay.kill().await;
-    relay.revive().await;
-    let list = tools.call("task_list", json!({})).await.granted();
+    relay.start_again().await;
+    let list = tools.call_tool("task_list", json!({})).await.into_content();
     assert_eq!(list["tasks"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_token_it_starts_offers_nothing_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
-    let tools = Tools::start(BATON, dir.path(), &[]).await;
-    assert!(tools.list().await.is_empty());
+    let tools = McpClient::start(BATON, dir.path(), &[]).await;
+    assert!(tools.list_tools().await.is_empty());
     let told = tools.instructions();
     assert!(
         told.contains("not available") && told.contains("admin.token"),
         "{told}"
     );
-    assert!(tools.try_call("task_list", json!({})).await.is_err());
+    assert!(tools.try_call_tool("task_list", json!({})).await.is_err());
     assert!(tools.close().await);
 }
 
-fn unknown_id() -> String {
+fn new_unknown_id() -> String {
     uuid::Uuid::now_v7().to_string()
 }

@@ -7,22 +7,22 @@ use baton_proto::v1::{
     CompletionContract, RequiredArtifact, RetryPolicy, Role, Task, TaskSpec, TaskState,
 };
 use baton_tests::{
-    CODING_AGENTS, Collector, DaemonProcess, Handed, RelayProcess, Tools, coding_agents_file,
-    command, played,
+    AttemptToolAccess, CODING_AGENTS, DaemonProcess, McpClient, RelayProcess, TraceCollector,
+    command_task, scripted_task, standin_agents_toml,
 };
 use serde_json::json;
 
-use crate::scripted_agents::output;
+use crate::scripted_agents::read_output;
 use crate::{BATON, STANDIN};
 
-struct Fleet {
+struct AttemptToolsFixture {
     relay: RelayProcess,
     daemon: DaemonProcess,
     dir: tempfile::TempDir,
     secret: String,
 }
 
-impl Fleet {
+impl AttemptToolsFixture {
     async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -32,9 +32,9 @@ impl Fleet {
         let relay = RelayProcess::start_with(BATON, arguments).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let file = dir.path().join("daemon.toml");
-        std::fs::write(&file, coding_agents_file(STANDIN, &[])).expect("a file can be written");
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
-        let daemon = daemon(&relay, dir.path(), &secret).await;
+        std::fs::write(&file, standin_agents_toml(STANDIN, &[])).expect("a file can be written");
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
+        let daemon = start_daemon(&relay, dir.path(), &secret).await;
         Self {
             relay,
             daemon,
@@ -43,13 +43,13 @@ impl Fleet {
         }
     }
 
-    async fn submit(&self, spec: TaskSpec) -> Task {
+    async fn submit_task(&self, spec: TaskSpec) -> Task {
         let spec = TaskSpec { mcp: true, ..spec };
         self.relay.admin().submit(spec).await
     }
 
     /// A command that runs until there is such a file in the fleet's directory, and what it was handed.
-    async fn running(&self, name: &str) -> (Task, Handed) {
+    async fn submit_until_running(&self, name: &str) -> (Task, AttemptToolAccess) {
         let file = self.dir.path().join(name);
         let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
         let spec = TaskSpec {
@@ -59,29 +59,29 @@ impl Fleet {
                 max_attempts: Some(1),
                 ..RetryPolicy::default()
             }),
-            ..command("sh", &["-c", &script], name)
+            ..command_task("sh", &["-c", &script], name)
         };
-        let task = self.submit(spec).await;
-        let handed = Handed::to(&task.attempts[0].attempt_id).await;
+        let task = self.submit_task(spec).await;
+        let handed = AttemptToolAccess::wait_for_attempt(&task.attempts[0].attempt_id).await;
         (task, handed)
     }
 
-    fn let_go(&self, name: &str) {
+    fn create_file(&self, name: &str) {
         std::fs::write(self.dir.path().join(name), "").expect("a file can be written");
     }
 
-    async fn tools(&self, handed: &Handed) -> Tools {
-        Tools::inside(BATON, self.dir.path(), handed).await
+    async fn start_mcp(&self, handed: &AttemptToolAccess) -> McpClient {
+        McpClient::start_for_attempt(BATON, self.dir.path(), handed).await
     }
 
-    async fn ended(&self, task: &Task) -> Task {
+    async fn wait_for_end(&self, task: &Task) -> Task {
         let admin = self.relay.admin();
-        admin.watch(&task.task_id).await.to_end().await;
+        admin.watch(&task.task_id).await.collect_to_end().await;
         admin.get(&task.task_id).await
     }
 }
 
-async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
+async fn start_daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
     let file = dir.join("daemon.toml");
     let config = ["--config", file.to_str().expect("paths here are text")];
     let url = relay.admin().url().to_owned();
@@ -90,14 +90,14 @@ async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_kind_of_agent_is_handed_the_tools_by_its_own_configuration() {
-    let fleet = Fleet::start().await;
+    let fleet = AttemptToolsFixture::start().await;
     let mut spoken = 0;
     for (agent, ..) in CODING_AGENTS {
         let script = "use task_get {}; use claim_task {}; use task_checkpoint {\"summary\": \" \"}; say done";
-        let task = fleet.submit(played(agent, script)).await;
-        let ended = fleet.ended(&task).await;
+        let task = fleet.submit_task(scripted_task(agent, script)).await;
+        let ended = fleet.wait_for_end(&task).await;
         assert_eq!(ended.state(), TaskState::Completed, "{agent}: {ended:?}");
-        let said = output(fleet.relay.admin(), &task, |_| true).await;
+        let said = read_output(fleet.relay.admin(), &task, |_| true).await;
         for line in [
             "task_get -> ok",
             "claim_task -> inside_an_attempt",
@@ -109,10 +109,10 @@ async fn each_kind_of_agent_is_handed_the_tools_by_its_own_configuration() {
         let bare = fleet
             .relay
             .admin()
-            .submit(played(agent, "use task_get {}"))
+            .submit(scripted_task(agent, "use task_get {}"))
             .await;
-        fleet.ended(&bare).await;
-        let said = output(fleet.relay.admin(), &bare, |_| true).await;
+        fleet.wait_for_end(&bare).await;
+        let said = read_output(fleet.relay.admin(), &bare, |_| true).await;
         assert!(said.contains("nothing was handed over"), "{agent}: {said}");
     }
     assert_eq!(spoken, 12);
@@ -120,18 +120,21 @@ async fn each_kind_of_agent_is_handed_the_tools_by_its_own_configuration() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn inside_an_attempt_its_own_task_is_all_there_is() {
-    let fleet = Fleet::start().await;
-    let (task, handed) = fleet.running("own").await;
-    let tools = fleet.tools(&handed).await;
-    assert_eq!(tools.list().await.len(), 14);
+    let fleet = AttemptToolsFixture::start().await;
+    let (task, handed) = fleet.submit_until_running("own").await;
+    let tools = fleet.start_mcp(&handed).await;
+    assert_eq!(tools.list_tools().await.len(), 14);
     assert!(tools.instructions().contains("daemon holds it for you"));
-    let own = tools.call("task_get", json!({})).await.granted();
+    let own = tools.call_tool("task_get", json!({})).await.into_content();
     assert_eq!(own["task"]["taskId"], json!(task.task_id));
     assert_eq!(own["task"]["goal"], json!("wait for own"));
     assert_eq!(own["task"]["successCriteria"], json!(["it is there"]));
-    let list = tools.call("task_list", json!({})).await.granted();
+    let list = tools.call_tool("task_list", json!({})).await.into_content();
     assert_eq!(list["tasks"].as_array().map(Vec::len), Some(1));
-    let blocked = tools.call("list_blocked_tasks", json!({})).await.granted();
+    let blocked = tools
+        .call_tool("list_blocked_tasks", json!({}))
+        .await
+        .into_content();
     assert_eq!(
         (&blocked["tasks"], &blocked["scope"]),
         (&json!([]), &json!("own_task"))
@@ -183,29 +186,29 @@ async fn inside_an_attempt_its_own_task_is_all_there_is() {
             "unknown_enum_value",
         ),
     ] {
-        let told = tools.call(tool, arguments.clone()).await;
-        assert_eq!(told.error("code"), code, "{tool} {arguments}");
+        let told = tools.call_tool(tool, arguments.clone()).await;
+        assert_eq!(told.error_field("code"), code, "{tool} {arguments}");
     }
-    fleet.let_go("own");
-    fleet.ended(&task).await;
+    fleet.create_file("own");
+    fleet.wait_for_end(&task).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capability_speaks_for_its_own_attempt_while_that_runs_and_for_nothing_else() {
-    let mut fleet = Fleet::start().await;
-    let (one, handed) = fleet.running("first").await;
-    let (two, other) = fleet.running("second").await;
-    let tools = fleet.tools(&handed).await;
-    assert!(!tools.call("task_get", json!({})).await.refused);
+    let mut fleet = AttemptToolsFixture::start().await;
+    let (one, handed) = fleet.submit_until_running("first").await;
+    let (two, other) = fleet.submit_until_running("second").await;
+    let tools = fleet.start_mcp(&handed).await;
+    assert!(!tools.call_tool("task_get", json!({})).await.is_refused);
 
     // Another attempt's name with this attempt's secret, and the other way round.
-    let secret = |handed: &Handed| {
+    let secret = |handed: &AttemptToolAccess| {
         handed
             .capability
             .split_once('.')
             .map(|(_, secret)| secret.to_owned())
     };
-    let forged = Handed {
+    let forged = AttemptToolAccess {
         capability: format!(
             "{}.{}",
             two.attempts[0].attempt_id,
@@ -213,35 +216,38 @@ async fn a_capability_speaks_for_its_own_attempt_while_that_runs_and_for_nothing
         ),
         ..handed.clone()
     };
-    let liar = fleet.tools(&forged).await;
-    let told = liar.call("task_get", json!({})).await;
+    let liar = fleet.start_mcp(&forged).await;
+    let told = liar.call_tool("task_get", json!({})).await;
     assert_eq!(
-        (told.error("status"), told.error("code")),
+        (told.error_field("status"), told.error_field("code")),
         ("permission_denied", "capability_refused")
     );
 
     // A new daemon on the same directory knows it.
     fleet.daemon.kill().await;
-    fleet.daemon = daemon(&fleet.relay, fleet.dir.path(), &fleet.secret).await;
-    let own = tools.call("task_get", json!({})).await.granted();
+    fleet.daemon = start_daemon(&fleet.relay, fleet.dir.path(), &fleet.secret).await;
+    let own = tools.call_tool("task_get", json!({})).await.into_content();
     assert_eq!(own["task"]["taskId"], json!(one.task_id));
     assert_eq!(own["task"]["goal"], json!("wait for first"));
 
-    fleet.let_go("first");
-    fleet.ended(&one).await;
+    fleet.create_file("first");
+    fleet.wait_for_end(&one).await;
     let told = tools
-        .call("task_checkpoint", json!({"summary": "late"}))
+        .call_tool("task_checkpoint", json!({"summary": "late"}))
         .await;
-    assert_eq!(told.error("code"), "capability_refused");
-    let still = fleet.tools(&other).await;
+    assert_eq!(told.error_field("code"), "capability_refused");
+    let still = fleet.start_mcp(&other).await;
     assert!(
-        !still.call("task_get", json!({})).await.refused,
+        !still.call_tool("task_get", json!({})).await.is_refused,
         "the other one still runs"
     );
-    fleet.let_go("second");
-    fleet.ended(&two).await;
+    fleet.create_file("second");
+    fleet.wait_for_end(&two).await;
     assert_eq!(
-        still.call("task_get", json!({})).await.error("code"),
+        still
+            .call_tool("task_get", json!({}))
+            .await
+            .error_field("code"),
         "capability_refused"
     );
 }
@@ -249,35 +255,35 @@ async fn a_capability_speaks_for_its_own_attempt_while_that_runs_and_for_nothing
 /// A full story, and then a look at everything that was written meanwhile: both data directories, an export, events, spans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capability_is_in_the_agents_environment_and_nowhere_else() {
-    let mut collector = Collector::start().await;
-    let fleet = Fleet::start_with(&["--otlp", collector.url()]).await;
-    let (task, handed) = fleet.running("secret").await;
-    let tools = fleet.tools(&handed).await;
-    assert!(!tools.call("task_get", json!({})).await.refused);
+    let mut collector = TraceCollector::start().await;
+    let fleet = AttemptToolsFixture::start_with(&["--otlp", collector.url()]).await;
+    let (task, handed) = fleet.submit_until_running("secret").await;
+    let tools = fleet.start_mcp(&handed).await;
+    assert!(!tools.call_tool("task_get", json!({})).await.is_refused);
     let finish = json!({"outcome": "completed", "summary": "done", "result": "42"});
-    tools.call("task_complete", finish).await;
-    let during = seen(&[fleet.dir.path(), fleet.relay.data()], &handed.capability);
-    fleet.let_go("secret");
-    fleet.ended(&task).await;
+    tools.call_tool("task_complete", finish).await;
+    let during = files_with_secret(&[fleet.dir.path(), fleet.relay.data()], &handed.capability);
+    fleet.create_file("secret");
+    fleet.wait_for_end(&task).await;
     let name = fleet.dir.path().join("export").display().to_string();
     let data = fleet.relay.data();
     let made = BATON.run(data, &["export", "--out", &name]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     let shown = BATON.run(data, &["watch", "--json", &task.task_id]).await;
-    let spans = format!("{:?}", collector.until("baton.task").await);
+    let spans = format!("{:?}", collector.wait_for_span("baton.task").await);
     let secret = handed
         .capability
         .split_once('.')
         .expect("it has two parts")
         .1;
     assert!(!shown.stdout.contains(secret) && !spans.contains(secret));
-    let after = seen(&[fleet.dir.path(), data], &handed.capability);
+    let after = files_with_secret(&[fleet.dir.path(), data], &handed.capability);
     assert!(during.1 > 10 && after.1 > 10, "{during:?} {after:?}");
     assert_eq!((during.0, after.0), (Vec::new(), Vec::new()));
 }
 
 /// Files that hold the secret part of a capability, and how many were read.
-fn seen(places: &[&Path], capability: &str) -> (Vec<PathBuf>, usize) {
+fn files_with_secret(places: &[&Path], capability: &str) -> (Vec<PathBuf>, usize) {
     let secret = capability
         .split_once('.')
         .expect("it has two parts")
@@ -303,22 +309,22 @@ fn seen(places: &[&Path], capability: &str) -> (Vec<PathBuf>, usize) {
 /// How it ended is the agent's word, and not its exit code.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_agent_says_of_its_end_counts_whatever_its_process_does() {
-    let fleet = Fleet::start().await;
+    let fleet = AttemptToolsFixture::start().await;
     for (outcome, state) in [
         ("completed", TaskState::Completed),
         ("failed", TaskState::Failed),
         ("canceled", TaskState::Canceled),
     ] {
-        let (task, handed) = fleet.running(outcome).await;
-        let tools = fleet.tools(&handed).await;
+        let (task, handed) = fleet.submit_until_running(outcome).await;
+        let tools = fleet.start_mcp(&handed).await;
         let finish = json!({"outcome": outcome, "summary": "because", "result": "42"});
-        tools.call("task_complete", finish).await;
+        tools.call_tool("task_complete", finish).await;
         let late = tools
-            .call("task_progress", json!({"summary": "late"}))
+            .call_tool("task_progress", json!({"summary": "late"}))
             .await;
-        assert_eq!(late.error("code"), "outcome_fixed");
-        fleet.let_go(outcome);
-        let ended = fleet.ended(&task).await;
+        assert_eq!(late.error_field("code"), "outcome_fixed");
+        fleet.create_file(outcome);
+        let ended = fleet.wait_for_end(&task).await;
         assert_eq!(ended.state(), state, "{ended:?}");
         if state == TaskState::Completed {
             assert_eq!(ended.result.as_ref(), b"42".as_slice());
@@ -332,10 +338,10 @@ async fn what_an_agent_says_of_its_end_counts_whatever_its_process_does() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn completing_without_required_files_names_all_of_them_and_the_attempt_goes_on() {
-    let fleet = Fleet::start().await;
+    let fleet = AttemptToolsFixture::start().await;
     let names = ["a.txt", "b/c.txt"];
     let contract = CompletionContract {
-        required_artifacts: names.map(required).to_vec(),
+        required_artifacts: names.map(required_artifact).to_vec(),
         ..CompletionContract::default()
     };
     let place = fleet.dir.path().join("one/work");
@@ -343,34 +349,34 @@ async fn completing_without_required_files_names_all_of_them_and_the_attempt_goe
     let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
     let spec = TaskSpec {
         contract: Some(contract),
-        ..command("sh", &["-c", &script], "files")
+        ..command_task("sh", &["-c", &script], "files")
     };
-    let task = fleet.submit(spec).await;
+    let task = fleet.submit_task(spec).await;
     let tools = fleet
-        .tools(&Handed::to(&task.attempts[0].attempt_id).await)
+        .start_mcp(&AttemptToolAccess::wait_for_attempt(&task.attempts[0].attempt_id).await)
         .await;
     let finish = json!({"outcome": "completed", "summary": "done"});
     for (written, missing) in [(None, json!(names)), (Some("a.txt"), json!(["b/c.txt"]))] {
         if let Some(name) = written {
             std::fs::write(place.join(name), "x").expect("a file can be written");
         }
-        let told = tools.call("task_complete", finish.clone()).await;
-        assert_eq!(told.error("code"), "contract_unmet");
-        assert_eq!(told.said["error"]["missing"], missing);
+        let told = tools.call_tool("task_complete", finish.clone()).await;
+        assert_eq!(told.error_field("code"), "contract_unmet");
+        assert_eq!(told.content["error"]["missing"], missing);
     }
     std::fs::create_dir(place.join("b")).expect("a directory can be made");
     std::fs::write(place.join("b/c.txt"), "x").expect("a file can be written");
-    tools.call("task_complete", finish).await;
+    tools.call_tool("task_complete", finish).await;
     let late = tools
-        .call("task_progress", json!({"summary": "late"}))
+        .call_tool("task_progress", json!({"summary": "late"}))
         .await;
-    assert_eq!(late.error("code"), "outcome_fixed");
-    fleet.let_go("files");
-    let ended = fleet.ended(&task).await;
+    assert_eq!(late.error_field("code"), "outcome_fixed");
+    fleet.create_file("files");
+    let ended = fleet.wait_for_end(&task).await;
     assert_eq!(ended.state(), TaskState::Completed, "{ended:?}");
 }
 
-fn required(path: &str) -> RequiredArtifact {
+fn required_artifact(path: &str) -> RequiredArtifact {
     RequiredArtifact {
         path: path.to_owned(),
         ..RequiredArtifact::default()

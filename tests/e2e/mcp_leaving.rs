@@ -7,7 +7,7 @@ use baton_proto::v1::{
     AttemptState, AttentionCause, CancelTaskRequest, CheckpointKind, ListCheckpointsRequest, Task,
     TaskState,
 };
-use baton_tests::{Agent, Passing, RelayProcess, Tools, Wire, boottime};
+use baton_tests::{LeaseAgent, McpClient, PassedTraffic, RelayProcess, TcpProxy, boottime};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
@@ -16,43 +16,43 @@ use crate::BATON;
 
 const SCOPE: &str = "reviewers";
 /// Far beyond the few seconds that leaving may take, and far below a lease.
-const SOON: Duration = Duration::from_secs(20);
+const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 
-fn since(began: Duration) -> Duration {
+fn elapsed_since(began: Duration) -> Duration {
     boottime().saturating_sub(began)
 }
 
 /// An agent with its tools, and a wire between them and the relay.
-struct Scene {
+struct SessionEndFixture {
     relay: RelayProcess,
-    wire: Wire,
-    tools: Tools,
+    proxy: TcpProxy,
+    mcp: McpClient,
     _token: TempDir,
 }
 
-impl Scene {
-    async fn open() -> Self {
+impl SessionEndFixture {
+    async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
-        let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
+        let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token = dir.path().join("token");
-        std::fs::write(&token, agent.client.secret()).expect("a file can be written");
-        let wire = Wire::to(relay.admin().url()).await;
+        std::fs::write(&token, agent.client.token_secret()).expect("a file can be written");
+        let wire = TcpProxy::start_to(relay.admin().url()).await;
         let (url, token) = (wire.url(), token.to_str().expect("a plain path").to_owned());
         let arguments = ["--relay", &url, "--token-file", &token];
-        let tools = Tools::start(BATON, relay.data(), &arguments).await;
+        let tools = McpClient::start(BATON, relay.data(), &arguments).await;
         Self {
             relay,
-            wire,
-            tools,
+            proxy: wire,
+            mcp: tools,
             _token: dir,
         }
     }
 
     /// Starts a task, which the agent holds then.
-    async fn held(&self) -> String {
+    async fn start_held_task(&self) -> String {
         let goal = json!({"goal": "review it", "agent_scope": SCOPE});
-        let started = self.tools.call("task_start", goal).await.granted();
+        let started = self.mcp.call_tool("task_start", goal).await.into_content();
         let task_id = started["ref"]["taskId"].as_str();
         task_id.expect("a grant names its task").to_owned()
     }
@@ -61,7 +61,7 @@ impl Scene {
         self.relay.admin().get(task_id).await
     }
 
-    async fn is_blocked(&self, task_id: &str, how: &str) {
+    async fn assert_blocked(&self, task_id: &str, how: &str) {
         let task = self.get(task_id).await;
         assert_eq!(task.state(), TaskState::NeedsAttention, "{task:#?}");
         let attention = task.attention.expect("it says why");
@@ -78,14 +78,22 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
-    let scene = Scene::open().await;
-    let task_id = scene.held().await;
+    let scene = SessionEndFixture::start().await;
+    let task_id = scene.start_held_task().await;
     let stands = json!({"summary": "half of it is reviewed", "cursor": "line 40"});
-    scene.tools.call("task_checkpoint", stands).await.granted();
+    scene
+        .mcp
+        .call_tool("task_checkpoint", stands)
+        .await
+        .into_content();
     let began = boottime();
-    let Scene { relay, tools, .. } = scene;
-    assert!(tools.close().await);
-    assert!(since(began) < SOON, "{:?}", since(began));
+    let SessionEndFixture { relay, mcp, .. } = scene;
+    assert!(mcp.close().await);
+    assert!(
+        elapsed_since(began) < LEAVE_LIMIT,
+        "{:?}",
+        elapsed_since(began)
+    );
     let request = ListCheckpointsRequest {
         task_id: task_id.clone(),
         ..ListCheckpointsRequest::default()
@@ -106,7 +114,7 @@ async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
         "{attention:?}"
     );
     // It can be gone on with at once, by anybody of the scope.
-    let other = Agent::new(relay.admin(), "bob", SCOPE).await;
+    let other = LeaseAgent::new(relay.admin(), "bob", SCOPE).await;
     let lease = other.pick_up(&task_id, "").await.expect("it waits");
     let done = other
         .complete(&lease, "reviewed")
@@ -121,31 +129,39 @@ async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_signal_that_ends_a_server_leaves_its_task_blocked() {
     for kind in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut scene = Scene::open().await;
-        let task_id = scene.held().await;
+        let mut scene = SessionEndFixture::start().await;
+        let task_id = scene.start_held_task().await;
         let began = boottime();
-        scene.tools.signal(kind);
-        assert!(scene.tools.ended().await.success(), "{kind:?}");
-        assert!(since(began) < SOON, "{kind:?}: {:?}", since(began));
-        scene.is_blocked(&task_id, "by a signal").await;
+        scene.mcp.send_signal(kind);
+        assert!(scene.mcp.wait_for_exit().await.success(), "{kind:?}");
+        assert!(
+            elapsed_since(began) < LEAVE_LIMIT,
+            "{kind:?}: {:?}",
+            elapsed_since(began)
+        );
+        scene.assert_blocked(&task_id, "by a signal").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_holds_nothing_ends_and_changes_nothing() {
-    let mut scene = Scene::open().await;
-    let task_id = scene.held().await;
-    scene.tools.call("release_task", json!({})).await.granted();
+    let mut scene = SessionEndFixture::start().await;
+    let task_id = scene.start_held_task().await;
+    scene
+        .mcp
+        .call_tool("release_task", json!({}))
+        .await
+        .into_content();
     let before = scene.get(&task_id).await;
-    scene.tools.signal(Signal::TERM);
-    assert!(scene.tools.ended().await.success());
+    scene.mcp.send_signal(Signal::TERM);
+    assert!(scene.mcp.wait_for_exit().await.success());
     assert_eq!(scene.get(&task_id).await.revision, before.revision);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_wants_canceled_is_canceled_and_not_parked() {
-    let mut scene = Scene::open().await;
-    let task_id = scene.held().await;
+    let mut scene = SessionEndFixture::start().await;
+    let task_id = scene.start_held_task().await;
     let request = CancelTaskRequest {
         task_id: task_id.clone(),
         reason: "not needed".to_owned(),
@@ -153,8 +169,8 @@ async fn what_somebody_wants_canceled_is_canceled_and_not_parked() {
     let asked = scene.relay.admin().tasks().cancel(request).await;
     asked.expect("it can be asked for");
     // Before the next renewal could tell.
-    scene.tools.signal(Signal::TERM);
-    assert!(scene.tools.ended().await.success());
+    scene.mcp.send_signal(Signal::TERM);
+    assert!(scene.mcp.wait_for_exit().await.success());
     let task = scene.get(&task_id).await;
     assert_eq!(task.state(), TaskState::Canceled, "{task:#?}");
     assert_eq!(task.attempts[0].state(), AttemptState::Canceled);
@@ -163,30 +179,34 @@ async fn what_somebody_wants_canceled_is_canceled_and_not_parked() {
 /// The call is durable and its answer on the wire when the signal comes: the agent never learned that it holds anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_the_agent_was_never_told_of_goes_back_to_the_queue() {
-    let mut scene = Scene::open().await;
-    let spec = baton_tests::for_scope(SCOPE);
+    let mut scene = SessionEndFixture::start().await;
+    let spec = baton_tests::agent_scope_spec(SCOPE);
     let task_id = scene.relay.admin().submit(spec).await.task_id;
-    scene.tools.call("task_list", json!({})).await.granted();
-    scene.wire.let_pass(Passing::Up);
+    scene
+        .mcp
+        .call_tool("task_list", json!({}))
+        .await
+        .into_content();
+    scene.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
     let running = scene
         .relay
         .admin()
-        .until_state(&task_id, TaskState::Running);
+        .wait_for_state(&task_id, TaskState::Running);
     let call = scene
-        .tools
-        .try_call("claim_task", json!({"task_id": &task_id}));
+        .mcp
+        .try_call_tool("claim_task", json!({"task_id": &task_id}));
     let mut call = Box::pin(call);
     tokio::select! {
         told = &mut call => panic!("it was answered: {told:?}"),
         () = running => {}
     }
-    scene.tools.signal_taken(Signal::TERM).await;
-    scene.wire.let_pass(Passing::Both);
+    scene.mcp.send_signal_until_handled(Signal::TERM).await;
+    scene.proxy.set_passed_traffic(PassedTraffic::Both);
     // The client may be told that the server stops, or find the line closed, but never that it holds the task.
     if let Ok(told) = call.await {
-        assert_eq!(told.error("code"), "server_stopping");
+        assert_eq!(told.error_field("code"), "server_stopping");
     }
-    assert!(scene.tools.ended().await.success());
+    assert!(scene.mcp.wait_for_exit().await.success());
     let task = scene.get(&task_id).await;
     assert_eq!(task.state(), TaskState::Queued, "{task:#?}");
     assert_eq!(task.attempts[0].state(), AttemptState::Released);
@@ -194,23 +214,27 @@ async fn a_grant_that_the_agent_was_never_told_of_goes_back_to_the_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_does_not_answer_keeps_nobody_from_leaving() {
-    let mut scene = Scene::open().await;
-    let task_id = scene.held().await;
-    scene.wire.let_pass(Passing::Nothing);
+    let mut scene = SessionEndFixture::start().await;
+    let task_id = scene.start_held_task().await;
+    scene.proxy.set_passed_traffic(PassedTraffic::Nothing);
     let began = boottime();
-    scene.tools.signal(Signal::TERM);
-    assert!(scene.tools.ended().await.success());
-    assert!(since(began) < SOON, "{:?}", since(began));
+    scene.mcp.send_signal(Signal::TERM);
+    assert!(scene.mcp.wait_for_exit().await.success());
+    assert!(
+        elapsed_since(began) < LEAVE_LIMIT,
+        "{:?}",
+        elapsed_since(began)
+    );
     // The lease is what is left.
     assert_eq!(scene.get(&task_id).await.state(), TaskState::Running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_at_once() {
-    let mut scene = Scene::open().await;
-    scene.held().await;
-    scene.wire.let_pass(Passing::Nothing);
-    scene.tools.signal(Signal::TERM);
-    scene.tools.signal(Signal::INT);
-    assert_eq!(scene.tools.ended().await.code(), Some(130));
+    let mut scene = SessionEndFixture::start().await;
+    scene.start_held_task().await;
+    scene.proxy.set_passed_traffic(PassedTraffic::Nothing);
+    scene.mcp.send_signal(Signal::TERM);
+    scene.mcp.send_signal(Signal::INT);
+    assert_eq!(scene.mcp.wait_for_exit().await.code(), Some(130));
 }

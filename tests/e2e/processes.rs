@@ -3,21 +3,24 @@
 use std::time::Duration;
 
 use baton_proto::v1::{DeadlineProfile, TaskSpec, TaskState, Termination};
-use baton_tests::{Client, MARK, Relay, command, marked, marked_gone, poll_until, together};
+use baton_tests::{
+    EmbeddedRelay, MARKER_VARIABLE, TestClient, command_task, join_all, marked_processes,
+    poll_until, wait_until_marked_gone,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::STANDIN;
 
 const CLEANUP_TERM_MS: u64 = 400;
 
-fn stubborn(arguments: &[&str], mark: &str, prompt: &str) -> TaskSpec {
+fn stubborn_task(arguments: &[&str], mark: &str, prompt: &str) -> TaskSpec {
     TaskSpec {
         prompt: prompt.to_owned(),
         profile: Some(DeadlineProfile {
             cleanup_term_ms: Some(CLEANUP_TERM_MS),
             ..DeadlineProfile::default()
         }),
-        ..command(STANDIN, arguments, mark)
+        ..command_task(STANDIN, arguments, mark)
     }
 }
 
@@ -30,39 +33,41 @@ fn boottime() -> Duration {
 }
 
 /// Cancels once `processes` are alive; says how long it took until none was.
-async fn gone_after_cancel(
-    client: &Client,
+async fn measure_cancel(
+    client: &TestClient,
     spec: TaskSpec,
     mark: &str,
     processes: usize,
 ) -> Duration {
     let task = client.submit(spec).await;
     poll_until(&format!("{mark} to have {processes} processes"), || {
-        (marked(mark).len() >= processes).then_some(())
+        (marked_processes(mark).len() >= processes).then_some(())
     })
     .await;
     let asked = boottime();
     client.cancel(&task.task_id).await;
-    marked_gone(mark).await;
+    wait_until_marked_gone(mark).await;
     let took = boottime().saturating_sub(asked);
-    client.until_state(&task.task_id, TaskState::Canceled).await;
+    client
+        .wait_for_state(&task.task_id, TaskState::Canceled)
+        .await;
     let canceled = client.get(&task.task_id).await;
     assert_eq!(
         canceled.attempts[0].termination(),
         Termination::Confirmed,
         "{mark}"
     );
-    assert!(marked(mark).is_empty(), "{mark} came back");
+    assert!(marked_processes(mark).is_empty(), "{mark} came back");
     took
 }
 
 /// How much longer than promised a loaded machine may take; see the timing tests for the promise itself.
-const LOADED: Duration = Duration::from_secs(20);
+const LOADED_MACHINE_ALLOWANCE: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_process_survives_its_attempt_however_it_resists() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
     let prompt = "x".repeat(512 * 1024);
     let cases = [
@@ -83,28 +88,39 @@ async fn no_process_survives_its_attempt_however_it_resists() {
         ("never-reads-stdin", vec!["pause"], prompt.as_str(), 1),
     ];
     let running = cases.iter().map(|(mark, arguments, prompt, processes)| {
-        gone_after_cancel(client, stubborn(arguments, mark, prompt), mark, *processes)
+        measure_cancel(
+            client,
+            stubborn_task(arguments, mark, prompt),
+            mark,
+            *processes,
+        )
     });
     let promised = Duration::from_millis(CLEANUP_TERM_MS) + Duration::from_secs(1);
-    for (took, (mark, ..)) in together(running).await.into_iter().zip(&cases) {
+    for (took, (mark, ..)) in join_all(running).await.into_iter().zip(&cases) {
         println!("{mark}: gone {} ms after the cancel", took.as_millis());
-        assert!(took < promised + LOADED, "{mark} took {took:?}");
+        assert!(
+            took < promised + LOADED_MACHINE_ALLOWANCE,
+            "{mark} took {took:?}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_along() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
     let task = client
-        .submit(command(STANDIN, &["print", "2", "grandchild"], "left"))
+        .submit(command_task(STANDIN, &["print", "2", "grandchild"], "left"))
         .await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
-    marked_gone("left").await;
-    assert_eq!(client.output(&task.task_id).await, b"line 1\nline 2\n");
+    wait_until_marked_gone("left").await;
+    assert_eq!(
+        client.read_output_to_end(&task.task_id).await,
+        b"line 1\nline 2\n"
+    );
     let done = client.get(&task.task_id).await;
     let receipt = done.attempts[0].receipt.clone().expect("it is confirmed");
     let swept = "swept 1 beyond the group";
@@ -113,19 +129,19 @@ async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_child_sees_an_allow_listed_environment_and_no_credential() {
-    let relay = Relay::start().await;
-    let _daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let _daemon = relay.start_daemon().await;
     let client = relay.admin();
-    let mut spec = command(STANDIN, &["env"], "env");
+    let mut spec = command_task(STANDIN, &["env"], "env");
     spec.env
         .insert("BATON_ATTEMPT_ID".to_owned(), "forged".to_owned());
     let task = client.submit(spec).await;
-    let output = String::from_utf8(client.output(&task.task_id).await).unwrap();
+    let output = String::from_utf8(client.read_output_to_end(&task.task_id).await).unwrap();
     let done = client.get(&task.task_id).await;
     let attempt = &done.attempts[0];
     let has = |line: &str| output.lines().any(|seen| seen == line);
     assert!(
-        has(&format!("{MARK}=env-{}", std::process::id())),
+        has(&format!("{MARKER_VARIABLE}=env-{}", std::process::id())),
         "{output}"
     );
     assert!(

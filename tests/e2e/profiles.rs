@@ -3,11 +3,11 @@
 
 use baton_proto::v1::Role;
 use baton_proto::v1::{DeadlineProfile, TaskSpec};
-use baton_tests::{RelayProcess, ScriptedDaemon, for_agent, hello};
+use baton_tests::{RelayProcess, ScriptedDaemon, agent_task, hello};
 
 use crate::BATON;
 
-const PARTIAL: DeadlineProfile = DeadlineProfile {
+const PARTIAL_PROFILE: DeadlineProfile = DeadlineProfile {
     process_start_ms: Some(4_321),
     prompt_write_ms: None,
     first_event_ms: None,
@@ -25,14 +25,14 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
     let cases = [
         ("absent", None),
         ("empty", Some(DeadlineProfile::default())),
-        ("partial", Some(PARTIAL)),
+        ("partial", Some(PARTIAL_PROFILE)),
     ];
     let mut submitted = Vec::new();
     for (agent, profile) in cases {
         let task = client
             .submit(TaskSpec {
                 profile,
-                ..for_agent(agent)
+                ..agent_task(agent)
             })
             .await;
         assert_eq!(
@@ -42,9 +42,9 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
         submitted.push((agent, profile, task.task_id));
     }
     relay.kill().await;
-    relay.revive().await;
+    relay.start_again().await;
 
-    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
     for (agent, requested, task_id) in submitted {
         let task = client.get(&task_id).await;
         assert_eq!(task.requested_profile, requested, "{agent} after the crash");
@@ -53,7 +53,12 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
             .expect("what is enforced is always shown");
         let mut daemon =
             ScriptedDaemon::connect(&client.with_token(&secret), hello(&[agent])).await;
-        let dispatched = daemon.offered().await.dispatch.profile.unwrap_or_default();
+        let dispatched = daemon
+            .next_dispatch()
+            .await
+            .dispatch
+            .profile
+            .unwrap_or_default();
         assert_eq!(dispatched, effective, "{agent} in Dispatch");
         match requested {
             // Only the absent one is filled with the defaults of its turn kind.
@@ -66,7 +71,7 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
         let shown = BATON
             .run(relay.data(), &["show", &task_id, "--json"])
             .await
-            .json();
+            .stdout_json();
         let shown = shown.get("task").unwrap_or(&shown)["requestedProfile"].clone();
         match agent {
             "absent" => assert!(shown.is_null(), "{shown}"),

@@ -11,7 +11,8 @@ use baton_proto::v1::{
     InspectRequest, Role, SubmitManyRequest, SubmitRequest, Task, TaskSpec, TaskState, WaitsFor,
 };
 use baton_tests::{
-    Client, DaemonProcess, Room, SmallRelay, code_of, command, for_agent, marked_gone, within,
+    DaemonProcess, SmallDiskRelay, SmallDiskSpace, TestClient, agent_task, command_task,
+    error_code, wait_until_marked_gone, wait_within,
 };
 use tempfile::TempDir;
 use tokio::time::Interval;
@@ -21,23 +22,23 @@ use crate::BATON;
 
 const MIB: u64 = 1 << 20;
 /// Its mark is 64 MiB, its ballast 32.
-const DISK: u32 = 256;
+const DISK_MEBIBYTES: u32 = 256;
 /// Nobody's lease ends in these tests: what is shown does not hang on a busy machine's time.
-const TTL_MS: u64 = 10 * 60 * 1_000;
-const LOOK: Duration = Duration::from_millis(20);
+const LEASE_MS: u64 = 10 * 60 * 1_000;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A relay on a small disk, with a daemon whose disk is large enough.
-struct Scene {
-    relay: SmallRelay,
+struct RelayDiskFixture {
+    relay: SmallDiskRelay,
     _daemon: DaemonProcess,
     dir: TempDir,
     mark: &'static str,
 }
 
-impl Scene {
+impl RelayDiskFixture {
     async fn start(mark: &'static str) -> Option<Self> {
-        let relay = SmallRelay::start(BATON, DISK).await?;
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let relay = SmallDiskRelay::start(BATON, DISK_MEBIBYTES).await?;
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let url = relay.admin().url().to_owned();
         let daemon = DaemonProcess::start(BATON, dir.path(), "worker", &url, &secret).await;
@@ -53,64 +54,72 @@ impl Scene {
     async fn submit_waiting(&self, name: &str) -> Task {
         let client = self.relay.admin();
         let task = client
-            .submit(waiting(&self.dir.path().join(name), self.mark))
+            .submit(task_until_file(&self.dir.path().join(name), self.mark))
             .await;
-        client.until_state(&task.task_id, TaskState::Running).await;
+        client
+            .wait_for_state(&task.task_id, TaskState::Running)
+            .await;
         client.get(&task.task_id).await
     }
 
-    fn let_end(&self, name: &str) {
+    fn create_file(&self, name: &str) {
         fs::write(self.dir.path().join(name), "").expect("a file can be written");
     }
 }
 
-fn waiting(file: &Path, mark: &str) -> TaskSpec {
+fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "echo begun; until [ -e {} ]; do sleep 0.05; done; echo ended",
         file.display()
     );
     TaskSpec {
-        lease_ttl_ms: Some(TTL_MS),
-        ..command("sh", &["-c", &script], mark)
+        lease_ttl_ms: Some(LEASE_MS),
+        ..command_task("sh", &["-c", &script], mark)
     }
 }
 
-fn request(spec: TaskSpec) -> SubmitRequest {
+fn submit_request(spec: TaskSpec) -> SubmitRequest {
     SubmitRequest {
         spec: Some(spec),
         ..SubmitRequest::default()
     }
 }
 
-async fn until_admitting(client: &Client, wanted: bool) {
-    let mut ticks = tokio::time::interval(LOOK);
-    within("admission to change", async {
-        while client.info().await.admitting != wanted {
+async fn wait_for_admission(client: &TestClient, wanted: bool) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("admission to change", async {
+        while client.relay_info().await.admitting != wanted {
             ticks.tick().await;
         }
     })
     .await;
 }
 
-async fn until_ballast(client: &Client, mebibytes: u64) {
-    let mut ticks = tokio::time::interval(LOOK);
-    within("the ballast to change", async {
-        while client.info().await.disk.map(|disk| disk.ballast_bytes) != Some(mebibytes * MIB) {
+async fn wait_for_ballast(client: &TestClient, mebibytes: u64) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("the ballast to change", async {
+        while client
+            .relay_info()
+            .await
+            .disk
+            .map(|disk| disk.ballast_bytes)
+            != Some(mebibytes * MIB)
+        {
             ticks.tick().await;
         }
     })
     .await;
 }
 
-fn assert_refused(refused: &Status) {
+fn assert_disk_full(refused: &Status) {
     assert_eq!(
-        (refused.code(), code_of(refused).as_str()),
+        (refused.code(), error_code(refused).as_str()),
         (Code::ResourceExhausted, "relay_disk_full"),
         "{refused:?}"
     );
 }
 
-async fn waits_for(client: &Client, task: &Task) -> WaitsFor {
+async fn wait_reason(client: &TestClient, task: &Task) -> WaitsFor {
     let request = InspectRequest {
         task_id: task.task_id.clone(),
     };
@@ -119,7 +128,7 @@ async fn waits_for(client: &Client, task: &Task) -> WaitsFor {
     shown.task.expect("the task is shown").waits_for()
 }
 
-fn only_attempt(task: &Task) -> &str {
+fn only_attempt_id(task: &Task) -> &str {
     let [attempt] = task.attempts.as_slice() else {
         panic!("one attempt, not {}", task.attempts.len());
     };
@@ -128,109 +137,116 @@ fn only_attempt(task: &Task) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
-    let Some(scene) = Scene::start("little-room").await else {
+    let Some(scene) = RelayDiskFixture::start("little-room").await else {
         return;
     };
     let client = scene.relay.admin().clone();
-    until_admitting(&client, true).await;
-    until_ballast(&client, 32).await;
+    wait_for_admission(&client, true).await;
+    wait_for_ballast(&client, 32).await;
     let first = scene.submit_waiting("first").await;
     let second = scene.submit_waiting("second").await;
     let known = SubmitRequest {
         idempotency_key: "known".into(),
-        ..request(for_agent("nobody"))
+        ..submit_request(agent_task("nobody"))
     };
     let taken = client.try_submit(known.clone()).await.unwrap();
 
-    scene.relay.room.leave(40 * MIB);
-    until_admitting(&client, false).await;
+    scene.relay.disk_space.fill_until_free(40 * MIB);
+    wait_for_admission(&client, false).await;
     // Nothing is stored for what was taken before.
     let again = client.try_submit(known).await.unwrap();
     assert_eq!(again.task, taken.task);
-    let refused = client.try_submit(request(for_agent("nobody"))).await;
-    assert_refused(&refused.unwrap_err());
+    let refused = client
+        .try_submit(submit_request(agent_task("nobody")))
+        .await;
+    assert_disk_full(&refused.unwrap_err());
     let many = SubmitManyRequest {
-        tasks: vec![request(for_agent("nobody"))],
+        tasks: vec![submit_request(agent_task("nobody"))],
     };
     let refused = client.tasks().submit_many(many).await;
-    assert_refused(&refused.unwrap_err());
-    let info = client.info().await;
+    assert_disk_full(&refused.unwrap_err());
+    let info = client.relay_info().await;
     assert!(info.admission_problem.contains("disk"), "{info:?}");
     let disk = info.disk.unwrap();
     assert!(disk.free_bytes < disk.needed_bytes && disk.ballast_bytes == 32 * MIB);
-    let mut ticks = tokio::time::interval(LOOK);
-    within("health to say that nothing is admitted", async {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("health to say that nothing is admitted", async {
         while client.is_serving("baton.admission").await {
             ticks.tick().await;
         }
     })
     .await;
     assert!(client.is_serving("").await, "what runs needs the relay");
-    scene.let_end("first");
+    scene.create_file("first");
     client
-        .until_state(&first.task_id, TaskState::Completed)
+        .wait_for_state(&first.task_id, TaskState::Completed)
         .await;
 
-    scene.relay.room.leave(10 * MIB);
-    until_ballast(&client, 16).await;
-    scene.let_end("second");
+    scene.relay.disk_space.fill_until_free(10 * MIB);
+    wait_for_ballast(&client, 16).await;
+    scene.create_file("second");
     client
-        .until_state(&second.task_id, TaskState::Completed)
+        .wait_for_state(&second.task_id, TaskState::Completed)
         .await;
-    assert_eq!(client.output(&second.task_id).await, b"begun\nended\n");
+    assert_eq!(
+        client.read_output_to_end(&second.task_id).await,
+        b"begun\nended\n"
+    );
 
-    scene.relay.room.free();
-    until_admitting(&client, true).await;
-    until_ballast(&client, 32).await;
+    scene.relay.disk_space.remove_filler();
+    wait_for_admission(&client, true).await;
+    wait_for_ballast(&client, 32).await;
     let third = scene.submit_waiting("third").await;
-    scene.let_end("third");
+    scene.create_file("third");
     client
-        .until_state(&third.task_id, TaskState::Completed)
+        .wait_for_state(&third.task_id, TaskState::Completed)
         .await;
-    assert!(!scene.relay.has_started_again(), "it was never met");
-    marked_gone(scene.mark).await;
+    assert!(!scene.relay.has_restarted_itself(), "it was never met");
+    wait_until_marked_gone(scene.mark).await;
 }
 
 /// Is there when the talkative one has said everything.
-fn said(file: &Path) -> PathBuf {
+fn output_done_file(file: &Path) -> PathBuf {
     file.with_extension("said")
 }
 
 /// Waits for its file, then says more than a disk without room takes.
-fn talkative(file: &Path, mark: &str) -> TaskSpec {
+fn talkative_task(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "echo begun; until [ -e {} ]; do sleep 0.05; done; yes line | head -c 2000000; echo ended; touch {}",
         file.display(),
-        said(file).display()
+        output_done_file(file).display()
     );
     TaskSpec {
-        lease_ttl_ms: Some(TTL_MS),
-        ..command("sh", &["-c", &script], mark)
+        lease_ttl_ms: Some(LEASE_MS),
+        ..command_task("sh", &["-c", &script], mark)
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back() {
-    let Some(scene) = Scene::start("no-room-for-output").await else {
+    let Some(scene) = RelayDiskFixture::start("no-room-for-output").await else {
         return;
     };
     let client = scene.relay.admin().clone();
-    until_admitting(&client, true).await;
-    until_ballast(&client, 32).await;
+    wait_for_admission(&client, true).await;
+    wait_for_ballast(&client, 32).await;
     let quiet = scene.submit_waiting("quiet").await;
     let stopped = scene.submit_waiting("stopped").await;
-    let loud = talkative(&scene.dir.path().join("loud"), scene.mark);
+    let loud = talkative_task(&scene.dir.path().join("loud"), scene.mark);
     let loud = client.submit(loud).await;
-    client.until_state(&loud.task_id, TaskState::Running).await;
+    client
+        .wait_for_state(&loud.task_id, TaskState::Running)
+        .await;
 
     // The first half of the ballast goes, and what that gave is used up, too: records still fit.
-    scene.relay.room.leave(10 * MIB);
-    until_ballast(&client, 16).await;
-    scene.relay.room.leave(6 * MIB);
-    let mut ticks = tokio::time::interval(LOOK);
-    within("the relay to see that hardly anything is left", async {
+    scene.relay.disk_space.fill_until_free(10 * MIB);
+    wait_for_ballast(&client, 16).await;
+    scene.relay.disk_space.fill_until_free(6 * MIB);
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("the relay to see that hardly anything is left", async {
         while client
-            .info()
+            .relay_info()
             .await
             .disk
             .is_none_or(|disk| disk.free_bytes > 8 * MIB)
@@ -240,9 +256,9 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
     })
     .await;
     let file = scene.dir.path().join("loud");
-    scene.let_end("loud");
-    within("everything to be said", async {
-        while !said(&file).exists() {
+    scene.create_file("loud");
+    wait_within("everything to be said", async {
+        while !output_done_file(&file).exists() {
             ticks.tick().await;
         }
     })
@@ -252,7 +268,7 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
         .await
         .expect("a cancel is taken");
     client
-        .until_state(&stopped.task_id, TaskState::Canceled)
+        .wait_for_state(&stopped.task_id, TaskState::Canceled)
         .await;
     let canceled = client.get(&stopped.task_id).await;
     assert!(
@@ -260,92 +276,104 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
             .cancel
             .is_some_and(|cancel| cancel.confirmed_at.is_some())
     );
-    scene.let_end("quiet");
+    scene.create_file("quiet");
     client
-        .until_state(&quiet.task_id, TaskState::Completed)
+        .wait_for_state(&quiet.task_id, TaskState::Completed)
         .await;
-    assert_eq!(client.output(&quiet.task_id).await, b"begun\nended\n");
+    assert_eq!(
+        client.read_output_to_end(&quiet.task_id).await,
+        b"begun\nended\n"
+    );
     assert_eq!(client.get(&loud.task_id).await.state(), TaskState::Running);
 
-    scene.relay.room.free();
+    scene.relay.disk_space.remove_filler();
     client
-        .until_state(&loud.task_id, TaskState::Completed)
+        .wait_for_state(&loud.task_id, TaskState::Completed)
         .await;
-    let said = client.output(&loud.task_id).await;
+    let said = client.read_output_to_end(&loud.task_id).await;
     assert_eq!(
         said.len(),
         "begun\nended\n".len() + 2_000_000,
         "nothing was cut"
     );
-    assert!(!scene.relay.has_started_again(), "the end was never met");
+    assert!(!scene.relay.has_restarted_itself(), "the end was never met");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_queued_is_not_dispatched_until_there_is_room() {
-    let Some(scene) = Scene::start("queued-without-room").await else {
+    let Some(scene) = RelayDiskFixture::start("queued-without-room").await else {
         return;
     };
     let client = scene.relay.admin().clone();
-    until_admitting(&client, true).await;
+    wait_for_admission(&client, true).await;
     // As many as the daemon has slots, and one more.
     let mut running = Vec::new();
     for name in ["a", "b", "c", "d"] {
         running.push(scene.submit_waiting(name).await);
     }
-    let queued = client.submit(command("echo", &["done"], scene.mark)).await;
-    scene.relay.room.leave(40 * MIB);
-    until_admitting(&client, false).await;
-    scene.let_end("a");
-    client
-        .until_state(&running[0].task_id, TaskState::Completed)
+    let queued = client
+        .submit(command_task("echo", &["done"], scene.mark))
         .await;
-    assert_eq!(waits_for(&client, &queued).await, WaitsFor::Space);
-    scene.relay.room.free();
+    scene.relay.disk_space.fill_until_free(40 * MIB);
+    wait_for_admission(&client, false).await;
+    scene.create_file("a");
     client
-        .until_state(&queued.task_id, TaskState::Completed)
+        .wait_for_state(&running[0].task_id, TaskState::Completed)
+        .await;
+    assert_eq!(wait_reason(&client, &queued).await, WaitsFor::Space);
+    scene.relay.disk_space.remove_filler();
+    client
+        .wait_for_state(&queued.task_id, TaskState::Completed)
         .await;
     for name in ["b", "c", "d"] {
-        scene.let_end(name);
+        scene.create_file(name);
     }
     for task in &running {
         client
-            .until_state(&task.task_id, TaskState::Completed)
+            .wait_for_state(&task.task_id, TaskState::Completed)
             .await;
     }
 }
 
 /// Somebody who takes all space as soon as there is any.
-struct Eater {
-    full: Arc<AtomicBool>,
-    eating: tokio::task::JoinHandle<()>,
+struct DiskFiller {
+    is_filling: Arc<AtomicBool>,
+    fill_task: tokio::task::JoinHandle<()>,
 }
 
-impl Eater {
-    fn start(room: Room) -> Self {
-        let full = Arc::new(AtomicBool::new(true));
-        let hungry = Arc::clone(&full);
+impl DiskFiller {
+    fn start(room: SmallDiskSpace) -> Self {
+        let is_filling = Arc::new(AtomicBool::new(true));
+        let hungry = Arc::clone(&is_filling);
         let mut ticks = tokio::time::interval(Duration::from_millis(2));
-        let eating = tokio::spawn(async move {
+        let fill_task = tokio::spawn(async move {
             while hungry.load(Ordering::Acquire) {
                 ticks.tick().await;
-                room.fill();
+                room.fill_disk();
             }
         });
-        Self { full, eating }
+        Self {
+            is_filling,
+            fill_task,
+        }
     }
 
     async fn stop(self) {
-        self.full.store(false, Ordering::Release);
-        self.eating.await.expect("it eats without complaint");
+        self.is_filling.store(false, Ordering::Release);
+        self.fill_task.await.expect("it eats without complaint");
     }
 }
 
 /// Changes what is stored until the relay has met the end of its disk. Returns whose cancel was acknowledged.
-async fn write_until_met(relay: &SmallRelay, queued: &[Task], ticks: &mut Interval) -> Vec<String> {
+async fn write_until_disk_full(
+    relay: &SmallDiskRelay,
+    queued: &[Task],
+    ticks: &mut Interval,
+) -> Vec<String> {
     let mut acknowledged = Vec::new();
     for task in queued {
         ticks.tick().await;
-        if relay.has_started_again() {
+        if relay.has_restarted_itself() {
             break;
         }
         if relay.admin().try_cancel(&task.task_id).await.is_ok() {
@@ -357,47 +385,49 @@ async fn write_until_met(relay: &SmallRelay, queued: &[Task], ticks: &mut Interv
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
-    let Some(mut scene) = Scene::start("met-a-full-disk").await else {
+    let Some(mut scene) = RelayDiskFixture::start("met-a-full-disk").await else {
         return;
     };
     let client = scene.relay.admin().clone();
-    until_admitting(&client, true).await;
+    wait_for_admission(&client, true).await;
     let (first, second) = (
         scene.submit_waiting("first").await,
         scene.submit_waiting("second").await,
     );
     let mut queued = Vec::new();
     for _ in 0..300 {
-        queued.push(client.submit(for_agent("nobody")).await);
+        queued.push(client.submit(agent_task("nobody")).await);
     }
 
-    let eater = Eater::start(scene.relay.room.clone());
+    let eater = DiskFiller::start(scene.relay.disk_space.clone());
     let mut ticks = tokio::time::interval(Duration::from_millis(2));
-    let canceled = write_until_met(&scene.relay, &queued, &mut ticks).await;
-    within("the relay to start again", async {
-        while !scene.relay.has_started_again() {
+    let canceled = write_until_disk_full(&scene.relay, &queued, &mut ticks).await;
+    wait_within("the relay to start again", async {
+        while !scene.relay.has_restarted_itself() {
             ticks.tick().await;
         }
     })
     .await;
     // There is no room to start, and it says so.
-    within("a submission to be refused for want of room", async {
+    wait_within("a submission to be refused for want of room", async {
         loop {
             ticks.tick().await;
-            let refused = client.try_submit(request(for_agent("nobody"))).await;
+            let refused = client
+                .try_submit(submit_request(agent_task("nobody")))
+                .await;
             let refused = refused.expect_err("nothing can be stored");
-            if code_of(&refused) == "relay_disk_full" {
-                return assert_refused(&refused);
+            if error_code(&refused) == "relay_disk_full" {
+                return assert_disk_full(&refused);
             }
         }
     })
     .await;
 
     eater.stop().await;
-    scene.relay.room.free();
-    within("submissions to be taken again", async {
+    scene.relay.disk_space.remove_filler();
+    wait_within("submissions to be taken again", async {
         while client
-            .try_submit(request(for_agent("nobody")))
+            .try_submit(submit_request(agent_task("nobody")))
             .await
             .is_err()
         {
@@ -405,8 +435,8 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
         }
     })
     .await;
-    assert!(scene.relay.runs(), "it is the same process");
-    until_ballast(&client, 32).await;
+    assert!(scene.relay.is_running(), "it is the same process");
+    wait_for_ballast(&client, 32).await;
     for task in &queued {
         let state = client.get(&task.task_id).await.state();
         let acknowledged = canceled.contains(&task.task_id);
@@ -416,18 +446,21 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
         );
     }
     for (task, name) in [(&first, "first"), (&second, "second")] {
-        scene.let_end(name);
+        scene.create_file(name);
         client
-            .until_state(&task.task_id, TaskState::Completed)
+            .wait_for_state(&task.task_id, TaskState::Completed)
             .await;
         let now = client.get(&task.task_id).await;
-        assert_eq!(only_attempt(&now), only_attempt(task));
-        assert_eq!(client.output(&task.task_id).await, b"begun\nended\n");
+        assert_eq!(only_attempt_id(&now), only_attempt_id(task));
+        assert_eq!(
+            client.read_output_to_end(&task.task_id).await,
+            b"begun\nended\n"
+        );
     }
-    let restarts = client.info().await.counters;
+    let restarts = client.relay_info().await.counters;
     let restarts = restarts
         .iter()
         .find(|counter| counter.name == "disk_full_restarts");
     assert!(restarts.is_some_and(|counter| counter.value >= 1));
-    marked_gone(scene.mark).await;
+    wait_until_marked_gone(scene.mark).await;
 }

@@ -4,7 +4,8 @@ use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{Role, TaskState};
 use baton_tests::{
-    DaemonProcess, RelayProcess, ScriptedDaemon, command, for_agent, hello, marked_gone, poll_until,
+    DaemonProcess, RelayProcess, ScriptedDaemon, agent_task, command_task, hello, poll_until,
+    wait_until_marked_gone,
 };
 
 use crate::BATON;
@@ -13,17 +14,17 @@ use crate::BATON;
 async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["scripted"])).await;
-    let running_task = client.submit(for_agent("scripted")).await;
-    let mut running = daemon.running().await;
-    running.say("before ").await;
-    daemon.acked(&running).await;
-    let offered_task = client.submit(for_agent("scripted")).await;
-    let mut offered = daemon.offered().await;
+    let running_task = client.submit(agent_task("scripted")).await;
+    let mut running = daemon.start_next_attempt().await;
+    running.send_output("before ").await;
+    daemon.wait_until_acked(&running).await;
+    let offered_task = client.submit(agent_task("scripted")).await;
+    let mut offered = daemon.next_dispatch().await;
 
     relay.kill().await;
-    relay.revive().await;
+    relay.start_again().await;
 
     // What is stored counts before anybody has said where it ends.
     let shown = client.get(&running_task.task_id).await;
@@ -39,15 +40,15 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
             "{settlement:?}"
         );
     }
-    running.say("after").await;
+    running.send_output("after").await;
     running.complete("kept").await;
     // After a restart an offered attempt counts as confirmed.
     offered.accept().await;
-    offered.started().await;
+    offered.send_started().await;
     offered.complete("also kept").await;
     for (task, attempt) in [(&running_task, &running), (&offered_task, &offered)] {
         client
-            .until_state(&task.task_id, TaskState::Completed)
+            .wait_for_state(&task.task_id, TaskState::Completed)
             .await;
         let done = client.get(&task.task_id).await;
         let attempts: Vec<&str> = done
@@ -61,8 +62,11 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
         client.get(&running_task.task_id).await.result.as_ref(),
         b"kept"
     );
-    assert_eq!(client.output(&running_task.task_id).await, b"before after");
-    let refused = daemon.unexpected();
+    assert_eq!(
+        client.read_output_to_end(&running_task.task_id).await,
+        b"before after"
+    );
+    let refused = daemon.collect_unread_frames();
     let refused = refused
         .iter()
         .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));
@@ -73,7 +77,7 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
 async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().unwrap();
     let mut daemon = DaemonProcess::start(BATON, dir.path(), "real", client.url(), &secret).await;
     let (go_on, runs) = (dir.path().join("go-on"), dir.path().join("runs"));
@@ -83,16 +87,16 @@ async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
         go_on.display()
     );
     let task = client
-        .submit(command("sh", &["-c", &script], "restart"))
+        .submit(command_task("sh", &["-c", &script], "restart"))
         .await;
     poll_until("the child to run", || runs.exists().then_some(())).await;
 
     relay.kill().await;
-    relay.revive().await;
+    relay.start_again().await;
 
     std::fs::write(&go_on, "").unwrap();
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let done = client.get(&task.task_id).await;
     let lines = std::fs::read_to_string(&runs).unwrap();
@@ -102,8 +106,11 @@ async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
         [done.attempts[0].attempt_id.as_str()],
         "the child ran once"
     );
-    assert_eq!(client.output(&task.task_id).await, b"begun\nfinished\n");
-    marked_gone("restart").await;
+    assert_eq!(
+        client.read_output_to_end(&task.task_id).await,
+        b"begun\nfinished\n"
+    );
+    wait_until_marked_gone("restart").await;
     assert_eq!(
         daemon.terminate().await.code(),
         Some(0),

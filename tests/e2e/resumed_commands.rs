@@ -8,27 +8,27 @@ use serde_json::Value;
 use crate::BATON;
 
 /// Waits when it is the first attempt. Else shows what it finds, and what stands on its command line.
-const SCRIPT: &str = r#"
+const COMMAND_SCRIPT: &str = r#"
 if [ -z "$BATON_RESUME_FILE" ]; then echo first; sleep 600; fi
 stat -c %a "$BATON_RESUME_FILE"
 cat "$BATON_RESUME_FILE"
 tr '\0' ' ' < /proc/$$/cmdline | grep -c 'blue ke[y]' || true
 "#;
 
-struct Fleet {
+struct ResumedCommandsFixture {
     relay: RelayProcess,
     daemon: DaemonProcess,
     _dir: tempfile::TempDir,
 }
 
-impl Fleet {
+impl ResumedCommandsFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("daemon.toml");
         let agents = "[agents.shell]\nkind = \"command\"\nprogram = \"sh\"\n";
         std::fs::write(&file, agents).expect("a file can be written");
-        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
         let more = ["--config", file.to_str().expect("a plain path")];
         let link = (relay.admin().url(), &secret[..]);
         let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", link, &more).await;
@@ -39,16 +39,16 @@ impl Fleet {
         }
     }
 
-    async fn says(&self, arguments: &[&str]) -> String {
+    async fn run_and_read(&self, arguments: &[&str]) -> String {
         let said = BATON.run(self.relay.data(), arguments).await;
         assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
         said.stdout
     }
 
-    async fn submit(&self, arguments: &[&str]) -> Task {
+    async fn submit_command(&self, arguments: &[&str]) -> Task {
         let arguments = [&["submit", "--json"], arguments].concat();
         let told: Value =
-            serde_json::from_str(&self.says(&arguments).await).expect("a task as JSON");
+            serde_json::from_str(&self.run_and_read(&arguments).await).expect("a task as JSON");
         let id = told["taskId"].as_str().expect("an id");
         self.relay.admin().get(id).await
     }
@@ -56,20 +56,26 @@ impl Fleet {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_is_sent_on_finds_the_words_in_a_private_file() {
-    let fleet = Fleet::start().await;
-    let own: &[&str] = &["--", "sh", "-c", SCRIPT];
-    let configured: &[&str] = &["--agent", "shell", "--", "-c", SCRIPT];
+    let fleet = ResumedCommandsFixture::start().await;
+    let own: &[&str] = &["--", "sh", "-c", COMMAND_SCRIPT];
+    let configured: &[&str] = &["--agent", "shell", "--", "-c", COMMAND_SCRIPT];
     for arguments in [own, configured] {
-        let task = fleet.submit(arguments).await;
+        let task = fleet.submit_command(arguments).await;
         let id = task.task_id.as_str();
         let mut watch = fleet.relay.admin().watch(id).await;
         let speaks = |event: &baton_proto::v1::TaskEvent| {
             event.phase() == LifecyclePhase::FirstVisibleEventSeen
         };
-        watch.until("the first attempt to work", speaks).await;
+        watch
+            .wait_for_event("the first attempt to work", speaks)
+            .await;
         let stood = ["--summary", "half of it", "--cursor", "line 7"];
-        fleet.says(&[&["progress", id], &stood[..]].concat()).await;
-        fleet.says(&["block", id, "--reason", "no key"]).await;
+        fleet
+            .run_and_read(&[&["progress", id], &stood[..]].concat())
+            .await;
+        fleet
+            .run_and_read(&["block", id, "--reason", "no key"])
+            .await;
         let words = [
             "--reason",
             "the key is there",
@@ -77,13 +83,13 @@ async fn a_command_that_is_sent_on_finds_the_words_in_a_private_file() {
             "Use the blue key.",
         ];
         let resume = ["resume", id, "--answer", "which key?=blue"];
-        fleet.says(&[&resume[..], &words].concat()).await;
+        fleet.run_and_read(&[&resume[..], &words].concat()).await;
         fleet
             .relay
             .admin()
-            .until_state(id, TaskState::Completed)
+            .wait_for_state(id, TaskState::Completed)
             .await;
-        let shown = fleet.says(&["output", id]).await;
+        let shown = fleet.run_and_read(&["output", id]).await;
         let lines: Vec<&str> = shown.lines().collect();
         let [.., mode, found, on_command_line] = lines[..] else {
             panic!("{shown}");
@@ -100,7 +106,7 @@ async fn a_command_that_is_sent_on_finds_the_words_in_a_private_file() {
         assert_eq!(found["checkpoint"]["cursor"], "line 7", "{found}");
     }
     poll_until("the file to be gone with its attempt", || {
-        fleet.daemon.is_settled().then_some(())
+        fleet.daemon.has_empty_outbox().then_some(())
     })
     .await;
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use baton_proto::v1::{CounterValue, RelayInfoResponse, SubmitRequest, Task, TaskSpec, TaskState};
 use baton_relay::config::RetentionConfig;
-use baton_tests::{Client, Relay, code_of, for_agent, within};
+use baton_tests::{EmbeddedRelay, TestClient, agent_task, error_code, wait_within};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-fn with_prompt(agent: &str, bytes: usize, mark: u64) -> TaskSpec {
+fn task_with_prompt(agent: &str, bytes: usize, mark: u64) -> TaskSpec {
     let mut prompt = format!("{mark:016x}");
     // Bytes that differ, or two tasks would share a body.
     while prompt.len() < bytes {
@@ -25,7 +25,7 @@ fn with_prompt(agent: &str, bytes: usize, mark: u64) -> TaskSpec {
     }
     TaskSpec {
         prompt,
-        ..for_agent(agent)
+        ..agent_task(agent)
     }
 }
 
@@ -40,22 +40,22 @@ fn bytes_under(dir: &Path) -> u64 {
     entries.unwrap_or_default().iter().map(size).sum()
 }
 
-fn data_bytes(relay: &Relay) -> u64 {
+fn data_bytes(relay: &EmbeddedRelay) -> u64 {
     let parts = ["store", "output", "bodies"];
     parts
         .iter()
-        .map(|part| bytes_under(&relay.data().join(part)))
+        .map(|part| bytes_under(&relay.data_directory().join(part)))
         .sum()
 }
 
-async fn until_gone(client: &Client, task: &Task) {
-    let mut ticks = tokio::time::interval(LOOK);
-    within("a task to be removed", async {
+async fn wait_until_gone(client: &TestClient, task: &Task) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("a task to be removed", async {
         loop {
             ticks.tick().await;
             if let Err(status) = client.try_get(&task.task_id).await {
                 assert_eq!(
-                    (status.code(), code_of(&status).as_str()),
+                    (status.code(), error_code(&status).as_str()),
                     (Code::NotFound, "unknown_task")
                 );
                 return;
@@ -67,39 +67,39 @@ async fn until_gone(client: &Client, task: &Task) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finished_tasks_go_by_age_with_all_they_had_and_open_ones_stay() {
-    let relay = Relay::start_with(|config| {
-        config.retention.age = Duration::from_secs(1);
+    let relay = EmbeddedRelay::start_with(|config| {
+        config.retention.max_age = Duration::from_secs(1);
     })
     .await;
     let client = relay.admin();
-    let mut daemon = relay.scripted(&["works", "holds"]).await;
-    let queued = client.submit(with_prompt("nobody", 100_000, 1)).await;
-    let held = client.submit(for_agent("holds")).await;
-    let mut holding = daemon.running().await;
-    holding.say("still here\n").await;
+    let mut daemon = relay.start_scripted_daemon(&["works", "holds"]).await;
+    let queued = client.submit(task_with_prompt("nobody", 100_000, 1)).await;
+    let held = client.submit(agent_task("holds")).await;
+    let mut holding = daemon.start_next_attempt().await;
+    holding.send_output("still here\n").await;
     let request = || SubmitRequest {
-        spec: Some(with_prompt("works", 200_000, 2)),
+        spec: Some(task_with_prompt("works", 200_000, 2)),
         idempotency_key: "nightly".to_owned(),
         ..SubmitRequest::default()
     };
     let done = client.try_submit(request()).await.unwrap().task.unwrap();
-    let mut working = daemon.running().await;
-    working.say("done soon\n").await;
+    let mut working = daemon.start_next_attempt().await;
+    working.send_output("done soon\n").await;
     working.complete("made").await;
     client
-        .until_state(&done.task_id, TaskState::Completed)
+        .wait_for_state(&done.task_id, TaskState::Completed)
         .await;
-    until_gone(client, &done).await;
+    wait_until_gone(client, &done).await;
 
     let again = client.try_submit(request()).await.unwrap();
     assert!(!again.existed, "its key went with it");
     let again = again.task.unwrap();
     assert_ne!(again.task_id, done.task_id);
     client.cancel(&again.task_id).await;
-    until_gone(client, &again).await;
-    let bodies = relay.data().join("bodies");
-    let mut ticks = tokio::time::interval(LOOK);
-    within("the body that nobody wants to go", async {
+    wait_until_gone(client, &again).await;
+    let bodies = relay.data_directory().join("bodies");
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("the body that nobody wants to go", async {
         while bytes_under(&bodies) > 110_000 {
             ticks.tick().await;
         }
@@ -109,25 +109,25 @@ async fn finished_tasks_go_by_age_with_all_they_had_and_open_ones_stay() {
     assert_eq!(client.get(&queued.task_id).await.state(), TaskState::Queued);
     holding.complete("at last").await;
     client
-        .until_state(&held.task_id, TaskState::Completed)
+        .wait_for_state(&held.task_id, TaskState::Completed)
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_body_of_a_refused_submission_goes() {
-    let relay = Relay::start_with(|config| config.max_open = 1).await;
+    let relay = EmbeddedRelay::start_with(|config| config.max_open_tasks = 1).await;
     let client = relay.admin();
-    let kept = client.submit(with_prompt("nobody", 100_000, 1)).await;
-    let bodies = relay.data().join("bodies");
+    let kept = client.submit(task_with_prompt("nobody", 100_000, 1)).await;
+    let bodies = relay.data_directory().join("bodies");
     let size = bytes_under(&bodies);
     let refused = SubmitRequest {
-        spec: Some(with_prompt("nobody", 100_000, 2)),
+        spec: Some(task_with_prompt("nobody", 100_000, 2)),
         ..SubmitRequest::default()
     };
     let refused = client.try_submit(refused).await.unwrap_err();
-    assert_eq!(code_of(&refused), "queue_full");
-    let mut ticks = tokio::time::interval(LOOK);
-    within("the refused body to go", async {
+    assert_eq!(error_code(&refused), "queue_full");
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("the refused body to go", async {
         while bytes_under(&bodies) > size {
             ticks.tick().await;
         }
@@ -148,7 +148,7 @@ fn run_length() -> (u64, Duration) {
     }
 }
 
-fn counted(info: &RelayInfoResponse, reason: &str) -> u64 {
+fn removed_count(info: &RelayInfoResponse, reason: &str) -> u64 {
     let of_it = |counter: &&CounterValue| {
         (counter.name.as_str(), counter.reason.as_str()) == ("retention_removed", reason)
     };
@@ -159,37 +159,43 @@ fn counted(info: &RelayInfoResponse, reason: &str) -> u64 {
 /// Long prompts and output, so that sled's own file, which needs some room to turn round in, is a small part of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submitted() {
-    const PROMPT: usize = 320_000;
-    const SAID: usize = 64_000;
+    const PROMPT_BYTES: usize = 320_000;
+    const OUTPUT_BYTES: usize = 64_000;
     let (limit, pace) = run_length();
-    let relay = Relay::start_with(move |config| {
+    let relay = EmbeddedRelay::start_with(move |config| {
         config.retention = RetentionConfig {
-            output_bytes: limit / 8 * 3,
-            at_least: Duration::ZERO,
+            max_output_bytes: limit / 8 * 3,
+            min_age: Duration::ZERO,
             ..RetentionConfig::within(limit)
         };
     })
     .await;
     let client = relay.admin();
-    let mut daemon = relay.scripted(&["works"]).await;
-    let open = client.submit(with_prompt("works", PROMPT, 0)).await;
-    let mut oldest = daemon.running().await;
-    let first = client.submit(with_prompt("nobody", PROMPT, 1)).await;
+    let mut daemon = relay.start_scripted_daemon(&["works"]).await;
+    let open = client
+        .submit(task_with_prompt("works", PROMPT_BYTES, 0))
+        .await;
+    let mut oldest = daemon.start_next_attempt().await;
+    let first = client
+        .submit(task_with_prompt("nobody", PROMPT_BYTES, 1))
+        .await;
     client.cancel(&first.task_id).await;
     let (mut submitted, mut largest, mut last) = (0, 0, first.clone());
     let mut pace = tokio::time::interval(pace);
     for number in 2.. {
         pace.tick().await;
         // Or it would be ended for its silence in a long run.
-        oldest.say("still here\n").await;
-        last = client.submit(with_prompt("works", PROMPT, number)).await;
-        let mut attempt = daemon.running().await;
+        oldest.send_output("still here\n").await;
+        last = client
+            .submit(task_with_prompt("works", PROMPT_BYTES, number))
+            .await;
+        let mut attempt = daemon.start_next_attempt().await;
         for _ in 0..3 {
-            attempt.say(&"o".repeat(SAID)).await;
+            attempt.send_output(&"o".repeat(OUTPUT_BYTES)).await;
         }
         attempt.complete("done").await;
-        daemon.acked(&attempt).await;
-        submitted += (PROMPT + 3 * SAID) as u64;
+        daemon.wait_until_acked(&attempt).await;
+        submitted += (PROMPT_BYTES + 3 * OUTPUT_BYTES) as u64;
         largest = largest.max(data_bytes(&relay));
         let (now, all) = (largest / MIB, submitted / MIB);
         assert!(largest <= limit, "{now} MiB on the disk after {all} MiB");
@@ -204,18 +210,18 @@ async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submi
         submitted / MIB
     );
     assert!(largest > limit / 2, "it was filled: {} MiB", largest / MIB);
-    until_gone(client, &first).await;
+    wait_until_gone(client, &first).await;
     assert_eq!(
         client.get(&last.task_id).await.state(),
         TaskState::Completed
     );
     for what in ["task", "body", "output_segment"] {
-        let removed = counted(&client.info().await, what);
+        let removed = removed_count(&client.relay_info().await, what);
         assert!(removed > 0, "operators see that {what}s were removed");
     }
-    oldest.say("older than all of it\n").await;
+    oldest.send_output("older than all of it\n").await;
     oldest.complete("done").await;
     client
-        .until_state(&open.task_id, TaskState::Completed)
+        .wait_for_state(&open.task_id, TaskState::Completed)
         .await;
 }

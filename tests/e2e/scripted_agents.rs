@@ -9,10 +9,10 @@ use baton_proto::v1::{
     AnswerRequest, Input, ListInputsRequest, OutputChunk, PermissionReply, ReadOutputRequest,
     ReadOutputResponse, Task, TaskEventKind,
 };
-use baton_tests::{Client, within};
+use baton_tests::{TestClient, wait_within};
 use tonic::Streaming;
 
-const CLAUDE: &str = r#"
+const CLAUDE_SCRIPT: &str = r#"
 read -r prompt
 say() { printf '%s\n' "$1"; }
 say '{"type":"system","subtype":"init","session_id":"talk-1","model":"opus"}'
@@ -30,7 +30,7 @@ say '{"type":"result","subtype":"success","is_error":false,"result":"'$word'","s
 while read -r more; do say "$more" >&2; done
 "#;
 
-const CODEX: &str = r#"
+const CODEX_SCRIPT: &str = r#"
 say() { printf '%s\n' "$1"; }
 read -r initialize
 say '{"id":0,"result":{}}'
@@ -51,7 +51,7 @@ say '{"method":"turn/completed","params":{"threadId":"talk-1","turn":{"id":"u1",
 while read -r more; do say "$more" >&2; done
 "#;
 
-const ACP: &str = r#"
+const ACP_SCRIPT: &str = r#"
 say() { printf '%s\n' '{"jsonrpc":"2.0",'"$1"; }
 update() { say '"method":"session/update","params":{"sessionId":"talk-1","update":{'"$1"'}}}'; }
 read -r initialize
@@ -70,16 +70,16 @@ say '"id":2,"result":{"stopReason":"end_turn","usage":{"inputTokens":3,"outputTo
 while read -r more; do printf '%s\n' "$more" >&2; done
 "#;
 
-pub(crate) const KINDS: [(AgentWire, &str); 3] = [
-    (AgentWire::Claude, CLAUDE),
-    (AgentWire::CodexAppServer, CODEX),
-    (AgentWire::Acp, ACP),
+pub(crate) const SHELL_AGENTS: [(AgentWire, &str); 3] = [
+    (AgentWire::Claude, CLAUDE_SCRIPT),
+    (AgentWire::CodexAppServer, CODEX_SCRIPT),
+    (AgentWire::Acp, ACP_SCRIPT),
 ];
 
-pub(crate) async fn asked(client: &Client, task: &Task) -> Input {
+pub(crate) async fn wait_for_input(client: &TestClient, task: &Task) -> Input {
     let mut watch = client.watch(&task.task_id).await;
     loop {
-        let event = within("the agent to ask", watch.next()).await;
+        let event = wait_within("the agent to ask", watch.next()).await;
         let event = event.expect("the watch goes on").expect("the task goes on");
         assert_ne!(event.kind(), TaskEventKind::Ended, "{event:?}");
         if event.kind() == TaskEventKind::InputAsked {
@@ -91,13 +91,13 @@ pub(crate) async fn asked(client: &Client, task: &Task) -> Input {
         ..ListInputsRequest::default()
     };
     let mut inputs = client.inputs();
-    let listed = within("a list of inputs", inputs.list_inputs(request)).await;
+    let listed = wait_within("a list of inputs", inputs.list_inputs(request)).await;
     let mut open = listed.expect("inputs can be listed").into_inner().inputs;
     assert_eq!(open.len(), 1, "{open:?}");
     open.remove(0)
 }
 
-pub(crate) async fn answer(client: &Client, input: &Input, allow: bool) {
+pub(crate) async fn answer_permission(client: &TestClient, input: &Input, allow: bool) {
     let reply = PermissionReply {
         allow,
         message: "because".to_owned(),
@@ -110,12 +110,12 @@ pub(crate) async fn answer(client: &Client, input: &Input, allow: bool) {
         ..AnswerRequest::default()
     };
     let mut inputs = client.inputs();
-    within("an answer to Answer", inputs.answer(request))
+    wait_within("an answer to Answer", inputs.answer(request))
         .await
         .expect("the answer is taken");
 }
 
-pub(crate) fn named(wire: AgentWire) -> (&'static str, &'static str) {
+pub(crate) fn agent_of_wire(wire: AgentWire) -> (&'static str, &'static str) {
     match wire {
         AgentWire::Claude => ("a", "claude"),
         AgentWire::CodexAppServer | AgentWire::CodexExec => ("b", "codex"),
@@ -123,8 +123,8 @@ pub(crate) fn named(wire: AgentWire) -> (&'static str, &'static str) {
     }
 }
 
-pub(crate) async fn output(
-    client: &Client,
+pub(crate) async fn read_output(
+    client: &TestClient,
     task: &Task,
     wanted: impl Fn(&OutputChunk) -> bool,
 ) -> String {
@@ -133,10 +133,10 @@ pub(crate) async fn output(
         ..ReadOutputRequest::default()
     };
     let mut tasks = client.tasks();
-    let opened = within("output to open", tasks.read_output(request)).await;
+    let opened = wait_within("output to open", tasks.read_output(request)).await;
     let mut pieces = opened.expect("output can be read").into_inner();
     let mut words = String::new();
-    while let Some(piece) = next(&mut pieces).await {
+    while let Some(piece) = next_piece(&mut pieces).await {
         match piece.item {
             Some(Item::Chunk(chunk)) if wanted(&chunk) => {
                 words += &String::from_utf8_lossy(&chunk.data);
@@ -148,7 +148,7 @@ pub(crate) async fn output(
     words
 }
 
-async fn next(pieces: &mut Streaming<ReadOutputResponse>) -> Option<ReadOutputResponse> {
-    let piece = within("output", pieces.message()).await;
+async fn next_piece(pieces: &mut Streaming<ReadOutputResponse>) -> Option<ReadOutputResponse> {
+    let piece = wait_within("output", pieces.message()).await;
     piece.expect("output goes on")
 }

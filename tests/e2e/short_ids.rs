@@ -1,16 +1,16 @@
 //! Ids as people type them: as much of the beginning as nothing else has, everywhere an id is taken.
 
 use baton_proto::v1::Task;
-use baton_tests::{RelayProcess, Said, command};
+use baton_tests::{CommandOutput, RelayProcess, command_task};
 
 use crate::BATON;
 
-async fn run(relay: &RelayProcess, arguments: &[&str]) -> Said {
+async fn run_command(relay: &RelayProcess, arguments: &[&str]) -> CommandOutput {
     BATON.run(relay.data(), arguments).await
 }
 
 /// As much of the first as the second does not have, and as much as both have.
-fn beginnings(first: &Task, second: &Task) -> (String, String) {
+fn id_prefixes(first: &Task, second: &Task) -> (String, String) {
     let (first, second) = (&first.task_id, &second.task_id);
     let both = first.bytes().zip(second.bytes());
     let shared = both.take_while(|(one, other)| one == other).count();
@@ -20,9 +20,15 @@ fn beginnings(first: &Task, second: &Task) -> (String, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
     let relay = RelayProcess::start(BATON).await;
-    let first = relay.admin().submit(command("true", &["one"], "ids")).await;
-    let second = relay.admin().submit(command("true", &["two"], "ids")).await;
-    let (own, both) = beginnings(&first, &second);
+    let first = relay
+        .admin()
+        .submit(command_task("true", &["one"], "ids"))
+        .await;
+    let second = relay
+        .admin()
+        .submit(command_task("true", &["two"], "ids"))
+        .await;
+    let (own, both) = id_prefixes(&first, &second);
 
     for arguments in [
         vec!["show", &own, "--json"],
@@ -36,7 +42,7 @@ async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
         vec!["watch", &own, "--history", "--json"],
         vec!["cancel", &own, "--json"],
     ] {
-        let said = run(&relay, &arguments).await;
+        let said = run_command(&relay, &arguments).await;
         assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
         assert!(
             !said.stdout.contains(&second.task_id),
@@ -44,7 +50,7 @@ async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
         );
     }
 
-    let said = run(&relay, &["show", &both]).await;
+    let said = run_command(&relay, &["show", &both]).await;
     assert_eq!(said.code, Some(2), "{said:?}");
     for words in [
         &first.task_id,
@@ -55,14 +61,14 @@ async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
     ] {
         assert!(said.stderr.contains(words), "{words}: {said:?}");
     }
-    let said = run(&relay, &["show", "ffffffff"]).await;
+    let said = run_command(&relay, &["show", "ffffffff"]).await;
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(
         said.stderr.contains("no task begins with ffffffff"),
         "{said:?}"
     );
     // Nothing that an id could begin with is the relay's to refuse.
-    let said = run(&relay, &["show", "nonsense"]).await;
+    let said = run_command(&relay, &["show", "nonsense"]).await;
     assert!(said.stderr.contains("is not an id"), "{said:?}");
 }
 
@@ -74,8 +80,11 @@ async fn a_list_shows_what_was_submitted_without_its_secrets() {
         "Authorization: Bearer abcdef0123456789",
         "x\u{1b}[2Jy",
     ];
-    relay.admin().submit(command("curl", &words, "ids")).await;
-    let said = run(&relay, &["tasks"]).await;
+    relay
+        .admin()
+        .submit(command_task("curl", &words, "ids"))
+        .await;
+    let said = run_command(&relay, &["tasks"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
     let shown = "curl -H Authorization: Bearer [redacted]";
     assert!(said.stdout.contains(shown), "{said:?}");

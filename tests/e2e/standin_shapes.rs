@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use baton_proto::v1::TaskState;
-use baton_tests::{RealDaemon, Relay, coding_agents, played};
+use baton_tests::{EmbeddedDaemon, EmbeddedRelay, scripted_task, standin_agents};
 use serde_json::Value;
 
 use crate::STANDIN;
@@ -23,10 +23,10 @@ const SCRIPTS: [(&str, TaskState); 3] = [
 ];
 
 /// Whether a folder's recordings are of a wire.
-type IsOf = fn(&str) -> bool;
+type FolderMatches = fn(&str) -> bool;
 
 /// Names of the wires in transcripts, of the stand-in's agents, and how a recording's folder tells them.
-const WIRES: [(&str, &str, IsOf); 4] = [
+const WIRES: [(&str, &str, FolderMatches); 4] = [
     ("claude", "claude", |folder| {
         folder.starts_with("claude-") && !folder.contains("acp")
     }),
@@ -38,7 +38,7 @@ const WIRES: [(&str, &str, IsOf); 4] = [
 ];
 
 /// What the stand-in says and no recording that we have shows; their fields are those of the published schema.
-const UNRECORDED: [&str; 4] = [
+const UNRECORDED_KINDS: [&str; 4] = [
     "request item/tool/requestUserInput",
     "notify item/started reasoning",
     "notify item/completed reasoning",
@@ -46,7 +46,7 @@ const UNRECORDED: [&str; 4] = [
 ];
 
 /// Objects whose fields are data.
-const DATA: [&str; 8] = [
+const DATA_FIELDS: [&str; 8] = [
     "input",
     "rawInput",
     "modelUsage",
@@ -58,7 +58,7 @@ const DATA: [&str; 8] = [
 ];
 
 /// The JSON types of each field.
-type Shape = BTreeMap<String, BTreeSet<&'static str>>;
+type MessageShape = BTreeMap<String, BTreeSet<&'static str>>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_stand_in_says_has_the_shape_of_what_the_programs_say() {
@@ -66,16 +66,16 @@ async fn what_the_stand_in_says_has_the_shape_of_what_the_programs_say() {
     let mut compared = 0;
     let mut problems = Vec::new();
     for (wire, agent, is_of) in WIRES {
-        let mut said = through_the_system(agent).await;
-        said.extend(directly(agent));
+        let mut said = messages_through_daemon(agent).await;
+        said.extend(messages_without_daemon(agent));
         assert!(said.len() > 10, "{agent} says {} messages", said.len());
-        let ours = transcripts(wire);
+        let ours = transcript_messages(wire);
         assert!(!ours.is_empty(), "{wire} has transcripts");
-        problems.extend(disagreements(wire, &said, &ours));
+        problems.extend(type_conflicts(wire, &said, &ours));
         if let Some(folder) = &recordings {
-            let recorded = recorded(folder, is_of);
+            let recorded = recorded_shapes(folder, is_of);
             assert!(!recorded.is_empty(), "{wire} has recordings");
-            problems.extend(differences(wire, &said, &recorded));
+            problems.extend(shape_differences(wire, &said, &recorded));
             compared += said.len();
         }
     }
@@ -87,20 +87,20 @@ async fn what_the_stand_in_says_has_the_shape_of_what_the_programs_say() {
 }
 
 /// Prompted, answered and ended by a real daemon.
-async fn through_the_system(agent: &str) -> Vec<Value> {
+async fn messages_through_daemon(agent: &str) -> Vec<Value> {
     let dir = tempfile::tempdir().expect("a directory");
     let tape = dir.path().join("tape");
     let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let token = relay.daemon_token().await;
-    let _daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+    let _daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
         config
             .agents
-            .extend(coding_agents(Path::new(STANDIN), &env));
+            .extend(standin_agents(Path::new(STANDIN), &env));
     })
     .await;
     for (script, state) in SCRIPTS {
-        let task = relay.admin().submit(played(agent, script)).await;
+        let task = relay.admin().submit(scripted_task(agent, script)).await;
         relay.admin().answer_all(&task.task_id).await;
         let done = relay.admin().get(&task.task_id).await;
         assert_eq!(done.state(), state, "{agent}, {script}: {done:?}");
@@ -112,8 +112,8 @@ async fn through_the_system(agent: &str) -> Vec<Value> {
 }
 
 /// What a daemon does not do to an agent: interrupt it, and (yet) ask for a conversation that nobody knows.
-fn directly(agent: &str) -> Vec<Value> {
-    const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
+fn messages_without_daemon(agent: &str) -> Vec<Value> {
+    const UNKNOWN_ID: &str = "00000000-0000-4000-8000-000000000000";
     let stalled = r#"{"type":"user","message":{"role":"user","content":"say hm; stall"}}"#;
     let greeting = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#;
     let runs: Vec<(Vec<String>, Vec<String>)> = match agent {
@@ -126,13 +126,13 @@ fn directly(agent: &str) -> Vec<Value> {
                         .to_owned(),
                 ],
             ),
-            (vec![format!("--resume={UNKNOWN}")], vec![stalled.to_owned()]),
+            (vec![format!("--resume={UNKNOWN_ID}")], vec![stalled.to_owned()]),
         ],
         "codex" => vec![(
             Vec::new(),
             vec![
                 greeting.to_owned(),
-                format!(r#"{{"id":1,"method":"thread/resume","params":{{"threadId":"{UNKNOWN}"}}}}"#),
+                format!(r#"{{"id":1,"method":"thread/resume","params":{{"threadId":"{UNKNOWN_ID}"}}}}"#),
                 r#"{"id":2,"method":"thread/start","params":{"cwd":"/"}}"#.to_owned(),
                 r#"{"id":3,"method":"turn/start","params":{"input":[{"text":"say hm; stall"}]}}"#
                     .to_owned(),
@@ -144,7 +144,7 @@ fn directly(agent: &str) -> Vec<Value> {
             vec![
                 greeting.to_owned(),
                 format!(
-                    r#"{{"id":1,"method":"session/load","params":{{"sessionId":"{UNKNOWN}"}}}}"#
+                    r#"{{"id":1,"method":"session/load","params":{{"sessionId":"{UNKNOWN_ID}"}}}}"#
                 ),
                 r#"{"id":2,"method":"session/new","params":{"cwd":"/"}}"#.to_owned(),
                 r#"{"id":3,"method":"session/prompt","params":{"prompt":[{"text":"say hm; stall"}]}}"#
@@ -159,11 +159,13 @@ fn directly(agent: &str) -> Vec<Value> {
     } else {
         agent
     };
-    let said = runs.iter().map(|(args, lines)| run(spoken, args, lines));
+    let said = runs
+        .iter()
+        .map(|(args, lines)| run_standin(spoken, args, lines));
     said.flatten().collect()
 }
 
-fn run(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
+fn run_standin(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
     let mut child = Command::new(STANDIN)
         .args(["speak", spoken])
         .args(args)
@@ -184,14 +186,14 @@ fn run(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
 }
 
 /// By kind: the shape of each message that a program printed.
-fn recorded(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, Vec<Shape>> {
-    let mut found: BTreeMap<String, Vec<Shape>> = BTreeMap::new();
-    for program in entries(folder) {
+fn recorded_shapes(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, Vec<MessageShape>> {
+    let mut found: BTreeMap<String, Vec<MessageShape>> = BTreeMap::new();
+    for program in folder_entries(folder) {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         if !program.is_dir() || !is_of(&name) {
             continue;
         }
-        for file in entries(&program) {
+        for file in folder_entries(&program) {
             if !file.to_string_lossy().ends_with(".stdout.ndjson") {
                 continue;
             }
@@ -201,16 +203,16 @@ fn recorded(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, Vec<Shap
                 .filter_map(|line| serde_json::from_str(line).ok());
             for message in messages.filter(Value::is_object) {
                 found
-                    .entry(kind(&message))
+                    .entry(message_kind(&message))
                     .or_default()
-                    .push(shape(&message));
+                    .push(message_shape(&message));
             }
         }
     }
     found
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
+fn folder_entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("the folder is there");
     entries
         .map(|entry| entry.expect("an entry").path())
@@ -218,10 +220,10 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// What agents print in our own transcripts of this wire.
-fn transcripts(wire: &str) -> Vec<Value> {
+fn transcript_messages(wire: &str) -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../daemon/src/agents/transcripts");
     let mut found = Vec::new();
-    for file in entries(&folder) {
+    for file in folder_entries(&folder) {
         let text = std::fs::read_to_string(&file).expect("a transcript is text");
         let mut ours = false;
         for line in text.lines() {
@@ -237,15 +239,15 @@ fn transcripts(wire: &str) -> Vec<Value> {
 }
 
 /// Fields that both have must be of the same type.
-fn disagreements(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
-    let said: BTreeMap<String, Shape> = merged(said);
-    let ours: BTreeMap<String, Shape> = merged(ours);
+fn type_conflicts(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
+    let said: BTreeMap<String, MessageShape> = shapes_by_kind(said);
+    let ours: BTreeMap<String, MessageShape> = shapes_by_kind(ours);
     let mut problems = Vec::new();
     for (kind, shape) in &said {
         let Some(known) = ours.get(kind) else {
             continue;
         };
-        let of_data = |path: &str| DATA.iter().any(|name| path.ends_with(name));
+        let of_data = |path: &str| DATA_FIELDS.iter().any(|name| path.ends_with(name));
         for (path, types) in shape.iter().filter(|(path, _)| !of_data(path)) {
             let differ = known.get(path).is_some_and(|known| {
                 let known: BTreeSet<_> = known.iter().filter(|of| **of != "null").collect();
@@ -260,11 +262,11 @@ fn disagreements(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
     problems
 }
 
-fn merged(messages: &[Value]) -> BTreeMap<String, Shape> {
-    let mut merged: BTreeMap<String, Shape> = BTreeMap::new();
+fn shapes_by_kind(messages: &[Value]) -> BTreeMap<String, MessageShape> {
+    let mut merged: BTreeMap<String, MessageShape> = BTreeMap::new();
     for message in messages {
-        let whole = merged.entry(kind(message)).or_default();
-        for (path, types) in shape(message) {
+        let whole = merged.entry(message_kind(message)).or_default();
+        for (path, types) in message_shape(message) {
             whole.entry(path).or_default().extend(types);
         }
     }
@@ -273,17 +275,21 @@ fn merged(messages: &[Value]) -> BTreeMap<String, Shape> {
 
 /// Every field that all recorded messages of the kind have, none that no recorded message has, each of a type that was
 /// recorded.
-fn differences(wire: &str, said: &[Value], recorded: &BTreeMap<String, Vec<Shape>>) -> Vec<String> {
+fn shape_differences(
+    wire: &str,
+    said: &[Value],
+    recorded: &BTreeMap<String, Vec<MessageShape>>,
+) -> Vec<String> {
     let mut problems = BTreeSet::new();
     for message in said {
-        let kind = kind(message);
+        let kind = message_kind(message);
         let Some(known) = recorded.get(&kind) else {
-            if !UNRECORDED.contains(&kind.as_str()) {
+            if !UNRECORDED_KINDS.contains(&kind.as_str()) {
                 problems.insert(format!("{wire}: no recording has {kind:?}"));
             }
             continue;
         };
-        let shape = shape(message);
+        let shape = message_shape(message);
         let required = known[0]
             .keys()
             .filter(|path| known.iter().all(|one| one.contains_key(*path)));
@@ -307,21 +313,21 @@ fn differences(wire: &str, said: &[Value], recorded: &BTreeMap<String, Vec<Shape
     problems.into_iter().collect()
 }
 
-fn shape(message: &Value) -> Shape {
-    let mut shape = Shape::new();
-    walk(message, "", &mut shape);
+fn message_shape(message: &Value) -> MessageShape {
+    let mut shape = MessageShape::new();
+    collect_field_types(message, "", &mut shape);
     shape
 }
 
-fn walk(value: &Value, path: &str, shape: &mut Shape) {
+fn collect_field_types(value: &Value, path: &str, shape: &mut MessageShape) {
     for (name, value) in value.as_object().into_iter().flatten() {
         let path = format!("{path}/{name}");
         shape
             .entry(path.clone())
             .or_default()
             .insert(type_of(value));
-        if !DATA.contains(&name.as_str()) {
-            walk(value, &path, shape);
+        if !DATA_FIELDS.contains(&name.as_str()) {
+            collect_field_types(value, &path, shape);
         }
     }
 }
@@ -338,7 +344,7 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// What a message is: by its type or method and what stands closest in it.
-fn kind(message: &Value) -> String {
+fn message_kind(message: &Value) -> String {
     let word = |path: &str| {
         message
             .pointer(path)
@@ -360,7 +366,7 @@ fn kind(message: &Value) -> String {
                 word("/event/content_block/type"),
                 word("/message/content/0/type"),
                 &item,
-                never_begun(message),
+                failed_start_kind(message),
             ];
             let parts = parts.into_iter().filter(|part| !part.is_empty());
             parts.collect::<Vec<_>>().join(" ")
@@ -371,7 +377,7 @@ fn kind(message: &Value) -> String {
 }
 
 /// The result of a turn that could not begin has fewer fields.
-fn never_begun(message: &Value) -> &'static str {
+fn failed_start_kind(message: &Value) -> &'static str {
     let is_result = message["type"] == "result";
     match is_result && message.get("terminal_reason").is_none() {
         true => "of nothing",

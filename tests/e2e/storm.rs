@@ -5,33 +5,36 @@
 
 use std::time::Duration;
 
-use baton_daemon::{Clock, Moment};
+use baton_daemon::{BootTime, Clock};
 use baton_proto::v1::{
     DaemonFrame, GoodbyeCode, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame,
     relay_frame,
 };
 use baton_relay::config::HelloRates;
-use baton_tests::{Client, Relay, ScriptedDaemon, active, for_agent, hello, poll_until, within};
+use baton_tests::{
+    EmbeddedRelay, ScriptedDaemon, TestClient, active_attempt, agent_task, hello, poll_until,
+    wait_within,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-const HOLDERS: usize = 20;
+const HOLDER_COUNT: usize = 20;
 /// Streams that share a connection; the relay allows 256.
 const PER_CONNECTION: usize = 200;
 
 /// A daemon that got in, and what it took.
-struct Joined {
+struct JoinedDaemon {
     /// Dropping it ends the stream.
     _outgoing: mpsc::Sender<DaemonFrame>,
     _incoming: Streaming<RelayFrame>,
     took: Duration,
-    sent_away: u32,
+    busy_replies: u32,
 }
 
 /// Dials until it is welcome, and stays away as long as it is told to.
-async fn join(client: Client, hello: Hello, from: Moment) -> Joined {
+async fn join_until_welcome(client: TestClient, hello: Hello, from: BootTime) -> JoinedDaemon {
     let mut sent_away = 0;
     loop {
         let (outgoing, queue) = mpsc::channel(8);
@@ -39,21 +42,21 @@ async fn join(client: Client, hello: Hello, from: Moment) -> Joined {
             frame: Some(daemon_frame::Frame::Hello(hello.clone())),
         };
         outgoing.send(first).await.expect("the queue is new");
-        let opened = within("the link to open", async {
-            client.link().link(ReceiverStream::new(queue)).await
+        let opened = wait_within("the link to open", async {
+            client.daemon_link().link(ReceiverStream::new(queue)).await
         });
         let mut incoming = opened.await.expect("the link opens").into_inner();
-        let frame = within("an answer to Hello", incoming.message()).await;
+        let frame = wait_within("an answer to Hello", incoming.message()).await;
         let frame = frame
             .expect("the stream stands")
             .and_then(|frame| frame.frame);
         match frame {
             Some(relay_frame::Frame::Welcome(_)) => {
-                return Joined {
+                return JoinedDaemon {
                     _outgoing: outgoing,
                     _incoming: incoming,
                     took: from.until(Clock::boot().now()),
-                    sent_away,
+                    busy_replies: sent_away,
                 };
             }
             Some(relay_frame::Frame::Goodbye(bye)) if bye.code() == GoodbyeCode::Busy => {
@@ -70,12 +73,12 @@ async fn join(client: Client, hello: Hello, from: Moment) -> Joined {
 }
 
 /// The longest that a heartbeat of a daemon that stayed had to wait for its answer.
-async fn longest_answer(client: &Client, mut over: mpsc::Receiver<()>) -> Duration {
+async fn measure_longest_answer(client: &TestClient, mut over: mpsc::Receiver<()>) -> Duration {
     let (outgoing, queue) = mpsc::channel(8);
     let say = |frame| outgoing.send(DaemonFrame { frame: Some(frame) });
     let first = say(daemon_frame::Frame::Hello(hello(&["bystander"])));
     first.await.expect("the queue is new");
-    let opened = client.link().link(ReceiverStream::new(queue)).await;
+    let opened = client.daemon_link().link(ReceiverStream::new(queue)).await;
     let mut incoming = opened.expect("the link opens").into_inner();
     incoming.message().await.expect("a Welcome");
     let clock = Clock::boot();
@@ -89,7 +92,7 @@ async fn longest_answer(client: &Client, mut over: mpsc::Receiver<()>) -> Durati
         say(daemon_frame::Frame::Heartbeat(beat))
             .await
             .expect("the stream stands");
-        within("an answer to a heartbeat", incoming.message())
+        wait_within("an answer to a heartbeat", incoming.message())
             .await
             .expect("the stream stands");
         longest = longest.max(sent.until(clock.now()));
@@ -101,20 +104,20 @@ async fn longest_answer(client: &Client, mut over: mpsc::Receiver<()>) -> Durati
     longest
 }
 
-struct Storm {
-    idle: usize,
+struct StormSettings {
+    idle_daemons: usize,
     rates: HelloRates,
 }
 
-fn storm() -> Storm {
+fn storm_settings() -> StormSettings {
     match std::env::var("BATON_STORM") {
-        Ok(count) => Storm {
-            idle: count.parse().expect("BATON_STORM is a number"),
+        Ok(count) => StormSettings {
+            idle_daemons: count.parse().expect("BATON_STORM is a number"),
             rates: HelloRates::default(),
         },
         // Slow enough that a few hundred are a storm.
-        Err(_) => Storm {
-            idle: 300,
+        Err(_) => StormSettings {
+            idle_daemons: 300,
             rates: HelloRates {
                 holders_per_second: 100,
                 idle_per_second: 50,
@@ -124,16 +127,19 @@ fn storm() -> Storm {
 }
 
 /// Their streams are gone; what they say when they return lists their attempts.
-async fn holders(relay: &Relay, client: &Client) -> (Vec<String>, Vec<Hello>) {
+async fn start_lost_holders(
+    relay: &EmbeddedRelay,
+    client: &TestClient,
+) -> (Vec<String>, Vec<Hello>) {
     let (mut tasks, mut returning) = (Vec::new(), Vec::new());
-    for number in 0..HOLDERS {
+    for number in 0..HOLDER_COUNT {
         let agent = format!("holder-{number}");
         let mut daemon = ScriptedDaemon::connect(client, hello(&[&agent])).await;
-        let task = relay.admin().submit(for_agent(&agent)).await;
-        let attempt = daemon.running().await;
-        daemon.acked(&attempt).await;
+        let task = relay.admin().submit(agent_task(&agent)).await;
+        let attempt = daemon.start_next_attempt().await;
+        daemon.wait_until_acked(&attempt).await;
         returning.push(Hello {
-            active: vec![active(&attempt)],
+            active: vec![active_attempt(&attempt)],
             ..daemon.hello.clone()
         });
         tasks.push(task.task_id);
@@ -143,23 +149,30 @@ async fn holders(relay: &Relay, client: &Client) -> (Vec<String>, Vec<Hello>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn returning_daemons_are_paced_and_those_with_attempts_come_first() {
-    let Storm { idle, rates } = storm();
-    let relay = Relay::start_with(|config| config.hello_rates = rates).await;
-    let client = relay.admin().of_tenant("", Role::Daemon).await;
-    let (tasks, returning) = holders(&relay, &client).await;
+    let StormSettings {
+        idle_daemons,
+        rates,
+    } = storm_settings();
+    let relay = EmbeddedRelay::start_with(|config| config.hello_rates = rates).await;
+    let client = relay.admin().client_of_tenant("", Role::Daemon).await;
+    let (tasks, returning) = start_lost_holders(&relay, &client).await;
     let (calm, over) = mpsc::channel(1);
     let bystander = tokio::spawn({
         let client = client.clone();
-        async move { longest_answer(&client, over).await }
+        async move { measure_longest_answer(&client, over).await }
     });
     let from = Clock::boot().now();
     let mut crowd = JoinSet::new();
     let mut of_connection = client.clone();
-    for number in 0..idle {
+    for number in 0..idle_daemons {
         if number % PER_CONNECTION == 0 {
-            of_connection = Client::new(client.url(), client.secret());
+            of_connection = TestClient::new(client.url(), client.token_secret());
         }
-        crowd.spawn(join(of_connection.clone(), hello(&["idle"]), from));
+        crowd.spawn(join_until_welcome(
+            of_connection.clone(),
+            hello(&["idle"]),
+            from,
+        ));
     }
     // The idle ones are ahead of them.
     poll_until("the storm to begin", || {
@@ -168,8 +181,8 @@ async fn returning_daemons_are_paced_and_those_with_attempts_come_first() {
     .await;
     let mut holding = JoinSet::new();
     for hello in returning {
-        holding.spawn(join(
-            Client::new(client.url(), client.secret()),
+        holding.spawn(join_until_welcome(
+            TestClient::new(client.url(), client.token_secret()),
             hello,
             from,
         ));
@@ -180,26 +193,27 @@ async fn returning_daemons_are_paced_and_those_with_attempts_come_first() {
     drop(calm);
     let longest = bystander.await.expect("the bystander stayed");
 
-    let last = |joined: &[Joined]| joined.iter().map(|one| one.took).max().unwrap_or_default();
-    let away = idle_in.iter().filter(|one| one.sent_away > 0).count();
+    let last =
+        |joined: &[JoinedDaemon]| joined.iter().map(|one| one.took).max().unwrap_or_default();
+    let away = idle_in.iter().filter(|one| one.busy_replies > 0).count();
     println!(
-        "{} holders back after {:?}, {idle} idle daemons after {:?} ({away} were sent away first); \
+        "{} holders back after {:?}, {idle_daemons} idle daemons after {:?} ({away} were sent away first); \
          the longest answer to a heartbeat took {longest:?}",
         held.len(),
         last(&held),
         last(&idle_in)
     );
     assert!(
-        held.iter().all(|one| one.sent_away == 0),
+        held.iter().all(|one| one.busy_replies == 0),
         "holders wait, at most"
     );
     assert!(
-        waiting > idle / 4,
-        "holders came before {waiting} of {idle} idle daemons"
+        waiting > idle_daemons / 4,
+        "holders came before {waiting} of {idle_daemons} idle daemons"
     );
     assert!(away > 0, "some were told to come back");
     assert!(
-        idle_in.iter().all(|one| one.sent_away <= 2),
+        idle_in.iter().all(|one| one.busy_replies <= 2),
         "and then there was room"
     );
     for task in tasks {

@@ -11,8 +11,8 @@ use baton_proto::v1::{
     Termination, WhenUnsafe, daemon_frame,
 };
 use baton_tests::{
-    BentClock, Client, DaemonProcess, RelayProcess, Tap, Taped, command, marked, marked_gone,
-    of_attempt, poll_until,
+    DaemonProcess, FrameTap, RelayProcess, TappedFrame, TestClient, TestClock, attempt_processes,
+    command_task, marked_processes, poll_until, wait_until_marked_gone,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,7 +25,7 @@ const AN_HOUR: Duration = Duration::from_secs(60 * 60);
 const LONG_LEASE: Duration = Duration::from_secs(10 * 60);
 const SHORT_LEASE: Duration = Duration::from_secs(5);
 
-fn leased(spec: TaskSpec, lease: Duration) -> TaskSpec {
+fn with_lease(spec: TaskSpec, lease: Duration) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: u64::try_from(lease.as_millis()).ok(),
         // Deadlines are judged by the same clocks, and are not what this is about.
@@ -57,24 +57,24 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// A worker with its own clocks, tapped, and a relay whose clocks run.
-struct Worker {
+struct SuspendFixture {
     _relay: RelayProcess,
-    client: Client,
-    clock: BentClock,
-    tap: Tap,
+    client: TestClient,
+    clock: TestClock,
+    tap: FrameTap,
     dir: TempDir,
     secret: String,
     daemon: DaemonProcess,
 }
 
-impl Worker {
+impl SuspendFixture {
     async fn start(name: &str) -> Self {
         let relay = RelayProcess::start(BATON).await;
         let client = relay.admin().clone();
-        let (_, secret) = client.make_token("", Role::Daemon).await;
-        let (clock, tap) = (BentClock::new(), Tap::start(client.url()).await);
+        let (_, secret) = client.create_token("", Role::Daemon).await;
+        let (clock, tap) = (TestClock::new(), FrameTap::start(client.url()).await);
         let dir = tempfile::tempdir().expect("a directory");
-        let baton = clock.bend(BATON);
+        let baton = clock.apply_to(BATON);
         let daemon = DaemonProcess::start(baton, dir.path(), name, &tap.url(), &secret).await;
         Self {
             _relay: relay,
@@ -87,31 +87,31 @@ impl Worker {
         }
     }
 
-    async fn revive(&mut self, name: &str) {
-        let (baton, dir) = (self.clock.bend(BATON), self.dir.path());
+    async fn restart_daemon(&mut self, name: &str) {
+        let (baton, dir) = (self.clock.apply_to(BATON), self.dir.path());
         let url = self.tap.url();
         self.daemon = DaemonProcess::start(baton, dir, name, &url, &self.secret).await;
     }
 
     /// A child that talks and has a child in a session of its own; the file says who was started.
-    async fn talking(&self, mark: &str) -> Talker {
+    async fn start_talking_attempt(&self, mark: &str) -> TalkingAttempt {
         let runs = self.dir.path().join("runs");
         let runs_text = runs.display().to_string();
         let arguments = ["count", &runs_text, "grandchild", "tick", "100000", "10"];
-        let spec = leased(command(STANDIN, &arguments, mark), LONG_LEASE);
+        let spec = with_lease(command_task(STANDIN, &arguments, mark), LONG_LEASE);
         let task_id = self.client.submit(spec).await.task_id;
         let mut watch = self.client.watch(&task_id).await;
         watch
-            .until("output", |event| event.state() == AttemptState::Streaming)
+            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
             .await;
         poll_until("the grandchild to run", || {
-            (marked(mark).len() == 2).then_some(())
+            (marked_processes(mark).len() == 2).then_some(())
         })
         .await;
         let attempt_id = self.client.get(&task_id).await.attempts[0]
             .attempt_id
             .clone();
-        Talker {
+        TalkingAttempt {
             task_id,
             attempt_id,
             runs,
@@ -119,27 +119,30 @@ impl Worker {
     }
 
     /// The machine sleeps for an hour, and whoever is named wakes up. Returns how many frames had been sent before.
-    async fn sleep_for_an_hour(&self, attempt_id: &str, waking: Waking) -> usize {
+    async fn sleep_for_an_hour(&self, attempt_id: &str, waking: WokenProcesses) -> usize {
         let daemon = [self.daemon.pid()];
-        let others: Vec<u32> = of_attempt(attempt_id).iter().map(|one| one.pid).collect();
+        let others: Vec<u32> = attempt_processes(attempt_id)
+            .iter()
+            .map(|one| one.pid)
+            .collect();
         let all = [&daemon, &others[..]].concat();
         signal_all(&all, Signal::STOP);
         poll_until("everything to stand still", || {
             all.iter().all(|pid| is_stopped(*pid)).then_some(())
         })
         .await;
-        let sent = self.until_quiet().await;
-        self.clock.suspend(AN_HOUR);
+        let sent = self.wait_until_quiet().await;
+        self.clock.advance_suspended(AN_HOUR);
         signal_all(&daemon, Signal::CONT);
         match waking {
-            Waking::Everything => signal_all(&others, Signal::CONT),
-            Waking::DaemonAlone => {}
+            WokenProcesses::Everything => signal_all(&others, Signal::CONT),
+            WokenProcesses::DaemonAlone => {}
         }
         sent
     }
 
     /// What was on the wire when its sender stopped has arrived: nothing comes between many looks.
-    async fn until_quiet(&self) -> usize {
+    async fn wait_until_quiet(&self) -> usize {
         let (mut sent, mut looks) = (0, 0);
         poll_until("the wire to be quiet", || {
             let now = self.tap.frames().len();
@@ -151,54 +154,56 @@ impl Worker {
     }
 }
 
-struct Talker {
+struct TalkingAttempt {
     task_id: String,
     attempt_id: String,
     runs: PathBuf,
 }
 
-impl Talker {
+impl TalkingAttempt {
     /// Once another attempt has been started.
     async fn successor(&self) -> String {
         poll_until("a successor to run", || {
-            let started = started(&self.runs);
+            let started = started_attempts(&self.runs);
             (started.len() == 2).then(|| started[1].clone())
         })
         .await
     }
 }
 
-fn started(runs: &Path) -> Vec<String> {
+fn started_attempts(runs: &Path) -> Vec<String> {
     let lines = std::fs::read_to_string(runs).unwrap_or_default();
     lines.lines().map(str::to_owned).collect()
 }
 
 /// What a daemon said of an attempt.
 #[derive(Debug, PartialEq, Eq)]
-enum Word {
+enum AttemptReport {
     /// A renewal.
-    Alive,
+    Renewal,
     /// That nothing of it runs, with how it ended.
-    Proof,
+    TerminationReceipt,
     Other,
 }
 
-fn words_on(attempt_id: &str, frames: &[Taped]) -> Vec<Word> {
+fn reports_on_attempt(attempt_id: &str, frames: &[TappedFrame]) -> Vec<AttemptReport> {
     let said = frames.iter().filter_map(|frame| match frame {
-        Taped::Up(up) => up.frame.as_ref(),
-        Taped::Down(_) => None,
+        TappedFrame::FromDaemon(up) => up.frame.as_ref(),
+        TappedFrame::FromRelay(_) => None,
     });
     let words = said.filter_map(|frame| match frame {
         daemon_frame::Frame::Heartbeat(beat) => {
             let renewed = beat.renew.iter().any(|one| one.attempt_id == attempt_id);
-            renewed.then_some(Word::Alive)
+            renewed.then_some(AttemptReport::Renewal)
         }
         daemon_frame::Frame::Attempt(said) => {
             let own = said.r#ref.as_ref();
             let own = own.is_some_and(|own| own.attempt_id == attempt_id);
             let word = match &said.body {
-                Some(Body::Receipt(receipt)) if receipt.group_empty => Word::Proof,
-                _ => Word::Other,
+                Some(Body::Receipt(receipt)) if receipt.group_empty => {
+                    AttemptReport::TerminationReceipt
+                }
+                _ => AttemptReport::Other,
             };
             own.then_some(word)
         }
@@ -211,23 +216,23 @@ fn words_on(attempt_id: &str, frames: &[Taped]) -> Vec<Word> {
 
 /// Who goes on when the machine wakes.
 #[derive(Clone, Copy, Debug)]
-enum Waking {
+enum WokenProcesses {
     Everything,
     /// The shim stays stuck, so that the daemon has its words and must do its work.
     DaemonAlone,
 }
 
-async fn assert_dead_before_it_speaks(name: &str, waking: Waking) {
-    let worker = Worker::start(name).await;
-    let talker = worker.talking(name).await;
+async fn assert_dead_before_report(name: &str, waking: WokenProcesses) {
+    let worker = SuspendFixture::start(name).await;
+    let talker = worker.start_talking_attempt(name).await;
     let first = talker.attempt_id.as_str();
     let before = worker.sleep_for_an_hour(first, waking).await;
     poll_until("a word on the attempt", || {
         let frames = worker.tap.frames();
-        (!words_on(first, &frames[before..]).is_empty()).then_some(())
+        (!reports_on_attempt(first, &frames[before..]).is_empty()).then_some(())
     })
     .await;
-    assert_eq!(of_attempt(first), [], "it spoke while they lived");
+    assert_eq!(attempt_processes(first), [], "it spoke while they lived");
 
     let successor = talker.successor().await;
     let attempts = worker.client.get(&talker.task_id).await.attempts;
@@ -235,59 +240,72 @@ async fn assert_dead_before_it_speaks(name: &str, waking: Waking) {
     assert_eq!(attempts[0].termination(), Termination::Confirmed);
     assert_eq!(attempts[1].attempt_id, successor);
     worker.client.cancel(&talker.task_id).await;
-    marked_gone(name).await;
-    let words = words_on(first, &worker.tap.frames()[before..]);
-    assert!(!words.contains(&Word::Alive), "{words:?}");
-    assert_eq!(words.last(), Some(&Word::Proof), "{words:?}");
+    wait_until_marked_gone(name).await;
+    let words = reports_on_attempt(first, &worker.tap.frames()[before..]);
+    assert!(!words.contains(&AttemptReport::Renewal), "{words:?}");
+    assert_eq!(
+        words.last(),
+        Some(&AttemptReport::TerminationReceipt),
+        "{words:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_slept_for_an_hour_has_ended_its_child_before_it_speaks_of_it() {
-    assert_dead_before_it_speaks("slept", Waking::Everything).await;
+    assert_dead_before_report("slept", WokenProcesses::Everything).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_whose_shim_does_not_wake_ends_its_child_before_it_speaks_of_it() {
-    assert_dead_before_it_speaks("slept-on", Waking::DaemonAlone).await;
+    assert_dead_before_report("slept-on", WokenProcesses::DaemonAlone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shim_that_slept_for_an_hour_without_a_daemon_ends_its_child_at_once() {
-    let mut worker = Worker::start("orphan").await;
-    let talker = worker.talking("slept-alone").await;
+    let mut worker = SuspendFixture::start("orphan").await;
+    let talker = worker.start_talking_attempt("slept-alone").await;
     worker.daemon.kill().await;
-    assert_eq!(marked("slept-alone").len(), 2, "they go on without it");
-    worker.clock.suspend(AN_HOUR);
-    marked_gone("slept-alone").await;
+    assert_eq!(
+        marked_processes("slept-alone").len(),
+        2,
+        "they go on without it"
+    );
+    worker.clock.advance_suspended(AN_HOUR);
+    wait_until_marked_gone("slept-alone").await;
     poll_until("the shim to be gone", || {
-        of_attempt(&talker.attempt_id).is_empty().then_some(())
+        attempt_processes(&talker.attempt_id)
+            .is_empty()
+            .then_some(())
     })
     .await;
     let before = worker.tap.frames().len();
-    worker.revive("orphan").await;
+    worker.restart_daemon("orphan").await;
     talker.successor().await;
     let attempts = worker.client.get(&talker.task_id).await.attempts;
     assert_eq!(attempts[0].state(), AttemptState::Lost);
     assert_eq!(attempts[0].termination(), Termination::Confirmed);
-    let words = words_on(&talker.attempt_id, &worker.tap.frames()[before..]);
-    assert!(!words.contains(&Word::Alive), "{words:?}");
+    let words = reports_on_attempt(&talker.attempt_id, &worker.tap.frames()[before..]);
+    assert!(!words.contains(&AttemptReport::Renewal), "{words:?}");
     worker.client.cancel(&talker.task_id).await;
-    marked_gone("slept-alone").await;
+    wait_until_marked_gone("slept-alone").await;
 }
 
 /// How often the daemon has renewed this attempt.
-fn renewals(tap: &Tap, attempt_id: &str) -> usize {
-    let words = words_on(attempt_id, &tap.frames());
-    words.iter().filter(|word| **word == Word::Alive).count()
+fn renewal_count(tap: &FrameTap, attempt_id: &str) -> usize {
+    let words = reports_on_attempt(attempt_id, &tap.frames());
+    words
+        .iter()
+        .filter(|word| **word == AttemptReport::Renewal)
+        .count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_slept_for_an_hour_expires_nobody_who_renews_in_time() {
-    let clock = BentClock::new();
-    let relay = RelayProcess::start(clock.bend(BATON)).await;
+    let clock = TestClock::new();
+    let relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
-    let tap = Tap::start(client.url()).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
+    let tap = FrameTap::start(client.url()).await;
     let dir = tempfile::tempdir().unwrap();
     let _daemon = DaemonProcess::start(BATON, dir.path(), "awake", &tap.url(), &secret).await;
     let go_on = dir.path().join("go-on");
@@ -297,29 +315,29 @@ async fn a_relay_that_slept_for_an_hour_expires_nobody_who_renews_in_time() {
     );
     let mut attempts = Vec::new();
     for number in 0..3 {
-        let spec = command("sh", &["-c", &script], &format!("awake-{number}"));
+        let spec = command_task("sh", &["-c", &script], &format!("awake-{number}"));
         let spec = TaskSpec {
             total_ms: Some(24 * 60 * 60 * 1_000),
-            ..leased(spec, SHORT_LEASE)
+            ..with_lease(spec, SHORT_LEASE)
         };
         let task = client.submit(spec).await.task_id;
         let mut watch = client.watch(&task).await;
         watch
-            .until("output", |event| event.state() == AttemptState::Streaming)
+            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
             .await;
         let attempt = client.get(&task).await.attempts[0].attempt_id.clone();
         attempts.push((task, attempt));
     }
     for _ in 0..3 {
-        clock.suspend(AN_HOUR);
+        clock.advance_suspended(AN_HOUR);
         let counts: Vec<usize> = attempts
             .iter()
-            .map(|(_, attempt)| renewals(&tap, attempt))
+            .map(|(_, attempt)| renewal_count(&tap, attempt))
             .collect();
         // The relay has looked at its timers, and heard each more than once, on its new time.
         poll_until("three renewals of each", || {
             let mut both = attempts.iter().zip(&counts);
-            both.all(|((_, attempt), count)| renewals(&tap, attempt) >= count + 3)
+            both.all(|((_, attempt), count)| renewal_count(&tap, attempt) >= count + 3)
                 .then_some(())
         })
         .await;
@@ -329,12 +347,12 @@ async fn a_relay_that_slept_for_an_hour_expires_nobody_who_renews_in_time() {
     }
     std::fs::write(&go_on, "").unwrap();
     for (task, attempt) in &attempts {
-        client.until_state(task, TaskState::Completed).await;
+        client.wait_for_state(task, TaskState::Completed).await;
         let record = client.get(task).await;
         assert_eq!(record.attempts.len(), 1);
         assert_eq!(record.attempts[0].attempt_id, *attempt);
-        assert_eq!(client.output(task).await, b"begun\nfinished\n");
-        let events = client.watch(task).await.to_end().await;
+        assert_eq!(client.read_output_to_end(task).await, b"begun\nfinished\n");
+        let events = client.watch(task).await.collect_to_end().await;
         let ends = events
             .iter()
             .filter(|event| event.kind() == TaskEventKind::Ended);

@@ -8,15 +8,15 @@ use std::time::Duration;
 use crate::BATON;
 
 /// After the drain: the last frames, the handing over, the farewell.
-const AFTER_DRAIN: Duration = Duration::from_secs(10);
+const AFTER_DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-struct Unit {
+struct SystemdUnit {
     path: PathBuf,
     /// Keys with their values, in every section.
     lines: BTreeMap<String, Vec<String>>,
 }
 
-impl Unit {
+impl SystemdUnit {
     fn read(name: &str) -> Self {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/systemd/{name}"));
@@ -31,7 +31,7 @@ impl Unit {
         Self { path, lines }
     }
 
-    fn value(&self, key: &str) -> &str {
+    fn single_value(&self, key: &str) -> &str {
         match self.lines.get(key).map(Vec::as_slice) {
             Some([value]) => value,
             other => panic!("{} has {key} = {other:?}", self.path.display()),
@@ -39,19 +39,19 @@ impl Unit {
     }
 
     /// The words after the program.
-    fn arguments(&self) -> Vec<&str> {
-        self.value("ExecStart").split(' ').skip(1).collect()
+    fn exec_arguments(&self) -> Vec<&str> {
+        self.single_value("ExecStart").split(' ').skip(1).collect()
     }
 
     fn argument(&self, flag: &str) -> &str {
-        let arguments = self.arguments();
+        let arguments = self.exec_arguments();
         let at = arguments.iter().position(|word| *word == flag);
         let at = at.unwrap_or_else(|| panic!("{} gives no {flag}", self.path.display()));
         arguments[at + 1]
     }
 }
 
-fn seconds(text: &str) -> Duration {
+fn parse_seconds(text: &str) -> Duration {
     let number = text.trim_end_matches('s').parse();
     Duration::from_secs(number.expect("seconds"))
 }
@@ -60,11 +60,11 @@ fn seconds(text: &str) -> Duration {
 async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["baton-relay.service", "baton-daemon.service"] {
-        let unit = Unit::read(name);
-        let verb = unit.arguments()[0];
+        let unit = SystemdUnit::read(name);
+        let verb = unit.exec_arguments()[0];
         let help = BATON.run(dir.path(), &[verb, "--help"]).await;
         for flag in unit
-            .arguments()
+            .exec_arguments()
             .iter()
             .filter(|word| word.starts_with("--"))
         {
@@ -74,22 +74,22 @@ async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
                 "{name} gives {flag}, which baton {verb} does not know"
             );
         }
-        assert_eq!(unit.value("Restart"), "always");
+        assert_eq!(unit.single_value("Restart"), "always");
         assert_eq!(
-            unit.value("StartLimitIntervalSec"),
+            unit.single_value("StartLimitIntervalSec"),
             "0",
             "it never gives up"
         );
-        let stop = seconds(unit.value("TimeoutStopSec"));
+        let stop = parse_seconds(unit.single_value("TimeoutStopSec"));
         assert!(
-            stop >= seconds(unit.argument("--drain")) + AFTER_DRAIN,
+            stop >= parse_seconds(unit.argument("--drain")) + AFTER_DRAIN_LIMIT,
             "{name}: systemd would kill what still drains"
         );
     }
-    let daemon = Unit::read("baton-daemon.service");
-    assert_eq!(daemon.value("KillMode"), "process");
-    assert_eq!(daemon.value("Delegate"), "yes");
-    assert_eq!(daemon.value("OOMPolicy"), "continue");
+    let daemon = SystemdUnit::read("baton-daemon.service");
+    assert_eq!(daemon.single_value("KillMode"), "process");
+    assert_eq!(daemon.single_value("Delegate"), "yes");
+    assert_eq!(daemon.single_value("OOMPolicy"), "continue");
     let harmful = [
         "PrivateTmp",
         "RuntimeDirectory",
@@ -111,7 +111,7 @@ async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
 fn systemd_finds_nothing_wrong_with_the_unit_files() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["baton-relay.service", "baton-daemon.service"] {
-        let unit = Unit::read(name);
+        let unit = SystemdUnit::read(name);
         let text = std::fs::read_to_string(&unit.path).unwrap();
         // It looks for the program, which is not installed on the machine that tests.
         let here = dir.path().join(name);

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, RevokeTokenRequest, Role, TaskState};
-use baton_tests::{Client, Relay, ScriptedDaemon, Watch, code_of, for_agent, hello, within};
+use baton_tests::{
+    EmbeddedRelay, ScriptedDaemon, TaskWatch, TestClient, agent_task, error_code, hello,
+    wait_within,
+};
 use tonic::{Code, Status};
 
 /// A revoked token's streams close within this.
-const PROMISED: Duration = Duration::from_secs(5);
-const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+const REVOCATION_LIMIT: Duration = Duration::from_secs(5);
+const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
-async fn every_refusal(client: &Client, task_id: &str) -> Vec<Status> {
+async fn refusals_of_every_call(client: &TestClient, task_id: &str) -> Vec<Status> {
     let (mut tasks, mut operator) = (client.tasks(), client.operator());
     let read = tasks.read_output(ReadOutputRequest {
         task_id: task_id.to_owned(),
@@ -24,15 +27,15 @@ async fn every_refusal(client: &Client, task_id: &str) -> Vec<Status> {
     vec![
         client.try_get(task_id).await.expect_err("Get"),
         client.try_cancel(task_id).await.expect_err("Cancel"),
-        Watch::open(client, task_id, 0)
+        TaskWatch::open(client, task_id, 0)
             .await
             .map(|_| ())
             .expect_err("Watch"),
-        within("ReadOutput", read)
+        wait_within("ReadOutput", read)
             .await
             .map(|_| ())
             .expect_err("ReadOutput"),
-        within("RetryTask", retry)
+        wait_within("RetryTask", retry)
             .await
             .map(|_| ())
             .expect_err("RetryTask"),
@@ -41,22 +44,25 @@ async fn every_refusal(client: &Client, task_id: &str) -> Vec<Status> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
-    let relay = Relay::start().await;
-    let ours = relay.admin().of_tenant("ours", Role::Operator).await;
-    let theirs = relay.admin().of_tenant("theirs", Role::Operator).await;
-    let task = ours.submit(for_agent("nobody")).await;
+    let relay = EmbeddedRelay::start().await;
+    let ours = relay.admin().client_of_tenant("ours", Role::Operator).await;
+    let theirs = relay
+        .admin()
+        .client_of_tenant("theirs", Role::Operator)
+        .await;
+    let task = ours.submit(agent_task("nobody")).await;
     let before = relay.admin().commit_seq().await;
 
-    let foreign = every_refusal(&theirs, &task.task_id).await;
-    let unknown = every_refusal(&theirs, UNKNOWN).await;
+    let foreign = refusals_of_every_call(&theirs, &task.task_id).await;
+    let unknown = refusals_of_every_call(&theirs, UNKNOWN_ID).await;
     for (foreign, unknown) in foreign.iter().zip(&unknown) {
         assert_eq!(foreign.code(), Code::NotFound, "{foreign:?}");
-        assert_eq!(code_of(foreign), "unknown_task");
+        assert_eq!(error_code(foreign), "unknown_task");
         assert_eq!(foreign.message(), unknown.message());
         assert_eq!(foreign.details(), unknown.details());
     }
     let mut tasks = theirs.tasks();
-    let listed = within("a list", tasks.list(ListTasksRequest::default()))
+    let listed = wait_within("a list", tasks.list(ListTasksRequest::default()))
         .await
         .unwrap();
     assert!(listed.into_inner().tasks.is_empty());
@@ -74,48 +80,51 @@ async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_daemon_gets_only_its_tenants_work_and_a_shared_one_gets_all() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let ours = admin.of_tenant("ours", Role::Submitter).await;
-    let theirs = admin.of_tenant("theirs", Role::Submitter).await;
-    let their_daemon = admin.of_tenant("theirs", Role::Daemon).await;
+    let ours = admin.client_of_tenant("ours", Role::Submitter).await;
+    let theirs = admin.client_of_tenant("theirs", Role::Submitter).await;
+    let their_daemon = admin.client_of_tenant("theirs", Role::Daemon).await;
     let mut their_daemon = ScriptedDaemon::connect(&their_daemon, hello(&["work"])).await;
-    let our_task = ours.submit(for_agent("work")).await;
-    let their_task = theirs.submit(for_agent("work")).await;
-    let mut offered = their_daemon.offered().await;
-    assert_eq!(offered.re.task_id, their_task.task_id);
+    let our_task = ours.submit(agent_task("work")).await;
+    let their_task = theirs.submit(agent_task("work")).await;
+    let mut offered = their_daemon.next_dispatch().await;
+    assert_eq!(offered.attempt_ref.task_id, their_task.task_id);
     offered.accept().await;
-    their_daemon.confirmed(&offered).await;
+    their_daemon.wait_for_confirmation(&offered).await;
     assert_eq!(ours.get(&our_task.task_id).await.state(), TaskState::Queued);
 
-    let shared = admin.of_tenant("*", Role::Daemon).await;
+    let shared = admin.client_of_tenant("*", Role::Daemon).await;
     let mut shared = ScriptedDaemon::connect(&shared, hello(&["work"])).await;
-    assert_eq!(shared.offered().await.re.task_id, our_task.task_id);
+    assert_eq!(
+        shared.next_dispatch().await.attempt_ref.task_id,
+        our_task.task_id
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_token_closes_its_streams_and_opens_no_more() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let (daemon_token, daemon_secret) = admin.make_token("", Role::Daemon).await;
-    let (reader_token, reader_secret) = admin.make_token("", Role::ReadOnly).await;
+    let (daemon_token, daemon_secret) = admin.create_token("", Role::Daemon).await;
+    let (reader_token, reader_secret) = admin.create_token("", Role::ReadOnly).await;
     let client = admin.with_token(&daemon_secret);
     let mut daemon = ScriptedDaemon::connect(&client, hello(&["work"])).await;
-    let task = admin.submit(for_agent("work")).await;
-    let attempt = daemon.running().await;
-    daemon.acked(&attempt).await;
+    let task = admin.submit(agent_task("work")).await;
+    let attempt = daemon.start_next_attempt().await;
+    daemon.wait_until_acked(&attempt).await;
     let mut watch = admin.with_token(&reader_secret).watch(&task.task_id).await;
-    watch.until_state(TaskState::Running).await;
+    watch.wait_for_state(TaskState::Running).await;
 
     for token in [daemon_token, reader_token] {
         let mut operator = admin.operator();
         let revoke = operator.revoke_token(RevokeTokenRequest {
             token_id: token.token_id,
         });
-        within("a revocation", revoke).await.unwrap();
+        wait_within("a revocation", revoke).await.unwrap();
     }
-    let closed = tokio::time::timeout(PROMISED, async {
-        drop(daemon.ended().await);
+    let closed = tokio::time::timeout(REVOCATION_LIMIT, async {
+        drop(daemon.wait_for_stream_end().await);
         loop {
             match watch.next().await {
                 Ok(Some(_)) => {}
@@ -140,21 +149,21 @@ async fn a_revoked_token_closes_its_streams_and_opens_no_more() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_may_do_what_their_row_says_and_no_more() {
-    let relay = Relay::start().await;
+    let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let reader = admin.of_tenant("", Role::ReadOnly).await;
-    let task = admin.submit(for_agent("nobody")).await;
+    let reader = admin.client_of_tenant("", Role::ReadOnly).await;
+    let task = admin.submit(agent_task("nobody")).await;
     reader.get(&task.task_id).await;
     drop(reader.watch(&task.task_id).await);
     let refused = reader.try_cancel(&task.task_id).await.unwrap_err();
     assert_eq!(
-        (refused.code(), code_of(&refused).as_str()),
+        (refused.code(), error_code(&refused).as_str()),
         (Code::PermissionDenied, "permission_denied")
     );
     let stranger = admin.with_token("btn_0000");
     let refused = stranger.try_get(&task.task_id).await.unwrap_err();
     assert_eq!(
-        (refused.code(), code_of(&refused).as_str()),
+        (refused.code(), error_code(&refused).as_str()),
         (Code::Unauthenticated, "unauthenticated")
     );
     let no_daemon = ScriptedDaemon::try_connect(&reader, hello(&["work"])).await;

@@ -5,24 +5,24 @@ use std::path::{Path, PathBuf};
 /// Longest file that is written by hand.
 const LINES_MAX: usize = 500;
 
-fn root() -> &'static Path {
+fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("the crate is in the workspace")
 }
 
 /// Every Rust file of the workspace with its text.
-fn sources(under: &str) -> Vec<(PathBuf, String)> {
+fn source_files(under: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
-    collect(&root().join(under), &mut found);
+    collect_source_files(&workspace_root().join(under), &mut found);
     found
 }
 
-fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
+fn collect_source_files(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
     let entries = std::fs::read_dir(directory).expect("a directory of the workspace");
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.is_dir() && !path.ends_with("target") {
-            collect(&path, found);
+            collect_source_files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&path).expect("a source file");
             found.push((path, text));
@@ -30,15 +30,15 @@ fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-fn everything() -> Vec<(PathBuf, String)> {
+fn all_source_files() -> Vec<(PathBuf, String)> {
     ["contract", "proto", "relay", "daemon", "cli", "tests"]
         .into_iter()
-        .flat_map(sources)
+        .flat_map(source_files)
         .collect()
 }
 
 /// Lines outside comments that hold any of the words.
-fn uses(text: &str, words: &[&str]) -> Vec<String> {
+fn lines_with_words(text: &str, words: &[&str]) -> Vec<String> {
     let code = text
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
@@ -50,7 +50,8 @@ fn uses(text: &str, words: &[&str]) -> Vec<String> {
 #[test]
 fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
     for core in ["relay/core", "daemon/core"] {
-        let manifest = std::fs::read_to_string(root().join(core).join("Cargo.toml")).unwrap();
+        let manifest =
+            std::fs::read_to_string(workspace_root().join(core).join("Cargo.toml")).unwrap();
         let (_, after) = manifest.split_once("[dependencies]").unwrap();
         let dependencies = after.split("\n[").next().unwrap();
         let outside = [
@@ -65,8 +66,8 @@ fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
             let named = others.into_iter().any(|line| line.starts_with(forbidden));
             assert!(!named, "{core} depends on {forbidden}");
         }
-        for (path, text) in sources(&format!("{core}/src")) {
-            let found = uses(&text, &["Instant::now", "SystemTime", "clock_gettime"]);
+        for (path, text) in source_files(&format!("{core}/src")) {
+            let found = lines_with_words(&text, &["Instant::now", "SystemTime", "clock_gettime"]);
             assert!(found.is_empty(), "{}: {found:?}", path.display());
         }
     }
@@ -74,7 +75,7 @@ fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
 
 #[test]
 fn files_are_short_and_say_what_they_own() {
-    for (path, text) in everything() {
+    for (path, text) in all_source_files() {
         let lines = text.lines().count();
         assert!(lines <= LINES_MAX, "{} has {lines} lines", path.display());
         assert!(
@@ -111,10 +112,10 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
     .map(|name| format!("Status::{name}("))
     .collect();
     let builders: Vec<&str> = builders.iter().map(String::as_str).collect();
-    for (path, text) in sources("relay/src") {
+    for (path, text) in source_files("relay/src") {
         let is_test = path.ends_with("tests.rs") || path.iter().any(|part| part == "tests");
         if !path.ends_with("api/status.rs") && !is_test {
-            let found = uses(&text, &builders);
+            let found = lines_with_words(&text, &builders);
             assert!(
                 found.is_empty(),
                 "{} builds a Status: {found:?}",
@@ -123,8 +124,8 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
         }
     }
     let unbounded = ["unbounded", "_channel("].concat();
-    for (path, text) in everything() {
-        let found = uses(&text, &[&unbounded]);
+    for (path, text) in all_source_files() {
+        let found = lines_with_words(&text, &[&unbounded]);
         assert!(found.is_empty(), "{}: {found:?}", path.display());
     }
 }
@@ -133,26 +134,26 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
 fn only_the_executable_under_test_can_be_told_another_time() {
     let variable = ["BATON", "_TEST_CLOCK"].concat();
     for under in ["proto", "relay", "daemon", "cli"] {
-        for (path, text) in sources(under) {
+        for (path, text) in source_files(under) {
             assert!(!text.contains(&variable), "{}", path.display());
         }
     }
-    let main = std::fs::read_to_string(root().join("cli/src/main.rs")).unwrap();
+    let main = std::fs::read_to_string(workspace_root().join("cli/src/main.rs")).unwrap();
     assert!(main.contains("baton_cli::main()") && !main.contains("main_with"));
 }
 
 #[test]
 fn no_test_waits_by_sleeping() {
     let sleep = ["sleep", "("].concat();
-    for (path, text) in sources("tests") {
-        let found = uses(&text, &[&sleep]);
+    for (path, text) in source_files("tests") {
+        let found = lines_with_words(&text, &[&sleep]);
         assert!(found.is_empty(), "{}: {found:?}", path.display());
     }
 }
 
 /// Tests that a document names: `name` (path/file.rs).
 fn named_tests(document: &str) -> Vec<(String, String)> {
-    let text = std::fs::read_to_string(root().join(document)).expect("a document");
+    let text = std::fs::read_to_string(workspace_root().join(document)).expect("a document");
     let parts: Vec<&str> = text.split('`').collect();
     let quoted = parts.chunks_exact(2).zip(parts.iter().skip(2).step_by(2));
     quoted
@@ -173,12 +174,14 @@ fn every_test_that_the_readme_names_exists() {
         named.len() >= 5,
         "every promise names its test, not only {named:?}"
     );
-    named.iter().for_each(|(test, file)| must_run(test, file));
+    named
+        .iter()
+        .for_each(|(test, file)| assert_test_runs(test, file));
 }
 
 /// It stands in that file and `cargo test` runs it.
-fn must_run(test: &str, file: &str) {
-    let source = std::fs::read_to_string(root().join(file))
+fn assert_test_runs(test: &str, file: &str) {
+    let source = std::fs::read_to_string(workspace_root().join(file))
         .unwrap_or_else(|_| panic!("{file} is named and not there"));
     let lines: Vec<&str> = source.lines().collect();
     let place = lines
@@ -200,7 +203,7 @@ fn must_run(test: &str, file: &str) {
 #[test]
 fn every_requirement_names_tests_that_run() {
     let document = "tests/REQUIREMENTS.md";
-    let text = std::fs::read_to_string(root().join(document)).unwrap();
+    let text = std::fs::read_to_string(workspace_root().join(document)).unwrap();
     let counts = [("G", 9), ("O", 12), ("A", 13), ("L", 7), ("C", 13)];
     for (group, rows) in counts {
         for number in 1..=rows {
@@ -212,5 +215,7 @@ fn every_requirement_names_tests_that_run() {
         }
     }
     let named = named_tests(document);
-    named.iter().for_each(|(test, file)| must_run(test, file));
+    named
+        .iter()
+        .for_each(|(test, file)| assert_test_runs(test, file));
 }

@@ -8,11 +8,14 @@ use baton_proto::v1::{
     Attempt, AttemptRef, AttemptState, RetryPolicy, Task, TaskEvent, TaskSpec, TaskState,
     attempt_command, daemon_frame, relay_frame,
 };
-use baton_tests::{ASKING_AGENTS, RealDaemon, Relay, Tap, Taped, coding_agents, command, played};
+use baton_tests::{
+    ASKING_AGENTS, EmbeddedDaemon, EmbeddedRelay, FrameTap, TappedFrame, command_task,
+    scripted_task, standin_agents,
+};
 
 use crate::STANDIN;
 
-fn kind(body: &Body) -> &'static str {
+fn frame_kind(body: &Body) -> &'static str {
     match body {
         Body::Accepted(_) => "accepted",
         Body::Started(_) => "started",
@@ -28,16 +31,16 @@ fn kind(body: &Body) -> &'static str {
 }
 
 /// The ref of a frame, in either direction, that concerns one attempt.
-fn about_an_attempt(frame: &Taped) -> Option<(Option<AttemptRef>, &'static str)> {
+fn attempt_ref_of_frame(frame: &TappedFrame) -> Option<(Option<AttemptRef>, &'static str)> {
     match frame {
-        Taped::Up(up) => match &up.frame {
+        TappedFrame::FromDaemon(up) => match &up.frame {
             Some(daemon_frame::Frame::Attempt(frame)) => {
                 let body = frame.body.as_ref().expect("a frame has a body");
-                Some((frame.r#ref.clone(), kind(body)))
+                Some((frame.r#ref.clone(), frame_kind(body)))
             }
             _ => None,
         },
-        Taped::Down(down) => match &down.frame {
+        TappedFrame::FromRelay(down) => match &down.frame {
             Some(relay_frame::Frame::Attempt(command)) => {
                 let what = match command.body {
                     Some(attempt_command::Body::Dispatch(_)) => "dispatch",
@@ -53,9 +56,9 @@ fn about_an_attempt(frame: &Taped) -> Option<(Option<AttemptRef>, &'static str)>
 }
 
 /// Task, attempt and number.
-type Named = (String, String, u32);
+type AttemptName = (String, String, u32);
 
-fn attempts_of(task: &Task) -> impl Iterator<Item = Named> {
+fn attempt_names(task: &Task) -> impl Iterator<Item = AttemptName> {
     let named = |attempt: &Attempt| {
         let (task, attempt_id) = (task.task_id.clone(), attempt.attempt_id.clone());
         (task, attempt_id, attempt.attempt_number)
@@ -65,13 +68,13 @@ fn attempts_of(task: &Task) -> impl Iterator<Item = Named> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
-    let relay = Relay::start().await;
-    let tap = Tap::start(relay.url()).await;
-    let _daemon = RealDaemon::start(&tap.url(), &relay.daemon_token().await).await;
+    let relay = EmbeddedRelay::start().await;
+    let tap = FrameTap::start(relay.url()).await;
+    let _daemon = EmbeddedDaemon::start(&tap.url(), &relay.daemon_token().await).await;
     let client = relay.admin();
     let dir = tempfile::tempdir().unwrap();
     let flag = dir.path().join("ran").display().to_string();
-    let mut spec = command(
+    let mut spec = command_task(
         STANDIN,
         &["print", "0", "fail-once", &flag, "print", "2"],
         "wire",
@@ -82,21 +85,23 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
     });
     let task = client.submit(spec).await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let canceled = client
-        .submit(command(STANDIN, &["print", "1", "pause"], "wire2"))
+        .submit(command_task(STANDIN, &["print", "1", "pause"], "wire2"))
         .await;
     let mut watch = client.watch(&canceled.task_id).await;
     watch
-        .until("output", |event| event.state() == AttemptState::Streaming)
+        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
         .await;
     client.cancel(&canceled.task_id).await;
-    watch.until_state(TaskState::Canceled).await;
+    watch.wait_for_state(TaskState::Canceled).await;
 
     let done = client.get(&task.task_id).await;
     let canceled = client.get(&canceled.task_id).await;
-    let known: BTreeSet<Named> = attempts_of(&done).chain(attempts_of(&canceled)).collect();
+    let known: BTreeSet<AttemptName> = attempt_names(&done)
+        .chain(attempt_names(&canceled))
+        .collect();
     assert_eq!(known.len(), 3, "two attempts and a canceled one");
     let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
     println!("{checked} frames of kinds {kinds:?}");
@@ -116,13 +121,13 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
 
 /// How many frames concern an attempt, and of which kinds they are. Each names one of these.
 fn kinds_of_named_frames(
-    frames: &[Taped],
-    known: &BTreeSet<Named>,
+    frames: &[TappedFrame],
+    known: &BTreeSet<AttemptName>,
 ) -> (usize, BTreeSet<&'static str>) {
     let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
     let mut kinds = BTreeSet::new();
     let mut checked = 0;
-    for (re, what) in frames.iter().filter_map(about_an_attempt) {
+    for (re, what) in frames.iter().filter_map(attempt_ref_of_frame) {
         let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
         assert!(known.contains(&named(&re)), "{what} names {re:?}");
         assert!(
@@ -136,7 +141,7 @@ fn kinds_of_named_frames(
 }
 
 /// What every agent says; those that can ask say more.
-const ALL_SAY: [&str; 8] = [
+const FRAMES_OF_ALL_AGENTS: [&str; 8] = [
     "accepted",
     "started",
     "lifecycle",
@@ -146,16 +151,16 @@ const ALL_SAY: [&str; 8] = [
     "canceled",
     "dispatch",
 ];
-const ASKING_SAY: [&str; 4] = ["permission", "question", "decision", "answer"];
+const FRAMES_OF_ASKING_AGENTS: [&str; 4] = ["permission", "question", "decision", "answer"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
     for agent in ["command", "claude", "codex", "codex-exec", "acp"] {
-        let relay = Relay::start().await;
-        let tap = Tap::start(relay.url()).await;
+        let relay = EmbeddedRelay::start().await;
+        let tap = FrameTap::start(relay.url()).await;
         let token = relay.daemon_token().await;
-        let _daemon = RealDaemon::start_with(&tap.url(), &token, |config| {
-            let agents = coding_agents(Path::new(STANDIN), &[]);
+        let _daemon = EmbeddedDaemon::start_with(&tap.url(), &token, |config| {
+            let agents = standin_agents(Path::new(STANDIN), &[]);
             config.agents.extend(agents);
         })
         .await;
@@ -163,49 +168,49 @@ async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
         let asks = ASKING_AGENTS.contains(&agent);
         let mut known = BTreeSet::new();
         for (script, state) in [
-            (STORY, TaskState::Completed),
+            (ASKING_SCRIPT, TaskState::Completed),
             ("say hm; crash 7", TaskState::Failed),
             ("say hm; stall", TaskState::Canceled),
         ] {
-            let task = client.submit(story(agent, script)).await;
-            if asks && script == STORY {
+            let task = client.submit(asking_task(agent, script)).await;
+            if asks && script == ASKING_SCRIPT {
                 client.answer_all(&task.task_id).await;
             }
             if state == TaskState::Canceled {
                 let mut watch = client.watch(&task.task_id).await;
                 let talks = |event: &TaskEvent| event.state() == AttemptState::Streaming;
-                watch.until("output", talks).await;
+                watch.wait_for_event("output", talks).await;
                 client.cancel(&task.task_id).await;
             }
-            client.watch(&task.task_id).await.to_end().await;
+            client.watch(&task.task_id).await.collect_to_end().await;
             let done = client.get(&task.task_id).await;
             assert_eq!(done.state(), state, "{agent}: {done:?}");
-            known.extend(attempts_of(&done));
+            known.extend(attempt_names(&done));
         }
         let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
         println!("{agent}: {checked} frames of kinds {kinds:?}");
-        let more: &[&str] = if asks { &ASKING_SAY } else { &[] };
-        for needed in ALL_SAY.iter().chain(more) {
+        let more: &[&str] = if asks { &FRAMES_OF_ASKING_AGENTS } else { &[] };
+        for needed in FRAMES_OF_ALL_AGENTS.iter().chain(more) {
             assert!(kinds.contains(needed), "{agent}: {needed} in {kinds:?}");
         }
     }
 }
 
-const STORY: &str = "say hm; ask Bash ls; question Which? = A, B; say done";
+const ASKING_SCRIPT: &str = "say hm; ask Bash ls; question Which? = A, B; say done";
 
 /// A command plays no scripts: it does the like of them.
-fn story(agent: &str, script: &str) -> TaskSpec {
+fn asking_task(agent: &str, script: &str) -> TaskSpec {
     let words: &[&str] = match script {
-        STORY => &["print", "2"],
+        ASKING_SCRIPT => &["print", "2"],
         "say hm; stall" => &["print", "1", "pause"],
         _ => &["print", "1", "exit", "7"],
     };
     match agent {
         "command" => TaskSpec {
-            retry: played(agent, "").retry,
-            ..command(STANDIN, words, "wire-kinds")
+            retry: scripted_task(agent, "").retry,
+            ..command_task(STANDIN, words, "wire-kinds")
         },
-        agent => played(agent, script),
+        agent => scripted_task(agent, script),
     }
 }
 
@@ -213,18 +218,18 @@ fn story(agent: &str, script: &str) -> TaskSpec {
 async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
     let relay = baton_tests::RelayProcess::start(crate::BATON).await;
     let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", baton_proto::v1::Role::Daemon).await;
+    let (_, secret) = client.create_token("", baton_proto::v1::Role::Daemon).await;
     let link = client.with_token(&secret);
     let mut daemon =
         baton_tests::ScriptedDaemon::connect(&link, baton_tests::hello(&["secret"])).await;
-    let task = client.submit(baton_tests::for_agent("secret")).await;
-    let mut attempt = daemon.running().await;
+    let task = client.submit(baton_tests::agent_task("secret")).await;
+    let mut attempt = daemon.start_next_attempt().await;
     attempt.complete("").await;
     client
-        .until_state(&task.task_id, TaskState::Completed)
+        .wait_for_state(&task.task_id, TaskState::Completed)
         .await;
     let token = attempt.token().value;
-    for (path, bytes) in files(relay.data()) {
+    for (path, bytes) in files_below(relay.data()) {
         let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|part| part == needle);
         assert!(!holds(&token), "a lease token is in {}", path.display());
         assert!(
@@ -235,7 +240,7 @@ async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
     }
 }
 
-fn files(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+fn files_below(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root)
         .expect("the relay's directory")
@@ -243,7 +248,7 @@ fn files(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(files(&path));
+            found.extend(files_below(&path));
         } else if let Ok(bytes) = std::fs::read(&path) {
             found.push((path, bytes));
         }

@@ -10,8 +10,9 @@ use baton_proto::v1::{
     WorkspaceMode, WorkspaceSpec,
 };
 use baton_tests::{
-    Client, DaemonProcess, RealDaemon, Relay, RelayProcess, command, marked_gone, of_attempt,
-    poll_until, retried, shim_of, signal, together,
+    DaemonProcess, EmbeddedDaemon, EmbeddedRelay, RelayProcess, TestClient, attempt_processes,
+    attempt_shim, command_task, join_all, poll_until, send_signal, wait_until_marked_gone,
+    with_retry_on_loss,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -19,13 +20,13 @@ use tempfile::TempDir;
 use crate::BATON;
 
 /// A relay, and a directory with a repository that is the root `repo`.
-struct Stage {
-    client: Client,
-    relay: Relay,
+struct WorkspacesFixture {
+    client: TestClient,
+    relay: EmbeddedRelay,
     dir: TempDir,
 }
 
-fn run(program: &str, directory: &Path, words: &[&str]) -> String {
+fn run_program(program: &str, directory: &Path, words: &[&str]) -> String {
     let output = Command::new(program)
         .args(words)
         .current_dir(directory)
@@ -41,23 +42,23 @@ fn run(program: &str, directory: &Path, words: &[&str]) -> String {
     text(&output.stdout)
 }
 
-fn git(directory: &Path, words: &[&str]) -> String {
+fn run_git(directory: &Path, words: &[&str]) -> String {
     let identity = ["-c", "user.name=Test", "-c", "user.email=test@example.com"];
-    run("git", directory, &[&identity, words].concat())
+    run_program("git", directory, &[&identity, words].concat())
 }
 
-fn repository(directory: &Path) -> PathBuf {
+fn create_repository(directory: &Path) -> PathBuf {
     let repo = directory.join("repo");
     std::fs::create_dir(&repo).expect("a directory can be made");
-    git(&repo, &["init", "--quiet"]);
+    run_git(&repo, &["init", "--quiet"]);
     std::fs::write(repo.join("file"), "first\n").expect("a file can be written");
-    git(&repo, &["add", "."]);
-    git(&repo, &["commit", "--quiet", "-m", "first"]);
+    run_git(&repo, &["add", "."]);
+    run_git(&repo, &["commit", "--quiet", "-m", "first"]);
     repo.canonicalize().expect("it is there")
 }
 
 /// `daemon.toml` with one root.
-fn config(directory: &Path, more: &str) -> PathBuf {
+fn write_config(directory: &Path, more: &str) -> PathBuf {
     let path = directory.join("daemon.toml");
     let repo = directory.join("repo");
     let text = format!("[roots.repo]\npath = \"{}\"\n{more}", repo.display());
@@ -65,11 +66,11 @@ fn config(directory: &Path, more: &str) -> PathBuf {
     path
 }
 
-impl Stage {
+impl WorkspacesFixture {
     async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        repository(dir.path());
-        let relay = Relay::start().await;
+        create_repository(dir.path());
+        let relay = EmbeddedRelay::start().await;
         Self {
             client: relay.admin().clone(),
             relay,
@@ -85,27 +86,27 @@ impl Stage {
             .expect("it is there")
     }
 
-    async fn daemon(&self, more: &str) -> RealDaemon {
+    async fn start_daemon(&self, more: &str) -> EmbeddedDaemon {
         let token = self.relay.daemon_token().await;
-        let file = read_config(&config(self.dir.path(), more)).expect("a good file");
-        RealDaemon::start_with(self.relay.url(), &token, |config| {
+        let file = read_config(&write_config(self.dir.path(), more)).expect("a good file");
+        EmbeddedDaemon::start_with(self.relay.url(), &token, |config| {
             config.roots = file.roots;
         })
         .await
     }
 
-    async fn run(&self, spec: TaskSpec) -> Task {
+    async fn run_to_end(&self, spec: TaskSpec) -> Task {
         let task = self.client.submit(spec).await;
-        ended(&self.client, &task).await
+        wait_for_end(&self.client, &task).await
     }
 }
 
-async fn ended(client: &Client, task: &Task) -> Task {
-    client.watch(&task.task_id).await.to_end().await;
+async fn wait_for_end(client: &TestClient, task: &Task) -> Task {
+    client.watch(&task.task_id).await.collect_to_end().await;
     client.get(&task.task_id).await
 }
 
-fn place(root: &str, mode: WorkspaceMode) -> Option<WorkspaceSpec> {
+fn workspace_spec(root: &str, mode: WorkspaceMode) -> Option<WorkspaceSpec> {
     Some(WorkspaceSpec {
         root: root.to_owned(),
         mode: mode.into(),
@@ -113,32 +114,32 @@ fn place(root: &str, mode: WorkspaceMode) -> Option<WorkspaceSpec> {
     })
 }
 
-fn script(text: &str, mode: WorkspaceMode) -> TaskSpec {
+fn shell_task(text: &str, mode: WorkspaceMode) -> TaskSpec {
     TaskSpec {
-        workspace: place("repo", mode),
-        ..command("sh", &["-c", text], "workspaces")
+        workspace: workspace_spec("repo", mode),
+        ..command_task("sh", &["-c", text], "workspaces")
     }
 }
 
-fn newest(task: &Task) -> &Attempt {
+fn newest_attempt(task: &Task) -> &Attempt {
     task.attempts.last().expect("a task has an attempt")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_in_one_shared_workspace_run_one_after_the_other_and_none_pays_for_waiting() {
-    const TASKS: usize = 5;
-    let stage = Stage::start().await;
-    let _daemon = stage.daemon("").await;
+    const TASK_COUNT: usize = 5;
+    let stage = WorkspacesFixture::start().await;
+    let _daemon = stage.start_daemon("").await;
     let log = stage.dir.path().join("log");
     let text = format!(
         "echo in >> '{0}'; sleep 0.3; echo out >> '{0}'",
         log.display()
     );
-    let spec = || script(&text, WorkspaceMode::Shared);
-    let tasks = together((0..TASKS).map(|_| stage.client.submit(spec()))).await;
-    let done = together(tasks.iter().map(|task| ended(&stage.client, task))).await;
+    let spec = || shell_task(&text, WorkspaceMode::Shared);
+    let tasks = join_all((0..TASK_COUNT).map(|_| stage.client.submit(spec()))).await;
+    let done = join_all(tasks.iter().map(|task| wait_for_end(&stage.client, task))).await;
     let log = std::fs::read_to_string(log).expect("they ran");
-    assert_eq!(log, "in\nout\n".repeat(TASKS), "never two at a time");
+    assert_eq!(log, "in\nout\n".repeat(TASK_COUNT), "never two at a time");
     let mut refused = 0;
     for task in &done {
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
@@ -155,7 +156,10 @@ async fn tasks_in_one_shared_workspace_run_one_after_the_other_and_none_pays_for
         let left = last.workspace.as_ref().expect("where it ran");
         assert_eq!(left.path, stage.repo().display().to_string());
         assert_eq!(left.mode(), WorkspaceMode::Shared);
-        assert_eq!(left.head_commit, git(&stage.repo(), &["rev-parse", "HEAD"]));
+        assert_eq!(
+            left.head_commit,
+            run_git(&stage.repo(), &["rev-parse", "HEAD"])
+        );
         assert_eq!((left.dirty_digest.as_str(), left.changed_files), ("", 0));
     }
     assert!(refused > 0, "nobody met anybody, so nothing was shown");
@@ -163,8 +167,8 @@ async fn tasks_in_one_shared_workspace_run_one_after_the_other_and_none_pays_for
 
 #[tokio::test(flavor = "multi_thread")]
 async fn worktrees_run_side_by_side_and_leave_a_branch_each() {
-    let stage = Stage::start().await;
-    let daemon = stage.daemon("mode = \"worktree\"\n").await;
+    let stage = WorkspacesFixture::start().await;
+    let daemon = stage.start_daemon("mode = \"worktree\"\n").await;
     let (repo, meet) = (stage.repo(), stage.dir.path().join("meet"));
     std::fs::create_dir(&meet).expect("a directory can be made");
     // Each waits until the other is there too, so they end only if they run at the same time.
@@ -174,23 +178,26 @@ async fn worktrees_run_side_by_side_and_leave_a_branch_each() {
          git -c user.name=T -c user.email=t@example.com commit --quiet -am second",
         meet.display()
     );
-    let spec = || script(&text, WorkspaceMode::Unspecified);
+    let spec = || shell_task(&text, WorkspaceMode::Unspecified);
     let tasks = [
         stage.client.submit(spec()).await,
         stage.client.submit(spec()).await,
     ];
-    let base = git(&repo, &["rev-parse", "HEAD"]);
+    let base = run_git(&repo, &["rev-parse", "HEAD"]);
     let mut heads = Vec::new();
     for task in &tasks {
-        let task = ended(&stage.client, task).await;
+        let task = wait_for_end(&stage.client, task).await;
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
-        let attempt = newest(&task);
+        let attempt = newest_attempt(&task);
         let left = attempt.workspace.as_ref().expect("where it ran");
         assert_eq!(left.mode(), WorkspaceMode::Worktree);
         assert_eq!(left.branch, format!("baton/{}", attempt.attempt_id));
         assert_eq!(left.base_commit, base);
-        assert_eq!(left.head_commit, git(&repo, &["rev-parse", &left.branch]));
-        let kept = git(&repo, &["show", &format!("{}:file", left.branch)]);
+        assert_eq!(
+            left.head_commit,
+            run_git(&repo, &["rev-parse", &left.branch])
+        );
+        let kept = run_git(&repo, &["show", &format!("{}:file", left.branch)]);
         assert_eq!(kept, attempt.attempt_id, "its own work is on its branch");
         assert!(
             !left.kept && !Path::new(&left.path).exists(),
@@ -204,41 +211,54 @@ async fn worktrees_run_side_by_side_and_leave_a_branch_each() {
 
     // What is not committed would be lost, so it stays; what changed nothing leaves nothing.
     let dirty = stage
-        .run(script(
+        .run_to_end(shell_task(
             "echo new > new; echo changed > file",
             WorkspaceMode::Worktree,
         ))
         .await;
-    let left = newest(&dirty).workspace.clone().expect("where it ran");
+    let left = newest_attempt(&dirty)
+        .workspace
+        .clone()
+        .expect("where it ran");
     assert!(left.kept && left.changed_files == 2, "{left:?}");
     assert!(left.dirty_digest.starts_with("sha256:"), "{left:?}");
     let new = std::fs::read_to_string(Path::new(&left.path).join("new"));
     assert_eq!(new.expect("it stays"), "new\n");
-    let clean = stage.run(script("true", WorkspaceMode::Worktree)).await;
-    let left = newest(&clean).workspace.clone().expect("where it ran");
+    let clean = stage
+        .run_to_end(shell_task("true", WorkspaceMode::Worktree))
+        .await;
+    let left = newest_attempt(&clean)
+        .workspace
+        .clone()
+        .expect("where it ran");
     assert!(!left.kept && !Path::new(&left.path).exists(), "{left:?}");
-    let branches = git(&repo, &["branch", "--list", "baton/*"]);
+    let branches = run_git(&repo, &["branch", "--list", "baton/*"]);
     assert_eq!(branches.lines().count(), 3, "{branches}");
     daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scratch_directory_is_new_for_each_attempt_and_goes_when_it_is_empty_or_unwanted() {
-    let stage = Stage::start().await;
-    let _daemon = stage.daemon("").await;
-    let spec = script("ls -A; echo work > left", WorkspaceMode::Scratch);
-    let first = stage.run(spec.clone()).await;
-    let second = stage.run(spec.clone()).await;
-    let places = [&first, &second].map(|task| newest(task).workspace.clone().expect("a place"));
+    let stage = WorkspacesFixture::start().await;
+    let _daemon = stage.start_daemon("").await;
+    let spec = shell_task("ls -A; echo work > left", WorkspaceMode::Scratch);
+    let first = stage.run_to_end(spec.clone()).await;
+    let second = stage.run_to_end(spec.clone()).await;
+    let places =
+        [&first, &second].map(|task| newest_attempt(task).workspace.clone().expect("a place"));
     assert_ne!(places[0].path, places[1].path);
     for (task, place) in [&first, &second].into_iter().zip(&places) {
         assert!(
-            stage.client.output(&task.task_id).await.is_empty(),
+            stage
+                .client
+                .read_output_to_end(&task.task_id)
+                .await
+                .is_empty(),
             "it was new"
         );
         assert!(place.kept && Path::new(&place.path).join("left").exists());
         assert!(
-            place.path.ends_with(&newest(task).attempt_id),
+            place.path.ends_with(&newest_attempt(task).attempt_id),
             "named by its id"
         );
     }
@@ -247,47 +267,47 @@ async fn a_scratch_directory_is_new_for_each_attempt_and_goes_when_it_is_empty_o
         keep: Some(false),
         ..unwanted.workspace.unwrap_or_default()
     });
-    for spec in [unwanted, script("true", WorkspaceMode::Scratch)] {
-        let task = stage.run(spec).await;
-        let place = newest(&task).workspace.clone().expect("a place");
+    for spec in [unwanted, shell_task("true", WorkspaceMode::Scratch)] {
+        let task = stage.run_to_end(spec).await;
+        let place = newest_attempt(&task).workspace.clone().expect("a place");
         assert!(!place.kept && !Path::new(&place.path).exists(), "{place:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_working_directory_outside_its_root_is_refused_and_one_inside_is_not() {
-    let stage = Stage::start().await;
-    let _daemon = stage.daemon("").await;
+    let stage = WorkspacesFixture::start().await;
+    let _daemon = stage.start_daemon("").await;
     let repo = stage.repo();
     std::fs::create_dir_all(repo.join("inner/most")).expect("a directory can be made");
     std::os::unix::fs::symlink("/", repo.join("out")).expect("a link can be made");
     let at = |cwd: &str| TaskSpec {
         cwd: cwd.to_owned(),
-        ..script("pwd", WorkspaceMode::Shared)
+        ..shell_task("pwd", WorkspaceMode::Shared)
     };
     let absolute = repo.join("inner").display().to_string();
     for (cwd, place) in [("inner/most", "inner/most"), (absolute.as_str(), "inner")] {
-        let task = stage.run(at(cwd)).await;
-        let said = stage.client.output(&task.task_id).await;
+        let task = stage.run_to_end(at(cwd)).await;
+        let said = stage.client.read_output_to_end(&task.task_id).await;
         let expected = format!("{}\n", repo.join(place).display());
         assert_eq!(String::from_utf8_lossy(&said), expected, "{cwd}");
     }
     for cwd in ["..", "inner/../..", "out", "out/tmp", "/", "/tmp"] {
-        let task = stage.run(at(cwd)).await;
+        let task = stage.run_to_end(at(cwd)).await;
         assert_eq!(task.state(), TaskState::Failed, "{cwd}");
-        let attempt = newest(&task);
+        let attempt = newest_attempt(&task);
         assert_eq!(attempt.failure_code, "bad_cwd", "{cwd}");
         assert!(attempt.message.contains("outside its root"), "{attempt:#?}");
         assert_eq!(task.attempts.len(), 1, "asking again would not help");
     }
     // Without a workspace the daemon's work directory is the root.
     let task = stage
-        .run(TaskSpec {
+        .run_to_end(TaskSpec {
             cwd: "/".to_owned(),
-            ..command("pwd", &[], "workspaces")
+            ..command_task("pwd", &[], "workspaces")
         })
         .await;
-    assert_eq!(newest(&task).failure_code, "bad_cwd");
+    assert_eq!(newest_attempt(&task).failure_code, "bad_cwd");
 }
 
 /// The lock of the repository, as another daemon on the machine would have left it.
@@ -301,10 +321,10 @@ fn write_lock(repo: &Path, pid: u32, start_time: u64) {
         "task_id": "019a0000-0000-7000-8000-000000000002",
         "daemon": "neighbour",
     });
-    std::fs::write(lock_of(repo), record.to_string()).expect("a file can be written");
+    std::fs::write(lock_file(repo), record.to_string()).expect("a file can be written");
 }
 
-fn lock_of(repo: &Path) -> PathBuf {
+fn lock_file(repo: &Path) -> PathBuf {
     repo.join(".git/baton-lock")
 }
 
@@ -316,31 +336,33 @@ fn start_time(pid: u32) -> u64 {
     field.parse().expect("a number")
 }
 
-fn sleeper() -> Child {
+fn spawn_sleeper() -> Child {
     let child = Command::new("sleep").arg("600").spawn();
     child.expect("sleep is on this machine")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recycled_pid_is_not_the_holder_and_a_living_one_is_waited_for() {
-    let stage = Stage::start().await;
-    let _daemon = stage.daemon("").await;
-    let mut holder = sleeper();
+    let stage = WorkspacesFixture::start().await;
+    let _daemon = stage.start_daemon("").await;
+    let mut holder = spawn_sleeper();
     let began = start_time(holder.id());
     write_lock(&stage.repo(), holder.id(), began - 1);
-    let task = stage.run(script("true", WorkspaceMode::Shared)).await;
+    let task = stage
+        .run_to_end(shell_task("true", WorkspaceMode::Shared))
+        .await;
     assert_eq!(task.state(), TaskState::Completed, "the pid was given away");
     assert_eq!(task.attempts.len(), 1);
-    let lock = std::fs::read_to_string(lock_of(&stage.repo())).expect("it stays");
+    let lock = std::fs::read_to_string(lock_file(&stage.repo())).expect("it stays");
     assert_eq!(lock, "", "and nobody holds it");
 
     write_lock(&stage.repo(), holder.id(), began);
     let task = stage
         .client
-        .submit(script("true", WorkspaceMode::Shared))
+        .submit(shell_task("true", WorkspaceMode::Shared))
         .await;
     let mut watch = stage.client.watch(&task.task_id).await;
-    let waits = watch.until("it to wait", |event| {
+    let waits = watch.wait_for_event("it to wait", |event| {
         event.kind() == TaskEventKind::Phase && event.phase() == LifecyclePhase::Queued
     });
     let waits = waits.await;
@@ -349,7 +371,7 @@ async fn a_recycled_pid_is_not_the_holder_and_a_living_one_is_waited_for() {
     }
     holder.kill().expect("it runs");
     holder.wait().expect("it was ours");
-    let task = ended(&stage.client, &task).await;
+    let task = wait_for_end(&stage.client, &task).await;
     assert_eq!(task.state(), TaskState::Completed);
     assert_eq!(task.attempts.len(), 1, "waiting cost it nothing");
 }
@@ -357,15 +379,15 @@ async fn a_recycled_pid_is_not_the_holder_and_a_living_one_is_waited_for() {
 /// Ends the shim that the lock names, and in place of a daemon what it leaves.
 fn kill_shim(repo: &Path) {
     let lock: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(lock_of(repo)).expect("the lock stays"))
+        serde_json::from_str(&std::fs::read_to_string(lock_file(repo)).expect("the lock stays"))
             .expect("and says whose it is");
     let shim = u32::try_from(lock["pid"].as_u64().expect("a pid")).expect("a pid");
     let attempt_id = lock["attempt_id"].as_str().expect("an attempt");
-    let known = shim_of(attempt_id).expect("it outlives its daemon");
+    let known = attempt_shim(attempt_id).expect("it outlives its daemon");
     assert_eq!(shim, known.pid, "the lock is the shim's");
-    signal(shim, Signal::KILL);
+    send_signal(shim, Signal::KILL);
     // Its child goes with it; whoever else is left is ended here in place of a daemon, unless it is quicker.
-    for process in of_attempt(attempt_id) {
+    for process in attempt_processes(attempt_id) {
         if let Some(pid) = Pid::from_raw(process.pid.cast_signed()) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -373,10 +395,10 @@ fn kill_shim(repo: &Path) {
 }
 
 /// The relay knows that it runs, so that its end is a loss and no deadline of the start.
-async fn until_prompted(client: &Client, task: &Task) {
+async fn wait_until_prompted(client: &TestClient, task: &Task) {
     let mut watch = client.watch(&task.task_id).await;
     watch
-        .until("the prompt's phase", |event| {
+        .wait_for_event("the prompt's phase", |event| {
             event.state() == AttemptState::Prompted || event.state() == AttemptState::Streaming
         })
         .await;
@@ -386,10 +408,10 @@ async fn until_prompted(client: &Client, task: &Task) {
 async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_are_killed() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, token) = client.make_token("", Role::Daemon).await;
+    let (_, token) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let repo = repository(dir.path());
-    let file = config(dir.path(), "").display().to_string();
+    let repo = create_repository(dir.path());
+    let file = write_config(dir.path(), "").display().to_string();
     let start = |name: &'static str| {
         let (url, token, file) = (client.url().to_owned(), token.clone(), file.clone());
         let dir = dir.path().to_owned();
@@ -406,8 +428,8 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
         dir.path().join("go").display()
     );
     let long = |mark| TaskSpec {
-        workspace: place("repo", WorkspaceMode::Shared),
-        ..command("sh", &["-c", &text], mark)
+        workspace: workspace_spec("repo", WorkspaceMode::Shared),
+        ..command_task("sh", &["-c", &text], mark)
     };
     let first = client.submit(long("held")).await;
     let runs = || std::fs::read_to_string(&log).is_ok_and(|log| log.starts_with("in"));
@@ -419,14 +441,14 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
     let second = client.submit(long("next")).await;
     let mut watch = client.watch(&second.task_id).await;
     watch
-        .until("it to be refused", |event| {
+        .wait_for_event("it to be refused", |event| {
             event.kind() == TaskEventKind::Rejected
         })
         .await;
     assert_eq!(std::fs::read_to_string(&log).expect("it runs"), "in\n");
     std::fs::write(dir.path().join("go"), "").expect("a file can be written");
     for task in [&first, &second] {
-        let task = ended(&client, task).await;
+        let task = wait_for_end(&client, task).await;
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
     }
     let log_text = std::fs::read_to_string(&log).expect("they ran");
@@ -436,16 +458,19 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
     std::fs::remove_file(dir.path().join("go")).expect("it is there");
     std::fs::remove_file(&log).expect("it is there");
     let lost = client
-        .submit(retried(long("lost"), std::time::Duration::from_secs(5)))
+        .submit(with_retry_on_loss(
+            long("lost"),
+            std::time::Duration::from_secs(5),
+        ))
         .await;
     poll_until("the third to run", || runs().then_some(())).await;
-    until_prompted(&client, &lost).await;
+    wait_until_prompted(&client, &lost).await;
     daemon.kill().await;
     kill_shim(&repo);
-    marked_gone("lost").await;
+    wait_until_marked_gone("lost").await;
     let _other = start("second").await;
     std::fs::write(dir.path().join("go"), "").expect("a file can be written");
-    let lost = ended(&client, &lost).await;
+    let lost = wait_for_end(&client, &lost).await;
     assert_eq!(lost.state(), TaskState::Completed, "{lost:#?}");
     let (last, earlier) = lost.attempts.split_last().expect("an attempt");
     assert_eq!(last.daemon_name, "second");
@@ -458,17 +483,17 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_waits_for_a_daemon_that_has_its_workspace() {
-    let stage = Stage::start().await;
+    let stage = WorkspacesFixture::start().await;
     let token = stage.relay.daemon_token().await;
-    let _without = RealDaemon::start(stage.relay.url(), &token).await;
+    let _without = EmbeddedDaemon::start(stage.relay.url(), &token).await;
     let task = stage
         .client
-        .submit(script("true", WorkspaceMode::Shared))
+        .submit(shell_task("true", WorkspaceMode::Shared))
         .await;
     let waiting = stage.client.get(&task.task_id).await;
     assert_eq!(waiting.state(), TaskState::Queued, "{waiting:#?}");
-    let _with = stage.daemon("").await;
-    let done = ended(&stage.client, &task).await;
+    let _with = stage.start_daemon("").await;
+    let done = wait_for_end(&stage.client, &task).await;
     assert_eq!(done.state(), TaskState::Completed);
     assert_eq!(done.attempts.len(), 1, "it was never offered elsewhere");
 }

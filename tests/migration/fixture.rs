@@ -3,24 +3,27 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use baton_tests::{BentClock, copy_directory};
+use baton_tests::{TestClock, copy_directory};
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// Beside the data: what clients were told before the relay was killed.
-pub(crate) const KNOWN: &str = "known.json";
+pub(crate) const EXPECTED_FILE: &str = "known.json";
 /// How long each file was: zeros at the end are not kept.
-pub(crate) const LENGTHS: &str = "lengths.json";
+pub(crate) const LENGTHS_FILE: &str = "lengths.json";
 
-pub(crate) fn place(schema: u16) -> PathBuf {
+pub(crate) fn schema_directory(schema: u16) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("migration/schema-{schema}"))
 }
 
 /// A copy of the directory, as the relay left it.
-pub(crate) fn copy(schema: u16) -> TempDir {
+pub(crate) fn copy_schema_data(schema: u16) -> TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    copy_directory(&place(schema).join("data"), dir.path());
-    for (file, len) in read(schema, LENGTHS).as_object().expect("an object") {
+    copy_directory(&schema_directory(schema).join("data"), dir.path());
+    for (file, len) in read_json(schema, LENGTHS_FILE)
+        .as_object()
+        .expect("an object")
+    {
         let path = dir.path().join(file);
         let file = File::options().write(true).open(path);
         let len = len.as_u64().expect("a number");
@@ -30,20 +33,20 @@ pub(crate) fn copy(schema: u16) -> TempDir {
     dir
 }
 
-pub(crate) fn read(schema: u16, name: &str) -> Value {
-    let text = fs::read(place(schema).join(name)).expect("kept beside the data");
+pub(crate) fn read_json(schema: u16, name: &str) -> Value {
+    let text = fs::read(schema_directory(schema).join(name)).expect("kept beside the data");
     serde_json::from_slice(&text).expect("what was written as JSON")
 }
 
 /// An hour after the directory was made: nothing in it may be so old that it is no longer kept.
-pub(crate) fn clock(known: &Value) -> BentClock {
+pub(crate) fn clock_after_recording(known: &Value) -> TestClock {
     let made_ms = known["made_at_ms"].as_i64().expect("a number");
-    let now_ms = baton_relay::clock::Clock::system()
+    let now_ms = baton_relay::clock::RelayClock::system()
         .now()
         .wall
         .0
         .cast_signed();
-    let clock = BentClock::new();
+    let clock = TestClock::new();
     clock.jump_wall(made_ms + 3_600_000 - now_ms);
     clock
 }

@@ -7,49 +7,50 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use baton_relay::store::{
-    Change, Key, Kind, OpenError, Opened, Schema, Step, Store, StoreConfig, Told,
+    DumpItem, OpenedStore, RecordKey, RecordKind, RecordSchema, SchemaStep, Store, StoreChange,
+    StoreConfig, StoreOpenError,
 };
 use baton_tests::copy_directory;
 use tempfile::TempDir;
 use uuid::Uuid;
 
 use crate::BATON;
-use crate::fixture::copy;
-use crate::writes::die_at;
+use crate::fixture::copy_schema_data;
+use crate::writes::kill_at_write;
 
-const DIR: &str = "BATON_TEST_MIGRATION_DIR";
-const LAST_WRITE: &str = "BATON_TEST_MIGRATION_LAST_WRITE";
+const DIRECTORY_VARIABLE: &str = "BATON_TEST_MIGRATION_DIR";
+const LAST_WRITE_VARIABLE: &str = "BATON_TEST_MIGRATION_LAST_WRITE";
 /// Before this many writes every migration is over.
-const MOST_WRITES: i64 = 2_000;
-const KILL: i32 = 9;
+const WRITES_MAX: i64 = 2_000;
+const SIGKILL: i32 = 9;
 
 /// The next version, as far as this test goes: every record is as it was, behind a word.
-const NEXT: Schema = Schema::of(&[Step {
+const NEXT_SCHEMA: RecordSchema = RecordSchema::of(&[SchemaStep {
     name: "put a word before every record",
-    record: |key, body| Some(in_next(key, body)),
+    migrate_record: |key, body| Some(to_next_schema(key, body)),
 }]);
 
-fn in_next(key: &Key, body: &[u8]) -> Vec<u8> {
+fn to_next_schema(key: &RecordKey, body: &[u8]) -> Vec<u8> {
     [b"next ", key.kind().as_str().as_bytes(), b" ", body].concat()
 }
 
-type Records = BTreeMap<Key, Vec<u8>>;
+type SchemaRecords = BTreeMap<RecordKey, Vec<u8>>;
 
-fn open(dir: &Path, schema: Schema) -> Result<Opened, OpenError> {
+fn open_store(dir: &Path, schema: RecordSchema) -> Result<OpenedStore, StoreOpenError> {
     let mut config = StoreConfig::new(dir.join("store"), Uuid::now_v7());
     config.schema = schema;
     Store::open(config)
 }
 
 /// Everything that there is, but for facts about the directory.
-fn records(opened: &Opened) -> Records {
-    let mut records = Records::new();
-    let told = opened.store.tell(|told| {
+fn read_records(opened: &OpenedStore) -> SchemaRecords {
+    let mut records = SchemaRecords::new();
+    let told = opened.store.dump(|told| {
         match told {
-            Told::Record(key, body) => drop(records.insert(key, body.to_vec())),
-            Told::Change(Change::Put(key, body)) => drop(records.insert(key, body)),
-            Told::Change(Change::Delete(key)) => drop(records.remove(&key)),
-            Told::Unreadable(key, why) => return Err(format!("{key:?}: {why}")),
+            DumpItem::Record(key, body) => drop(records.insert(key, body.to_vec())),
+            DumpItem::Change(StoreChange::Put(key, body)) => drop(records.insert(key, body)),
+            DumpItem::Change(StoreChange::Delete(key)) => drop(records.remove(&key)),
+            DumpItem::Unreadable(key, why) => return Err(format!("{key:?}: {why}")),
         }
         Ok(())
     });
@@ -57,17 +58,18 @@ fn records(opened: &Opened) -> Records {
     records
 }
 
-fn close(opened: Opened) {
+fn close_store(opened: OpenedStore) {
     opened.journal.close().expect("the store closes");
 }
 
 /// What the directory holds, and what it holds in the next version.
-fn before_and_after() -> (Records, Records) {
-    let dir = copy(1);
-    let opened = open(dir.path(), Schema::CURRENT).expect("the directory opens");
-    let before = records(&opened);
-    close(opened);
-    let kinds: std::collections::BTreeSet<Kind> = before.keys().map(Key::kind).collect();
+fn expected_records() -> (SchemaRecords, SchemaRecords) {
+    let dir = copy_schema_data(1);
+    let opened = open_store(dir.path(), RecordSchema::CURRENT).expect("the directory opens");
+    let before = read_records(&opened);
+    close_store(opened);
+    let kinds: std::collections::BTreeSet<RecordKind> =
+        before.keys().map(RecordKey::kind).collect();
     assert_eq!(kinds.len(), 11, "something of each kind: {kinds:?}");
     assert!(
         before.values().any(|body| body.len() > 4_000),
@@ -75,7 +77,7 @@ fn before_and_after() -> (Records, Records) {
     );
     let after = before
         .iter()
-        .map(|(key, body)| (key.clone(), in_next(key, body)));
+        .map(|(key, body)| (key.clone(), to_next_schema(key, body)));
     let after = after.collect();
     (before, after)
 }
@@ -83,37 +85,39 @@ fn before_and_after() -> (Records, Records) {
 /// The process that is killed: does nothing unless a test below started it.
 #[test]
 fn process_that_migrates() {
-    let Ok(dir) = std::env::var(DIR) else { return };
-    let last = std::env::var(LAST_WRITE).unwrap().parse().unwrap();
-    die_at(last);
-    let opened = open(Path::new(&dir), NEXT).expect("the next version opens it");
-    close(opened);
+    let Ok(dir) = std::env::var(DIRECTORY_VARIABLE) else {
+        return;
+    };
+    let last = std::env::var(LAST_WRITE_VARIABLE).unwrap().parse().unwrap();
+    kill_at_write(last);
+    let opened = open_store(Path::new(&dir), NEXT_SCHEMA).expect("the next version opens it");
+    close_store(opened);
 }
 
 /// False when it was killed.
 fn migrate(dir: &Path, last_write: i64) -> bool {
     let status = Command::new(std::env::current_exe().expect("this executable"))
         .args(["--exact", "killed::process_that_migrates"])
-        .env(DIR, dir)
-        .env(LAST_WRITE, last_write.to_string())
+        .env(DIRECTORY_VARIABLE, dir)
+        .env(LAST_WRITE_VARIABLE, last_write.to_string())
         .stdout(Stdio::null())
         .status()
         .expect("this executable can be started");
     assert!(
-        status.success() || status.signal() == Some(KILL),
+        status.success() || status.signal() == Some(SIGKILL),
         "{status:?}"
     );
     status.success()
 }
 
 /// The older version finds all as it was, or says that it must not touch it; whether it does.
-fn older_version_refuses(dir: &Path, before: &Records) -> bool {
+fn older_version_refuses(dir: &Path, before: &SchemaRecords) -> bool {
     let copied = TempDir::new().expect("a temporary directory can be made");
     copy_directory(dir, copied.path());
-    match open(copied.path(), Schema::CURRENT) {
+    match open_store(copied.path(), RecordSchema::CURRENT) {
         Ok(opened) => {
-            assert_eq!(records(&opened), *before, "nothing had begun");
-            close(opened);
+            assert_eq!(read_records(&opened), *before, "nothing had begun");
+            close_store(opened);
             false
         }
         Err(refusal) => {
@@ -128,26 +132,26 @@ fn older_version_refuses(dir: &Path, before: &Records) -> bool {
 }
 
 /// The next version's start finishes what was begun, and the one after it has nothing left to do.
-fn next_version_finishes(dir: &Path, after: &Records) {
-    let opened = open(dir, NEXT).expect("the next start goes on");
+fn next_version_finishes(dir: &Path, after: &SchemaRecords) {
+    let opened = open_store(dir, NEXT_SCHEMA).expect("the next start goes on");
     let migrated = opened.recovery.migrated.clone();
-    assert!(migrated.is_none_or(|migrated| migrated.left == 0));
-    assert_eq!(records(&opened), *after);
-    close(opened);
-    let again = open(dir, NEXT).expect("a migrated directory opens");
+    assert!(migrated.is_none_or(|migrated| migrated.left_unmigrated == 0));
+    assert_eq!(read_records(&opened), *after);
+    close_store(opened);
+    let again = open_store(dir, NEXT_SCHEMA).expect("a migrated directory opens");
     assert_eq!(again.recovery.migrated, None);
-    assert_eq!(records(&again), *after);
+    assert_eq!(read_records(&again), *after);
     let verified = again.store.verify().expect("the disk can be read");
     assert_eq!(verified.unreadable, 0);
-    close(again);
+    close_store(again);
 }
 
 #[test]
 fn a_migration_killed_at_any_write_is_finished_by_the_next_start_and_loses_nothing() {
-    let (before, after) = before_and_after();
+    let (before, after) = expected_records();
     let (mut refused, mut untouched) = (0, 0);
-    for last_write in 1..MOST_WRITES {
-        let dir = copy(1);
+    for last_write in 1..WRITES_MAX {
+        let dir = copy_schema_data(1);
         let finished = migrate(dir.path(), last_write);
         if older_version_refuses(dir.path(), &before) {
             refused += 1;
@@ -173,9 +177,9 @@ fn a_migration_killed_at_any_write_is_finished_by_the_next_start_and_loses_nothi
 
 #[test]
 fn a_migration_that_is_killed_again_and_again_gets_further_each_time() {
-    let (before, after) = before_and_after();
-    let dir = copy(1);
-    for last_write in (1..MOST_WRITES).step_by(3) {
+    let (before, after) = expected_records();
+    let dir = copy_schema_data(1);
+    for last_write in (1..WRITES_MAX).step_by(3) {
         let finished = migrate(dir.path(), last_write);
         older_version_refuses(dir.path(), &before);
         if finished {
@@ -187,8 +191,8 @@ fn a_migration_that_is_killed_again_and_again_gets_further_each_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_relay_refuses_migrated_data_with_a_code_and_what_to_do() {
-    let (_, after) = before_and_after();
-    let dir = copy(1);
+    let (_, after) = expected_records();
+    let dir = copy_schema_data(1);
     assert!(migrate(dir.path(), i64::MAX));
     let start = ["relay", "--listen", "127.0.0.1:0", "--accept-loss"];
     let refused = BATON.run(dir.path(), &start).await;

@@ -10,6 +10,6 @@ mod making;
 mod serving;
 mod writes;
 
-use baton_tests::Baton;
+use baton_tests::BatonExecutable;
 
-const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));

@@ -11,16 +11,16 @@ use baton_proto::v1::{
 };
 use baton_proto::{ShortName, timestamp_to_ms};
 use baton_relay::store::SCHEMA;
-use baton_tests::{Client, RelayProcess, ScriptedDaemon, for_agent, hello};
+use baton_tests::{RelayProcess, ScriptedDaemon, TestClient, agent_task, hello};
 use serde_json::{Value, json};
 
 use crate::BATON;
-use crate::fixture::{KNOWN, LENGTHS, place};
+use crate::fixture::{EXPECTED_FILE, LENGTHS_FILE, schema_directory};
 
 /// What the scripted daemon offers.
-const AGENT: &str = "kept";
+const SCRIPTED_AGENT: &str = "kept";
 /// Enough that their records are more than one page of a walk.
-const WAITING: usize = 24;
+const WAITING_TASKS: usize = 24;
 
 /// Part of making a schema; see `README.md`. Replaces what is there.
 #[tokio::test(flavor = "multi_thread")]
@@ -28,20 +28,20 @@ const WAITING: usize = 24;
 async fn make_the_directory_of_this_schema() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
-    fleet(&client, &link).await;
-    ended(&client, &link).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
+    record_fleet(&client, &link).await;
+    record_ended_tasks(&client, &link).await;
     // So that records, sled's snapshot and a journal of its own run are all there.
     relay.terminate().await;
-    relay.revive().await;
-    let _holder = open(&client, &link).await;
-    let known = known(&client).await;
+    relay.start_again().await;
+    let _holder = record_open_tasks(&client, &link).await;
+    let known = expected_answers(&client).await;
     relay.kill().await;
-    keep(relay.data(), &known);
+    write_schema_directory(relay.data(), &known);
 }
 
 /// A profile, a daemon that is drained and away, a pause that is over, another tenant.
-async fn fleet(client: &Client, link: &Client) {
+async fn record_fleet(client: &TestClient, link: &TestClient) {
     let profile = PutProfileRequest {
         name: "patient".to_owned(),
         profile: Some(baton_proto::v1::DeadlineProfile {
@@ -65,7 +65,7 @@ async fn fleet(client: &Client, link: &Client) {
         .drain_daemon(drain)
         .await
         .expect("a known daemon");
-    let everywhere = client.of_tenant("*", Role::Admin).await;
+    let everywhere = client.client_of_tenant("*", Role::Admin).await;
     let pause = PauseRequest {
         target: Some(pause_request::Target::Scheduler(true)),
         reason: "kept for a test".to_owned(),
@@ -84,13 +84,13 @@ async fn fleet(client: &Client, link: &Client) {
         .unpause(unpause)
         .await
         .expect("it is paused");
-    let other = client.of_tenant("acme", Role::Submitter).await;
-    other.submit(for_agent("nobody")).await;
+    let other = client.client_of_tenant("acme", Role::Submitter).await;
+    other.submit(agent_task("nobody")).await;
 }
 
 /// Tasks that have ended in each way, with output and with a prompt that is a file of its own.
-async fn ended(client: &Client, link: &Client) {
-    let mut daemon = ScriptedDaemon::connect(link, hello(&[AGENT])).await;
+async fn record_ended_tasks(client: &TestClient, link: &TestClient) {
+    let mut daemon = ScriptedDaemon::connect(link, hello(&[SCRIPTED_AGENT])).await;
     for number in 0..6 {
         // One in several pieces, one in a file of its own.
         let times = match number {
@@ -99,48 +99,52 @@ async fn ended(client: &Client, link: &Client) {
             _short => 40,
         };
         let prompt = format!("prompt {number} ").repeat(times);
-        client.submit(spec(&prompt)).await;
-        let mut attempt = daemon.running().await;
-        attempt.say(&format!("output {number}\n").repeat(40)).await;
+        client.submit(task_with_prompt(&prompt)).await;
+        let mut attempt = daemon.start_next_attempt().await;
+        attempt
+            .send_output(&format!("output {number}\n").repeat(40))
+            .await;
         let milestone = CheckpointDraft {
             summary: format!("half of {number}"),
             ..CheckpointDraft::default()
         };
         attempt.send(Body::Checkpoint(milestone)).await;
         attempt.complete("").await;
-        daemon.acked(&attempt).await;
-        daemon.forget(&attempt);
+        daemon.wait_until_acked(&attempt).await;
+        daemon.stop_renewing(&attempt);
     }
-    let mut failing = spec("fails");
+    let mut failing = task_with_prompt("fails");
     failing.retry = Some(baton_proto::v1::RetryPolicy {
         max_attempts: Some(1),
         ..Default::default()
     });
     client.submit(failing).await;
-    let mut attempt = daemon.running().await;
+    let mut attempt = daemon.start_next_attempt().await;
     attempt.fail("agent_exit").await;
-    daemon.acked(&attempt).await;
-    daemon.forget(&attempt);
-    let waiting = client.submit(for_agent("nobody")).await;
+    daemon.wait_until_acked(&attempt).await;
+    daemon.stop_renewing(&attempt);
+    let waiting = client.submit(agent_task("nobody")).await;
     client.cancel(&waiting.task_id).await;
 }
 
 /// Tasks that wait, one with a key, and one that runs when the relay is killed.
-async fn open(client: &Client, link: &Client) -> ScriptedDaemon {
-    let mut daemon = ScriptedDaemon::connect(link, hello(&[AGENT])).await;
-    client.submit(spec("runs when the relay is killed")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("so far\n").await;
+async fn record_open_tasks(client: &TestClient, link: &TestClient) -> ScriptedDaemon {
+    let mut daemon = ScriptedDaemon::connect(link, hello(&[SCRIPTED_AGENT])).await;
+    client
+        .submit(task_with_prompt("runs when the relay is killed"))
+        .await;
+    let mut attempt = daemon.start_next_attempt().await;
+    attempt.send_output("so far\n").await;
     let request = SubmitRequest {
-        spec: Some(keyed()),
+        spec: Some(keyed_task()),
         idempotency_key: "kept".to_owned(),
         ..SubmitRequest::default()
     };
     client.try_submit(request).await.expect("a good task");
-    for number in 0..WAITING {
+    for number in 0..WAITING_TASKS {
         let spec = TaskSpec {
             prompt: format!("waits {number} ").repeat(30),
-            ..for_agent("waits")
+            ..agent_task("waits")
         };
         client.submit(spec).await;
     }
@@ -148,25 +152,25 @@ async fn open(client: &Client, link: &Client) -> ScriptedDaemon {
 }
 
 /// The task that was submitted with a key.
-pub(crate) fn keyed() -> TaskSpec {
+pub(crate) fn keyed_task() -> TaskSpec {
     TaskSpec {
         prompt: "was submitted with a key".to_owned(),
-        ..for_agent("nobody")
+        ..agent_task("nobody")
     }
 }
 
-fn spec(prompt: &str) -> TaskSpec {
+fn task_with_prompt(prompt: &str) -> TaskSpec {
     TaskSpec {
         prompt: prompt.to_owned(),
-        ..for_agent(AGENT)
+        ..agent_task(SCRIPTED_AGENT)
     }
 }
 
 /// What clients are told: each task with its state, its prompt and its output.
-async fn known(client: &Client) -> Value {
+async fn expected_answers(client: &TestClient) -> Value {
     let mut tasks = BTreeMap::new();
     let mut made_at_ms = 0;
-    for task in list(client).await {
+    for task in list_tasks(client).await {
         let state = task.state();
         made_at_ms = task
             .created_at
@@ -174,11 +178,13 @@ async fn known(client: &Client) -> Value {
             .map_or(made_at_ms, timestamp_to_ms)
             .max(made_at_ms);
         let whole = client
-            .try_get_whole(&task.task_id)
+            .try_get_with_spec(&task.task_id)
             .await
             .expect("a task of the list");
         let output = match state {
-            TaskState::Completed | TaskState::Failed => client.output(&task.task_id).await,
+            TaskState::Completed | TaskState::Failed => {
+                client.read_output_to_end(&task.task_id).await
+            }
             _open => Vec::new(),
         };
         let told = json!({
@@ -191,7 +197,7 @@ async fn known(client: &Client) -> Value {
     json!({ "made_at_ms": made_at_ms, "tasks": tasks })
 }
 
-pub(crate) async fn list(client: &Client) -> Vec<Task> {
+pub(crate) async fn list_tasks(client: &TestClient) -> Vec<Task> {
     let request = ListTasksRequest {
         page_size: 200,
         ..ListTasksRequest::default()
@@ -202,29 +208,29 @@ pub(crate) async fn list(client: &Client) -> Vec<Task> {
     page.tasks
 }
 
-fn keep(data: &Path, known: &Value) {
-    let to = place(SCHEMA);
+fn write_schema_directory(data: &Path, known: &Value) {
+    let to = schema_directory(SCHEMA);
     if to.exists() {
         fs::remove_dir_all(&to).expect("a directory of ours");
     }
     let mut lengths = BTreeMap::new();
-    keep_files(data, data, &to.join("data"), &mut lengths);
+    copy_files(data, data, &to.join("data"), &mut lengths);
     let write = |name: &str, value: &Value| {
         let text = serde_json::to_string_pretty(value).expect("JSON");
         fs::write(to.join(name), text + "\n").expect("a file of ours");
     };
-    write(KNOWN, known);
-    write(LENGTHS, &json!(lengths));
+    write(EXPECTED_FILE, known);
+    write(LENGTHS_FILE, &json!(lengths));
 }
 
-fn keep_files(root: &Path, from: &Path, to: &Path, lengths: &mut BTreeMap<String, usize>) {
+fn copy_files(root: &Path, from: &Path, to: &Path, lengths: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(from)
         .expect("a directory")
         .map(|entry| entry.expect("a file"))
     {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
         if path.is_dir() {
-            keep_files(root, &path, &target, lengths);
+            copy_files(root, &path, &target, lengths);
             continue;
         }
         // Where it listened is nobody's business any more.

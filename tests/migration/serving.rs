@@ -5,29 +5,29 @@ use baton_proto::v1::{DaemonState, ListDaemonsRequest, Role, SubmitRequest, Task
 use baton_tests::{RelayProcess, ScriptedDaemon, hello};
 
 use crate::BATON;
-use crate::fixture::{KNOWN, clock, copy, read};
-use crate::making::{keyed, list};
+use crate::fixture::{EXPECTED_FILE, clock_after_recording, copy_schema_data, read_json};
+use crate::making::{keyed_task, list_tasks};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn todays_relay_serves_what_schema_1_left() {
-    let known = read(1, KNOWN);
-    let clock = clock(&known);
-    let mut relay = RelayProcess::start_on(clock.bend(BATON), copy(1), &[]).await;
+    let known = read_json(1, EXPECTED_FILE);
+    let clock = clock_after_recording(&known);
+    let mut relay = RelayProcess::start_on(clock.apply_to(BATON), copy_schema_data(1), &[]).await;
     let client = relay.admin().clone();
     let told = known["tasks"].as_object().expect("an object");
-    let listed = list(&client).await;
+    let listed = list_tasks(&client).await;
     assert_eq!(listed.len(), told.len());
     for task in &listed {
         let told = &told[&task.task_id];
         assert_eq!(task.state().short_name(), told["state"], "{task:?}");
-        let whole = client.try_get_whole(&task.task_id).await.unwrap();
+        let whole = client.try_get_with_spec(&task.task_id).await.unwrap();
         assert_eq!(whole.spec.unwrap().prompt, told["prompt"]);
         if [TaskState::Completed, TaskState::Failed].contains(&task.state()) {
-            let output = client.output(&task.task_id).await;
+            let output = client.read_output_to_end(&task.task_id).await;
             assert_eq!(String::from_utf8(output).unwrap(), told["output"]);
         }
     }
-    assert_eq!(client.info().await.unreadable_records, 0);
+    assert_eq!(client.relay_info().await.unreadable_records, 0);
     let daemons = client
         .fleet()
         .list_daemons(ListDaemonsRequest::default())
@@ -49,19 +49,19 @@ async fn todays_relay_serves_what_schema_1_left() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waited_in_schema_1_runs_and_a_key_of_then_is_known() {
-    let known = read(1, KNOWN);
-    let clock = clock(&known);
-    let relay = RelayProcess::start_on(clock.bend(BATON), copy(1), &[]).await;
+    let known = read_json(1, EXPECTED_FILE);
+    let clock = clock_after_recording(&known);
+    let relay = RelayProcess::start_on(clock.apply_to(BATON), copy_schema_data(1), &[]).await;
     let client = relay.admin().clone();
-    let link = client.of_tenant("", Role::Daemon).await;
+    let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["waits"])).await;
-    let mut attempt = daemon.running().await;
-    let task = attempt.re.task_id.clone();
+    let mut attempt = daemon.start_next_attempt().await;
+    let task = attempt.attempt_ref.task_id.clone();
     attempt.complete("").await;
-    daemon.acked(&attempt).await;
-    client.until_state(&task, TaskState::Completed).await;
+    daemon.wait_until_acked(&attempt).await;
+    client.wait_for_state(&task, TaskState::Completed).await;
     let again = SubmitRequest {
-        spec: Some(keyed()),
+        spec: Some(keyed_task()),
         idempotency_key: "kept".to_owned(),
         ..SubmitRequest::default()
     };

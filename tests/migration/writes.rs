@@ -10,39 +10,39 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Writes that are left to this process; as good as endless unless it was told to die.
-static LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
+static WRITES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
 
 /// Lets this process die by SIGKILL in the middle of its `n`th write from now on: half of it is done.
-pub(crate) fn die_at(n: i64) {
-    LEFT.store(n, Ordering::SeqCst);
+pub(crate) fn kill_at_write(n: i64) {
+    WRITES_LEFT.store(n, Ordering::SeqCst);
 }
 
-fn is_last() -> bool {
-    match LEFT.fetch_sub(1, Ordering::SeqCst) {
+fn is_last_write() -> bool {
+    match WRITES_LEFT.fetch_sub(1, Ordering::SeqCst) {
         more if more > 1 => false,
         1 => true,
         // Another thread is about to end all of them.
-        _none => wait(),
+        _none => park_forever(),
     }
 }
 
-fn wait() -> ! {
+fn park_forever() -> ! {
     loop {
         std::thread::park();
     }
 }
 
-fn die() -> ! {
+fn kill_self() -> ! {
     // SAFETY: takes no pointer; the signal cannot be caught.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-    wait()
+    park_forever()
 }
 
 /// Runs `whole`, or `half` of it and then nothing more.
-fn count(whole: impl FnOnce() -> c_long, half: impl FnOnce() -> c_long) -> c_long {
-    if is_last() {
+fn count_write(whole: impl FnOnce() -> c_long, half: impl FnOnce() -> c_long) -> c_long {
+    if is_last_write() {
         half();
-        die();
+        kill_self();
     }
     whole()
 }
@@ -54,7 +54,7 @@ fn count(whole: impl FnOnce() -> c_long, half: impl FnOnce() -> c_long) -> c_lon
 unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, len: usize, at: i64) -> isize {
     // SAFETY: the caller's promise is passed on; half of its bytes are its bytes.
     let call = |len: usize| unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes, len, at) };
-    count(|| call(len), || call(len / 2)) as isize
+    count_write(|| call(len), || call(len / 2)) as isize
 }
 
 /// # Safety
@@ -68,7 +68,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
     if fd <= libc::STDERR_FILENO || len == size_of::<u64>() {
         return call(len) as isize;
     }
-    count(|| call(len), || call(len / 2)) as isize
+    count_write(|| call(len), || call(len / 2)) as isize
 }
 
 /// # Safety
@@ -78,7 +78,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
 unsafe extern "C" fn ftruncate64(fd: c_int, len: i64) -> c_int {
     // SAFETY: takes no pointer.
     let call = || unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) };
-    count(call, || 0) as c_int
+    count_write(call, || 0) as c_int
 }
 
 /// # Safety
@@ -92,7 +92,7 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
         let here = libc::AT_FDCWD;
         libc::syscall(libc::SYS_renameat2, here, from, here, to, 0)
     };
-    count(call, || 0) as c_int
+    count_write(call, || 0) as c_int
 }
 
 /// # Safety
@@ -102,5 +102,5 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
 unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise is passed on.
     let call = || unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path, 0) };
-    count(call, || 0) as c_int
+    count_write(call, || 0) as c_int
 }

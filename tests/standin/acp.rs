@@ -4,72 +4,84 @@
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::handed::{Server, from_message};
-use crate::pipes::Pipes;
-use crate::play::{Answer, Heard, Outcome, Tool, Wire, is_known, new_conversation};
-use crate::script::Question;
-use crate::{halves, text};
+use crate::handed::{McpToolServer, server_from_message};
+use crate::pipes::StdioPipes;
+use crate::play::{
+    AgentWireProtocol, ClientAnswer, ClientMessage, OpenToolCall, ToolOutcome,
+    is_known_conversation, new_conversation,
+};
+use crate::script::ScriptedQuestion;
+use crate::{split_in_half, text_at};
 
 /// What each request to the model is said to use: input, output, read from and written to the cache.
-const USED: [u64; 4] = [12, 7, 200, 100];
-const PRICE: f64 = 0.000_728;
+const USAGE_PER_REQUEST: [u64; 4] = [12, 7, 200, 100];
+const PRICE_PER_REQUEST: f64 = 0.000_728;
 /// What a client that has no answer gets.
 const METHOD_NOT_FOUND: i64 = -32601;
 const RESOURCE_NOT_FOUND: i64 = -32002;
 const AUTH_REQUIRED: i64 = -32000;
 const INTERNAL_ERROR: i64 = -32603;
 
-pub(crate) struct Acp {
+pub(crate) struct AcpWire {
     script: Option<String>,
     session: String,
     /// The request that the turn answers.
-    prompt: Value,
+    prompt_request_id: Value,
     /// Requests of its own, which have their own numbers.
-    requests: u64,
+    request_count: u64,
     /// Requests to the model, in this turn and in the session.
-    used: u64,
-    used_in_session: u64,
+    model_requests: u64,
+    model_requests_in_session: u64,
     message: String,
-    questions: usize,
-    handed: Option<Server>,
+    question_count: usize,
+    tool_server: Option<McpToolServer>,
 }
 
-impl Acp {
+impl AcpWire {
     pub(crate) fn new(script: Option<&str>) -> Self {
         Self {
             script: script.map(str::to_owned),
             session: String::new(),
-            prompt: Value::Null,
-            requests: 0,
-            used: 0,
-            used_in_session: 0,
+            prompt_request_id: Value::Null,
+            request_count: 0,
+            model_requests: 0,
+            model_requests_in_session: 0,
             message: String::new(),
-            questions: 0,
-            handed: None,
+            question_count: 0,
+            tool_server: None,
         }
     }
 
-    fn update(&self, kind: &str, mut update: Value, pipes: &mut Pipes) {
+    fn send_update(&self, kind: &str, mut update: Value, pipes: &mut StdioPipes) {
         update["sessionUpdate"] = json!(kind);
         let params = json!({"sessionId": self.session, "update": update});
-        pipes.say(&json!({"jsonrpc": "2.0", "method": "session/update", "params": params}));
+        pipes
+            .send_message(&json!({"jsonrpc": "2.0", "method": "session/update", "params": params}));
     }
 
-    fn request(&mut self, method: &str, mut params: Value, pipes: &mut Pipes) -> Option<String> {
-        let id = self.requests;
-        self.requests += 1;
+    fn send_request(
+        &mut self,
+        method: &str,
+        mut params: Value,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        let id = self.request_count;
+        self.request_count += 1;
         params["sessionId"] = json!(self.session);
-        pipes.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        pipes
+            .send_message(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
         Some(id.to_string())
     }
 
-    fn open_session(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut Pipes) {
-        let wanted = text(params, "/sessionId");
-        self.handed = params.pointer("/mcpServers/0").and_then(from_message);
+    fn open_session(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut StdioPipes) {
+        let wanted = text_at(params, "/sessionId");
+        self.tool_server = params
+            .pointer("/mcpServers/0")
+            .and_then(server_from_message);
         let fresh = method == "session/new";
-        if !fresh && !is_known(wanted, self.script.as_deref()) {
+        if !fresh && !is_known_conversation(wanted, self.script.as_deref()) {
             let message = format!("Resource not found: {wanted}");
-            refuse(
+            send_error_message(
                 id,
                 RESOURCE_NOT_FOUND,
                 &message,
@@ -86,7 +98,7 @@ impl Acp {
         if method == "session/load" {
             let content = json!({"type": "text", "text": "what was said before"});
             let update = json!({"content": content, "messageId": "before"});
-            self.update("user_message_chunk", update, pipes);
+            self.send_update("user_message_chunk", update, pipes);
         }
         let modes = json!([
             {"id": "default", "name": "Manual", "description": "Asks before it changes anything"},
@@ -102,146 +114,157 @@ impl Acp {
         if fresh {
             result["sessionId"] = json!(self.session);
         }
-        answer(id, result, pipes);
-        self.update(
+        send_result_message(id, result, pipes);
+        self.send_update(
             "available_commands_update",
             json!({"availableCommands": []}),
             pipes,
         );
     }
 
-    fn usage(&mut self, pipes: &mut Pipes) {
-        if self.used > 0 {
-            let price = PRICE * (self.used_in_session as f64);
+    fn send_usage(&mut self, pipes: &mut StdioPipes) {
+        if self.model_requests > 0 {
+            let price = PRICE_PER_REQUEST * (self.model_requests_in_session as f64);
             let price = (price * 1e6).round() / 1e6;
             let update = json!({
                 "used": 319, "size": 200_000, "cost": {"amount": price, "currency": "USD"}, "_meta": {},
             });
-            self.update("usage_update", update, pipes);
+            self.send_update("usage_update", update, pipes);
         }
     }
 
-    fn stop(&mut self, reason: &str, pipes: &mut Pipes) {
-        self.usage(pipes);
-        let [input, output, read, write] = USED.map(|used| used * self.used);
+    fn end_prompt(&mut self, reason: &str, pipes: &mut StdioPipes) {
+        self.send_usage(pipes);
+        let [input, output, read, write] = USAGE_PER_REQUEST.map(|used| used * self.model_requests);
         let usage = json!({
             "inputTokens": input, "outputTokens": output, "cachedReadTokens": read,
             "cachedWriteTokens": write, "totalTokens": input + output + read + write,
         });
         let result = json!({"stopReason": reason, "usage": usage, "_meta": {}});
-        answer(&self.prompt, result, pipes);
+        send_result_message(&self.prompt_request_id, result, pipes);
     }
 
-    fn works(&mut self) {
-        self.used += 1;
-        self.used_in_session += 1;
+    fn count_model_request(&mut self) {
+        self.model_requests += 1;
+        self.model_requests_in_session += 1;
     }
 
-    fn reply(&self, result: &Value) -> Answer {
-        match text(result, "/outcome/optionId") {
-            "allow-once" => return Answer::Allowed { for_session: false },
-            "allow-always" => return Answer::Allowed { for_session: true },
+    fn parse_answer(&self, result: &Value) -> ClientAnswer {
+        match text_at(result, "/outcome/optionId") {
+            "allow-once" => return ClientAnswer::Allowed { for_session: false },
+            "allow-always" => return ClientAnswer::Allowed { for_session: true },
             _ => {}
         }
         if let Some(contents) = result.get("content").and_then(Value::as_str) {
-            return Answer::Replies(vec![contents.to_owned()]);
+            return ClientAnswer::Replies(vec![contents.to_owned()]);
         }
         match result.get("content").and_then(Value::as_object) {
-            Some(fields) if text(result, "/action") == "accept" => {
-                Answer::Replies((0..self.questions).map(|at| field(fields, at)).collect())
-            }
-            Some(_) | None => Answer::Denied,
+            Some(fields) if text_at(result, "/action") == "accept" => ClientAnswer::Replies(
+                (0..self.question_count)
+                    .map(|at| answer_field(fields, at))
+                    .collect(),
+            ),
+            Some(_) | None => ClientAnswer::Denied,
         }
     }
 }
 
-impl Wire for Acp {
-    fn open(&mut self, _: &mut Pipes) -> Heard {
-        Heard::Nothing
+impl AgentWireProtocol for AcpWire {
+    fn start_wire(&mut self, _: &mut StdioPipes) -> ClientMessage {
+        ClientMessage::Nothing
     }
 
-    fn handed(&self) -> Option<Server> {
-        self.handed.clone()
+    fn tool_server(&self) -> Option<McpToolServer> {
+        self.tool_server.clone()
     }
 
-    fn hear(&mut self, line: &str, pipes: &mut Pipes) -> Heard {
+    fn handle_line(&mut self, line: &str, pipes: &mut StdioPipes) -> ClientMessage {
         let Ok(message) = serde_json::from_str::<Value>(line) else {
             let error = json!({"code": -32700, "message": "Parse error"});
-            pipes.say(&json!({"jsonrpc": "2.0", "id": null, "error": error}));
-            return Heard::Nothing;
+            pipes.send_message(&json!({"jsonrpc": "2.0", "id": null, "error": error}));
+            return ClientMessage::Nothing;
         };
         let (id, params) = (message["id"].clone(), message["params"].clone());
-        match text(&message, "/method") {
-            "initialize" => answer(&id, initialized(), pipes),
+        match text_at(&message, "/method") {
+            "initialize" => send_result_message(&id, initialize_result(), pipes),
             method @ ("session/new" | "session/load" | "session/resume") => {
                 self.open_session(&id, method, &params, pipes);
             }
-            "session/set_mode" | "session/set_config_option" => answer(&id, json!({}), pipes),
-            "session/prompt" => {
-                self.prompt = id;
-                let blocks = params["prompt"].as_array().into_iter().flatten();
-                let words: Vec<&str> = blocks.map(|block| text(block, "/text")).collect();
-                return Heard::Prompt(words.join("\n"));
+            "session/set_mode" | "session/set_config_option" => {
+                send_result_message(&id, json!({}), pipes)
             }
-            "session/cancel" => return Heard::Interrupt,
+            "session/prompt" => {
+                self.prompt_request_id = id;
+                let blocks = params["prompt"].as_array().into_iter().flatten();
+                let words: Vec<&str> = blocks.map(|block| text_at(block, "/text")).collect();
+                return ClientMessage::Prompt(words.join("\n"));
+            }
+            "session/cancel" => return ClientMessage::Interrupt,
             "" if message.get("result").is_some() => {
-                return Heard::Answer(id.to_string(), self.reply(&message["result"]));
+                return ClientMessage::Answer(
+                    id.to_string(),
+                    self.parse_answer(&message["result"]),
+                );
             }
             "" if message.get("error").is_some() => {
-                return Heard::Answer(id.to_string(), Answer::Denied);
+                return ClientMessage::Answer(id.to_string(), ClientAnswer::Denied);
             }
             method if !id.is_null() => {
                 let about = json!({"method": method});
-                refuse(&id, METHOD_NOT_FOUND, "\"Method not found\"", about, pipes);
+                send_error_message(&id, METHOD_NOT_FOUND, "\"Method not found\"", about, pipes);
             }
             _ => {}
         }
-        Heard::Nothing
+        ClientMessage::Nothing
     }
 
     fn is_ready(&self) -> bool {
         !self.session.is_empty()
     }
 
-    fn begin_turn(&mut self, _: &mut Pipes) {
-        self.used = 0;
+    fn begin_turn(&mut self, _: &mut StdioPipes) {
+        self.model_requests = 0;
     }
 
-    fn say(&mut self, words: &str, pipes: &mut Pipes) {
-        self.works();
+    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+        self.count_model_request();
         self.message = format!("msg_{}", Uuid::now_v7().simple());
-        for piece in halves(words) {
+        for piece in split_in_half(words) {
             let content = json!({"type": "text", "text": piece});
             let update = json!({"content": content, "messageId": self.message});
-            self.update("agent_message_chunk", update, pipes);
+            self.send_update("agent_message_chunk", update, pipes);
         }
     }
 
-    fn think(&mut self, words: &str, pipes: &mut Pipes) {
+    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
         let content = json!({"type": "text", "text": words});
         let id = format!("msg_{}", Uuid::now_v7().simple());
         let update = json!({"content": content, "messageId": id});
-        self.update("agent_thought_chunk", update, pipes);
+        self.send_update("agent_thought_chunk", update, pipes);
     }
 
-    fn hint(&mut self, pipes: &mut Pipes) {
+    fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
         let update = json!({"used": 1, "size": 200_000, "_meta": {}});
-        self.update("usage_update", update, pipes);
+        self.send_update("usage_update", update, pipes);
     }
 
-    fn novel(&mut self, pipes: &mut Pipes) {
-        self.update("novelty_of_no_version", json!({}), pipes);
+    fn send_unknown_event(&mut self, pipes: &mut StdioPipes) {
+        self.send_update("novelty_of_no_version", json!({}), pipes);
     }
 
-    fn begin(&mut self, tool: &Tool, pipes: &mut Pipes) {
-        let mut call = call(tool);
+    fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes) {
+        let mut call = tool_call_message(tool);
         call["status"] = json!("pending");
         call["_meta"] = json!({});
-        self.update("tool_call", call, pipes);
+        self.send_update("tool_call", call, pipes);
     }
 
-    fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String> {
-        let mut call = call(tool);
+    fn request_permission(
+        &mut self,
+        tool: &OpenToolCall,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        let mut call = tool_call_message(tool);
         call["status"] = json!("pending");
         call["locations"] = json!([]);
         let options = json!([
@@ -250,51 +273,56 @@ impl Wire for Acp {
             {"optionId": "reject", "name": "No", "kind": "reject_once"},
         ]);
         let params = json!({"toolCall": call, "options": options});
-        self.request("session/request_permission", params, pipes)
+        self.send_request("session/request_permission", params, pipes)
     }
 
-    fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes) {
+    fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes) {
         let (status, words) = match outcome {
-            Outcome::Done => ("completed", "done"),
-            Outcome::Denied => ("failed", "Permission was denied."),
+            ToolOutcome::Done => ("completed", "done"),
+            ToolOutcome::Denied => ("failed", "Permission was denied."),
         };
         let content = json!([{"type": "content", "content": {"type": "text", "text": words}}]);
         let update = json!({
             "toolCallId": tool.id, "status": status, "rawOutput": words, "content": content, "_meta": {},
         });
-        self.update("tool_call_update", update, pipes);
+        self.send_update("tool_call_update", update, pipes);
     }
 
-    fn question(&mut self, tool: &Tool, asked: &[Question], pipes: &mut Pipes) -> Option<String> {
+    fn ask_questions(
+        &mut self,
+        tool: &OpenToolCall,
+        asked: &[ScriptedQuestion],
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
         let mut properties = Map::new();
         for (at, asked) in asked.iter().enumerate() {
             let option = |label: &String| json!({"const": label, "title": label});
             let options: Vec<Value> = asked.options.iter().map(option).collect();
-            let property = match asked.many {
+            let property = match asked.allows_many {
                 true => json!({"type": "array", "title": asked.text, "items": {"anyOf": options}}),
                 false => json!({"type": "string", "title": asked.text, "oneOf": options}),
             };
             properties.insert(format!("question_{at}"), property);
         }
-        self.questions = asked.len();
+        self.question_count = asked.len();
         let schema = json!({"type": "object", "properties": properties});
         let message = asked.first().map_or("", |asked| &asked.text);
         let params = json!({
             "mode": "form", "toolCallId": tool.id, "message": message, "requestedSchema": schema,
         });
-        self.request("elicitation/create", params, pipes)
+        self.send_request("elicitation/create", params, pipes)
     }
 
-    fn read(&mut self, path: &str, pipes: &mut Pipes) -> Option<String> {
+    fn request_file(&mut self, path: &str, pipes: &mut StdioPipes) -> Option<String> {
         let path = std::env::current_dir().unwrap_or_default().join(path);
-        self.request("fs/read_text_file", json!({"path": path}), pipes)
+        self.send_request("fs/read_text_file", json!({"path": path}), pipes)
     }
 
-    fn result(&mut self, _: &str, pipes: &mut Pipes) {
-        self.stop("end_turn", pipes);
+    fn send_result(&mut self, _: &str, pipes: &mut StdioPipes) {
+        self.end_prompt("end_turn", pipes);
     }
 
-    fn fail(&mut self, status: u16, pipes: &mut Pipes) {
+    fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes) {
         let (code, message, kind) = match status {
             401 | 403 => (
                 AUTH_REQUIRED,
@@ -308,8 +336,8 @@ impl Wire for Acp {
             ),
             _ => (INTERNAL_ERROR, "Internal error: API Error", "server_error"),
         };
-        refuse(
-            &self.prompt,
+        send_error_message(
+            &self.prompt_request_id,
             code,
             message,
             json!({"errorKind": kind}),
@@ -317,13 +345,13 @@ impl Wire for Acp {
         );
     }
 
-    fn interrupted(&mut self, pipes: &mut Pipes) {
-        self.stop("cancelled", pipes);
+    fn send_interrupted(&mut self, pipes: &mut StdioPipes) {
+        self.end_prompt("cancelled", pipes);
     }
 }
 
 /// One of several, or several.
-fn field(fields: &Map<String, Value>, at: usize) -> String {
+fn answer_field(fields: &Map<String, Value>, at: usize) -> String {
     match fields.get(&format!("question_{at}")) {
         Some(Value::String(one)) => one.clone(),
         Some(Value::Array(many)) => {
@@ -334,23 +362,23 @@ fn field(fields: &Map<String, Value>, at: usize) -> String {
     }
 }
 
-fn call(tool: &Tool) -> Value {
+fn tool_call_message(tool: &OpenToolCall) -> Value {
     json!({
         "toolCallId": tool.id, "name": tool.call.name, "title": tool.call.argument, "kind": "execute",
         "rawInput": {"command": tool.call.argument}, "content": [],
     })
 }
 
-fn answer(id: &Value, result: Value, pipes: &mut Pipes) {
-    pipes.say(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+fn send_result_message(id: &Value, result: Value, pipes: &mut StdioPipes) {
+    pipes.send_message(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
 }
 
-fn refuse(id: &Value, code: i64, message: &str, data: Value, pipes: &mut Pipes) {
+fn send_error_message(id: &Value, code: i64, message: &str, data: Value, pipes: &mut StdioPipes) {
     let error = json!({"code": code, "message": message, "data": data});
-    pipes.say(&json!({"jsonrpc": "2.0", "id": id, "error": error}));
+    pipes.send_message(&json!({"jsonrpc": "2.0", "id": id, "error": error}));
 }
 
-fn initialized() -> Value {
+fn initialize_result() -> Value {
     json!({
         "protocolVersion": 1,
         "agentCapabilities": {

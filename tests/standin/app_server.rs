@@ -4,56 +4,59 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::pipes::Pipes;
-use crate::play::{Answer, Heard, Outcome, Tool, Wire, is_known, new_conversation};
-use crate::script::Question;
-use crate::{halves, text};
+use crate::pipes::StdioPipes;
+use crate::play::{
+    AgentWireProtocol, ClientAnswer, ClientMessage, OpenToolCall, ToolOutcome,
+    is_known_conversation, new_conversation,
+};
+use crate::script::ScriptedQuestion;
+use crate::{split_in_half, text_at};
 
 const MODEL: &str = "standin-1";
 /// What each request to the model is said to use: input, of that from the cache, output.
-const USED: [u64; 3] = [312, 200, 27];
+const USAGE_PER_REQUEST: [u64; 3] = [312, 200, 27];
 /// Any moment will do: nobody looks at it.
 const NOW_MS: u64 = 1_700_000_000_000;
 
-pub(crate) struct AppServer {
+pub(crate) struct CodexAppServerWire {
     script: Option<String>,
     thread: String,
     turn: String,
     /// Requests of its own, which have their own numbers.
-    requests: u64,
+    request_count: u64,
     /// Requests to the model, in this turn and in the thread.
-    used: u64,
-    used_in_thread: u64,
-    words: Option<Value>,
+    model_requests: u64,
+    model_requests_in_thread: u64,
+    last_message: Option<Value>,
     questions: Vec<String>,
     interrupt: Option<Value>,
 }
 
-impl AppServer {
+impl CodexAppServerWire {
     pub(crate) fn new(script: Option<&str>) -> Self {
         Self {
             script: script.map(str::to_owned),
             thread: String::new(),
             turn: String::new(),
-            requests: 0,
-            used: 0,
-            used_in_thread: 0,
-            words: None,
+            request_count: 0,
+            model_requests: 0,
+            model_requests_in_thread: 0,
+            last_message: None,
             questions: Vec::new(),
             interrupt: None,
         }
     }
 
-    fn notify(&self, method: &str, params: Value, pipes: &mut Pipes) {
-        pipes.say(&json!({"method": method, "params": params, "emittedAtMs": NOW_MS}));
+    fn notify(&self, method: &str, params: Value, pipes: &mut StdioPipes) {
+        pipes.send_message(&json!({"method": method, "params": params, "emittedAtMs": NOW_MS}));
     }
 
-    fn status(&self, status: Value, pipes: &mut Pipes) {
+    fn send_status(&self, status: Value, pipes: &mut StdioPipes) {
         let about = json!({"threadId": self.thread, "status": status});
         self.notify("thread/status/changed", about, pipes);
     }
 
-    fn item(&self, stage: &str, item: Value, pipes: &mut Pipes) {
+    fn send_item(&self, stage: &str, item: Value, pipes: &mut StdioPipes) {
         let mut item = item;
         let done = stage == "completed";
         item["startedAtMs"] = json!(NOW_MS);
@@ -63,7 +66,14 @@ impl AppServer {
         self.notify(&format!("item/{stage}"), about, pipes);
     }
 
-    fn piece(&self, method: &str, item: &str, delta: &str, more: Value, pipes: &mut Pipes) {
+    fn send_delta(
+        &self,
+        method: &str,
+        item: &str,
+        delta: &str,
+        more: Value,
+        pipes: &mut StdioPipes,
+    ) {
         let mut about = json!({
             "threadId": self.thread, "turnId": self.turn, "itemId": item, "delta": delta,
         });
@@ -73,39 +83,44 @@ impl AppServer {
         self.notify(method, about, pipes);
     }
 
-    fn open_thread(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut Pipes) {
-        let wanted = text(params, "/threadId");
-        if method == "thread/resume" && !is_known(wanted, self.script.as_deref()) {
+    fn open_thread(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut StdioPipes) {
+        let wanted = text_at(params, "/threadId");
+        if method == "thread/resume" && !is_known_conversation(wanted, self.script.as_deref()) {
             let message = format!("no rollout found for thread id {wanted}");
-            pipes.say(&json!({"error": {"code": -32600, "message": message}, "id": id}));
+            pipes.send_message(&json!({"error": {"code": -32600, "message": message}, "id": id}));
             return;
         }
         self.thread = match method {
             "thread/resume" => wanted.to_owned(),
             _ => new_conversation(),
         };
-        let cwd = text(params, "/cwd");
+        let cwd = text_at(params, "/cwd");
         let result = json!({
-            "thread": thread(&self.thread, cwd), "model": MODEL, "modelProvider": "standin",
+            "thread": thread_message(&self.thread, cwd), "model": MODEL, "modelProvider": "standin",
             "serviceTier": null, "disabledPluginIds": [], "cwd": cwd, "runtimeWorkspaceRoots": [cwd],
-            "instructionSources": [], "approvalPolicy": text(params, "/approvalPolicy"),
+            "instructionSources": [], "approvalPolicy": text_at(params, "/approvalPolicy"),
             "approvalsReviewer": "user", "sandbox": {"type": "workspaceWrite", "networkAccess": false},
             "activePermissionProfile": null, "reasoningEffort": null, "multiAgentMode": "explicitRequestOnly",
         });
-        pipes.say(&json!({"id": id, "result": result}));
+        pipes.send_message(&json!({"id": id, "result": result}));
         if method == "thread/start" {
             self.notify(
                 "thread/started",
-                json!({"thread": thread(&self.thread, cwd)}),
+                json!({"thread": thread_message(&self.thread, cwd)}),
                 pipes,
             );
         }
     }
 
     /// With `startedAt` once it runs, and the rest once it has ended.
-    fn turn(&self, status: &str, error: Value, ended: bool) -> Value {
+    fn turn_message(&self, status: &str, error: Value, ended: bool) -> Value {
         let at = NOW_MS / 1_000;
-        let items: Vec<Value> = self.words.clone().into_iter().filter(|_| ended).collect();
+        let items: Vec<Value> = self
+            .last_message
+            .clone()
+            .into_iter()
+            .filter(|_| ended)
+            .collect();
         json!({
             "id": self.turn, "rootTurnId": self.turn, "items": items,
             "itemsView": if ended { "summary" } else { "notLoaded" }, "status": status, "error": error,
@@ -113,60 +128,67 @@ impl AppServer {
         })
     }
 
-    fn count(&mut self, pipes: &mut Pipes) {
-        if std::mem::take(&mut self.used) == 0 {
+    fn send_usage(&mut self, pipes: &mut StdioPipes) {
+        if std::mem::take(&mut self.model_requests) == 0 {
             return;
         }
-        self.used_in_thread += 1;
+        self.model_requests_in_thread += 1;
         let counted = |requests: u64| {
-            let [input, cached, output] = USED.map(|used| used * requests);
+            let [input, cached, output] = USAGE_PER_REQUEST.map(|used| used * requests);
             json!({
                 "totalTokens": input + output, "inputTokens": input, "cachedInputTokens": cached,
                 "cacheWriteInputTokens": 0, "outputTokens": output, "reasoningOutputTokens": 0,
             })
         };
         let usage = json!({
-            "total": counted(self.used_in_thread), "last": counted(1), "modelContextWindow": 258_400,
+            "total": counted(self.model_requests_in_thread), "last": counted(1), "modelContextWindow": 258_400,
         });
         let about = json!({"threadId": self.thread, "turnId": self.turn, "tokenUsage": usage});
         self.notify("thread/tokenUsage/updated", about, pipes);
     }
 
-    fn complete(&mut self, status: &str, error: Value, pipes: &mut Pipes) {
-        self.count(pipes);
+    fn complete_turn(&mut self, status: &str, error: Value, pipes: &mut StdioPipes) {
+        self.send_usage(pipes);
         let state = if status == "failed" {
             "systemError"
         } else {
             "idle"
         };
-        self.status(json!({"type": state}), pipes);
-        let turn = self.turn(status, error, true);
+        self.send_status(json!({"type": state}), pipes);
+        let turn = self.turn_message(status, error, true);
         let about = json!({"threadId": self.thread, "turn": turn});
         self.notify("turn/completed", about, pipes);
     }
 
-    fn request(&mut self, method: &str, mut params: Value, pipes: &mut Pipes) -> Option<String> {
-        let id = self.requests;
-        self.requests += 1;
+    fn send_request(
+        &mut self,
+        method: &str,
+        mut params: Value,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        let id = self.request_count;
+        self.request_count += 1;
         params["threadId"] = json!(self.thread);
         params["turnId"] = json!(self.turn);
         params["startedAtMs"] = json!(NOW_MS);
-        pipes.say(&json!({"method": method, "id": id, "params": params}));
+        pipes.send_message(&json!({"method": method, "id": id, "params": params}));
         Some(id.to_string())
     }
 
-    fn answer(&self, result: &Value) -> Answer {
-        match text(result, "/decision") {
-            "accept" => Answer::Allowed { for_session: false },
-            "acceptForSession" => Answer::Allowed { for_session: true },
+    fn parse_answer(&self, result: &Value) -> ClientAnswer {
+        match text_at(result, "/decision") {
+            "accept" => ClientAnswer::Allowed { for_session: false },
+            "acceptForSession" => ClientAnswer::Allowed { for_session: true },
             _ => match result.get("answers").and_then(Value::as_object) {
-                Some(answers) if !answers.is_empty() => Answer::Replies(self.replies(answers)),
-                Some(_) | None => Answer::Denied,
+                Some(answers) if !answers.is_empty() => {
+                    ClientAnswer::Replies(self.parse_replies(answers))
+                }
+                Some(_) | None => ClientAnswer::Denied,
             },
         }
     }
 
-    fn replies(&self, answers: &serde_json::Map<String, Value>) -> Vec<String> {
+    fn parse_replies(&self, answers: &serde_json::Map<String, Value>) -> Vec<String> {
         let reply = |id: &String| {
             let words = answers
                 .get(id)
@@ -178,59 +200,64 @@ impl AppServer {
     }
 }
 
-impl Wire for AppServer {
-    fn open(&mut self, _: &mut Pipes) -> Heard {
-        Heard::Nothing
+impl AgentWireProtocol for CodexAppServerWire {
+    fn start_wire(&mut self, _: &mut StdioPipes) -> ClientMessage {
+        ClientMessage::Nothing
     }
 
-    fn hear(&mut self, line: &str, pipes: &mut Pipes) -> Heard {
+    fn handle_line(&mut self, line: &str, pipes: &mut StdioPipes) -> ClientMessage {
         let message: Value = serde_json::from_str(line).unwrap_or_default();
         let (id, params) = (message["id"].clone(), message["params"].clone());
-        match text(&message, "/method") {
+        match text_at(&message, "/method") {
             "initialize" => {
                 let result = json!({
                     "userAgent": "standin/0.166.0", "codexHome": "/home/user/.codex",
                     "platformFamily": "unix", "platformOs": "linux",
                 });
-                pipes.say(&json!({"id": id, "result": result}));
+                pipes.send_message(&json!({"id": id, "result": result}));
             }
             method @ ("thread/start" | "thread/resume") => {
                 self.open_thread(&id, method, &params, pipes);
             }
             "turn/start" => {
                 self.turn = Uuid::now_v7().to_string();
-                let mut turn = self.turn("inProgress", Value::Null, false);
+                let mut turn = self.turn_message("inProgress", Value::Null, false);
                 turn["startedAt"] = Value::Null;
-                pipes.say(&json!({"id": id, "result": {"turn": turn}}));
-                return Heard::Prompt(text(&params, "/input/0/text").to_owned());
+                pipes.send_message(&json!({"id": id, "result": {"turn": turn}}));
+                return ClientMessage::Prompt(text_at(&params, "/input/0/text").to_owned());
             }
             "turn/interrupt" => {
                 self.interrupt = Some(id);
-                return Heard::Interrupt;
+                return ClientMessage::Interrupt;
             }
             "" if message.get("result").is_some() => {
-                return Heard::Answer(id.to_string(), self.answer(&message["result"]));
+                return ClientMessage::Answer(
+                    id.to_string(),
+                    self.parse_answer(&message["result"]),
+                );
             }
             "" if message.get("error").is_some() => {
-                return Heard::Answer(id.to_string(), Answer::Denied);
+                return ClientMessage::Answer(id.to_string(), ClientAnswer::Denied);
             }
             method if !id.is_null() => {
                 let message = format!("Invalid request: unknown variant `{method}`");
-                pipes.say(&json!({"error": {"code": -32600, "message": message}, "id": id}));
+                pipes.send_message(
+                    &json!({"error": {"code": -32600, "message": message}, "id": id}),
+                );
             }
             _ => {}
         }
-        Heard::Nothing
+        ClientMessage::Nothing
     }
 
     fn is_ready(&self) -> bool {
         !self.thread.is_empty()
     }
 
-    fn begin_turn(&mut self, pipes: &mut Pipes) {
-        self.words = None;
-        self.status(json!({"type": "active", "activeFlags": []}), pipes);
-        let turn = self.turn("inProgress", Value::Null, false);
+    fn begin_turn(&mut self, pipes: &mut StdioPipes) {
+        self.last_message = None;
+        self.send_status(json!({"type": "active", "activeFlags": []}), pipes);
+        let turn = self.turn_message("inProgress", Value::Null, false);
         self.notify(
             "turn/started",
             json!({"threadId": self.thread, "turn": turn}),
@@ -238,8 +265,8 @@ impl Wire for AppServer {
         );
     }
 
-    fn say(&mut self, words: &str, pipes: &mut Pipes) {
-        self.used = 1;
+    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+        self.model_requests = 1;
         let id = format!("msg_{}", Uuid::now_v7().simple());
         let message = |text: &str| {
             json!({
@@ -247,33 +274,33 @@ impl Wire for AppServer {
                 "delivery": null, "questions": null,
             })
         };
-        self.item("started", message(""), pipes);
-        for piece in halves(words) {
-            self.piece("item/agentMessage/delta", &id, piece, json!({}), pipes);
+        self.send_item("started", message(""), pipes);
+        for piece in split_in_half(words) {
+            self.send_delta("item/agentMessage/delta", &id, piece, json!({}), pipes);
         }
-        self.item("completed", message(words), pipes);
+        self.send_item("completed", message(words), pipes);
         let mut said = message(words);
         said["startedAtMs"] = json!(NOW_MS);
         said["completedAtMs"] = json!(NOW_MS);
-        self.words = Some(said);
+        self.last_message = Some(said);
     }
 
-    fn think(&mut self, words: &str, pipes: &mut Pipes) {
-        self.used = 1;
+    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
+        self.model_requests = 1;
         let id = format!("rs_{}", Uuid::now_v7().simple());
         let thoughts = |summary: Value| json!({"type": "reasoning", "id": id, "summary": summary, "content": []});
-        self.item("started", thoughts(json!([])), pipes);
+        self.send_item("started", thoughts(json!([])), pipes);
         let first = json!({"summaryIndex": 0});
-        self.piece("item/reasoning/summaryTextDelta", &id, words, first, pipes);
-        self.item("completed", thoughts(json!([words])), pipes);
+        self.send_delta("item/reasoning/summaryTextDelta", &id, words, first, pipes);
+        self.send_item("completed", thoughts(json!([words])), pipes);
     }
 
-    fn hint(&mut self, pipes: &mut Pipes) {
+    fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
         let about = json!({"threadId": self.thread, "message": "nothing to see"});
         self.notify("warning", about, pipes);
     }
 
-    fn novel(&mut self, pipes: &mut Pipes) {
+    fn send_unknown_event(&mut self, pipes: &mut StdioPipes) {
         self.notify(
             "novelty/of/no/version",
             json!({"threadId": self.thread}),
@@ -281,15 +308,19 @@ impl Wire for AppServer {
         );
     }
 
-    fn begin(&mut self, tool: &Tool, pipes: &mut Pipes) {
-        self.used = 1;
-        self.item("started", execution(tool, "inProgress", false), pipes);
+    fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes) {
+        self.model_requests = 1;
+        self.send_item("started", execution_item(tool, "inProgress", false), pipes);
     }
 
-    fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String> {
+    fn request_permission(
+        &mut self,
+        tool: &OpenToolCall,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
         let waiting = json!({"type": "active", "activeFlags": ["waitingOnApproval"]});
-        self.status(waiting, pipes);
-        let command = command(tool);
+        self.send_status(waiting, pipes);
+        let command = command_line(tool);
         let params = json!({
             "kind": "command", "itemId": tool.id, "environmentId": "local",
             "reason": format!("Need {}", tool.call.name), "command": command, "cwd": cwd(),
@@ -297,31 +328,36 @@ impl Wire for AppServer {
             "proposedExecpolicyAmendment": [command],
             "availableDecisions": ["accept", "acceptForSession", "cancel"],
         });
-        self.request("item/commandExecution/requestApproval", params, pipes)
+        self.send_request("item/commandExecution/requestApproval", params, pipes)
     }
 
-    fn answered(&mut self, request: &str, pipes: &mut Pipes) {
+    fn on_answer(&mut self, request: &str, pipes: &mut StdioPipes) {
         let id: Value = serde_json::from_str(request).unwrap_or_default();
         let about = json!({"threadId": self.thread, "requestId": id});
         self.notify("serverRequest/resolved", about, pipes);
-        self.status(json!({"type": "active", "activeFlags": []}), pipes);
+        self.send_status(json!({"type": "active", "activeFlags": []}), pipes);
     }
 
-    fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes) {
+    fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes) {
         let status = match outcome {
-            Outcome::Done => "completed",
-            Outcome::Denied => "declined",
+            ToolOutcome::Done => "completed",
+            ToolOutcome::Denied => "declined",
         };
-        self.item(
+        self.send_item(
             "completed",
-            execution(tool, status, outcome == Outcome::Done),
+            execution_item(tool, status, outcome == ToolOutcome::Done),
             pipes,
         );
-        self.count(pipes);
+        self.send_usage(pipes);
     }
 
-    fn question(&mut self, tool: &Tool, asked: &[Question], pipes: &mut Pipes) -> Option<String> {
-        let question = |(at, asked): (usize, &Question)| {
+    fn ask_questions(
+        &mut self,
+        tool: &OpenToolCall,
+        asked: &[ScriptedQuestion],
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        let question = |(at, asked): (usize, &ScriptedQuestion)| {
             let option = |label: &String| json!({"label": label, "description": ""});
             let options: Vec<Value> = asked.options.iter().map(option).collect();
             json!({
@@ -332,14 +368,14 @@ impl Wire for AppServer {
         let questions: Vec<Value> = asked.iter().enumerate().map(question).collect();
         self.questions = (0..asked.len()).map(|at| format!("q{at}")).collect();
         let params = json!({"itemId": tool.id, "questions": questions});
-        self.request("item/tool/requestUserInput", params, pipes)
+        self.send_request("item/tool/requestUserInput", params, pipes)
     }
 
-    fn result(&mut self, _: &str, pipes: &mut Pipes) {
-        self.complete("completed", Value::Null, pipes);
+    fn send_result(&mut self, _: &str, pipes: &mut StdioPipes) {
+        self.complete_turn("completed", Value::Null, pipes);
     }
 
-    fn fail(&mut self, status: u16, pipes: &mut Pipes) {
+    fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes) {
         let message = format!("exceeded retry limit, last status: {status}");
         let info = json!({"responseTooManyFailedAttempts": {"httpStatusCode": status}});
         let error = json!({
@@ -349,14 +385,14 @@ impl Wire for AppServer {
             "error": error, "willRetry": false, "threadId": self.thread, "turnId": self.turn,
         });
         self.notify("error", about, pipes);
-        self.complete("failed", error, pipes);
+        self.complete_turn("failed", error, pipes);
     }
 
-    fn interrupted(&mut self, pipes: &mut Pipes) {
+    fn send_interrupted(&mut self, pipes: &mut StdioPipes) {
         if let Some(id) = self.interrupt.take() {
-            pipes.say(&json!({"id": id, "result": {}}));
+            pipes.send_message(&json!({"id": id, "result": {}}));
         }
-        self.complete("interrupted", Value::Null, pipes);
+        self.complete_turn("interrupted", Value::Null, pipes);
     }
 }
 
@@ -365,21 +401,21 @@ fn cwd() -> String {
     cwd.display().to_string()
 }
 
-fn command(tool: &Tool) -> String {
+fn command_line(tool: &OpenToolCall) -> String {
     format!("/bin/bash -lc '{}'", tool.call.argument)
 }
 
-fn execution(tool: &Tool, status: &str, done: bool) -> Value {
+fn execution_item(tool: &OpenToolCall, status: &str, done: bool) -> Value {
     json!({
         "type": "commandExecution", "id": tool.id, "pluginId": null, "scriptPath": null,
-        "command": command(tool), "cwd": cwd(), "processId": null, "source": "agent", "status": status,
+        "command": command_line(tool), "cwd": cwd(), "processId": null, "source": "agent", "status": status,
         "commandActions": [{"type": "unknown", "command": tool.call.argument}],
         "aggregatedOutput": done.then_some("done\n"), "exitCode": done.then_some(0),
         "durationMs": done.then_some(1),
     })
 }
 
-fn thread(id: &str, cwd: &str) -> Value {
+fn thread_message(id: &str, cwd: &str) -> Value {
     let at = NOW_MS / 1_000;
     json!({
         "id": id, "environments": [], "extra": null, "sessionId": id, "forkedFromId": null,

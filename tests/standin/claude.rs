@@ -6,64 +6,70 @@ mod forms;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::pipes::Pipes;
-use crate::play::{Answer, Heard, Outcome, Tool, Wire, is_known, new_conversation};
-use crate::script::Question;
-use crate::{argument, halves, text};
+use crate::pipes::StdioPipes;
+use crate::play::{
+    AgentWireProtocol, ClientAnswer, ClientMessage, OpenToolCall, ToolOutcome,
+    is_known_conversation, new_conversation,
+};
+use crate::script::ScriptedQuestion;
+use crate::{argument_value, split_in_half, text_at};
 use forms::{
-    MODEL, NOW, PRICE, USAGE, USED, init, prompt, respond, result_of_nothing, rounded,
-    usage_of_model, usage_of_request,
+    FIXED_TIME, MODEL, PRICE_PER_REQUEST, USAGE_FIELDS, USAGE_PER_REQUEST, empty_result,
+    init_message, prompt_text, round_price, send_control_response, usage_of_model,
+    usage_of_request,
 };
 
-pub(crate) struct Claude {
+pub(crate) struct ClaudeWire {
     session: String,
     /// It was told to go on with a conversation that it does not know.
-    lost: Option<String>,
+    unknown_session: Option<String>,
     message: String,
     /// Blocks of the message that is open.
-    blocks: u32,
-    requests: u32,
-    turns: u32,
+    block_count: u32,
+    model_requests: u32,
+    turn_count: u32,
     cost: f64,
     denials: Vec<Value>,
     interrupt: Option<String>,
     questions: Value,
-    asks: bool,
-    partial: bool,
+    asks_permission: bool,
+    sends_partial_messages: bool,
 }
 
-impl Claude {
+impl ClaudeWire {
     pub(crate) fn new(arguments: &[String], script: Option<&str>) -> Self {
-        let resume = argument(arguments, "--resume");
-        let lost = resume.clone().filter(|id| !is_known(id, script));
+        let resume = argument_value(arguments, "--resume");
+        let unknown_session = resume
+            .clone()
+            .filter(|id| !is_known_conversation(id, script));
         Self {
             session: resume.unwrap_or_else(new_conversation),
-            lost,
+            unknown_session,
             message: String::new(),
-            blocks: 0,
-            requests: 0,
-            turns: 0,
+            block_count: 0,
+            model_requests: 0,
+            turn_count: 0,
             cost: 0.0,
             denials: Vec::new(),
             interrupt: None,
             questions: Value::Null,
-            asks: argument(arguments, "--permission-prompt-tool").is_some(),
-            partial: arguments
+            asks_permission: argument_value(arguments, "--permission-prompt-tool").is_some(),
+            sends_partial_messages: arguments
                 .iter()
                 .any(|word| word == "--include-partial-messages"),
         }
     }
 
     /// With what nearly every line has.
-    fn tell(&self, kind: &str, mut fields: Value, pipes: &mut Pipes) {
+    fn send_line_of_kind(&self, kind: &str, mut fields: Value, pipes: &mut StdioPipes) {
         fields["type"] = json!(kind);
         fields["session_id"] = json!(self.session);
         fields["uuid"] = json!(Uuid::now_v7());
-        pipes.say(&fields);
+        pipes.send_message(&fields);
     }
 
-    fn event(&self, event: Value, pipes: &mut Pipes) {
-        if self.partial {
+    fn send_stream_event(&self, event: Value, pipes: &mut StdioPipes) {
+        if self.sends_partial_messages {
             let thinks = [&event["content_block"]["type"], &event["delta"]["type"]]
                 .iter()
                 .any(|kind| {
@@ -76,11 +82,11 @@ impl Claude {
             if thinks {
                 about["thinking_display"] = json!("updates");
             }
-            self.tell("stream_event", about, pipes);
+            self.send_line_of_kind("stream_event", about, pipes);
         }
     }
 
-    fn message(&self, content: &Value) -> Value {
+    fn assistant_message(&self, content: &Value) -> Value {
         json!({
             "id": self.message, "type": "message", "role": "assistant", "model": MODEL, "content": content,
             "stop_reason": null, "stop_sequence": null, "usage": usage_of_request(1),
@@ -88,73 +94,85 @@ impl Claude {
     }
 
     /// Each block of a message comes in pieces, then whole.
-    fn block(&mut self, start: Value, deltas: Vec<Value>, whole: Value, pipes: &mut Pipes) {
+    fn send_block(
+        &mut self,
+        start: Value,
+        deltas: Vec<Value>,
+        whole: Value,
+        pipes: &mut StdioPipes,
+    ) {
         self.open_message(pipes);
-        let index = self.blocks;
-        self.blocks += 1;
-        self.event(
+        let index = self.block_count;
+        self.block_count += 1;
+        self.send_stream_event(
             json!({"type": "content_block_start", "index": index, "content_block": start}),
             pipes,
         );
         for delta in deltas {
-            self.event(
+            self.send_stream_event(
                 json!({"type": "content_block_delta", "index": index, "delta": delta}),
                 pipes,
             );
         }
-        self.assistant(&whole, pipes);
-        self.event(json!({"type": "content_block_stop", "index": index}), pipes);
+        self.send_assistant_message(&whole, pipes);
+        self.send_stream_event(json!({"type": "content_block_stop", "index": index}), pipes);
     }
 
-    fn assistant(&self, block: &Value, pipes: &mut Pipes) {
-        let mut message = self.message(&json!([block]));
+    fn send_assistant_message(&self, block: &Value, pipes: &mut StdioPipes) {
+        let mut message = self.assistant_message(&json!([block]));
         message["context_management"] = Value::Null;
         let mut about = json!({
-            "message": message, "parent_tool_use_id": null, "timestamp": NOW, "request_id": "req_standin",
+            "message": message, "parent_tool_use_id": null, "timestamp": FIXED_TIME, "request_id": "req_standin",
         });
         if block["type"] == "thinking" {
             about["thinking_display"] = json!("updates");
             about["thinking_duration_ms"] = json!(1);
         }
-        self.tell("assistant", about, pipes);
+        self.send_line_of_kind("assistant", about, pipes);
     }
 
-    fn open_message(&mut self, pipes: &mut Pipes) {
-        if self.blocks > 0 {
+    fn open_message(&mut self, pipes: &mut StdioPipes) {
+        if self.block_count > 0 {
             return;
         }
-        self.requests += 1;
+        self.model_requests += 1;
         self.message = format!("msg_{}", Uuid::now_v7().simple());
         let status = json!({"subtype": "status", "status": "requesting"});
-        self.tell("system", status, pipes);
-        if self.partial {
+        self.send_line_of_kind("system", status, pipes);
+        if self.sends_partial_messages {
             let about = json!({
-                "event": {"type": "message_start", "message": self.message(&json!([]))},
+                "event": {"type": "message_start", "message": self.assistant_message(&json!([]))},
                 "parent_tool_use_id": null, "api_message_id": self.message,
                 "ttft_ms": 1, "thinking_display": "updates",
             });
-            self.tell("stream_event", about, pipes);
+            self.send_line_of_kind("stream_event", about, pipes);
         }
     }
 
-    fn close_message(&mut self, reason: &str, pipes: &mut Pipes) {
-        if self.blocks > 0 {
-            self.blocks = 0;
+    fn close_message(&mut self, reason: &str, pipes: &mut StdioPipes) {
+        if self.block_count > 0 {
+            self.block_count = 0;
             let delta = json!({"stop_reason": reason, "stop_sequence": null});
-            self.event(
-                json!({"type": "message_delta", "delta": delta, "usage": usage_of_request(USED[1])}),
+            self.send_stream_event(
+                json!({"type": "message_delta", "delta": delta, "usage": usage_of_request(USAGE_PER_REQUEST[1])}),
                 pipes,
             );
-            self.event(json!({"type": "message_stop"}), pipes);
+            self.send_stream_event(json!({"type": "message_stop"}), pipes);
         }
     }
 
-    fn input(tool: &Tool) -> Value {
+    fn tool_input(tool: &OpenToolCall) -> Value {
         json!({"command": tool.call.argument, "description": format!("Use {}", tool.call.name)})
     }
 
-    fn request(&self, tool: &Tool, input: Value, more: Value, pipes: &mut Pipes) -> Option<String> {
-        if !self.asks {
+    fn send_control_request(
+        &self,
+        tool: &OpenToolCall,
+        input: Value,
+        more: Value,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        if !self.asks_permission {
             return None;
         }
         let id = Uuid::now_v7().to_string();
@@ -166,26 +184,28 @@ impl Claude {
         for (key, value) in more.as_object().into_iter().flatten() {
             request[key] = value.clone();
         }
-        pipes.say(&json!({"type": "control_request", "request_id": id, "request": request}));
+        pipes.send_message(
+            &json!({"type": "control_request", "request_id": id, "request": request}),
+        );
         Some(id)
     }
 
-    fn finish(&mut self, subtype: &str, fields: Value, pipes: &mut Pipes) {
-        let requests = std::mem::take(&mut self.requests);
-        self.cost += PRICE * f64::from(requests);
+    fn send_turn_result(&mut self, subtype: &str, fields: Value, pipes: &mut StdioPipes) {
+        let requests = std::mem::take(&mut self.model_requests);
+        self.cost += PRICE_PER_REQUEST * f64::from(requests);
         let mut used = Map::new();
         if requests > 0 {
             used.insert(MODEL.to_owned(), usage_of_model(requests));
         }
-        let mut result = result_of_nothing();
+        let mut result = empty_result();
         let usage = result["usage"].as_object_mut().expect("an object");
-        for (name, count) in USAGE.into_iter().zip(USED) {
+        for (name, count) in USAGE_FIELDS.into_iter().zip(USAGE_PER_REQUEST) {
             usage.insert(name.to_owned(), json!(count * u64::from(requests)));
         }
         result["subtype"] = json!(subtype);
         result["num_turns"] = json!(requests);
-        result["result_index"] = json!(self.turns);
-        result["total_cost_usd"] = json!(rounded(self.cost));
+        result["result_index"] = json!(self.turn_count);
+        result["total_cost_usd"] = json!(round_price(self.cost));
         result["modelUsage"] = json!(used);
         result["model_usage_since_last_result"] = json!(used);
         result["permission_denials"] = json!(std::mem::take(&mut self.denials));
@@ -198,19 +218,19 @@ impl Claude {
                 .expect("an object")
                 .remove("api_error_status");
         }
-        self.turns += 1;
-        self.tell("result", result, pipes);
+        self.turn_count += 1;
+        self.send_line_of_kind("result", result, pipes);
     }
 }
 
-impl Wire for Claude {
-    fn open(&mut self, pipes: &mut Pipes) -> Heard {
-        let Some(lost) = &self.lost else {
-            return Heard::Nothing;
+impl AgentWireProtocol for ClaudeWire {
+    fn start_wire(&mut self, pipes: &mut StdioPipes) -> ClientMessage {
+        let Some(lost) = &self.unknown_session else {
+            return ClientMessage::Nothing;
         };
         let problem = format!("No conversation found with session ID: {lost}");
         let _ = std::io::Write::write_all(&mut std::io::stderr(), problem.as_bytes());
-        let mut result = result_of_nothing();
+        let mut result = empty_result();
         for gone in [
             "terminal_reason",
             "subagent_stats",
@@ -226,47 +246,47 @@ impl Wire for Claude {
         result["is_error"] = json!(true);
         result["stop_reason"] = Value::Null;
         result["errors"] = json!([problem]);
-        self.tell("result", result, pipes);
-        Heard::Over(1)
+        self.send_line_of_kind("result", result, pipes);
+        ClientMessage::Exit(1)
     }
 
-    fn hear(&mut self, line: &str, pipes: &mut Pipes) -> Heard {
+    fn handle_line(&mut self, line: &str, pipes: &mut StdioPipes) -> ClientMessage {
         let message: Value = serde_json::from_str(line).unwrap_or_default();
-        match text(&message, "/type") {
-            "user" => Heard::Prompt(prompt(&message)),
+        match text_at(&message, "/type") {
+            "user" => ClientMessage::Prompt(prompt_text(&message)),
             "control_request" => {
-                let id = text(&message, "/request_id").to_owned();
-                if text(&message, "/request/subtype") == "interrupt" {
+                let id = text_at(&message, "/request_id").to_owned();
+                if text_at(&message, "/request/subtype") == "interrupt" {
                     self.interrupt = Some(id);
-                    return Heard::Interrupt;
+                    return ClientMessage::Interrupt;
                 }
-                respond(&id, json!({}), pipes);
-                Heard::Nothing
+                send_control_response(&id, json!({}), pipes);
+                ClientMessage::Nothing
             }
             "control_response" => {
-                let id = text(&message, "/response/request_id").to_owned();
+                let id = text_at(&message, "/response/request_id").to_owned();
                 let answer = message
                     .pointer("/response/response")
                     .unwrap_or(&Value::Null);
-                Heard::Answer(id, self.answer(answer))
+                ClientMessage::Answer(id, self.parse_answer(answer))
             }
             "" => {
                 let problem = format!("Error parsing streaming input line: {line}");
                 let _ = std::io::Write::write_all(&mut std::io::stderr(), problem.as_bytes());
-                Heard::Over(1)
+                ClientMessage::Exit(1)
             }
-            _ => Heard::Nothing,
+            _ => ClientMessage::Nothing,
         }
     }
 
-    fn begin_turn(&mut self, pipes: &mut Pipes) {
-        self.tell("system", init(), pipes);
+    fn begin_turn(&mut self, pipes: &mut StdioPipes) {
+        self.send_line_of_kind("system", init_message(), pipes);
     }
 
-    fn say(&mut self, words: &str, pipes: &mut Pipes) {
-        let pieces = halves(words).map(|piece| json!({"type": "text_delta", "text": piece}));
+    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+        let pieces = split_in_half(words).map(|piece| json!({"type": "text_delta", "text": piece}));
         let whole = json!({"type": "text", "text": words});
-        self.block(
+        self.send_block(
             json!({"type": "text", "text": ""}),
             pieces.to_vec(),
             whole,
@@ -274,32 +294,36 @@ impl Wire for Claude {
         );
     }
 
-    fn think(&mut self, words: &str, pipes: &mut Pipes) {
+    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
         let pieces = vec![json!({"type": "thinking_delta", "thinking": words})];
         let start = json!({"type": "thinking", "thinking": "", "signature": ""});
         let whole = json!({"type": "thinking", "thinking": words, "signature": "standin"});
-        self.block(start, pieces, whole, pipes);
+        self.send_block(start, pieces, whole, pipes);
     }
 
-    fn hint(&mut self, pipes: &mut Pipes) {
+    fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
         let status = json!({"subtype": "status", "status": "requesting"});
-        self.tell("system", status, pipes);
+        self.send_line_of_kind("system", status, pipes);
     }
 
-    fn novel(&mut self, pipes: &mut Pipes) {
-        self.tell("novelty", json!({"of": "no version"}), pipes);
+    fn send_unknown_event(&mut self, pipes: &mut StdioPipes) {
+        self.send_line_of_kind("novelty", json!({"of": "no version"}), pipes);
     }
 
-    fn begin(&mut self, tool: &Tool, pipes: &mut Pipes) {
-        let (id, name, input) = (&tool.id, &tool.call.name, Self::input(tool));
-        let pieces = halves(&input.to_string())
+    fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes) {
+        let (id, name, input) = (&tool.id, &tool.call.name, Self::tool_input(tool));
+        let pieces = split_in_half(&input.to_string())
             .map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
         let start = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
         let whole = json!({"type": "tool_use", "id": id, "name": name, "input": input});
-        self.block(start, pieces.to_vec(), whole, pipes);
+        self.send_block(start, pieces.to_vec(), whole, pipes);
     }
 
-    fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String> {
+    fn request_permission(
+        &mut self,
+        tool: &OpenToolCall,
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
         let rule = json!({"toolName": tool.call.name, "ruleContent": tool.call.argument});
         let suggestion = json!({
             "type": "addRules", "rules": [rule], "behavior": "allow", "destination": "localSettings",
@@ -307,56 +331,61 @@ impl Wire for Claude {
         let more = json!({
             "description": format!("Use {}", tool.call.name), "permission_suggestions": [suggestion],
         });
-        let request = self.request(tool, Self::input(tool), more, pipes);
+        let request = self.send_control_request(tool, Self::tool_input(tool), more, pipes);
         self.close_message("tool_use", pipes);
         request
     }
 
-    fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes) {
+    fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes) {
         self.close_message("tool_use", pipes);
         let (words, failed) = match outcome {
-            Outcome::Done => ("done", false),
-            Outcome::Denied => ("Permission was denied.", true),
+            ToolOutcome::Done => ("done", false),
+            ToolOutcome::Denied => ("Permission was denied.", true),
         };
         if failed {
             let (name, id) = (&tool.call.name, &tool.id);
             self.denials.push(
-                json!({"tool_name": name, "tool_use_id": id, "tool_input": Self::input(tool)}),
+                json!({"tool_name": name, "tool_use_id": id, "tool_input": Self::tool_input(tool)}),
             );
         }
         let block = json!({
             "tool_use_id": tool.id, "type": "tool_result", "content": words, "is_error": failed,
         });
         let about = json!({
-            "message": {"role": "user", "content": [block]}, "parent_tool_use_id": null, "timestamp": NOW,
+            "message": {"role": "user", "content": [block]}, "parent_tool_use_id": null, "timestamp": FIXED_TIME,
             "tool_use_result": words, "tool_result_meta": [{"id": tool.id}],
         });
-        self.tell("user", about, pipes);
+        self.send_line_of_kind("user", about, pipes);
     }
 
-    fn question(&mut self, tool: &Tool, asked: &[Question], pipes: &mut Pipes) -> Option<String> {
-        let question = |asked: &Question| {
+    fn ask_questions(
+        &mut self,
+        tool: &OpenToolCall,
+        asked: &[ScriptedQuestion],
+        pipes: &mut StdioPipes,
+    ) -> Option<String> {
+        let question = |asked: &ScriptedQuestion| {
             let option = |label: &String| json!({"label": label, "description": ""});
             let options: Vec<Value> = asked.options.iter().map(option).collect();
             json!({
-                "question": asked.text, "header": "Choice", "options": options, "multiSelect": asked.many,
+                "question": asked.text, "header": "Choice", "options": options, "multiSelect": asked.allows_many,
             })
         };
         let questions: Vec<Value> = asked.iter().map(question).collect();
         self.questions = json!(questions);
         let more = json!({"requires_user_interaction": true});
-        let request = self.request(tool, json!({"questions": questions}), more, pipes);
+        let request = self.send_control_request(tool, json!({"questions": questions}), more, pipes);
         self.close_message("tool_use", pipes);
         request
     }
 
-    fn result(&mut self, words: &str, pipes: &mut Pipes) {
+    fn send_result(&mut self, words: &str, pipes: &mut StdioPipes) {
         self.close_message("end_turn", pipes);
-        self.finish("success", json!({"result": words}), pipes);
+        self.send_turn_result("success", json!({"result": words}), pipes);
     }
 
     /// It comes as a success that is an error.
-    fn fail(&mut self, status: u16, pipes: &mut Pipes) {
+    fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes) {
         self.close_message("end_turn", pipes);
         let kind = match status {
             401 | 403 => "authentication_failed",
@@ -368,49 +397,49 @@ impl Wire for Claude {
             "subtype": "api_retry", "attempt": 1, "max_retries": 1, "retry_delay_ms": 1,
             "error_status": status, "error": kind,
         });
-        self.tell("system", retry, pipes);
+        self.send_line_of_kind("system", retry, pipes);
         let fields = json!({
             "is_error": true, "terminal_reason": "api_error", "api_error_status": status,
             "stop_reason": "stop_sequence", "result": format!("API Error: {status} the provider said no"),
         });
-        self.finish("success", fields, pipes);
+        self.send_turn_result("success", fields, pipes);
     }
 
-    fn interrupted(&mut self, pipes: &mut Pipes) {
+    fn send_interrupted(&mut self, pipes: &mut StdioPipes) {
         if let Some(id) = self.interrupt.take() {
-            respond(&id, json!({"still_queued": []}), pipes);
+            send_control_response(&id, json!({"still_queued": []}), pipes);
         }
         self.close_message("end_turn", pipes);
         let block = json!({"type": "text", "text": "[Request interrupted by user]"});
         let about = json!({
-            "message": {"role": "user", "content": [block]}, "parent_tool_use_id": null, "timestamp": NOW,
+            "message": {"role": "user", "content": [block]}, "parent_tool_use_id": null, "timestamp": FIXED_TIME,
         });
-        self.tell("user", about, pipes);
+        self.send_line_of_kind("user", about, pipes);
         let fields = json!({
             "is_error": true, "terminal_reason": "aborted_streaming", "stop_reason": null,
             "errors": ["[ede_diagnostic] interrupted"],
         });
-        self.finish("error_during_execution", fields, pipes);
+        self.send_turn_result("error_during_execution", fields, pipes);
     }
 }
 
-impl Claude {
-    fn answer(&self, answer: &Value) -> Answer {
-        if text(answer, "/behavior") != "allow" {
-            return Answer::Denied;
+impl ClaudeWire {
+    fn parse_answer(&self, answer: &Value) -> ClientAnswer {
+        if text_at(answer, "/behavior") != "allow" {
+            return ClientAnswer::Denied;
         }
         let Some(answers) = answer.pointer("/updatedInput/answers") else {
             let for_session = answer.get("updatedPermissions").is_some();
-            return Answer::Allowed { for_session };
+            return ClientAnswer::Allowed { for_session };
         };
         let questions = self.questions.as_array().into_iter().flatten();
         let replies = questions.map(|question| {
-            let reply = answers.get(text(question, "/question"));
+            let reply = answers.get(text_at(question, "/question"));
             reply
                 .and_then(Value::as_str)
                 .unwrap_or("nothing")
                 .to_owned()
         });
-        Answer::Replies(replies.collect())
+        ClientAnswer::Replies(replies.collect())
     }
 }

@@ -4,22 +4,25 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::pipes::Pipes;
-use crate::play::{Heard, Outcome, Tool, Wire, is_known, new_conversation};
-use crate::script::Question;
+use crate::pipes::StdioPipes;
+use crate::play::{
+    AgentWireProtocol, ClientMessage, OpenToolCall, ToolOutcome, is_known_conversation,
+    new_conversation,
+};
+use crate::script::ScriptedQuestion;
 
 /// What each request to the model is said to use: input, of that from the cache, output.
-const USED: [u64; 3] = [312, 200, 27];
+const USAGE_PER_REQUEST: [u64; 3] = [312, 200, 27];
 
-pub(crate) struct Exec {
+pub(crate) struct CodexExecWire {
     resume: Option<String>,
-    forgets: bool,
-    items: u32,
+    is_unknown_thread: bool,
+    item_count: u32,
     /// Ids of tool calls by the item's.
-    open: Option<String>,
+    open_item: Option<String>,
 }
 
-impl Exec {
+impl CodexExecWire {
     pub(crate) fn new(arguments: &[String], script: Option<&str>) -> Self {
         let resume = arguments
             .iter()
@@ -27,114 +30,121 @@ impl Exec {
             .nth(1)
             .cloned();
         Self {
-            forgets: resume.as_ref().is_some_and(|id| !is_known(id, script)),
+            is_unknown_thread: resume
+                .as_ref()
+                .is_some_and(|id| !is_known_conversation(id, script)),
             resume,
-            items: 0,
-            open: None,
+            item_count: 0,
+            open_item: None,
         }
     }
 
     fn next_item(&mut self) -> String {
-        self.items += 1;
-        format!("item_{}", self.items - 1)
+        self.item_count += 1;
+        format!("item_{}", self.item_count - 1)
     }
 
-    fn completed(&mut self, mut item: Value, pipes: &mut Pipes) {
+    fn send_completed_item(&mut self, mut item: Value, pipes: &mut StdioPipes) {
         item["id"] = json!(self.next_item());
-        pipes.say(&json!({"type": "item.completed", "item": item}));
+        pipes.send_message(&json!({"type": "item.completed", "item": item}));
     }
 }
 
-impl Wire for Exec {
-    fn open(&mut self, pipes: &mut Pipes) -> Heard {
-        let prompt = pipes.listen_to_the_end();
+impl AgentWireProtocol for CodexExecWire {
+    fn start_wire(&mut self, pipes: &mut StdioPipes) -> ClientMessage {
+        let prompt = pipes.read_to_end();
         let thread = match &self.resume {
             // What is no id is taken for a name, and begins anew.
-            Some(id) if self.forgets && Uuid::parse_str(id).is_ok() => {
+            Some(id) if self.is_unknown_thread && Uuid::parse_str(id).is_ok() => {
                 let problem = format!(
                     "Error: thread/resume: thread/resume failed: no rollout found for thread id {id} (code -32600)\n"
                 );
                 let _ = std::io::Write::write_all(&mut std::io::stderr(), problem.as_bytes());
-                return Heard::Over(1);
+                return ClientMessage::Exit(1);
             }
-            Some(id) if !self.forgets => id.clone(),
+            Some(id) if !self.is_unknown_thread => id.clone(),
             Some(_) | None => new_conversation(),
         };
-        pipes.say(&json!({"type": "thread.started", "thread_id": thread}));
-        Heard::Prompt(prompt)
+        pipes.send_message(&json!({"type": "thread.started", "thread_id": thread}));
+        ClientMessage::Prompt(prompt)
     }
 
-    fn hear(&mut self, _: &str, _: &mut Pipes) -> Heard {
-        Heard::Nothing
+    fn handle_line(&mut self, _: &str, _: &mut StdioPipes) -> ClientMessage {
+        ClientMessage::Nothing
     }
 
-    fn begin_turn(&mut self, pipes: &mut Pipes) {
-        pipes.say(&json!({"type": "turn.started"}));
+    fn begin_turn(&mut self, pipes: &mut StdioPipes) {
+        pipes.send_message(&json!({"type": "turn.started"}));
     }
 
-    fn say(&mut self, words: &str, pipes: &mut Pipes) {
-        self.completed(json!({"type": "agent_message", "text": words}), pipes);
+    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+        self.send_completed_item(json!({"type": "agent_message", "text": words}), pipes);
     }
 
-    fn think(&mut self, words: &str, pipes: &mut Pipes) {
-        self.completed(json!({"type": "reasoning", "text": words}), pipes);
+    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
+        self.send_completed_item(json!({"type": "reasoning", "text": words}), pipes);
     }
 
     /// A warning, which is no failure.
-    fn hint(&mut self, pipes: &mut Pipes) {
-        self.completed(json!({"type": "error", "message": "nothing to see"}), pipes);
+    fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
+        self.send_completed_item(json!({"type": "error", "message": "nothing to see"}), pipes);
     }
 
-    fn novel(&mut self, pipes: &mut Pipes) {
-        pipes.say(&json!({"type": "novelty.of.no.version"}));
+    fn send_unknown_event(&mut self, pipes: &mut StdioPipes) {
+        pipes.send_message(&json!({"type": "novelty.of.no.version"}));
     }
 
-    fn begin(&mut self, tool: &Tool, pipes: &mut Pipes) {
+    fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes) {
         let id = self.next_item();
         let item = json!({
-            "id": id, "type": "command_execution", "command": command(tool), "aggregated_output": "",
+            "id": id, "type": "command_execution", "command": command_line(tool), "aggregated_output": "",
             "exit_code": null, "status": "in_progress",
         });
-        self.open = Some(id);
-        pipes.say(&json!({"type": "item.started", "item": item}));
+        self.open_item = Some(id);
+        pipes.send_message(&json!({"type": "item.started", "item": item}));
     }
 
-    fn ask(&mut self, _: &Tool, _: &mut Pipes) -> Option<String> {
+    fn request_permission(&mut self, _: &OpenToolCall, _: &mut StdioPipes) -> Option<String> {
         None
     }
 
-    fn end(&mut self, tool: &Tool, _: Outcome, pipes: &mut Pipes) {
+    fn end_tool(&mut self, tool: &OpenToolCall, _: ToolOutcome, pipes: &mut StdioPipes) {
         let item = json!({
-            "id": self.open.take(), "type": "command_execution", "command": command(tool),
+            "id": self.open_item.take(), "type": "command_execution", "command": command_line(tool),
             "aggregated_output": "done\n", "exit_code": 0, "status": "completed",
         });
-        pipes.say(&json!({"type": "item.completed", "item": item}));
+        pipes.send_message(&json!({"type": "item.completed", "item": item}));
     }
 
-    fn question(&mut self, _: &Tool, _: &[Question], _: &mut Pipes) -> Option<String> {
+    fn ask_questions(
+        &mut self,
+        _: &OpenToolCall,
+        _: &[ScriptedQuestion],
+        _: &mut StdioPipes,
+    ) -> Option<String> {
         None
     }
 
     /// Of the whole thread: one turn more when it was taken up again.
-    fn result(&mut self, _: &str, pipes: &mut Pipes) {
+    fn send_result(&mut self, _: &str, pipes: &mut StdioPipes) {
         let turns = if self.resume.is_some() { 2 } else { 1 };
-        let [input, cached, output] = USED.map(|used| used * turns);
+        let [input, cached, output] = USAGE_PER_REQUEST.map(|used| used * turns);
         let usage = json!({
             "input_tokens": input, "cached_input_tokens": cached, "cache_write_input_tokens": 0,
             "output_tokens": output, "reasoning_output_tokens": 0,
         });
-        pipes.say(&json!({"type": "turn.completed", "usage": usage}));
+        pipes.send_message(&json!({"type": "turn.completed", "usage": usage}));
     }
 
-    fn fail(&mut self, status: u16, pipes: &mut Pipes) {
+    fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes) {
         let message = format!("exceeded retry limit, last status: {status}");
-        pipes.say(&json!({"type": "error", "message": message}));
-        pipes.say(&json!({"type": "turn.failed", "error": {"message": message}}));
+        pipes.send_message(&json!({"type": "error", "message": message}));
+        pipes.send_message(&json!({"type": "turn.failed", "error": {"message": message}}));
     }
 
-    fn interrupted(&mut self, _: &mut Pipes) {}
+    fn send_interrupted(&mut self, _: &mut StdioPipes) {}
 }
 
-fn command(tool: &Tool) -> String {
+fn command_line(tool: &OpenToolCall) -> String {
     format!("/bin/bash -lc '{}'", tool.call.argument)
 }

@@ -6,44 +6,44 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::text;
+use crate::text_at;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
+pub(crate) struct McpToolServer {
     program: String,
     args: Vec<String>,
 }
 
 /// As Claude Code takes it, or as Codex does.
-pub(crate) fn from_arguments(arguments: &[String]) -> Option<Server> {
+pub(crate) fn server_from_arguments(arguments: &[String]) -> Option<McpToolServer> {
     let value = |prefix: &str| arguments.iter().find_map(|word| word.strip_prefix(prefix));
     if let Some(config) = value("--mcp-config=") {
         let config: Value = serde_json::from_str(config).ok()?;
-        return from_message(config.pointer("/mcpServers/baton")?);
+        return server_from_message(config.pointer("/mcpServers/baton")?);
     }
     let program = value("--config=mcp_servers.baton.command=")?;
     let args = value("--config=mcp_servers.baton.args=")?;
-    Some(Server {
+    Some(McpToolServer {
         program: program.trim_matches(['"', '\'']).to_owned(),
         args: serde_json::from_str(args).ok()?,
     })
 }
 
 /// As a message of a wire names it.
-pub(crate) fn from_message(server: &Value) -> Option<Server> {
-    Some(Server {
+pub(crate) fn server_from_message(server: &Value) -> Option<McpToolServer> {
+    Some(McpToolServer {
         program: server.get("command")?.as_str()?.to_owned(),
         args: serde_json::from_value(server.get("args")?.clone()).ok()?,
     })
 }
 
-impl Server {
+impl McpToolServer {
     /// The code of a refusal, or `ok`.
-    pub(crate) fn call(&self, tool: &str, arguments: &str) -> String {
+    pub(crate) fn call_tool(&self, tool: &str, arguments: &str) -> String {
         let arguments = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
-        match self.ask(tool, &arguments) {
+        match self.call_in_new_process(tool, &arguments) {
             Some(answer) if answer.pointer("/result/isError") == Some(&Value::Bool(true)) => {
-                text(&answer, "/result/structuredContent/error/code").to_owned()
+                text_at(&answer, "/result/structuredContent/error/code").to_owned()
             }
             Some(answer) if answer.get("result").is_some() => "ok".to_owned(),
             Some(answer) => answer.to_string(),
@@ -51,7 +51,7 @@ impl Server {
         }
     }
 
-    fn ask(&self, tool: &str, arguments: &Value) -> Option<Value> {
+    fn call_in_new_process(&self, tool: &str, arguments: &Value) -> Option<Value> {
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .env_clear()

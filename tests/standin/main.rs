@@ -24,7 +24,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use play::Wire;
+use play::AgentWireProtocol;
 use rustix::event::poll;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::Value;
@@ -32,44 +32,44 @@ use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
-    let mut stop = Stop::Die;
+    let mut stop = TermReaction::Die;
     while let Some(verb) = words.next() {
         let mut value = || words.next().unwrap_or_default();
         match verb.as_str() {
-            "print" => print_lines(number(&value())),
-            "tick" => tick(number(&value()), number(&value())),
-            "flood" => flood(number(&value())),
-            "count" => append(
+            "print" => print_lines(parse_number(&value())),
+            "tick" => print_lines_slowly(parse_number(&value()), parse_number(&value())),
+            "flood" => print_bytes(parse_number(&value())),
+            "count" => append_line(
                 &value(),
                 &std::env::var("BATON_ATTEMPT_ID").unwrap_or_default(),
             ),
             "fail-once" => {
-                if first_time(&value()) {
+                if create_marker_file(&value()) {
                     return ExitCode::from(9);
                 }
             }
             "env" => print_environment(),
-            "read" => echo(),
-            "note-term" => stop = Stop::Note(value()),
+            "read" => echo_stdin(),
+            "note-term" => stop = TermReaction::Note(value()),
             "ignore-term" => {
                 ignore_term();
-                stop = Stop::Ignore;
+                stop = TermReaction::Ignore;
             }
-            "grandchild" => spawn(&["in-session", "pause"]),
-            "orphan" => spawn(&["in-session", "leave-behind"]),
+            "grandchild" => spawn_self(&["in-session", "pause"]),
+            "orphan" => spawn_self(&["in-session", "leave-behind"]),
             "in-session" => drop(rustix::process::setsid()),
             "leave-behind" => {
-                spawn(&["ignore-term", "pause"]);
+                spawn_self(&["ignore-term", "pause"]);
                 return ExitCode::SUCCESS;
             }
-            "live" => live(&value(), number(&value()), number(&value())),
-            "nap" => nap(number(&value())),
-            "--version" => say(concat!("standin ", env!("CARGO_PKG_VERSION"))),
-            "pause" => return pause(&stop),
-            "speak" => return speak(&value(), &words.collect::<Vec<_>>()),
-            "exit" => return ExitCode::from(u8::try_from(number(&value())).unwrap_or(1)),
+            "live" => report_to_socket(&value(), parse_number(&value()), parse_number(&value())),
+            "nap" => sleep_ms(parse_number(&value())),
+            "--version" => print_line(concat!("standin ", env!("CARGO_PKG_VERSION"))),
+            "pause" => return wait_for_term(&stop),
+            "speak" => return run_agent(&value(), &words.collect::<Vec<_>>()),
+            "exit" => return ExitCode::from(u8::try_from(parse_number(&value())).unwrap_or(1)),
             other => {
-                say(&format!("standin knows no {other:?}"));
+                print_line(&format!("standin knows no {other:?}"));
                 return ExitCode::from(2);
             }
         }
@@ -78,31 +78,31 @@ fn main() -> ExitCode {
 }
 
 /// What TERM does to a pausing child.
-enum Stop {
+enum TermReaction {
     Die,
     Ignore,
     /// Writes the time at which it came, then ends.
     Note(String),
 }
 
-fn speak(wire: &str, arguments: &[String]) -> ExitCode {
+fn run_agent(wire: &str, arguments: &[String]) -> ExitCode {
     let script = std::env::var("STANDIN_SCRIPT").ok();
     let script = script.as_deref();
-    let mut wire: Box<dyn Wire> = match wire {
-        "claude" => Box::new(claude::Claude::new(arguments, script)),
-        "app-server" => Box::new(app_server::AppServer::new(script)),
-        "exec" => Box::new(exec::Exec::new(arguments, script)),
-        "acp" => Box::new(acp::Acp::new(script)),
+    let mut wire: Box<dyn AgentWireProtocol> = match wire {
+        "claude" => Box::new(claude::ClaudeWire::new(arguments, script)),
+        "app-server" => Box::new(app_server::CodexAppServerWire::new(script)),
+        "exec" => Box::new(exec::CodexExecWire::new(arguments, script)),
+        "acp" => Box::new(acp::AcpWire::new(script)),
         other => {
-            say(&format!("standin speaks no {other:?}"));
+            print_line(&format!("standin speaks no {other:?}"));
             return ExitCode::from(2);
         }
     };
-    play::play(&mut *wire, script, handed::from_arguments(arguments))
+    play::play_script(&mut *wire, script, handed::server_from_arguments(arguments))
 }
 
 /// The value of `--name=value` or `--name value`.
-fn argument(arguments: &[String], name: &str) -> Option<String> {
+fn argument_value(arguments: &[String], name: &str) -> Option<String> {
     let joined = arguments.iter().find_map(|word| {
         let rest = word.strip_prefix(name)?;
         rest.strip_prefix('=').map(str::to_owned)
@@ -115,18 +115,18 @@ fn argument(arguments: &[String], name: &str) -> Option<String> {
 }
 
 /// Text at a path of a message; empty when there is none.
-fn text<'a>(message: &'a Value, path: &str) -> &'a str {
+fn text_at<'a>(message: &'a Value, path: &str) -> &'a str {
     let found = message.pointer(path).and_then(Value::as_str);
     found.unwrap_or_default()
 }
 
 /// In the middle, between two characters.
-fn halves(text: &str) -> [&str; 2] {
+fn split_in_half(text: &str) -> [&str; 2] {
     text.split_at(text.floor_char_boundary(text.len() / 2))
         .into()
 }
 
-fn millis(span: Duration) -> u64 {
+fn duration_ms(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -144,35 +144,35 @@ fn ignore_term() {
 }
 
 /// Until it is killed. Signals that it catches change nothing.
-fn stay() -> ! {
+fn block_forever() -> ! {
     loop {
         let _ = poll(&mut [], None);
     }
 }
 
-fn number(word: &str) -> u64 {
+fn parse_number(word: &str) -> u64 {
     word.parse().unwrap_or(0)
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     // A closed pipe is the reader's choice.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 fn print_lines(count: u64) {
-    (1..=count).for_each(|line| say(&format!("line {line}")));
+    (1..=count).for_each(|line| print_line(&format!("line {line}")));
 }
 
-fn tick(count: u64, ms: u64) {
+fn print_lines_slowly(count: u64, ms: u64) {
     for line in 1..=count {
-        say(&format!("line {line}"));
-        nap(ms);
+        print_line(&format!("line {line}"));
+        sleep_ms(ms);
     }
 }
 
 /// Whoever listens learns of its end from the kernel: the connection is never closed by it.
-fn live(socket: &str, count: u64, ms: u64) {
+fn report_to_socket(socket: &str, count: u64, ms: u64) {
     let attempt = std::env::var("BATON_ATTEMPT_ID").unwrap_or_default();
     let told = UnixStream::connect(socket);
     let mut told = told.expect("the test listens as long as anybody lives");
@@ -181,13 +181,13 @@ fn live(socket: &str, count: u64, ms: u64) {
     for line in 1..=count {
         let line = format!("{attempt} {line}");
         tell(&line).expect("the test listens");
-        say(&line);
-        nap(ms);
+        print_line(&line);
+        sleep_ms(ms);
     }
     std::mem::forget(told);
 }
 
-fn flood(bytes: u64) {
+fn print_bytes(bytes: u64) {
     let mut out = std::io::stdout().lock();
     let line = [b'x'; 1023];
     for _ in 0..bytes / 1024 {
@@ -204,17 +204,17 @@ fn flood(bytes: u64) {
 fn print_environment() {
     let mut all: Vec<String> = std::env::vars().map(|(k, v)| format!("{k}={v}")).collect();
     all.sort();
-    all.iter().for_each(|line| say(line));
+    all.iter().for_each(|line| print_line(line));
 }
 
-fn echo() {
+fn echo_stdin() {
     let mut text = String::new();
     let _ = std::io::stdin().read_to_string(&mut text);
-    say(&text);
+    print_line(&text);
 }
 
 /// One short write with O_APPEND: lines of several children never mix.
-fn append(file: &str, line: &str) {
+fn append_line(file: &str, line: &str) {
     let opened = OpenOptions::new().create(true).append(true).open(file);
     let mut opened = opened.expect("the test names a file that can be written");
     opened
@@ -222,7 +222,7 @@ fn append(file: &str, line: &str) {
         .expect("the test names a file that can be written");
 }
 
-fn first_time(file: &str) -> bool {
+fn create_marker_file(file: &str) -> bool {
     OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -230,7 +230,7 @@ fn first_time(file: &str) -> bool {
         .is_ok()
 }
 
-fn spawn(arguments: &[&str]) {
+fn spawn_self(arguments: &[&str]) {
     let program = std::env::current_exe().expect("a program knows its path");
     let child = Command::new(program)
         .args(arguments)
@@ -239,7 +239,7 @@ fn spawn(arguments: &[&str]) {
     drop(child.expect("a child can be started"));
 }
 
-fn nap(ms: u64) {
+fn sleep_ms(ms: u64) {
     let span = Timespec {
         tv_sec: i64::try_from(ms / 1_000).unwrap_or(0),
         tv_nsec: i64::try_from(ms % 1_000 * 1_000_000).unwrap_or(0),
@@ -248,25 +248,25 @@ fn nap(ms: u64) {
     let _ = poll(&mut [], Some(&span));
 }
 
-fn pause(stop: &Stop) -> ExitCode {
+fn wait_for_term(stop: &TermReaction) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let runtime = runtime.expect("a runtime can be started");
     runtime.block_on(async {
         match stop {
-            Stop::Die => std::future::pending().await,
-            Stop::Ignore => {
+            TermReaction::Die => std::future::pending().await,
+            TermReaction::Ignore => {
                 let _handler = signal(SignalKind::terminate()).expect("TERM can be caught");
-                say("pausing");
+                print_line("pausing");
                 std::future::pending().await
             }
-            Stop::Note(file) => {
+            TermReaction::Note(file) => {
                 let mut term = signal(SignalKind::terminate()).expect("TERM can be caught");
-                say("pausing");
+                print_line("pausing");
                 term.recv().await;
                 let now = clock_gettime(ClockId::Realtime);
-                append(
+                append_line(
                     file,
                     &(now.tv_sec * 1_000 + now.tv_nsec / 1_000_000).to_string(),
                 );

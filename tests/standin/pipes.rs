@@ -9,95 +9,95 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::Value;
 
-use crate::{millis, nap};
+use crate::{duration_ms, sleep_ms};
 
 #[derive(Debug)]
-pub(crate) struct Pipes {
-    held: Vec<u8>,
+pub(crate) struct StdioPipes {
+    buffered: Vec<u8>,
     closed: bool,
-    tape: Option<File>,
+    recording: Option<File>,
 }
 
 /// What came of listening.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sound {
+pub(crate) enum InputLine {
     Line(String),
     /// Nothing, for as long as was waited.
-    Silence,
+    TimedOut,
     Closed,
 }
 
-impl Pipes {
+impl StdioPipes {
     pub(crate) fn open() -> Self {
-        let tape = std::env::var_os("STANDIN_TAPE").map(|file| {
+        let recording = std::env::var_os("STANDIN_TAPE").map(|file| {
             let opened = OpenOptions::new().create(true).append(true).open(file);
             opened.expect("the test names a file that can be written")
         });
         Self {
-            held: Vec::new(),
+            buffered: Vec::new(),
             closed: false,
-            tape,
+            recording,
         }
     }
 
     /// One message. A closed pipe is the reader's choice.
-    pub(crate) fn say(&mut self, message: &Value) {
+    pub(crate) fn send_message(&mut self, message: &Value) {
         let line = message.to_string();
-        self.keep('<', &line);
-        self.raw(&line);
+        self.record_line('<', &line);
+        self.send_line(&line);
     }
 
     /// A line as it is.
-    pub(crate) fn raw(&mut self, line: &str) {
+    pub(crate) fn send_line(&mut self, line: &str) {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
     /// The next line; waits as long as it takes, or so long.
-    pub(crate) fn listen(&mut self, limit: Option<Duration>) -> Sound {
-        let until = limit.map(|limit| now_ms() + millis(limit));
+    pub(crate) fn read_line(&mut self, limit: Option<Duration>) -> InputLine {
+        let until = limit.map(|limit| now_ms() + duration_ms(limit));
         loop {
-            if let Some(at) = self.held.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.held.drain(..=at).collect();
+            if let Some(at) = self.buffered.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffered.drain(..=at).collect();
                 let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-                self.keep('>', &line);
-                return Sound::Line(line);
+                self.record_line('>', &line);
+                return InputLine::Line(line);
             }
             let left = until.map(|until| until.saturating_sub(now_ms()));
             if self.closed {
-                left.into_iter().for_each(nap);
-                return Sound::Closed;
+                left.into_iter().for_each(sleep_ms);
+                return InputLine::Closed;
             }
             if !wait_for_stdin(left) {
-                return Sound::Silence;
+                return InputLine::TimedOut;
             }
-            self.fill();
+            self.fill_buffer();
         }
     }
 
     /// Everything up to the end.
-    pub(crate) fn listen_to_the_end(&mut self) -> String {
+    pub(crate) fn read_to_end(&mut self) -> String {
         while !self.closed {
             wait_for_stdin(None);
-            self.fill();
+            self.fill_buffer();
         }
-        let all = String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned();
-        all.lines().for_each(|line| self.keep('>', line));
+        let all = String::from_utf8_lossy(&std::mem::take(&mut self.buffered)).into_owned();
+        all.lines().for_each(|line| self.record_line('>', line));
         all
     }
 
-    fn fill(&mut self) {
+    fn fill_buffer(&mut self) {
         let mut bytes = [0; 64 * 1024];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
             Ok(0) => self.closed = true,
-            Ok(read) => self.held.extend_from_slice(&bytes[..read]),
+            Ok(read) => self.buffered.extend_from_slice(&bytes[..read]),
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => self.closed = true,
         }
     }
 
-    fn keep(&mut self, way: char, line: &str) {
-        if let Some(tape) = &mut self.tape {
+    fn record_line(&mut self, way: char, line: &str) {
+        if let Some(tape) = &mut self.recording {
             let kept = tape.write_all(format!("{way} {line}\n").as_bytes());
             kept.expect("the tape can be written");
         }

@@ -9,29 +9,29 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::handed::Server;
-use crate::pipes::{Pipes, Sound};
-use crate::script::{Call, Question, Step, parse};
-use crate::{ignore_term, nap, stay};
+use crate::handed::McpToolServer;
+use crate::pipes::{InputLine, StdioPipes};
+use crate::script::{ScriptStep, ScriptedCall, ScriptedQuestion, parse_script};
+use crate::{block_forever, ignore_term, sleep_ms};
 
 /// Between two looks at a file.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What a client can tell an agent.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum ClientMessage {
     Prompt(String),
     /// To the request of this id.
-    Answer(String, Answer),
+    Answer(String, ClientAnswer),
     Interrupt,
     /// The process has no more to do, and ends with this code.
-    Over(u8),
+    Exit(u8),
     /// What the wire has answered by itself, or what has no answer.
     Nothing,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum ClientAnswer {
     Allowed {
         for_session: bool,
     },
@@ -42,339 +42,355 @@ pub(crate) enum Answer {
 
 /// A tool call that has begun.
 #[derive(Clone, Debug)]
-pub(crate) struct Tool {
+pub(crate) struct OpenToolCall {
     pub(crate) id: String,
-    pub(crate) call: Call,
+    pub(crate) call: ScriptedCall,
 }
 
 /// How a tool call ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ToolOutcome {
     Done,
     Denied,
 }
 
 /// One way to talk to a client.
-pub(crate) trait Wire {
+pub(crate) trait AgentWireProtocol {
     /// Before anything is read. A wire that reads its prompt to the end has it here.
-    fn open(&mut self, pipes: &mut Pipes) -> Heard;
-    fn hear(&mut self, line: &str, pipes: &mut Pipes) -> Heard;
-    fn begin_turn(&mut self, pipes: &mut Pipes);
-    fn say(&mut self, words: &str, pipes: &mut Pipes);
-    fn think(&mut self, words: &str, pipes: &mut Pipes);
-    fn hint(&mut self, pipes: &mut Pipes);
-    fn novel(&mut self, pipes: &mut Pipes);
-    fn begin(&mut self, tool: &Tool, pipes: &mut Pipes);
+    fn start_wire(&mut self, pipes: &mut StdioPipes) -> ClientMessage;
+    fn handle_line(&mut self, line: &str, pipes: &mut StdioPipes) -> ClientMessage;
+    fn begin_turn(&mut self, pipes: &mut StdioPipes);
+    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes);
+    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes);
+    fn send_invisible_event(&mut self, pipes: &mut StdioPipes);
+    fn send_unknown_event(&mut self, pipes: &mut StdioPipes);
+    fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes);
     /// The id of the request; none where nobody can be asked.
-    fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String>;
+    fn request_permission(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes)
+    -> Option<String>;
     /// A prompt may come now, where something has to come before it.
     fn is_ready(&self) -> bool {
         false
     }
     /// Between the answer and what comes of it.
-    fn answered(&mut self, _request: &str, _pipes: &mut Pipes) {}
-    fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes);
-    fn question(&mut self, tool: &Tool, asked: &[Question], pipes: &mut Pipes) -> Option<String>;
+    fn on_answer(&mut self, _request: &str, _pipes: &mut StdioPipes) {}
+    fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes);
+    fn ask_questions(
+        &mut self,
+        tool: &OpenToolCall,
+        asked: &[ScriptedQuestion],
+        pipes: &mut StdioPipes,
+    ) -> Option<String>;
     /// The id of the request for a file; none where the wire has no such thing.
-    fn read(&mut self, _path: &str, _pipes: &mut Pipes) -> Option<String> {
+    fn request_file(&mut self, _path: &str, _pipes: &mut StdioPipes) -> Option<String> {
         None
     }
     /// The server of tools, where the wire itself names it.
-    fn handed(&self) -> Option<Server> {
+    fn tool_server(&self) -> Option<McpToolServer> {
         None
     }
-    fn result(&mut self, words: &str, pipes: &mut Pipes);
-    fn fail(&mut self, status: u16, pipes: &mut Pipes);
-    fn interrupted(&mut self, pipes: &mut Pipes);
+    fn send_result(&mut self, words: &str, pipes: &mut StdioPipes);
+    fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes);
+    fn send_interrupted(&mut self, pipes: &mut StdioPipes);
 }
 
 /// Why a turn stops where it is.
-enum Stop {
+enum TurnStop {
     Interrupted,
     Exit(u8),
 }
 
-struct Player<'a> {
-    wire: &'a mut dyn Wire,
-    pipes: Pipes,
-    words: String,
-    open: Option<Tool>,
+struct ScriptPlayer<'a> {
+    wire: &'a mut dyn AgentWireProtocol,
+    pipes: StdioPipes,
+    last_text: String,
+    open_tool: Option<OpenToolCall>,
     /// Tools that need no more leave in this session.
-    allowed: BTreeSet<String>,
-    hangs: bool,
+    allowed_tools: BTreeSet<String>,
+    stays_after_result: bool,
     /// Turns that its script has beyond this one.
-    later: VecDeque<Vec<Step>>,
+    later_turns: VecDeque<Vec<ScriptStep>>,
     /// What it was told in this turn.
     prompt: String,
     /// What its command line said.
-    handed: Option<Server>,
+    tool_server: Option<McpToolServer>,
 }
 
 /// Without a script, each prompt is one.
-pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Server>) -> ExitCode {
-    let steps = script.map(parse);
-    let mut player = Player {
+pub(crate) fn play_script(
+    wire: &mut dyn AgentWireProtocol,
+    script: Option<&str>,
+    handed: Option<McpToolServer>,
+) -> ExitCode {
+    let steps = script.map(parse_script);
+    let mut player = ScriptPlayer {
         wire,
-        pipes: Pipes::open(),
-        words: String::new(),
-        open: None,
-        allowed: BTreeSet::new(),
-        hangs: false,
-        later: VecDeque::new(),
+        pipes: StdioPipes::open(),
+        last_text: String::new(),
+        open_tool: None,
+        allowed_tools: BTreeSet::new(),
+        stays_after_result: false,
+        later_turns: VecDeque::new(),
         prompt: String::new(),
-        handed,
+        tool_server: handed,
     };
-    let first = steps.as_deref().and_then(<[Step]>::first);
+    let first = steps.as_deref().and_then(<[ScriptStep]>::first);
     match first {
-        Some(Step::Deaf) => stay(),
-        Some(Step::Mute) => loop {
-            if player.pipes.listen(None) == Sound::Closed {
-                stay();
+        Some(ScriptStep::Deaf) => block_forever(),
+        Some(ScriptStep::Mute) => loop {
+            if player.pipes.read_line(None) == InputLine::Closed {
+                block_forever();
             }
         },
-        Some(Step::Late(ms)) => nap(*ms),
+        Some(ScriptStep::Late(ms)) => sleep_ms(*ms),
         _ => {}
     }
-    let mut heard = player.wire.open(&mut player.pipes);
+    let mut heard = player.wire.start_wire(&mut player.pipes);
     loop {
         let stop = match heard {
-            Heard::Prompt(prompt) => {
+            ClientMessage::Prompt(prompt) => {
                 let turn = player.next_turn(prompt, steps.as_ref());
-                player.turn(turn)
+                player.play_turn(turn)
             }
-            Heard::Over(code) => Err(Stop::Exit(code)),
-            Heard::Answer(..) | Heard::Interrupt | Heard::Nothing => Ok(()),
+            ClientMessage::Exit(code) => Err(TurnStop::Exit(code)),
+            ClientMessage::Answer(..) | ClientMessage::Interrupt | ClientMessage::Nothing => Ok(()),
         };
-        if player.wire.is_ready() && first == Some(&Step::Aloof) {
-            stay();
+        if player.wire.is_ready() && first == Some(&ScriptStep::Aloof) {
+            block_forever();
         }
         match stop {
             Ok(()) => {}
-            Err(Stop::Interrupted) => player.wire.interrupted(&mut player.pipes),
-            Err(Stop::Exit(code)) => return ExitCode::from(code),
+            Err(TurnStop::Interrupted) => player.wire.send_interrupted(&mut player.pipes),
+            Err(TurnStop::Exit(code)) => return ExitCode::from(code),
         }
-        heard = match player.pipes.listen(None) {
-            Sound::Line(line) => player.wire.hear(&line, &mut player.pipes),
-            Sound::Closed if player.hangs => stay(),
-            Sound::Closed | Sound::Silence => return ExitCode::SUCCESS,
+        heard = match player.pipes.read_line(None) {
+            InputLine::Line(line) => player.wire.handle_line(&line, &mut player.pipes),
+            InputLine::Closed if player.stays_after_result => block_forever(),
+            InputLine::Closed | InputLine::TimedOut => return ExitCode::SUCCESS,
         };
     }
 }
 
-impl Player<'_> {
+impl ScriptPlayer<'_> {
     /// A script of several turns is played to its end before another prompt is one.
-    fn next_turn(&mut self, prompt: String, script: Option<&Vec<Step>>) -> Vec<Step> {
-        if self.later.is_empty() {
-            let steps = script.cloned().unwrap_or_else(|| parse(&prompt));
-            let turns = steps.split(|step| *step == Step::Again);
-            self.later = turns.map(<[Step]>::to_vec).collect();
+    fn next_turn(&mut self, prompt: String, script: Option<&Vec<ScriptStep>>) -> Vec<ScriptStep> {
+        if self.later_turns.is_empty() {
+            let steps = script.cloned().unwrap_or_else(|| parse_script(&prompt));
+            let turns = steps.split(|step| *step == ScriptStep::Again);
+            self.later_turns = turns.map(<[ScriptStep]>::to_vec).collect();
         }
         self.prompt = prompt;
-        self.later.pop_front().unwrap_or_default()
+        self.later_turns.pop_front().unwrap_or_default()
     }
 
-    fn turn(&mut self, steps: Vec<Step>) -> Result<(), Stop> {
-        self.words.clear();
-        if steps.first() == Some(&Step::Mute) {
-            self.hear_for(None)?;
+    fn play_turn(&mut self, steps: Vec<ScriptStep>) -> Result<(), TurnStop> {
+        self.last_text.clear();
+        if steps.first() == Some(&ScriptStep::Mute) {
+            self.handle_messages_for(None)?;
         }
         self.wire.begin_turn(&mut self.pipes);
         for step in steps {
-            while self.hear(Some(Duration::ZERO))?.is_some() {}
-            if let Step::Error(status) = step {
-                self.wire.fail(status, &mut self.pipes);
+            while self.next_message(Some(Duration::ZERO))?.is_some() {}
+            if let ScriptStep::Error(status) = step {
+                self.wire.send_failure(status, &mut self.pipes);
                 return Ok(());
             }
-            self.step(step)?;
+            self.play_step(step)?;
         }
-        let words = self.words.clone();
-        self.wire.result(&words, &mut self.pipes);
+        let words = self.last_text.clone();
+        self.wire.send_result(&words, &mut self.pipes);
         Ok(())
     }
 
-    fn step(&mut self, step: Step) -> Result<(), Stop> {
+    fn play_step(&mut self, step: ScriptStep) -> Result<(), TurnStop> {
         match step {
-            Step::Say(words) => self.say(&words),
-            Step::Think(words) => self.wire.think(&words, &mut self.pipes),
-            Step::Hint => self.wire.hint(&mut self.pipes),
-            Step::Tool(call) => {
-                self.begin(call);
-                self.end(Outcome::Done);
+            ScriptStep::Say(words) => self.send_text(&words),
+            ScriptStep::Think(words) => self.wire.send_thinking(&words, &mut self.pipes),
+            ScriptStep::Hint => self.wire.send_invisible_event(&mut self.pipes),
+            ScriptStep::Tool(call) => {
+                self.begin_tool(call);
+                self.end_tool(ToolOutcome::Done);
             }
-            Step::Use(call) => self.use_handed(&call),
-            Step::Begin(call) => self.begin(call),
-            Step::End => self.end(Outcome::Done),
-            Step::Ask(call) => self.ask(call)?,
-            Step::Question(questions) => self.question(&questions)?,
-            Step::Read(path) => self.read(&path)?,
-            Step::Stall => self.hear_for(None)?,
-            Step::Nap(ms) => self.hear_for(Some(Duration::from_millis(ms)))?,
-            Step::Until(file) => {
+            ScriptStep::Use(call) => self.call_tool_server(&call),
+            ScriptStep::Begin(call) => self.begin_tool(call),
+            ScriptStep::End => self.end_tool(ToolOutcome::Done),
+            ScriptStep::Ask(call) => self.ask_permission(call)?,
+            ScriptStep::Question(questions) => self.ask_questions(&questions)?,
+            ScriptStep::Read(path) => self.read_client_file(&path)?,
+            ScriptStep::Stall => self.handle_messages_for(None)?,
+            ScriptStep::Nap(ms) => self.handle_messages_for(Some(Duration::from_millis(ms)))?,
+            ScriptStep::Until(file) => {
                 while !Path::new(&file).exists() {
-                    self.hear_for(Some(LOOK))?;
+                    self.handle_messages_for(Some(POLL_INTERVAL))?;
                 }
             }
-            Step::Flood(bytes) => self.flood(bytes),
-            Step::Overlong(bytes) => self.pipes.raw(&format!("\"{}\"", "x".repeat(bytes))),
-            Step::Garbage => self.pipes.raw("this is {no message"),
-            Step::Novel => self.wire.novel(&mut self.pipes),
-            Step::Crash(code) => return Err(Stop::Exit(code)),
-            Step::Write(call) => write(&call),
-            Step::Echo => {
-                let prompt = self.prompt.clone();
-                self.say(&prompt);
+            ScriptStep::Flood(bytes) => self.send_flood(bytes),
+            ScriptStep::Overlong(bytes) => {
+                self.pipes.send_line(&format!("\"{}\"", "x".repeat(bytes)))
             }
-            Step::Hang => self.hangs = true,
-            Step::IgnoreTerm => ignore_term(),
+            ScriptStep::Garbage => self.pipes.send_line("this is {no message"),
+            ScriptStep::Novel => self.wire.send_unknown_event(&mut self.pipes),
+            ScriptStep::Crash(code) => return Err(TurnStop::Exit(code)),
+            ScriptStep::Write(call) => write_script_file(&call),
+            ScriptStep::Echo => {
+                let prompt = self.prompt.clone();
+                self.send_text(&prompt);
+            }
+            ScriptStep::Hang => self.stays_after_result = true,
+            ScriptStep::IgnoreTerm => ignore_term(),
             // They are about the time before the prompt, or end the turn.
-            Step::Deaf
-            | Step::Aloof
-            | Step::Late(_)
-            | Step::Mute
-            | Step::Forget
-            | Step::Error(_)
-            | Step::Again => {}
+            ScriptStep::Deaf
+            | ScriptStep::Aloof
+            | ScriptStep::Late(_)
+            | ScriptStep::Mute
+            | ScriptStep::Forget
+            | ScriptStep::Error(_)
+            | ScriptStep::Again => {}
         }
         Ok(())
     }
 
-    fn say(&mut self, words: &str) {
-        self.words = words.to_owned();
-        self.wire.say(words, &mut self.pipes);
+    fn send_text(&mut self, words: &str) {
+        self.last_text = words.to_owned();
+        self.wire.send_text(words, &mut self.pipes);
     }
 
-    fn use_handed(&mut self, call: &Call) {
-        let server = self.wire.handed().or_else(|| self.handed.clone());
+    fn call_tool_server(&mut self, call: &ScriptedCall) {
+        let server = self.wire.tool_server().or_else(|| self.tool_server.clone());
         let told = match server {
-            Some(server) => server.call(&call.name, &call.argument),
+            Some(server) => server.call_tool(&call.name, &call.argument),
             None => "nothing was handed over".to_owned(),
         };
-        self.say(&format!("{} -> {told}", call.name));
+        self.send_text(&format!("{} -> {told}", call.name));
     }
 
-    fn flood(&mut self, bytes: usize) {
+    fn send_flood(&mut self, bytes: usize) {
         let piece = "flood ".repeat(170);
         for _ in 0..bytes.div_ceil(piece.len()) {
-            self.wire.say(&piece, &mut self.pipes);
+            self.wire.send_text(&piece, &mut self.pipes);
         }
     }
 
-    fn begin(&mut self, call: Call) {
+    fn begin_tool(&mut self, call: ScriptedCall) {
         let id = format!("call_{}", Uuid::now_v7().simple());
-        let tool = Tool { id, call };
-        self.wire.begin(&tool, &mut self.pipes);
-        self.open = Some(tool);
+        let tool = OpenToolCall { id, call };
+        self.wire.begin_tool(&tool, &mut self.pipes);
+        self.open_tool = Some(tool);
     }
 
-    fn end(&mut self, outcome: Outcome) {
-        if let Some(tool) = self.open.take() {
-            self.wire.end(&tool, outcome, &mut self.pipes);
+    fn end_tool(&mut self, outcome: ToolOutcome) {
+        if let Some(tool) = self.open_tool.take() {
+            self.wire.end_tool(&tool, outcome, &mut self.pipes);
         }
     }
 
-    fn ask(&mut self, call: Call) -> Result<(), Stop> {
+    fn ask_permission(&mut self, call: ScriptedCall) -> Result<(), TurnStop> {
         let name = call.name.clone();
-        self.begin(call);
-        let tool = self.open.clone();
-        let known = self.allowed.contains(&name);
+        self.begin_tool(call);
+        let tool = self.open_tool.clone();
+        let known = self.allowed_tools.contains(&name);
         let request = match &tool {
-            Some(tool) if !known => self.wire.ask(tool, &mut self.pipes),
+            Some(tool) if !known => self.wire.request_permission(tool, &mut self.pipes),
             Some(_) | None => None,
         };
         let answer = match request {
-            Some(request) => self.wait_for(&request)?,
-            None => Answer::Allowed { for_session: false },
+            Some(request) => self.wait_for_answer(&request)?,
+            None => ClientAnswer::Allowed { for_session: false },
         };
         match answer {
-            Answer::Allowed { for_session } => {
+            ClientAnswer::Allowed { for_session } => {
                 if for_session {
-                    self.allowed.insert(name);
+                    self.allowed_tools.insert(name);
                 }
-                self.end(Outcome::Done);
-                self.say("allowed");
+                self.end_tool(ToolOutcome::Done);
+                self.send_text("allowed");
             }
-            Answer::Denied | Answer::Replies(_) => {
-                self.end(Outcome::Denied);
-                self.say("denied");
+            ClientAnswer::Denied | ClientAnswer::Replies(_) => {
+                self.end_tool(ToolOutcome::Denied);
+                self.send_text("denied");
             }
         }
         Ok(())
     }
 
-    fn question(&mut self, asked: &[Question]) -> Result<(), Stop> {
+    fn ask_questions(&mut self, asked: &[ScriptedQuestion]) -> Result<(), TurnStop> {
         let argument = asked.first().map(|asked| asked.text.clone());
-        self.begin(Call {
+        self.begin_tool(ScriptedCall {
             name: "AskUserQuestion".to_owned(),
             argument: argument.unwrap_or_default(),
         });
-        let tool = self.open.clone();
-        let request = tool.and_then(|tool| self.wire.question(&tool, asked, &mut self.pipes));
+        let tool = self.open_tool.clone();
+        let request = tool.and_then(|tool| self.wire.ask_questions(&tool, asked, &mut self.pipes));
         let answer = match request {
-            Some(request) => self.wait_for(&request)?,
-            None => Answer::Denied,
+            Some(request) => self.wait_for_answer(&request)?,
+            None => ClientAnswer::Denied,
         };
         match answer {
-            Answer::Replies(replies) => {
-                self.end(Outcome::Done);
-                self.say(&format!("answered {}", replies.join(" and ")));
+            ClientAnswer::Replies(replies) => {
+                self.end_tool(ToolOutcome::Done);
+                self.send_text(&format!("answered {}", replies.join(" and ")));
             }
-            Answer::Allowed { .. } | Answer::Denied => {
-                self.end(Outcome::Denied);
-                self.say("not answered");
+            ClientAnswer::Allowed { .. } | ClientAnswer::Denied => {
+                self.end_tool(ToolOutcome::Denied);
+                self.send_text("not answered");
             }
         }
         Ok(())
     }
 
-    fn read(&mut self, path: &str) -> Result<(), Stop> {
-        let request = self.wire.read(path, &mut self.pipes);
+    fn read_client_file(&mut self, path: &str) -> Result<(), TurnStop> {
+        let request = self.wire.request_file(path, &mut self.pipes);
         let answer = match request {
-            Some(request) => self.wait_for(&request)?,
-            None => Answer::Denied,
+            Some(request) => self.wait_for_answer(&request)?,
+            None => ClientAnswer::Denied,
         };
         match answer {
-            Answer::Replies(contents) => self.say(&format!("read {}", contents.join(""))),
-            Answer::Allowed { .. } | Answer::Denied => self.say("cannot read"),
+            ClientAnswer::Replies(contents) => {
+                self.send_text(&format!("read {}", contents.join("")))
+            }
+            ClientAnswer::Allowed { .. } | ClientAnswer::Denied => self.send_text("cannot read"),
         }
         Ok(())
     }
 
-    fn wait_for(&mut self, request: &str) -> Result<Answer, Stop> {
+    fn wait_for_answer(&mut self, request: &str) -> Result<ClientAnswer, TurnStop> {
         loop {
-            match self.hear(None)? {
-                Some(Heard::Answer(id, answer)) if id == request => {
-                    self.wire.answered(request, &mut self.pipes);
+            match self.next_message(None)? {
+                Some(ClientMessage::Answer(id, answer)) if id == request => {
+                    self.wire.on_answer(request, &mut self.pipes);
                     return Ok(answer);
                 }
                 Some(_) => {}
-                None => return Ok(Answer::Denied),
+                None => return Ok(ClientAnswer::Denied),
             }
         }
     }
 
     /// Until the time is over, or the turn.
-    fn hear_for(&mut self, limit: Option<Duration>) -> Result<(), Stop> {
-        while self.hear(limit)?.is_some() {}
+    fn handle_messages_for(&mut self, limit: Option<Duration>) -> Result<(), TurnStop> {
+        while self.next_message(limit)?.is_some() {}
         if limit.is_none() {
-            stay();
+            block_forever();
         }
         Ok(())
     }
 
     /// None when nothing came, or nothing will.
-    fn hear(&mut self, limit: Option<Duration>) -> Result<Option<Heard>, Stop> {
-        let Sound::Line(line) = self.pipes.listen(limit) else {
+    fn next_message(&mut self, limit: Option<Duration>) -> Result<Option<ClientMessage>, TurnStop> {
+        let InputLine::Line(line) = self.pipes.read_line(limit) else {
             return Ok(None);
         };
-        match self.wire.hear(&line, &mut self.pipes) {
-            Heard::Interrupt => Err(Stop::Interrupted),
-            Heard::Over(code) => Err(Stop::Exit(code)),
-            heard @ (Heard::Prompt(_) | Heard::Answer(..) | Heard::Nothing) => Ok(Some(heard)),
+        match self.wire.handle_line(&line, &mut self.pipes) {
+            ClientMessage::Interrupt => Err(TurnStop::Interrupted),
+            ClientMessage::Exit(code) => Err(TurnStop::Exit(code)),
+            heard @ (ClientMessage::Prompt(_)
+            | ClientMessage::Answer(..)
+            | ClientMessage::Nothing) => Ok(Some(heard)),
         }
     }
 }
 
-fn write(call: &Call) {
+fn write_script_file(call: &ScriptedCall) {
     let path = Path::new(&call.name);
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).expect("the test names a directory that can be made");
@@ -383,17 +399,18 @@ fn write(call: &Call) {
 }
 
 /// Conversations are known by their ids: this program has begun every one that ends like this.
-const OWN: [u8; 6] = *b"stand!";
+const CONVERSATION_SUFFIX: [u8; 6] = *b"stand!";
 
 pub(crate) fn new_conversation() -> String {
     let mut bytes = *Uuid::now_v7().as_bytes();
-    bytes[10..].copy_from_slice(&OWN);
+    bytes[10..].copy_from_slice(&CONVERSATION_SUFFIX);
     Uuid::from_bytes(bytes).to_string()
 }
 
 /// Whether a conversation can be taken up again.
-pub(crate) fn is_known(conversation: &str, script: Option<&str>) -> bool {
-    let forgets = script.is_some_and(|script| parse(script).contains(&Step::Forget));
-    let begun_here = Uuid::parse_str(conversation).is_ok_and(|id| id.as_bytes()[10..] == OWN);
+pub(crate) fn is_known_conversation(conversation: &str, script: Option<&str>) -> bool {
+    let forgets = script.is_some_and(|script| parse_script(script).contains(&ScriptStep::Forget));
+    let begun_here =
+        Uuid::parse_str(conversation).is_ok_and(|id| id.as_bytes()[10..] == CONVERSATION_SUFFIX);
     begun_here && !forgets
 }

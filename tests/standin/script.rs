@@ -31,16 +31,16 @@
 //! A turn without an `error` ends well, and its result is what was said last.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ScriptStep {
     Say(String),
     Think(String),
     Hint,
-    Tool(Call),
-    Use(Call),
-    Begin(Call),
+    Tool(ScriptedCall),
+    Use(ScriptedCall),
+    Begin(ScriptedCall),
     End,
-    Ask(Call),
-    Question(Vec<Question>),
+    Ask(ScriptedCall),
+    Question(Vec<ScriptedQuestion>),
     Read(String),
     Stall,
     Nap(u64),
@@ -51,7 +51,7 @@ pub(crate) enum Step {
     Novel,
     Error(u16),
     Crash(u8),
-    Write(Call),
+    Write(ScriptedCall),
     Echo,
     Again,
     Hang,
@@ -65,80 +65,80 @@ pub(crate) enum Step {
 
 /// What a tool is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct ScriptedCall {
     pub(crate) name: String,
     pub(crate) argument: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Question {
+pub(crate) struct ScriptedQuestion {
     pub(crate) text: String,
     pub(crate) options: Vec<String>,
-    pub(crate) many: bool,
+    pub(crate) allows_many: bool,
 }
 
 /// A script that says something else is a mistake in a test, and is told as what the agent says.
-pub(crate) fn parse(text: &str) -> Vec<Step> {
+pub(crate) fn parse_script(text: &str) -> Vec<ScriptStep> {
     let steps = text.split([';', '\n']).map(str::trim);
     let steps = steps.filter(|step| !step.is_empty());
-    steps.map(step).collect()
+    steps.map(parse_step).collect()
 }
 
-fn step(text: &str) -> Step {
+fn parse_step(text: &str) -> ScriptStep {
     let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
     let rest = rest.trim();
     match verb {
-        "say" => Step::Say(rest.to_owned()),
-        "think" => Step::Think(rest.to_owned()),
-        "hint" => Step::Hint,
-        "tool" => Step::Tool(call(rest)),
-        "use" => Step::Use(call(rest)),
-        "begin" => Step::Begin(call(rest)),
-        "end" => Step::End,
-        "ask" => Step::Ask(call(rest)),
-        "question" => Step::Question(rest.split('&').map(question).collect()),
-        "read" => Step::Read(rest.to_owned()),
-        "stall" => Step::Stall,
-        "nap" => Step::Nap(rest.parse().unwrap_or(0)),
-        "until" => Step::Until(rest.to_owned()),
-        "flood" => Step::Flood(rest.parse().unwrap_or(0)),
-        "overlong" => Step::Overlong(rest.parse().unwrap_or(0)),
-        "garbage" => Step::Garbage,
-        "novel" => Step::Novel,
-        "error" => Step::Error(rest.parse().unwrap_or(500)),
-        "crash" => Step::Crash(rest.parse().unwrap_or(1)),
-        "write" => Step::Write(call(rest)),
-        "echo" => Step::Echo,
-        "again" => Step::Again,
-        "hang" => Step::Hang,
-        "deaf" => Step::Deaf,
-        "aloof" => Step::Aloof,
-        "late" => Step::Late(rest.parse().unwrap_or(0)),
-        "mute" => Step::Mute,
-        "forget" => Step::Forget,
-        "ignore-term" => Step::IgnoreTerm,
-        _ => Step::Say(text.to_owned()),
+        "say" => ScriptStep::Say(rest.to_owned()),
+        "think" => ScriptStep::Think(rest.to_owned()),
+        "hint" => ScriptStep::Hint,
+        "tool" => ScriptStep::Tool(parse_call(rest)),
+        "use" => ScriptStep::Use(parse_call(rest)),
+        "begin" => ScriptStep::Begin(parse_call(rest)),
+        "end" => ScriptStep::End,
+        "ask" => ScriptStep::Ask(parse_call(rest)),
+        "question" => ScriptStep::Question(rest.split('&').map(parse_question).collect()),
+        "read" => ScriptStep::Read(rest.to_owned()),
+        "stall" => ScriptStep::Stall,
+        "nap" => ScriptStep::Nap(rest.parse().unwrap_or(0)),
+        "until" => ScriptStep::Until(rest.to_owned()),
+        "flood" => ScriptStep::Flood(rest.parse().unwrap_or(0)),
+        "overlong" => ScriptStep::Overlong(rest.parse().unwrap_or(0)),
+        "garbage" => ScriptStep::Garbage,
+        "novel" => ScriptStep::Novel,
+        "error" => ScriptStep::Error(rest.parse().unwrap_or(500)),
+        "crash" => ScriptStep::Crash(rest.parse().unwrap_or(1)),
+        "write" => ScriptStep::Write(parse_call(rest)),
+        "echo" => ScriptStep::Echo,
+        "again" => ScriptStep::Again,
+        "hang" => ScriptStep::Hang,
+        "deaf" => ScriptStep::Deaf,
+        "aloof" => ScriptStep::Aloof,
+        "late" => ScriptStep::Late(rest.parse().unwrap_or(0)),
+        "mute" => ScriptStep::Mute,
+        "forget" => ScriptStep::Forget,
+        "ignore-term" => ScriptStep::IgnoreTerm,
+        _ => ScriptStep::Say(text.to_owned()),
     }
 }
 
-fn call(text: &str) -> Call {
+fn parse_call(text: &str) -> ScriptedCall {
     let (name, argument) = text.split_once(' ').unwrap_or((text, ""));
-    Call {
+    ScriptedCall {
         name: name.to_owned(),
         argument: argument.trim().to_owned(),
     }
 }
 
-fn question(text: &str) -> Question {
+fn parse_question(text: &str) -> ScriptedQuestion {
     let (text, options) = text.split_once('=').unwrap_or((text, ""));
     let many = text.ends_with('+');
     let options = options.split(',').map(str::trim);
-    Question {
+    ScriptedQuestion {
         text: text.trim_end_matches('+').trim().to_owned(),
         options: options
             .filter(|option| !option.is_empty())
             .map(str::to_owned)
             .collect(),
-        many,
+        allows_many: many,
     }
 }

@@ -8,11 +8,11 @@ use baton_proto::v1::{
 };
 use tonic::Status;
 
-use crate::client::Client;
-use crate::patience::within;
+use crate::client::TestClient;
+use crate::patience::wait_within;
 
 /// Work that only agents of this scope may have.
-pub fn for_scope(scope: &str) -> TaskSpec {
+pub fn agent_scope_spec(scope: &str) -> TaskSpec {
     TaskSpec {
         agent: "anyone".to_owned(),
         prompt: "do it".to_owned(),
@@ -23,26 +23,26 @@ pub fn for_scope(scope: &str) -> TaskSpec {
 }
 
 #[derive(Clone, Debug)]
-pub struct Agent {
-    pub client: Client,
+pub struct LeaseAgent {
+    pub client: TestClient,
     pub name: String,
 }
 
 /// A lease as its holder knows it.
 #[derive(Clone, Debug)]
-pub struct Lease {
+pub struct GrantedLease {
     pub task_id: String,
     pub attempt_id: String,
-    pub named: AgentLease,
+    pub lease_ref: AgentLease,
     pub granted_ms: u64,
     pub renew_ms: u64,
 }
 
-impl Lease {
-    pub fn of(grant: AgentGrant) -> Self {
+impl GrantedLease {
+    pub fn of_grant(grant: AgentGrant) -> Self {
         let re = grant.r#ref.expect("a grant names its attempt");
         Self {
-            named: AgentLease {
+            lease_ref: AgentLease {
                 task_id: re.task_id.clone(),
                 attempt_id: re.attempt_id.clone(),
                 token: grant.token,
@@ -54,26 +54,26 @@ impl Lease {
         }
     }
 
-    pub fn secret(&self) -> Vec<u8> {
-        let token = self.named.token.clone().expect("a lease has a token");
+    pub fn token_bytes(&self) -> Vec<u8> {
+        let token = self.lease_ref.token.clone().expect("a lease has a token");
         token.value.to_vec()
     }
 
     /// The secret in every spelling in which it could leak.
-    pub fn spellings(&self) -> Vec<Vec<u8>> {
-        let token = self.secret();
+    pub fn token_spellings(&self) -> Vec<Vec<u8>> {
+        let token = self.token_bytes();
         let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
         vec![token, hex.to_uppercase().into(), hex.into()]
     }
 }
 
-impl Agent {
+impl LeaseAgent {
     /// With a new token of the administrator's tenant.
-    pub async fn new(admin: &Client, name: &str, scope: &str) -> Self {
+    pub async fn new(admin: &TestClient, name: &str, scope: &str) -> Self {
         Self::of_tenant(admin, "", name, scope).await
     }
 
-    pub async fn of_tenant(admin: &Client, tenant: &str, name: &str, scope: &str) -> Self {
+    pub async fn of_tenant(admin: &TestClient, tenant: &str, name: &str, scope: &str) -> Self {
         let request = CreateTokenRequest {
             name: name.to_owned(),
             tenant: tenant.to_owned(),
@@ -81,7 +81,7 @@ impl Agent {
             agent_scope: scope.to_owned(),
             ttl_ms: None,
         };
-        let made = within("a token", admin.operator().create_token(request)).await;
+        let made = wait_within("a token", admin.operator().create_token(request)).await;
         let made = made.expect("an administrator makes tokens").into_inner();
         let secret = made.secret.expect("a new token has a secret").value;
         Self {
@@ -90,30 +90,32 @@ impl Agent {
         }
     }
 
-    pub async fn start(&self, spec: TaskSpec, key: &str) -> Result<Lease, Status> {
+    pub async fn start(&self, spec: TaskSpec, key: &str) -> Result<GrantedLease, Status> {
         let request = StartRequest {
             spec: Some(spec),
             idempotency_key: key.to_owned(),
             ..StartRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Start", agents.start(request)).await?;
+        let answer = wait_within("an answer to Start", agents.start(request)).await?;
         let grant = answer.into_inner().grant;
-        Ok(Lease::of(grant.expect("Start grants or refuses")))
+        Ok(GrantedLease::of_grant(
+            grant.expect("Start grants or refuses"),
+        ))
     }
 
     /// An empty id claims the first that is free.
-    pub async fn claim(&self, task_id: &str) -> Result<Option<Lease>, Status> {
+    pub async fn claim(&self, task_id: &str) -> Result<Option<GrantedLease>, Status> {
         let request = ClaimRequest {
             task_id: task_id.to_owned(),
             ..ClaimRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Claim", agents.claim(request)).await?;
-        Ok(answer.into_inner().grant.map(Lease::of))
+        let answer = wait_within("an answer to Claim", agents.claim(request)).await?;
+        Ok(answer.into_inner().grant.map(GrantedLease::of_grant))
     }
 
-    pub async fn pick_up(&self, task_id: &str, attempt_id: &str) -> Result<Lease, Status> {
+    pub async fn pick_up(&self, task_id: &str, attempt_id: &str) -> Result<GrantedLease, Status> {
         let request = PickUpRequest {
             task_id: task_id.to_owned(),
             attempt_id: attempt_id.to_owned(),
@@ -121,14 +123,20 @@ impl Agent {
             ..PickUpRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to PickUp", agents.pick_up(request)).await?;
+        let answer = wait_within("an answer to PickUp", agents.pick_up(request)).await?;
         let grant = answer.into_inner().grant;
-        Ok(Lease::of(grant.expect("PickUp grants or refuses")))
+        Ok(GrantedLease::of_grant(
+            grant.expect("PickUp grants or refuses"),
+        ))
     }
 
-    pub async fn checkpoint(&self, lease: &Lease, summary: &str) -> Result<Checkpoint, Status> {
+    pub async fn checkpoint(
+        &self,
+        lease: &GrantedLease,
+        summary: &str,
+    ) -> Result<Checkpoint, Status> {
         let request = AgentCheckpointRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             checkpoint: Some(CheckpointDraft {
                 summary: summary.to_owned(),
                 ..CheckpointDraft::default()
@@ -136,14 +144,14 @@ impl Agent {
             ..AgentCheckpointRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Checkpoint", agents.checkpoint(request)).await?;
+        let answer = wait_within("an answer to Checkpoint", agents.checkpoint(request)).await?;
         let written = answer.into_inner().checkpoint;
         Ok(written.expect("an answer shows the checkpoint"))
     }
 
-    pub async fn progress(&self, lease: &Lease, item: &str) -> Result<Progress, Status> {
+    pub async fn progress(&self, lease: &GrantedLease, item: &str) -> Result<Progress, Status> {
         let request = AgentProgressRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             update: Some(ProgressUpdate {
                 completed_items: vec![item.to_owned()],
                 ..ProgressUpdate::default()
@@ -151,14 +159,14 @@ impl Agent {
             ..AgentProgressRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Progress", agents.progress(request)).await?;
+        let answer = wait_within("an answer to Progress", agents.progress(request)).await?;
         let progress = answer.into_inner().progress;
         Ok(progress.expect("an answer shows the progress"))
     }
 
-    pub async fn block(&self, lease: &Lease, reason: &str) -> Result<Task, Status> {
+    pub async fn block(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
         let request = AgentBlockRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             block: Some(BlockDraft {
                 reason: reason.to_owned(),
                 ..BlockDraft::default()
@@ -166,64 +174,64 @@ impl Agent {
             ..AgentBlockRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Block", agents.block(request)).await?;
-        Ok(shown(answer.into_inner().task))
+        let answer = wait_within("an answer to Block", agents.block(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
     }
 
-    pub async fn renew(&self, lease: &Lease) -> Result<RenewResponse, Status> {
+    pub async fn renew(&self, lease: &GrantedLease) -> Result<RenewResponse, Status> {
         let request = RenewRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Renew", agents.renew(request)).await?;
+        let answer = wait_within("an answer to Renew", agents.renew(request)).await?;
         Ok(answer.into_inner())
     }
 
-    pub async fn release(&self, lease: &Lease, reason: &str) -> Result<Task, Status> {
+    pub async fn release(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
         let request = AgentReleaseRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             reason: reason.to_owned(),
             ..AgentReleaseRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Release", agents.release(request)).await?;
-        Ok(shown(answer.into_inner().task))
+        let answer = wait_within("an answer to Release", agents.release(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
     }
 
-    pub async fn complete(&self, lease: &Lease, result: &str) -> Result<Task, Status> {
+    pub async fn complete(&self, lease: &GrantedLease, result: &str) -> Result<Task, Status> {
         let request = AgentCompleteRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             result: result.to_owned().into(),
             ..AgentCompleteRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Complete", agents.complete(request)).await?;
-        Ok(shown(answer.into_inner().task))
+        let answer = wait_within("an answer to Complete", agents.complete(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
     }
 
-    pub async fn fail(&self, lease: &Lease, message: &str) -> Result<Task, Status> {
+    pub async fn fail(&self, lease: &GrantedLease, message: &str) -> Result<Task, Status> {
         let request = AgentFailRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             message: message.to_owned(),
             ..AgentFailRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Fail", agents.fail(request)).await?;
-        Ok(shown(answer.into_inner().task))
+        let answer = wait_within("an answer to Fail", agents.fail(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
     }
 
-    pub async fn cancel(&self, lease: &Lease, reason: &str) -> Result<Task, Status> {
+    pub async fn cancel(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
         let request = AgentCancelRequest {
-            lease: Some(lease.named.clone()),
+            lease: Some(lease.lease_ref.clone()),
             reason: reason.to_owned(),
             ..AgentCancelRequest::default()
         };
         let mut agents = self.client.agents();
-        let answer = within("an answer to Cancel", agents.cancel(request)).await?;
-        Ok(shown(answer.into_inner().task))
+        let answer = wait_within("an answer to Cancel", agents.cancel(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
     }
 }
 
-fn shown(task: Option<Task>) -> Task {
+fn expect_task(task: Option<Task>) -> Task {
     task.expect("an answer shows the task")
 }

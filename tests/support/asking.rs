@@ -6,10 +6,10 @@ use baton_proto::v1::{
     AnswerRequest, Input, ListInputsRequest, PermissionReply, QuestionReply, TaskEventKind,
 };
 
-use crate::client::Client;
-use crate::patience::within;
+use crate::client::TestClient;
+use crate::patience::wait_within;
 
-impl Client {
+impl TestClient {
     /// Those of a task that wait for an answer.
     pub async fn open_inputs(&self, task_id: &str) -> Vec<Input> {
         let request = ListInputsRequest {
@@ -17,20 +17,20 @@ impl Client {
             ..ListInputsRequest::default()
         };
         let mut inputs = self.inputs();
-        let listed = within("a list of inputs", inputs.list_inputs(request)).await;
+        let listed = wait_within("a list of inputs", inputs.list_inputs(request)).await;
         listed.expect("inputs can be listed").into_inner().inputs
     }
 
     /// Those that wait, once so many have been asked.
-    pub async fn asked(&self, task_id: &str, count: usize) -> Vec<Input> {
+    pub async fn wait_for_inputs(&self, task_id: &str, count: usize) -> Vec<Input> {
         let mut watch = self.watch(task_id).await;
         for _ in 0..count {
-            watch.until_kind(TaskEventKind::InputAsked).await;
+            watch.wait_for_kind(TaskEventKind::InputAsked).await;
         }
         self.open_inputs(task_id).await
     }
 
-    pub async fn give(&self, input: &Input, answer: Answer) {
+    pub async fn answer_input(&self, input: &Input, answer: Answer) {
         let request = AnswerRequest {
             task_id: input.task_id.clone(),
             input_id: input.input_id.clone(),
@@ -38,24 +38,24 @@ impl Client {
             ..AnswerRequest::default()
         };
         let mut inputs = self.inputs();
-        let given = within("an answer to Answer", inputs.answer(request)).await;
+        let given = wait_within("an answer to Answer", inputs.answer(request)).await;
         given.expect("the answer is taken");
     }
 
-    pub async fn decide(&self, input: &Input, allow: bool) {
+    pub async fn answer_permission(&self, input: &Input, allow: bool) {
         let reply = PermissionReply {
             allow,
             message: "because".to_owned(),
             ..PermissionReply::default()
         };
-        self.give(input, Answer::Permission(reply)).await;
+        self.answer_input(input, Answer::Permission(reply)).await;
     }
 
     /// Answers whatever a task asks until it ends: allows it, or chooses the last of what is offered.
     pub async fn answer_all(&self, task_id: &str) {
         let mut watch = self.watch(task_id).await;
         loop {
-            let event = within("the task to go on", watch.next()).await;
+            let event = wait_within("the task to go on", watch.next()).await;
             let Some(event) = event.expect("the watch goes on") else {
                 return;
             };
@@ -74,9 +74,9 @@ impl Client {
                                 .collect(),
                             ..QuestionReply::default()
                         };
-                        self.give(&input, Answer::Question(reply)).await;
+                        self.answer_input(&input, Answer::Question(reply)).await;
                     }
-                    Some(Body::Permission(_)) | None => self.decide(&input, true).await,
+                    Some(Body::Permission(_)) | None => self.answer_permission(&input, true).await,
                 }
             }
         }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 #[derive(Clone, Debug)]
 pub struct ScriptedAttempt {
-    pub re: AttemptRef,
+    pub attempt_ref: AttemptRef,
     pub dispatch: Dispatch,
     /// Number of the last control frame.
     pub control_seq: u64,
@@ -25,12 +25,12 @@ pub struct ScriptedAttempt {
 
 impl ScriptedAttempt {
     pub(crate) fn new(
-        re: AttemptRef,
+        attempt_ref: AttemptRef,
         dispatch: Dispatch,
         outgoing: mpsc::Sender<DaemonFrame>,
     ) -> Self {
         Self {
-            re,
+            attempt_ref,
             dispatch,
             control_seq: 0,
             offset: 0,
@@ -40,7 +40,7 @@ impl ScriptedAttempt {
     }
 
     pub fn id(&self) -> &str {
-        &self.re.attempt_id
+        &self.attempt_ref.attempt_id
     }
 
     pub fn token(&self) -> LeaseToken {
@@ -51,19 +51,19 @@ impl ScriptedAttempt {
     }
 
     /// The attempt goes on over another stream.
-    pub(crate) fn moved_to(&mut self, outgoing: mpsc::Sender<DaemonFrame>) {
+    pub(crate) fn move_to_stream(&mut self, outgoing: mpsc::Sender<DaemonFrame>) {
         self.outgoing = outgoing;
     }
 
     /// Lets go of its stream, which ends when its daemon has let go as well.
-    pub fn lose_stream(&mut self) {
+    pub fn detach_stream(&mut self) {
         self.outgoing = mpsc::channel(1).0;
     }
 
     /// A frame of this attempt under a number of the test's choice.
     pub fn frame(&self, control_seq: u64, body: Body) -> AttemptFrame {
         AttemptFrame {
-            r#ref: Some(self.re.clone()),
+            r#ref: Some(self.attempt_ref.clone()),
             control_seq,
             within_lease: self.within_lease,
             body: Some(body),
@@ -93,11 +93,11 @@ impl ScriptedAttempt {
         self.send(Body::Rejected(rejected)).await;
     }
 
-    pub async fn started(&mut self) {
+    pub async fn send_started(&mut self) {
         self.send(Body::Started(TaskStarted::default())).await;
     }
 
-    pub async fn phase(&mut self, phase: LifecyclePhase) {
+    pub async fn send_phase(&mut self, phase: LifecyclePhase) {
         self.send(Body::Lifecycle(TaskLifecycle {
             phase: phase.into(),
             ..TaskLifecycle::default()
@@ -105,7 +105,7 @@ impl ScriptedAttempt {
         .await;
     }
 
-    pub async fn tool(&mut self, phase: LifecyclePhase, id: &str) {
+    pub async fn send_tool_phase(&mut self, phase: LifecyclePhase, id: &str) {
         self.send(Body::Lifecycle(TaskLifecycle {
             phase: phase.into(),
             tool_call_id: id.to_owned(),
@@ -116,7 +116,7 @@ impl ScriptedAttempt {
     }
 
     /// Output that a person would see.
-    pub async fn say(&mut self, text: &str) {
+    pub async fn send_output(&mut self, text: &str) {
         let stream = Stream {
             offset: self.offset,
             chunk: Bytes::copy_from_slice(text.as_bytes()),
@@ -150,7 +150,7 @@ impl ScriptedAttempt {
         input_id
     }
 
-    pub fn completion(&self, result: &str) -> Body {
+    pub fn completion_body(&self, result: &str) -> Body {
         Body::Complete(TaskComplete {
             final_offset: self.offset,
             receipt: Some(receipt()),
@@ -160,7 +160,7 @@ impl ScriptedAttempt {
     }
 
     pub async fn complete(&mut self, result: &str) {
-        self.send(self.completion(result)).await;
+        self.send(self.completion_body(result)).await;
     }
 
     pub async fn fail(&mut self, code: &str) {
@@ -176,7 +176,7 @@ impl ScriptedAttempt {
         .await;
     }
 
-    pub async fn canceled(&mut self) {
+    pub async fn send_canceled(&mut self) {
         self.send(Body::Canceled(TaskCanceled {
             final_offset: self.offset,
             receipt: Some(receipt()),

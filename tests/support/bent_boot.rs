@@ -5,42 +5,42 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use crate::processes::Baton;
+use crate::processes::BatonExecutable;
 
 /// Names the file. Only the executable under test knows it.
 pub(crate) const BOOT_FILE: &str = "BATON_TEST_BOOT_ID";
 
 /// A test's hand on the boot id of one machine.
 #[derive(Debug)]
-pub struct BentBoot {
+pub struct TestBootId {
     dir: TempDir,
 }
 
-impl BentBoot {
+impl TestBootId {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let boot = Self { dir };
-        boot.reboot();
+        boot.change_boot_id();
         boot
     }
 
     /// The executable, started on this machine.
-    pub fn bend(&self, baton: Baton) -> Baton {
-        baton.on_boot(self.file())
+    pub fn apply_to(&self, baton: BatonExecutable) -> BatonExecutable {
+        baton.with_boot_id_file(self.boot_id_file())
     }
 
     /// Whoever asks from now on is told of another boot.
-    pub fn reboot(&self) {
+    pub fn change_boot_id(&self) {
         let id = format!("{}\n", Uuid::now_v7());
-        std::fs::write(self.file(), id).expect("a file can be written");
+        std::fs::write(self.boot_id_file(), id).expect("a file can be written");
     }
 
-    fn file(&self) -> PathBuf {
+    fn boot_id_file(&self) -> PathBuf {
         self.dir.path().join("boot_id")
     }
 }
 
-impl Default for BentBoot {
+impl Default for TestBootId {
     fn default() -> Self {
         Self::new()
     }

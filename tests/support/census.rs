@@ -7,67 +7,73 @@ use std::path::{Path, PathBuf};
 use crate::patience::poll_until;
 
 /// Set by tests on the tasks they submit; every process of the task inherits it.
-pub const MARK: &str = "CENSUS_MARK";
+pub const MARKER_VARIABLE: &str = "CENSUS_MARK";
 
 /// The mark as it stands in the environment: two runs of the tests do not count each other's processes.
-pub(crate) fn own(mark: &str) -> String {
+pub(crate) fn process_marker(mark: &str) -> String {
     format!("{mark}-{}", std::process::id())
 }
 
 /// A living process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct LiveProcess {
     pub pid: u32,
     pub command_line: String,
 }
 
 /// Names the attempt in the environment of all its processes.
-const ATTEMPT: &str = "BATON_ATTEMPT_ID";
+const ATTEMPT_VARIABLE: &str = "BATON_ATTEMPT_ID";
 
 /// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
-pub fn marked(mark: &str) -> Vec<Process> {
-    by_variable(MARK).remove(&own(mark)).unwrap_or_default()
+pub fn marked_processes(mark: &str) -> Vec<LiveProcess> {
+    processes_by_variable(MARKER_VARIABLE)
+        .remove(&process_marker(mark))
+        .unwrap_or_default()
 }
 
 /// Living processes of an attempt, its shim among them.
-pub fn of_attempt(attempt_id: &str) -> Vec<Process> {
-    by_attempt().remove(attempt_id).unwrap_or_default()
+pub fn attempt_processes(attempt_id: &str) -> Vec<LiveProcess> {
+    processes_by_attempt()
+        .remove(attempt_id)
+        .unwrap_or_default()
 }
 
 /// The same of all attempts on this machine, by the attempt's id: one look for many.
-pub fn by_attempt() -> BTreeMap<String, Vec<Process>> {
-    by_variable(ATTEMPT)
+pub fn processes_by_attempt() -> BTreeMap<String, Vec<LiveProcess>> {
+    processes_by_variable(ATTEMPT_VARIABLE)
 }
 
 /// A variable of an attempt's agent: the first of its processes that has it.
-pub fn variable_of(attempt_id: &str, name: &str) -> Option<String> {
-    let processes = of_attempt(attempt_id).into_iter();
+pub fn attempt_variable(attempt_id: &str, name: &str) -> Option<String> {
+    let processes = attempt_processes(attempt_id).into_iter();
     let paths = processes.map(|process| PathBuf::from(format!("/proc/{}", process.pid)));
-    paths.filter_map(|path| variable(&path, name)).next()
+    paths
+        .filter_map(|path| environment_variable(&path, name))
+        .next()
 }
 
 /// The shim of an attempt: the one of its processes that has nothing of the task's environment.
-pub fn shim_of(attempt_id: &str) -> Option<Process> {
-    let is_shim = |process: &Process| {
+pub fn attempt_shim(attempt_id: &str) -> Option<LiveProcess> {
+    let is_shim = |process: &LiveProcess| {
         let path = PathBuf::from(format!("/proc/{}", process.pid));
-        variable(&path, MARK).is_none()
+        environment_variable(&path, MARKER_VARIABLE).is_none()
     };
-    of_attempt(attempt_id).into_iter().find(is_shim)
+    attempt_processes(attempt_id).into_iter().find(is_shim)
 }
 
-fn by_variable(name: &str) -> BTreeMap<String, Vec<Process>> {
-    let mut living: BTreeMap<String, Vec<Process>> = BTreeMap::new();
-    for (pid, path) in processes() {
-        if let Some(value) = variable(&path, name) {
+fn processes_by_variable(name: &str) -> BTreeMap<String, Vec<LiveProcess>> {
+    let mut living: BTreeMap<String, Vec<LiveProcess>> = BTreeMap::new();
+    for (pid, path) in all_processes() {
+        if let Some(value) = environment_variable(&path, name) {
             let command_line = command_line(&path);
-            let process = Process { pid, command_line };
+            let process = LiveProcess { pid, command_line };
             living.entry(value).or_default().push(process);
         }
     }
     living
 }
 
-fn variable(path: &Path, name: &str) -> Option<String> {
+fn environment_variable(path: &Path, name: &str) -> Option<String> {
     let environment = fs::read(path.join("environ")).ok()?;
     let value = environment
         .split(|byte| *byte == 0)
@@ -76,9 +82,9 @@ fn variable(path: &Path, name: &str) -> Option<String> {
 }
 
 /// Returns once no process carries the mark.
-pub async fn marked_gone(mark: &str) {
+pub async fn wait_until_marked_gone(mark: &str) {
     poll_until(&format!("all processes of {mark} to be gone"), || {
-        marked(mark).is_empty().then_some(())
+        marked_processes(mark).is_empty().then_some(())
     })
     .await;
 }
@@ -92,13 +98,13 @@ pub fn zombies_of(parent: u32) -> Vec<u32> {
         let mut fields = rest.split_whitespace();
         fields.next() == Some("Z") && fields.next() == Some(&parent.to_string())
     };
-    processes()
+    all_processes()
         .filter(|(_, path)| is_ours(path))
         .map(|(pid, _)| pid)
         .collect()
 }
 
-fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
+fn all_processes() -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = fs::read_dir("/proc").expect("this machine has /proc");
     entries.flatten().filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;

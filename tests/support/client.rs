@@ -24,19 +24,19 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::patience::within;
-use crate::watching::Watch;
+use crate::patience::wait_within;
+use crate::watching::TaskWatch;
 
 /// Between two looks at what sends no event.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-pub(crate) type Service = InterceptedService<Channel, Bearer>;
+pub(crate) type AuthenticatedChannel = InterceptedService<Channel, BearerToken>;
 
 /// Puts the token on every call.
 #[derive(Clone, Debug)]
-pub struct Bearer(MetadataValue<Ascii>);
+pub struct BearerToken(MetadataValue<Ascii>);
 
-impl Interceptor for Bearer {
+impl Interceptor for BearerToken {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         request
             .metadata_mut()
@@ -46,13 +46,13 @@ impl Interceptor for Bearer {
 }
 
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct TestClient {
     url: String,
     token: String,
     channel: Channel,
 }
 
-impl Client {
+impl TestClient {
     /// Connects when the first call is made, and again after the relay was away.
     pub fn new(url: &str, token: &str) -> Self {
         let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
@@ -81,7 +81,7 @@ impl Client {
         &self.url
     }
 
-    pub fn secret(&self) -> &str {
+    pub fn token_secret(&self) -> &str {
         &self.token
     }
 
@@ -93,40 +93,40 @@ impl Client {
         }
     }
 
-    pub(crate) fn service(&self) -> Service {
+    pub(crate) fn authenticated_channel(&self) -> AuthenticatedChannel {
         let header = format!("Bearer {}", self.token).parse();
         InterceptedService::new(
             self.channel.clone(),
-            Bearer(header.expect("a token is plain text")),
+            BearerToken(header.expect("a token is plain text")),
         )
     }
 
-    pub fn tasks(&self) -> TasksClient<Service> {
-        TasksClient::new(self.service())
+    pub fn tasks(&self) -> TasksClient<AuthenticatedChannel> {
+        TasksClient::new(self.authenticated_channel())
     }
 
-    pub fn operator(&self) -> OperatorClient<Service> {
-        OperatorClient::new(self.service())
+    pub fn operator(&self) -> OperatorClient<AuthenticatedChannel> {
+        OperatorClient::new(self.authenticated_channel())
     }
 
-    pub fn fleet(&self) -> FleetClient<Service> {
-        FleetClient::new(self.service())
+    pub fn fleet(&self) -> FleetClient<AuthenticatedChannel> {
+        FleetClient::new(self.authenticated_channel())
     }
 
-    pub fn inputs(&self) -> InputsClient<Service> {
-        InputsClient::new(self.service())
+    pub fn inputs(&self) -> InputsClient<AuthenticatedChannel> {
+        InputsClient::new(self.authenticated_channel())
     }
 
-    pub fn agents(&self) -> AgentsClient<Service> {
-        AgentsClient::new(self.service())
+    pub fn agents(&self) -> AgentsClient<AuthenticatedChannel> {
+        AgentsClient::new(self.authenticated_channel())
     }
 
-    pub fn link(&self) -> DaemonLinkClient<Service> {
-        DaemonLinkClient::new(self.service())
+    pub fn daemon_link(&self) -> DaemonLinkClient<AuthenticatedChannel> {
+        DaemonLinkClient::new(self.authenticated_channel())
     }
 
     pub async fn try_submit(&self, request: SubmitRequest) -> Result<SubmitResponse, Status> {
-        let answer = within("an answer to Submit", async {
+        let answer = wait_within("an answer to Submit", async {
             self.tasks().submit(request).await
         });
         answer.await.map(tonic::Response::into_inner)
@@ -142,21 +142,21 @@ impl Client {
     }
 
     pub async fn try_get(&self, task_id: &str) -> Result<Task, Status> {
-        self.look_up(task_id, false).await
+        self.get_task(task_id, false).await
     }
 
     /// The same with its specification.
-    pub async fn try_get_whole(&self, task_id: &str) -> Result<Task, Status> {
-        self.look_up(task_id, true).await
+    pub async fn try_get_with_spec(&self, task_id: &str) -> Result<Task, Status> {
+        self.get_task(task_id, true).await
     }
 
-    async fn look_up(&self, task_id: &str, include_spec: bool) -> Result<Task, Status> {
+    async fn get_task(&self, task_id: &str, include_spec: bool) -> Result<Task, Status> {
         let request = GetTaskRequest {
             task_id: task_id.to_owned(),
             include_spec,
         };
         let mut tasks = self.tasks();
-        let answer = within("an answer to Get", tasks.get(request)).await?;
+        let answer = wait_within("an answer to Get", tasks.get(request)).await?;
         Ok(answer.into_inner().task.expect("Get answers with a task"))
     }
 
@@ -170,7 +170,7 @@ impl Client {
             reason: "a test wants it".to_owned(),
         };
         let mut tasks = self.tasks();
-        let answer = within("an answer to Cancel", tasks.cancel(request)).await?;
+        let answer = wait_within("an answer to Cancel", tasks.cancel(request)).await?;
         Ok(answer.into_inner())
     }
 
@@ -178,30 +178,30 @@ impl Client {
         self.try_cancel(task_id).await.expect("Cancel is accepted")
     }
 
-    pub async fn watch(&self, task_id: &str) -> Watch {
-        Watch::open(self, task_id, 0)
+    pub async fn watch(&self, task_id: &str) -> TaskWatch {
+        TaskWatch::open(self, task_id, 0)
             .await
             .expect("the task can be watched")
     }
 
     /// Waits until the task has this state, or has had it.
-    pub async fn until_state(&self, task_id: &str, state: TaskState) {
-        self.watch(task_id).await.until_state(state).await;
+    pub async fn wait_for_state(&self, task_id: &str, state: TaskState) {
+        self.watch(task_id).await.wait_for_state(state).await;
     }
 
     /// All output of the newest attempt, followed to its end. Fails on a cut or a gap.
-    pub async fn output(&self, task_id: &str) -> Vec<u8> {
+    pub async fn read_output_to_end(&self, task_id: &str) -> Vec<u8> {
         let request = ReadOutputRequest {
             task_id: task_id.to_owned(),
             follow: true,
             ..ReadOutputRequest::default()
         };
         let mut tasks = self.tasks();
-        let opened = within("output to open", tasks.read_output(request)).await;
+        let opened = wait_within("output to open", tasks.read_output(request)).await;
         let mut pieces = opened.expect("output can be read").into_inner();
         let mut bytes = Vec::new();
         loop {
-            let piece = within("the next piece of output", pieces.message()).await;
+            let piece = wait_within("the next piece of output", pieces.message()).await;
             let piece = piece.expect("output goes on");
             match piece.expect("output ends by saying so").item {
                 Some(Item::Chunk(chunk)) => {
@@ -220,12 +220,17 @@ impl Client {
     }
 
     /// Waits until the relay has noticed that a daemon's stream is gone.
-    pub async fn until_offline(&self, daemon_id: &str) {
-        self.until_daemon(daemon_id, DaemonState::Offline).await;
+    pub async fn wait_until_offline(&self, daemon_id: &str) {
+        self.wait_for_daemon_state(daemon_id, DaemonState::Offline)
+            .await;
     }
 
     /// The last cut that is read from an offset on, and how the reading ends.
-    pub async fn last_pieces(&self, task_id: &str, from: u64) -> (Option<OutputCut>, OutputEnd) {
+    pub async fn read_last_cut_and_end(
+        &self,
+        task_id: &str,
+        from: u64,
+    ) -> (Option<OutputCut>, OutputEnd) {
         let request = ReadOutputRequest {
             task_id: task_id.to_owned(),
             from_offset: from,
@@ -235,7 +240,7 @@ impl Client {
         let mut pieces = opened.expect("output can be read").into_inner();
         let mut last = None;
         loop {
-            let piece = within("the next piece of output", pieces.message()).await;
+            let piece = wait_within("the next piece of output", pieces.message()).await;
             match piece.expect("output goes on").and_then(|piece| piece.item) {
                 Some(Item::Cut(cut)) => last = Some(cut),
                 Some(Item::Chunk(_)) => {}
@@ -246,9 +251,9 @@ impl Client {
     }
 
     /// Waits until the relay takes a daemon, by id or name, to be in this state.
-    pub async fn until_daemon(&self, daemon: &str, state: DaemonState) {
-        let mut ticks = tokio::time::interval(LOOK);
-        within(&format!("a daemon to be {state:?}"), async {
+    pub async fn wait_for_daemon_state(&self, daemon: &str, state: DaemonState) {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        wait_within(&format!("a daemon to be {state:?}"), async {
             loop {
                 ticks.tick().await;
                 let request = GetDaemonRequest {
@@ -271,23 +276,23 @@ impl Client {
         let request = HealthCheckRequest {
             service: name.to_owned(),
         };
-        let answer = within("an answer to a health check", health.check(request)).await;
+        let answer = wait_within("an answer to a health check", health.check(request)).await;
         let status = answer.expect("the name is known").into_inner().status();
         status == ServingStatus::Serving
     }
 
-    pub async fn info(&self) -> RelayInfoResponse {
+    pub async fn relay_info(&self) -> RelayInfoResponse {
         let mut operator = self.operator();
-        let answer = within("relay info", operator.relay_info(RelayInfoRequest {})).await;
+        let answer = wait_within("relay info", operator.relay_info(RelayInfoRequest {})).await;
         answer.expect("every credential may ask").into_inner()
     }
 
     pub async fn commit_seq(&self) -> u64 {
-        self.info().await.commit_seq
+        self.relay_info().await.commit_seq
     }
 
     /// Makes a credential: the token's record and its secret.
-    pub async fn make_token(&self, tenant: &str, role: Role) -> (Token, String) {
+    pub async fn create_token(&self, tenant: &str, role: Role) -> (Token, String) {
         let request = CreateTokenRequest {
             name: format!("{tenant}-{role:?}"),
             tenant: tenant.to_owned(),
@@ -295,20 +300,20 @@ impl Client {
             ..CreateTokenRequest::default()
         };
         let mut operator = self.operator();
-        let made = within("a token", operator.create_token(request)).await;
+        let made = wait_within("a token", operator.create_token(request)).await;
         let made = made.expect("an administrator makes tokens").into_inner();
         let secret = made.secret.expect("a new token has a secret").value;
         (made.token.expect("a new token has a record"), secret)
     }
 
     /// A client of a tenant.
-    pub async fn of_tenant(&self, tenant: &str, role: Role) -> Self {
-        let (_, secret) = self.make_token(tenant, role).await;
+    pub async fn client_of_tenant(&self, tenant: &str, role: Role) -> Self {
+        let (_, secret) = self.create_token(tenant, role).await;
         self.with_token(&secret)
     }
 }
 
 /// The machine code of an error; empty when it carries none.
-pub fn code_of(status: &Status) -> String {
+pub fn error_code(status: &Status) -> String {
     unpack_error_detail(status).map_or_else(String::new, |detail| detail.code)
 }

@@ -16,23 +16,23 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::patience::within;
+use crate::patience::wait_within;
 
 /// Requests that the test has not looked at. Full: the exporter waits for its answer.
-const REQUESTS: usize = 1024;
+const REQUEST_QUEUE_LENGTH: usize = 1024;
 
 #[derive(Debug)]
-pub struct Collector {
+pub struct TraceCollector {
     url: String,
     requests: mpsc::Receiver<ExportTraceServiceRequest>,
-    _serving: AbortOnDropHandle<()>,
+    _server: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug)]
-struct Inbox(mpsc::Sender<ExportTraceServiceRequest>);
+struct TraceReceiver(mpsc::Sender<ExportTraceServiceRequest>);
 
 #[tonic::async_trait]
-impl TraceService for Inbox {
+impl TraceService for TraceReceiver {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
@@ -43,14 +43,14 @@ impl TraceService for Inbox {
     }
 }
 
-impl Collector {
+impl TraceCollector {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port is free");
         let address = listener.local_addr().expect("a listener has an address");
-        let (inbox, requests) = mpsc::channel(REQUESTS);
+        let (inbox, requests) = mpsc::channel(REQUEST_QUEUE_LENGTH);
         let serving = tokio::spawn(async move {
-            let service = TraceServiceServer::new(Inbox(inbox));
+            let service = TraceServiceServer::new(TraceReceiver(inbox));
             let served = Server::builder().add_service(service);
             let served = served.serve_with_incoming(TcpListenerStream::new(listener));
             served.await.expect("the collector serves");
@@ -58,7 +58,7 @@ impl Collector {
         Self {
             url: format!("http://{address}"),
             requests,
-            _serving: AbortOnDropHandle::new(serving),
+            _server: AbortOnDropHandle::new(serving),
         }
     }
 
@@ -67,10 +67,10 @@ impl Collector {
     }
 
     /// All that comes until a span of this name has come, with what sent it.
-    pub async fn until(&mut self, name: &str) -> Vec<(Resource, Span)> {
+    pub async fn wait_for_span(&mut self, name: &str) -> Vec<(Resource, Span)> {
         let mut spans: Vec<(Resource, Span)> = Vec::new();
         while !spans.iter().any(|(_, span)| span.name == name) {
-            let request = within(&format!("a span {name}"), self.requests.recv()).await;
+            let request = wait_within(&format!("a span {name}"), self.requests.recv()).await;
             let request = request.expect("the collector runs");
             for group in request.resource_spans {
                 let resource = group.resource.unwrap_or_default();
@@ -83,7 +83,7 @@ impl Collector {
 }
 
 /// The attribute as text, whatever its type; empty when there is none.
-pub fn attribute(attributes: &[KeyValue], name: &str) -> String {
+pub fn attribute_text(attributes: &[KeyValue], name: &str) -> String {
     let found = attributes.iter().find(|pair| pair.key == name);
     let value = found.and_then(|pair| pair.value.as_ref()?.value.clone());
     match value {

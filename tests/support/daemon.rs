@@ -5,18 +5,18 @@ use std::fs;
 use std::time::Duration;
 
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus, KERNEL_BOOT_ID, Limits,
-    ShimProgram,
+    ANY_COMMAND_AGENT, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus, KERNEL_BOOT_ID_FILE,
+    ResourceLimits, ShimProgram,
 };
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::patience::within;
+use crate::patience::wait_within;
 
 #[derive(Debug)]
-pub struct RealDaemon {
+pub struct EmbeddedDaemon {
     stop: CancellationToken,
     status: watch::Receiver<DaemonStatus>,
     running: JoinHandle<()>,
@@ -32,12 +32,12 @@ fn shim_program() -> ShimProgram {
         program: built
             .expect("tests are built in a directory")
             .join("baton-under-test"),
-        args: vec![baton_daemon::shim::ARGUMENT.into()],
+        args: vec![baton_daemon::shim::SHIM_ARGUMENT.into()],
         environment: Vec::new(),
     }
 }
 
-impl RealDaemon {
+impl EmbeddedDaemon {
     /// Runs any command; returns once the relay has welcomed it.
     pub async fn start(url: &str, token: &str) -> Self {
         Self::start_with(url, token, |_| {}).await
@@ -48,15 +48,15 @@ impl RealDaemon {
         token: &str,
         change: impl FnOnce(&mut DaemonConfig),
     ) -> Self {
-        let mut daemon = Self::dial(url, token, change);
+        let mut daemon = Self::start_dialing(url, token, change);
         daemon
-            .until("the daemon to be welcome", |status| status.connected)
+            .wait_for_status("the daemon to be welcome", |status| status.connected)
             .await;
         daemon
     }
 
     /// Runs and dials; whether it is welcome is the test's business.
-    pub fn dial(url: &str, token: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
+    pub fn start_dialing(url: &str, token: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token_file = dir.path().join("token");
         fs::write(&token_file, token).expect("a file can be written");
@@ -69,16 +69,16 @@ impl RealDaemon {
             slots: 8,
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
-            agents: [(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand)].into(),
+            agents: [(ANY_COMMAND_AGENT.to_owned(), AgentConfig::AnyCommand)].into(),
             roots: BTreeMap::new(),
             work_dir: dir.path().to_owned(),
-            limits: Limits::default(),
+            limits: ResourceLimits::default(),
             drain: Duration::from_secs(5),
-            hold: Duration::ZERO,
+            lease_extension: Duration::ZERO,
             health: None,
             shim: shim_program(),
             tools_program: shim_program().program,
-            boot_id_file: KERNEL_BOOT_ID.into(),
+            boot_id_file: KERNEL_BOOT_ID_FILE.into(),
             // This process has children of its own.
             adopt_orphans: false,
             clock: Clock::boot(),
@@ -104,19 +104,19 @@ impl RealDaemon {
     }
 
     /// What a newer relay said and this daemon did not know.
-    pub fn unknown(&self) -> u64 {
-        self.status.borrow().unknown
+    pub fn unknown_count(&self) -> u64 {
+        self.status.borrow().unknown_messages
     }
 
-    pub async fn until(&mut self, what: &str, wanted: impl FnMut(&DaemonStatus) -> bool) {
-        let seen = within(what, self.status.wait_for(wanted)).await;
+    pub async fn wait_for_status(&mut self, what: &str, wanted: impl FnMut(&DaemonStatus) -> bool) {
+        let seen = wait_within(what, self.status.wait_for(wanted)).await;
         drop(seen.expect("the daemon runs"));
     }
 
     /// Drains and ends.
     pub async fn stop(self) {
         self.stop.cancel();
-        within("the daemon to stop", self.running)
+        wait_within("the daemon to stop", self.running)
             .await
             .expect("the daemon does not panic");
     }

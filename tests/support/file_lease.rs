@@ -10,7 +10,7 @@ const F_SETSIG: libc::c_int = 10;
 
 /// Held until the file is dropped. None while somebody else has it open.
 #[expect(unsafe_code, reason = "neither std nor rustix has leases on files")]
-pub fn lease_of(path: &Path) -> Option<File> {
+pub fn lock_with_file_lease(path: &Path) -> Option<File> {
     let file = File::open(path).expect("the file is there");
     let fd = file.as_raw_fd();
     // SAFETY: both calls take a descriptor that is open and a number, and touch no memory.

@@ -22,13 +22,13 @@ use tonic::server::NamedService;
 use tonic::transport::{Channel, Endpoint, Server};
 
 #[derive(Debug)]
-pub struct Gateway {
+pub struct IdleGateway {
     address: SocketAddr,
-    ended: Arc<AtomicUsize>,
+    ended_streams: Arc<AtomicUsize>,
     _server: AbortOnDropHandle<()>,
 }
 
-impl Gateway {
+impl IdleGateway {
     /// Passes the daemons' and the clients' calls on to the relay at `url`.
     pub async fn start(url: &str, idle: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0")
@@ -42,7 +42,7 @@ impl Gateway {
         let passage = Passage {
             relay: endpoint.tcp_nodelay(true).connect_lazy(),
             idle,
-            ended: ended.clone(),
+            ended_streams: ended.clone(),
         };
         let server = Server::builder()
             .add_service(ToDaemonLink(passage.clone()))
@@ -51,7 +51,7 @@ impl Gateway {
         let server = tokio::spawn(async move { server.await.expect("the gateway serves") });
         Self {
             address,
-            ended,
+            ended_streams: ended,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -61,8 +61,8 @@ impl Gateway {
     }
 
     /// Streams that it took for dead.
-    pub fn ended(&self) -> usize {
-        self.ended.load(Ordering::Relaxed)
+    pub fn ended_streams(&self) -> usize {
+        self.ended_streams.load(Ordering::Relaxed)
     }
 }
 
@@ -70,7 +70,7 @@ impl Gateway {
 struct Passage {
     relay: Channel,
     idle: Duration,
-    ended: Arc<AtomicUsize>,
+    ended_streams: Arc<AtomicUsize>,
 }
 
 impl Passage {
@@ -81,32 +81,32 @@ impl Passage {
             Err(error) => Err(error),
         };
         match answer {
-            Ok(response) => response.map(|body| Body::new(Watched::new(body, &self))),
+            Ok(response) => response.map(|body| Body::new(IdleLimitedBody::new(body, &self))),
             Err(error) => Status::unavailable(error.to_string()).into_http(),
         }
     }
 }
 
 /// An answer that is ended when it says nothing for too long.
-struct Watched {
+struct IdleLimitedBody {
     body: Body,
-    patience: Interval,
-    ended: Arc<AtomicUsize>,
+    idle_timer: Interval,
+    ended_streams: Arc<AtomicUsize>,
 }
 
-impl Watched {
+impl IdleLimitedBody {
     fn new(body: Body, passage: &Passage) -> Self {
-        let mut patience = tokio::time::interval(passage.idle);
-        patience.reset();
+        let mut idle_timer = tokio::time::interval(passage.idle);
+        idle_timer.reset();
         Self {
             body,
-            patience,
-            ended: passage.ended.clone(),
+            idle_timer,
+            ended_streams: passage.ended_streams.clone(),
         }
     }
 }
 
-impl HttpBody for Watched {
+impl HttpBody for IdleLimitedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -115,13 +115,13 @@ impl HttpBody for Watched {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
-            self.patience.reset();
+            self.idle_timer.reset();
             return Poll::Ready(frame);
         }
-        match self.patience.poll_tick(context) {
+        match self.idle_timer.poll_tick(context) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(_) => {
-                self.ended.fetch_add(1, Ordering::Relaxed);
+                self.ended_streams.fetch_add(1, Ordering::Relaxed);
                 Poll::Ready(Some(Err(Status::unavailable("the stream was idle"))))
             }
         }

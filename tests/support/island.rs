@@ -5,34 +5,34 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Networks for measurements (RFC 2544), which nobody else uses.
-const NETWORK: &str = "198.18";
-static NEXT: AtomicU8 = AtomicU8::new(0);
+const NETWORK_PREFIX: &str = "198.18";
+static NEXT_NUMBER: AtomicU8 = AtomicU8::new(0);
 
 #[derive(Debug)]
-pub struct Island {
+pub struct IsolatedNetwork {
     name: String,
-    cable: String,
+    host_interface: String,
     host: String,
 }
 
-impl Island {
+impl IsolatedNetwork {
     /// An error says why this machine lets nobody make one.
-    pub fn make() -> Result<Self, String> {
+    pub fn create() -> Result<Self, String> {
         let process = std::process::id() % 10_000;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let block = format!("{NETWORK}.{}", (process % 250) as u8 ^ number);
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let block = format!("{NETWORK_PREFIX}.{}", (process % 250) as u8 ^ number);
         let island = Self {
             name: format!("baton-{process}-{number}"),
-            cable: format!("btn{process}-{number}"),
+            host_interface: format!("btn{process}-{number}"),
             host: format!("{block}.1"),
         };
-        let (name, cable) = (&island.name, &island.cable);
-        ip(&["netns", "add", name])?;
-        ip(&[
+        let (name, cable) = (&island.name, &island.host_interface);
+        run_ip(&["netns", "add", name])?;
+        run_ip(&[
             "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name,
         ])?;
-        ip(&["address", "add", &format!("{block}.1/30"), "dev", cable])?;
-        ip(&[
+        run_ip(&["address", "add", &format!("{block}.1/30"), "dev", cable])?;
+        run_ip(&[
             "-n",
             name,
             "address",
@@ -41,42 +41,42 @@ impl Island {
             "dev",
             "eth0",
         ])?;
-        ip(&["-n", name, "link", "set", "lo", "up"])?;
-        ip(&["-n", name, "link", "set", "eth0", "up"])?;
-        island.plug()?;
+        run_ip(&["-n", name, "link", "set", "lo", "up"])?;
+        run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        island.set_link_up()?;
         Ok(island)
     }
 
     /// Where the island finds this machine.
-    pub fn host(&self) -> &str {
+    pub fn host_address(&self) -> &str {
         &self.host
     }
 
     /// The words before a command line that runs it there.
-    pub fn wrapper(&self) -> Vec<String> {
+    pub fn command_prefix(&self) -> Vec<String> {
         ["ip", "netns", "exec", &self.name]
             .map(str::to_owned)
             .into()
     }
 
     /// Nothing passes, either way.
-    pub fn unplug(&self) -> Result<(), String> {
-        ip(&["link", "set", &self.cable, "down"])
+    pub fn set_link_down(&self) -> Result<(), String> {
+        run_ip(&["link", "set", &self.host_interface, "down"])
     }
 
-    pub fn plug(&self) -> Result<(), String> {
-        ip(&["link", "set", &self.cable, "up"])
+    pub fn set_link_up(&self) -> Result<(), String> {
+        run_ip(&["link", "set", &self.host_interface, "up"])
     }
 }
 
-impl Drop for Island {
+impl Drop for IsolatedNetwork {
     fn drop(&mut self) {
         // The cable goes with it. There is nobody to tell if it was never there.
-        let _ = ip(&["netns", "delete", &self.name]);
+        let _ = run_ip(&["netns", "delete", &self.name]);
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
+fn run_ip(arguments: &[&str]) -> Result<(), String> {
     match Command::new("ip").args(arguments).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(format!(

@@ -36,38 +36,40 @@ mod tools;
 mod watching;
 mod wire;
 
-pub use agent_held::{Agent, Lease, for_scope};
+pub use agent_held::{GrantedLease, LeaseAgent, agent_scope_spec};
 pub use attempt::{ScriptedAttempt, receipt};
-pub use bent_boot::BentBoot;
-pub use bent_clock::{BentClock, clocks_under_test};
+pub use bent_boot::TestBootId;
+pub use bent_clock::{TestClock, clocks_under_test};
 pub use census::{
-    MARK, Process, by_attempt, marked, marked_gone, of_attempt, shim_of, variable_of, zombies_of,
+    LiveProcess, MARKER_VARIABLE, attempt_processes, attempt_shim, attempt_variable,
+    marked_processes, processes_by_attempt, wait_until_marked_gone, zombies_of,
 };
-pub use client::{Client, code_of};
-pub use collector::{Collector, attribute};
-pub use daemon::RealDaemon;
-pub use file_lease::lease_of;
+pub use client::{TestClient, error_code};
+pub use collector::{TraceCollector, attribute_text};
+pub use daemon::EmbeddedDaemon;
+pub use file_lease::lock_with_file_lease;
 pub use files::copy_directory;
-pub use gateway::Gateway;
-pub use island::Island;
-pub use lifetimes::{Watched, boottime, first_began, is_stopped, signal};
-pub use mounted::Mounted;
-pub use patience::{PATIENCE, poll_until, rounds, together, within};
-pub use ports::quiet_port;
-pub use processes::{Baton, DaemonProcess, RelayProcess, Said};
-pub use raw::{RawLink, raw_unary};
-pub use raw_relay::{RawRelay, RawStream};
-pub use relay::Relay;
-pub use scripted::{Heard, ScriptedDaemon, active, hello};
-pub use small_disk::{Room, SmallDisk, SmallRelay};
-pub use specs::{command, for_agent, retried};
+pub use gateway::IdleGateway;
+pub use island::IsolatedNetwork;
+pub use lifetimes::{WatchedProcesses, boottime, earliest_start_time, is_stopped, send_signal};
+pub use mounted::MountedDisk;
+pub use patience::{TEST_TIMEOUT, join_all, poll_until, test_rounds, wait_within};
+pub use ports::unused_port;
+pub use processes::{BatonExecutable, CommandOutput, DaemonProcess, RelayProcess};
+pub use raw::{RawDaemonLink, call_raw_unary};
+pub use raw_relay::{RawRelay, RawRelayStream};
+pub use relay::EmbeddedRelay;
+pub use scripted::{RelayStreamEvent, ScriptedDaemon, active_attempt, hello};
+pub use small_disk::{SmallDiskDaemon, SmallDiskRelay, SmallDiskSpace};
+pub use specs::{agent_task, command_task, with_retry_on_loss};
 pub use standin::{
-    ASKING_AGENTS, CODING_AGENTS, coding_agents, coding_agents_file, played, played_from_the_start,
+    ASKING_AGENTS, CODING_AGENTS, scripted_task, scripted_task_with_prompt, standin_agents,
+    standin_agents_toml,
 };
 
-pub use tap::{Listener, Tap, Taped};
-pub use terminal::Terminal;
-pub use tls_authority::{Authority, Certified};
-pub use tools::{Handed, Told, Tools};
-pub use watching::{Watch, recorded_ms};
-pub use wire::{Passing, Wire};
+pub use tap::{FrameListener, FrameTap, TappedFrame};
+pub use terminal::PseudoTerminal;
+pub use tls_authority::{CertificateAuthority, ServerCertificate};
+pub use tools::{AttemptToolAccess, McpClient, ToolAnswer};
+pub use watching::{TaskWatch, recorded_ms};
+pub use wire::{PassedTraffic, TcpProxy};

@@ -10,8 +10,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
-use crate::census::Process;
-use crate::patience::within;
+use crate::census::LiveProcess;
+use crate::patience::wait_within;
 
 /// Of the times in /proc, on every architecture.
 const TICKS_PER_SECOND: u64 = 100;
@@ -24,29 +24,31 @@ pub fn boottime() -> Duration {
     )
 }
 
-pub fn signal(pid: u32, signal: Signal) {
+pub fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
     kill_process(pid, signal).expect("the process is there");
 }
 
 /// Whether a signal has stopped it.
 pub fn is_stopped(pid: u32) -> bool {
-    stat(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
+    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
 }
 
 /// When the first of these began, or a little earlier: the kernel tells it in hundredths of a second.
-pub fn first_began(processes: &[Process]) -> Duration {
-    let began = processes.iter().filter_map(|process| began(process.pid));
+pub fn earliest_start_time(processes: &[LiveProcess]) -> Duration {
+    let began = processes
+        .iter()
+        .filter_map(|process| process_start_time(process.pid));
     began.min().expect("one of them lives")
 }
 
-fn began(pid: u32) -> Option<Duration> {
-    let ticks: u64 = stat(pid)?.get(19)?.parse().ok()?;
+fn process_start_time(pid: u32) -> Option<Duration> {
+    let ticks: u64 = stat_fields(pid)?.get(19)?.parse().ok()?;
     Some(Duration::from_millis(ticks * 1_000 / TICKS_PER_SECOND))
 }
 
 /// What /proc says of it after its name, which may hold anything.
-fn stat(pid: u32) -> Option<Vec<String>> {
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = line.rsplit_once(')')?;
     Some(fields.split_whitespace().map(str::to_owned).collect())
@@ -54,45 +56,45 @@ fn stat(pid: u32) -> Option<Vec<String>> {
 
 /// The processes of an attempt, its shim among them, watched to their end.
 #[derive(Debug)]
-pub struct Watched {
+pub struct WatchedProcesses {
     pub task_id: String,
     pub attempt_id: String,
-    end: oneshot::Receiver<Duration>,
+    ended_at: oneshot::Receiver<Duration>,
 }
 
-impl Watched {
+impl WatchedProcesses {
     /// Those that live now.
-    pub fn new(task_id: &str, attempt_id: &str, processes: &[Process]) -> Self {
-        let handles: Vec<OwnedFd> = processes.iter().filter_map(handle).collect();
+    pub fn new(task_id: &str, attempt_id: &str, processes: &[LiveProcess]) -> Self {
+        let handles: Vec<OwnedFd> = processes.iter().filter_map(open_process_handle).collect();
         assert!(!handles.is_empty(), "there is somebody to watch");
-        let (said, end) = oneshot::channel();
+        let (said, ended_at) = oneshot::channel();
         // A thread that nothing else keeps busy, and that nobody has to wait for.
-        std::thread::spawn(move || said.send(last_end(handles)));
+        std::thread::spawn(move || said.send(wait_for_all_ends(handles)));
         Self {
             task_id: task_id.to_owned(),
             attempt_id: attempt_id.to_owned(),
-            end,
+            ended_at,
         }
     }
 
-    pub fn is_over(&self) -> bool {
-        !self.end.is_empty()
+    pub fn has_ended(&self) -> bool {
+        !self.ended_at.is_empty()
     }
 
     /// When the last of them was seen to have ended: not before it did.
-    pub async fn end(self) -> Duration {
-        let end = within("the end of an attempt's processes", self.end).await;
+    pub async fn wait_for_end(self) -> Duration {
+        let end = wait_within("the end of an attempt's processes", self.ended_at).await;
         end.expect("the watch goes on")
     }
 }
 
 /// On a process and not on its number, which the next one may get. None if it has ended since it was seen.
-fn handle(process: &Process) -> Option<OwnedFd> {
+fn open_process_handle(process: &LiveProcess) -> Option<OwnedFd> {
     let pid = Pid::from_raw(process.pid.cast_signed()).expect("a process has a number");
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-fn last_end(handles: Vec<OwnedFd>) -> Duration {
+fn wait_for_all_ends(handles: Vec<OwnedFd>) -> Duration {
     for handle in handles {
         let mut ended = [PollFd::new(&handle, PollFlags::IN)];
         while poll(&mut ended, None).is_err() {}
@@ -112,20 +114,20 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id().unwrap();
-        let process = Process {
+        let process = LiveProcess {
             pid,
             command_line: String::new(),
         };
-        let watched = Watched::new("", "", &[process]);
-        let began = began(pid).unwrap();
+        let watched = WatchedProcesses::new("", "", &[process]);
+        let began = process_start_time(pid).unwrap();
         let tick = Duration::from_millis(10);
         assert!(before <= began + tick && began <= boottime());
-        signal(pid, Signal::STOP);
+        send_signal(pid, Signal::STOP);
         crate::poll_until("it to stop", || is_stopped(pid).then_some(())).await;
-        assert!(!watched.is_over(), "stopped is not dead");
+        assert!(!watched.has_ended(), "stopped is not dead");
         let killed = boottime();
-        signal(pid, Signal::KILL);
-        let end = watched.end().await;
+        send_signal(pid, Signal::KILL);
+        let end = watched.wait_for_end().await;
         assert!(killed <= end && end <= boottime());
         child.wait().await.unwrap();
     }

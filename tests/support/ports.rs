@@ -11,7 +11,7 @@ const COUNT: u16 = 16_000;
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
 /// A port that nobody listens on now.
-pub fn quiet_port() -> u16 {
+pub fn unused_port() -> u16 {
     let start: u16 = rand::random_range(0..COUNT);
     for _ in 0..COUNT {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);

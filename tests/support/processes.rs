@@ -13,47 +13,47 @@ use tokio::process::{Child, Command};
 
 use crate::bent_boot::BOOT_FILE;
 use crate::bent_clock::CLOCK_FILE;
-use crate::client::Client;
-use crate::lifetimes::signal;
-use crate::patience::within;
-use crate::ports::quiet_port;
-use crate::relay::read_token;
+use crate::client::TestClient;
+use crate::lifetimes::send_signal;
+use crate::patience::wait_within;
+use crate::ports::unused_port;
+use crate::relay::read_admin_token;
 
 /// The executable, with an environment that holds nothing of the developer's.
 #[derive(Clone, Copy, Debug)]
-pub struct Baton {
+pub struct BatonExecutable {
     program: &'static str,
     /// Holds what a test adds to the system's clocks.
-    clock: Option<&'static Path>,
+    clock_file: Option<&'static Path>,
     /// Holds the boot id in place of the kernel's.
-    boot: Option<&'static Path>,
+    boot_id_file: Option<&'static Path>,
     /// Takes all that its processes log.
-    log: Option<&'static Path>,
+    log_file: Option<&'static Path>,
 }
 
 /// What a command printed and how it ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Said {
+impl CommandOutput {
     /// The only line of stdout as JSON.
-    pub fn json(&self) -> Value {
+    pub fn stdout_json(&self) -> Value {
         serde_json::from_str(self.stdout.trim())
             .unwrap_or_else(|error| panic!("stdout is one JSON object ({error}): {self:?}"))
     }
 }
 
-impl Baton {
+impl BatonExecutable {
     pub const fn new(program: &'static str) -> Self {
         Self {
             program,
-            clock: None,
-            boot: None,
-            log: None,
+            clock_file: None,
+            boot_id_file: None,
+            log_file: None,
         }
     }
 
@@ -61,7 +61,7 @@ impl Baton {
     pub fn logging_to(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
-            log: Some(file),
+            log_file: Some(file),
             ..self
         }
     }
@@ -70,40 +70,40 @@ impl Baton {
         self.program
     }
 
-    pub(crate) fn on_boot(self, file: PathBuf) -> Self {
+    pub(crate) fn with_boot_id_file(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
-            boot: Some(file),
+            boot_id_file: Some(file),
             ..self
         }
     }
 
     /// Lives as long as the tests do, so that it can be copied like the others.
-    pub(crate) fn on_clock(self, file: PathBuf) -> Self {
+    pub(crate) fn with_clock_file(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
-            clock: Some(file),
+            clock_file: Some(file),
             ..self
         }
     }
 
     pub fn command(self, data: &Path) -> Command {
-        self.wrapped(data, &[])
+        self.command_with_prefix(data, &[])
     }
 
     /// Started by way of another program.
-    pub fn wrapped(self, data: &Path, wrapper: &[&str]) -> Command {
+    pub fn command_with_prefix(self, data: &Path, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().copied().chain([self.program]);
         let mut command = Command::new(words.next().unwrap_or(self.program));
         command
             .args(words)
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
-            .envs(self.clock.map(|file| (CLOCK_FILE, file)))
-            .envs(self.boot.map(|file| (BOOT_FILE, file)))
+            .envs(self.clock_file.map(|file| (CLOCK_FILE, file)))
+            .envs(self.boot_id_file.map(|file| (BOOT_FILE, file)))
             .env("HOME", data)
             .env("BATON_DATA", data)
-            .env("RUST_LOG", self.level())
+            .env("RUST_LOG", self.log_level())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -111,17 +111,17 @@ impl Baton {
         command
     }
 
-    fn level(self) -> String {
+    fn log_level(self) -> String {
         let wanted = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
-        self.log.map_or(wanted, |_| "trace".to_owned())
+        self.log_file.map_or(wanted, |_| "trace".to_owned())
     }
 
     /// Runs one command to its end.
-    pub async fn run(self, data: &Path, arguments: &[&str]) -> Said {
+    pub async fn run(self, data: &Path, arguments: &[&str]) -> CommandOutput {
         let output = self.command(data).args(arguments).output();
-        let output = within(&format!("baton {arguments:?} to end"), output).await;
+        let output = wait_within(&format!("baton {arguments:?} to end"), output).await;
         let output = output.expect("the executable can be started");
-        Said {
+        CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -132,48 +132,48 @@ impl Baton {
 /// A relay as a process. It can be killed by force and started again on the same data and port.
 #[derive(Debug)]
 pub struct RelayProcess {
-    baton: Baton,
+    baton: BatonExecutable,
     child: Child,
     listen: String,
     /// More of its command line, the same at each start.
     arguments: Vec<String>,
-    admin: Client,
+    admin: TestClient,
     data: PathBuf,
     /// Removed with it, unless somebody else has it.
     _dir: Option<TempDir>,
     /// By way of which it is started.
-    wrapper: Vec<String>,
+    command_prefix: Vec<String>,
 }
 
 impl RelayProcess {
-    pub async fn start(baton: Baton) -> Self {
+    pub async fn start(baton: BatonExecutable) -> Self {
         Self::start_with(baton, &[]).await
     }
 
-    pub async fn start_with(baton: Baton, arguments: &[&str]) -> Self {
+    pub async fn start_with(baton: BatonExecutable, arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         Self::start_on(baton, dir, arguments).await
     }
 
     /// On a directory that may hold data already.
-    pub async fn start_on(baton: Baton, dir: TempDir, arguments: &[&str]) -> Self {
+    pub async fn start_on(baton: BatonExecutable, dir: TempDir, arguments: &[&str]) -> Self {
         let data = dir.path().to_owned();
-        let mut relay = Self::start_by(baton, &[], (&data, &data), arguments).await;
+        let mut relay = Self::start_with_prefix(baton, &[], (&data, &data), arguments).await;
         relay._dir = Some(dir);
         relay
     }
 
     /// By way of another program, on a directory that outlives it; the test sees that directory at another place.
-    pub async fn start_by(
-        baton: Baton,
+    pub async fn start_with_prefix(
+        baton: BatonExecutable,
         wrapper: &[String],
         (data, seen): (&Path, &Path),
         arguments: &[&str],
     ) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let listen = format!("127.0.0.1:{}", quiet_port());
-        let child = spawn_relay(baton, data, &words(wrapper), &listen, &arguments).await;
-        let admin = Client::new(&format!("http://{listen}"), &read_token(seen));
+        let listen = format!("127.0.0.1:{}", unused_port());
+        let child = spawn_relay(baton, data, &as_str_slice(wrapper), &listen, &arguments).await;
+        let admin = TestClient::new(&format!("http://{listen}"), &read_admin_token(seen));
         Self {
             baton,
             child,
@@ -182,11 +182,11 @@ impl RelayProcess {
             admin,
             data: data.to_owned(),
             _dir: None,
-            wrapper: wrapper.to_owned(),
+            command_prefix: wrapper.to_owned(),
         }
     }
 
-    pub fn admin(&self) -> &Client {
+    pub fn admin(&self) -> &TestClient {
         &self.admin
     }
 
@@ -201,32 +201,32 @@ impl RelayProcess {
     /// kill -9; returns when the process is gone.
     pub async fn kill(&mut self) {
         self.child.start_kill().expect("the relay runs");
-        let status = within("the killed relay to be gone", self.child.wait()).await;
+        let status = wait_within("the killed relay to be gone", self.child.wait()).await;
         status.expect("a child can be waited for");
     }
 
     /// Waits until it has ended by itself.
-    pub async fn ended(&mut self) -> ExitStatus {
-        let status = within("the relay to end by itself", self.child.wait()).await;
+    pub async fn wait_for_exit(&mut self) -> ExitStatus {
+        let status = wait_within("the relay to end by itself", self.child.wait()).await;
         status.expect("a child can be waited for")
     }
 
     /// Starts it again where it was.
-    pub async fn revive(&mut self) {
-        let (data, wrapper) = (&self.data, words(&self.wrapper));
+    pub async fn start_again(&mut self) {
+        let (data, wrapper) = (&self.data, as_str_slice(&self.command_prefix));
         self.child = spawn_relay(self.baton, data, &wrapper, &self.listen, &self.arguments).await;
     }
 
     /// The same with more on its command line, this once.
-    pub async fn revive_with(&mut self, more: &[&str]) {
+    pub async fn start_again_with(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         let arguments: Vec<String> = self.arguments.iter().cloned().chain(more).collect();
-        let wrapper = words(&self.wrapper);
+        let wrapper = as_str_slice(&self.command_prefix);
         self.child = spawn_relay(self.baton, &self.data, &wrapper, &self.listen, &arguments).await;
     }
 
     /// A start that the relay is expected to refuse.
-    pub async fn refuses_to_start(&self) -> Said {
+    pub async fn try_start_again(&self) -> CommandOutput {
         let arguments = ["relay", "--listen", &self.listen];
         self.baton.run(&self.data, &arguments).await
     }
@@ -236,37 +236,37 @@ impl RelayProcess {
     }
 }
 
-fn words(wrapper: &[String]) -> Vec<&str> {
+fn as_str_slice(wrapper: &[String]) -> Vec<&str> {
     wrapper.iter().map(String::as_str).collect()
 }
 
 /// By way of another program if there is one.
 pub(crate) async fn spawn_relay(
-    baton: Baton,
+    baton: BatonExecutable,
     data: &Path,
     wrapper: &[&str],
     listen: &str,
     arguments: &[String],
 ) -> Child {
-    let mut command = baton.wrapped(data, wrapper);
+    let mut command = baton.command_with_prefix(data, wrapper);
     let child = command
         .args(["relay", "--listen", listen])
         .args(arguments)
         .spawn();
     let mut child = child.expect("the executable can be started");
-    await_line(&mut child, "listening on", baton.log).await;
+    wait_for_log_line(&mut child, "listening on", baton.log_file).await;
     child
 }
 
 /// Reads stderr until a line holds `text`, then keeps reading so that the pipe never fills.
-async fn await_line(child: &mut Child, text: &str, log: Option<&'static Path>) {
+async fn wait_for_log_line(child: &mut Child, text: &str, log: Option<&'static Path>) {
     let stderr = child.stderr.take().expect("stderr is piped");
     let mut lines = BufReader::new(stderr).lines();
     let mut said = Vec::new();
     let found = async {
         while let Ok(Some(line)) = lines.next_line().await {
             let found = line.contains(text);
-            keep(log, &line);
+            append_to_log(log, &line);
             said.push(line);
             if found {
                 return true;
@@ -274,29 +274,29 @@ async fn await_line(child: &mut Child, text: &str, log: Option<&'static Path>) {
         }
         false
     };
-    if !within(&format!("a line with {text:?}"), found).await {
+    if !wait_within(&format!("a line with {text:?}"), found).await {
         panic!("the process ended early: {said:#?}");
     }
-    tokio::spawn(drain(lines.into_inner(), log));
+    tokio::spawn(drain_pipe(lines.into_inner(), log));
     if let Some(stdout) = child.stdout.take() {
-        tokio::spawn(drain(stdout, log));
+        tokio::spawn(drain_pipe(stdout, log));
     }
 }
 
 /// Whoever looks for a fault sets `BATON_TEST_LOG` and gets what the processes say.
-async fn drain(pipe: impl AsyncRead + Unpin, log: Option<&'static Path>) {
+async fn drain_pipe(pipe: impl AsyncRead + Unpin, log: Option<&'static Path>) {
     let shown = std::env::var_os("BATON_TEST_LOG").is_some();
     let mut lines = BufReader::new(pipe).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        keep(log, &line);
+        append_to_log(log, &line);
         if shown {
-            show(&line);
+            print_line(&line);
         }
     }
 }
 
 /// Lines of several processes may share a file: each is one write.
-fn keep(log: Option<&Path>, line: &str) {
+fn append_to_log(log: Option<&Path>, line: &str) {
     if let Some(log) = log {
         let mut file = File::options().create(true).append(true).open(log);
         let kept = file.as_mut().map(|file| writeln!(file, "{line}"));
@@ -306,7 +306,7 @@ fn keep(log: Option<&Path>, line: &str) {
 }
 
 #[expect(clippy::print_stderr, reason = "only where somebody asked for it")]
-fn show(line: &str) {
+fn print_line(line: &str) {
     eprintln!("{line}");
 }
 
@@ -319,24 +319,30 @@ pub struct DaemonProcess {
 
 impl DaemonProcess {
     /// Files go under `dir`, which outlives the daemon. What it runs ends with it when it is stopped.
-    pub async fn start(baton: Baton, dir: &Path, name: &str, url: &str, token: &str) -> Self {
+    pub async fn start(
+        baton: BatonExecutable,
+        dir: &Path,
+        name: &str,
+        url: &str,
+        token: &str,
+    ) -> Self {
         Self::start_with(baton, dir, name, (url, token), &[]).await
     }
 
     /// With more on its command line, which may take the place of what is usual.
     pub async fn start_with(
-        baton: Baton,
+        baton: BatonExecutable,
         dir: &Path,
         name: &str,
         (url, token): (&str, &str),
         more: &[&str],
     ) -> Self {
-        Self::start_under(baton, dir, name, (url, token), &[], more).await
+        Self::start_with_prefix(baton, dir, name, (url, token), &[], more).await
     }
 
     /// The same by way of another program, which becomes it.
-    pub async fn start_under(
-        baton: Baton,
+    pub async fn start_with_prefix(
+        baton: BatonExecutable,
         dir: &Path,
         name: &str,
         (url, token): (&str, &str),
@@ -349,7 +355,7 @@ impl DaemonProcess {
         std::fs::write(&token_file, token).expect("a file can be written");
         let usual = [["--slots", "4"], ["--drain", "5s"], ["--hold", "0s"]];
         let usual = usual.iter().filter(|[flag, _]| !more.contains(flag));
-        Self::start_in(baton, &data, wrapper, |command| {
+        Self::start_in_directory(baton, &data, wrapper, |command| {
             command
                 .args(["daemon", "--relay", url, "--name", name])
                 .args(usual.flatten())
@@ -361,17 +367,17 @@ impl DaemonProcess {
     }
 
     /// With its directory and its command line, by way of another program if there is one.
-    pub(crate) async fn start_in(
-        baton: Baton,
+    pub(crate) async fn start_in_directory(
+        baton: BatonExecutable,
         data: &Path,
         wrapper: &[&str],
         arguments: impl FnOnce(&mut Command),
     ) -> Self {
-        let mut command = baton.wrapped(data, wrapper);
+        let mut command = baton.command_with_prefix(data, wrapper);
         arguments(&mut command);
         let child = command.current_dir(data).spawn();
         let mut child = child.expect("the executable can be started");
-        await_line(&mut child, "baton daemon", baton.log).await;
+        wait_for_log_line(&mut child, "baton daemon", baton.log_file).await;
         let data = data.to_owned();
         Self { child, data }
     }
@@ -381,7 +387,7 @@ impl DaemonProcess {
     }
 
     /// Whether it has nothing left to tell of any attempt: the relay has acknowledged all of it.
-    pub fn is_settled(&self) -> bool {
+    pub fn has_empty_outbox(&self) -> bool {
         let kept = std::fs::read_dir(self.data.join("attempts"));
         kept.is_ok_and(|mut kept| kept.next().is_none())
     }
@@ -392,13 +398,13 @@ impl DaemonProcess {
 
     pub async fn kill(&mut self) {
         self.child.start_kill().expect("the daemon runs");
-        let status = within("the killed daemon to be gone", self.child.wait()).await;
+        let status = wait_within("the killed daemon to be gone", self.child.wait()).await;
         status.expect("a child can be waited for");
     }
 }
 
 async fn terminate(child: &mut Child) -> ExitStatus {
-    signal(child.id().expect("the process runs"), Signal::TERM);
-    let status = within("the process to end after TERM", child.wait()).await;
+    send_signal(child.id().expect("the process runs"), Signal::TERM);
+    let status = wait_within("the process to end after TERM", child.wait()).await;
     status.expect("a child can be waited for")
 }

@@ -8,11 +8,11 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Request, Status, Streaming};
 
-use crate::client::{Client, Service};
-use crate::patience::within;
+use crate::client::{AuthenticatedChannel, TestClient};
+use crate::patience::wait_within;
 
 /// Frames that a test has ready for the wire. Full: the test waits, which no test does.
-const OUTGOING: usize = 64;
+const OUTGOING_QUEUE_LENGTH: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RawCodec;
@@ -53,34 +53,38 @@ impl Decoder for RawCodec {
 }
 
 /// Calls a unary method with a body that may be no message at all.
-pub async fn raw_unary(client: &Client, path: &'static str, body: Bytes) -> Result<Bytes, Status> {
-    let mut grpc = ready(client).await;
+pub async fn call_raw_unary(
+    client: &TestClient,
+    path: &'static str,
+    body: Bytes,
+) -> Result<Bytes, Status> {
+    let mut grpc = ready_channel(client).await;
     let call = grpc.unary(
         Request::new(body),
         PathAndQuery::from_static(path),
         RawCodec,
     );
-    within("an answer to raw bytes", call)
+    wait_within("an answer to raw bytes", call)
         .await
         .map(tonic::Response::into_inner)
 }
 
 /// A daemon's stream that sends bytes.
 #[derive(Debug)]
-pub struct RawLink {
+pub struct RawDaemonLink {
     outgoing: mpsc::Sender<Bytes>,
     incoming: Streaming<Bytes>,
 }
 
-impl RawLink {
+impl RawDaemonLink {
     /// The first bytes are sent with the call.
-    pub async fn open(client: &Client, first: Bytes) -> Result<Self, Status> {
-        let (outgoing, queue) = mpsc::channel(OUTGOING);
+    pub async fn open(client: &TestClient, first: Bytes) -> Result<Self, Status> {
+        let (outgoing, queue) = mpsc::channel(OUTGOING_QUEUE_LENGTH);
         outgoing.send(first).await.expect("the queue is new");
         let request = Request::new(ReceiverStream::new(queue));
         let path = PathAndQuery::from_static("/baton.v1.DaemonLink/Link");
-        let mut grpc = ready(client).await;
-        let opened = within("a raw link", grpc.streaming(request, path, RawCodec)).await?;
+        let mut grpc = ready_channel(client).await;
+        let opened = wait_within("a raw link", grpc.streaming(request, path, RawCodec)).await?;
         Ok(Self {
             outgoing,
             incoming: opened.into_inner(),
@@ -92,11 +96,11 @@ impl RawLink {
     }
 
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        within("the next raw frame", self.incoming.message()).await
+        wait_within("the next raw frame", self.incoming.message()).await
     }
 
     /// The status that the stream ended with; none for a clean end.
-    pub async fn end(mut self) -> Option<Status> {
+    pub async fn wait_for_end(mut self) -> Option<Status> {
         loop {
             match self.next().await {
                 Ok(Some(_)) => {}
@@ -107,8 +111,8 @@ impl RawLink {
     }
 }
 
-async fn ready(client: &Client) -> Grpc<Service> {
-    let mut grpc = Grpc::new(client.service());
+async fn ready_channel(client: &TestClient) -> Grpc<AuthenticatedChannel> {
+    let mut grpc = Grpc::new(client.authenticated_channel());
     grpc.ready().await.expect("the relay can be reached");
     grpc
 }

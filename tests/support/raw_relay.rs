@@ -17,25 +17,25 @@ use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::patience::within;
+use crate::patience::wait_within;
 use crate::raw::RawCodec;
 
 /// Frames on their way to the daemon. Full: the test waits.
-const FRAMES: usize = 256;
+const FRAME_QUEUE_LENGTH: usize = 256;
 /// Streams that the test has not looked at. Full: a daemon that dials waits.
-const STREAMS: usize = 16;
+const STREAM_QUEUE_LENGTH: usize = 16;
 
 #[derive(Debug)]
 pub struct RawRelay {
     address: SocketAddr,
-    admits: watch::Sender<bool>,
-    opened: mpsc::Receiver<RawStream>,
+    admits_streams: watch::Sender<bool>,
+    opened_streams: mpsc::Receiver<RawRelayStream>,
     _server: AbortOnDropHandle<()>,
 }
 
 /// One stream of a daemon. Dropping it ends it.
 #[derive(Debug)]
-pub struct RawStream {
+pub struct RawRelayStream {
     incoming: Streaming<Bytes>,
     outgoing: mpsc::Sender<Result<Bytes, Status>>,
 }
@@ -49,9 +49,9 @@ impl RawRelay {
             .local_addr()
             .expect("a bound socket has an address");
         let admits = watch::Sender::new(true);
-        let (streams, opened) = mpsc::channel(STREAMS);
-        let link = Link {
-            admits: admits.subscribe(),
+        let (streams, opened) = mpsc::channel(STREAM_QUEUE_LENGTH);
+        let link = RawLinkService {
+            admits_streams: admits.subscribe(),
             streams,
         };
         let server = Server::builder()
@@ -60,8 +60,8 @@ impl RawRelay {
         let server = tokio::spawn(async move { server.await.expect("the relay serves") });
         Self {
             address,
-            admits,
-            opened,
+            admits_streams: admits,
+            opened_streams: opened,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -71,25 +71,25 @@ impl RawRelay {
     }
 
     /// Whether new streams are taken; refused ones are told that the relay is away.
-    pub fn admit(&mut self, admits: bool) {
-        self.admits.send_replace(admits);
+    pub fn set_admitting(&mut self, admits: bool) {
+        self.admits_streams.send_replace(admits);
         if !admits {
             // What was opened meanwhile is closed again.
-            while self.opened.try_recv().is_ok() {}
+            while self.opened_streams.try_recv().is_ok() {}
         }
     }
 
     /// The next stream that a daemon opened.
-    pub async fn stream(&mut self) -> RawStream {
-        let stream = within("a daemon's stream", self.opened.recv()).await;
+    pub async fn next_stream(&mut self) -> RawRelayStream {
+        let stream = wait_within("a daemon's stream", self.opened_streams.recv()).await;
         stream.expect("the relay serves")
     }
 }
 
-impl RawStream {
+impl RawRelayStream {
     /// The next frame; none when the daemon has closed or lost the stream.
     pub async fn next(&mut self) -> Option<Bytes> {
-        let frame = within("a daemon's frame", self.incoming.message()).await;
+        let frame = wait_within("a daemon's frame", self.incoming.message()).await;
         frame.ok().flatten()
     }
 
@@ -100,16 +100,16 @@ impl RawStream {
 }
 
 #[derive(Clone, Debug)]
-struct Link {
-    admits: watch::Receiver<bool>,
-    streams: mpsc::Sender<RawStream>,
+struct RawLinkService {
+    admits_streams: watch::Receiver<bool>,
+    streams: mpsc::Sender<RawRelayStream>,
 }
 
-impl NamedService for Link {
+impl NamedService for RawLinkService {
     const NAME: &'static str = "baton.v1.DaemonLink";
 }
 
-impl Service<http::Request<Body>> for Link {
+impl Service<http::Request<Body>> for RawLinkService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -124,26 +124,26 @@ impl Service<http::Request<Body>> for Link {
     }
 }
 
-impl StreamingService<Bytes> for Link {
+impl StreamingService<Bytes> for RawLinkService {
     type Response = Bytes;
     type ResponseStream = ReceiverStream<Result<Bytes, Status>>;
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
-        std::future::ready(self.open(request))
+        std::future::ready(self.open_stream(request))
     }
 }
 
-impl Link {
-    fn open(
+impl RawLinkService {
+    fn open_stream(
         &self,
         request: Request<Streaming<Bytes>>,
     ) -> Result<Response<ReceiverStream<Result<Bytes, Status>>>, Status> {
-        if !*self.admits.borrow() {
+        if !*self.admits_streams.borrow() {
             return Err(Status::unavailable("the relay is away"));
         }
-        let (outgoing, frames) = mpsc::channel(FRAMES);
-        let stream = RawStream {
+        let (outgoing, frames) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        let stream = RawRelayStream {
             incoming: request.into_inner(),
             outgoing,
         };

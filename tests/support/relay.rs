@@ -16,31 +16,31 @@ use baton_relay::telemetry::Telemetry;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use crate::client::Client;
-use crate::daemon::RealDaemon;
-use crate::patience::within;
+use crate::client::TestClient;
+use crate::daemon::EmbeddedDaemon;
+use crate::patience::wait_within;
 use crate::scripted::{ScriptedDaemon, hello};
 
 /// Peers of a test's relay are the test's own; nobody needs time to leave.
-const DRAIN: Duration = Duration::from_millis(200);
+const DRAIN_TIME: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub struct Relay {
-    admin: Client,
+pub struct EmbeddedRelay {
+    admin: TestClient,
     telemetry: Telemetry,
-    running: Running,
+    relay_thread: RelayThread,
     /// Removed after the relay has stopped: fields go in order.
     dir: TempDir,
 }
 
 /// The relay's thread.
 #[derive(Debug)]
-struct Running {
+struct RelayThread {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Relay {
+impl EmbeddedRelay {
     pub async fn start() -> Self {
         Self::start_with(|_| {}).await
     }
@@ -53,40 +53,44 @@ impl Relay {
     async fn start_in(dir: TempDir, change: impl FnOnce(&mut RelayConfig)) -> Self {
         let listen = "127.0.0.1:0".parse().expect("a constant address");
         let mut config = RelayConfig::new(dir.path().join("data"), listen);
-        config.drain = DRAIN;
+        config.drain_timeout = DRAIN_TIME;
         change(&mut config);
-        let data = config.data.clone();
-        let (running, address) = Running::start(config);
-        let (address, telemetry) = within("the relay to start", address)
+        let data = config.data_dir.clone();
+        let (running, address) = RelayThread::start(config);
+        let (address, telemetry) = wait_within("the relay to start", address)
             .await
             .expect("the relay starts");
         Self {
             telemetry,
-            admin: Client::new(&format!("http://{address}"), &read_token(&data)),
-            running,
+            admin: TestClient::new(&format!("http://{address}"), &read_admin_token(&data)),
+            relay_thread: running,
             dir,
         }
     }
 
     /// Stops cleanly and starts again on the same data; the port is another one.
     pub async fn restart(self) -> Self {
-        let Self { running, dir, .. } = self;
+        let Self {
+            relay_thread: running,
+            dir,
+            ..
+        } = self;
         let stopped = tokio::task::spawn_blocking(move || drop(running));
-        within("the relay to stop", stopped)
+        wait_within("the relay to stop", stopped)
             .await
             .expect("the relay stops cleanly");
         Self::start_in(dir, |_| {}).await
     }
 
     /// How often it has counted this since it started, whatever the reason.
-    pub fn counted(&self, name: &str) -> u64 {
+    pub fn counter_value(&self, name: &str) -> u64 {
         let counts = self.telemetry.snapshot();
         let same = counts.iter().filter(|(counter, _)| counter.name == name);
         same.map(|(_, count)| count).sum()
     }
 
     /// Where it keeps everything.
-    pub fn data(&self) -> PathBuf {
+    pub fn data_directory(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
@@ -95,31 +99,31 @@ impl Relay {
     }
 
     /// The local administrator, of tenant `default`.
-    pub fn admin(&self) -> &Client {
+    pub fn admin(&self) -> &TestClient {
         &self.admin
     }
 
     pub async fn daemon_token(&self) -> String {
-        self.admin.make_token("", Role::Daemon).await.1
+        self.admin.create_token("", Role::Daemon).await.1
     }
 
     /// A scripted daemon of the administrator's tenant with a credential of its own.
-    pub async fn scripted(&self, agents: &[&str]) -> ScriptedDaemon {
+    pub async fn start_scripted_daemon(&self, agents: &[&str]) -> ScriptedDaemon {
         let client = self.admin.with_token(&self.daemon_token().await);
         ScriptedDaemon::connect(&client, hello(agents)).await
     }
 
     /// Waits until the relay has noticed that a daemon's stream is gone.
-    pub async fn until_offline(&self, daemon_id: &str) {
-        self.admin.until_offline(daemon_id).await;
+    pub async fn wait_until_offline(&self, daemon_id: &str) {
+        self.admin.wait_until_offline(daemon_id).await;
     }
 
-    pub async fn real_daemon(&self) -> RealDaemon {
-        RealDaemon::start(self.url(), &self.daemon_token().await).await
+    pub async fn start_daemon(&self) -> EmbeddedDaemon {
+        EmbeddedDaemon::start(self.url(), &self.daemon_token().await).await
     }
 }
 
-impl Running {
+impl RelayThread {
     fn start(config: RelayConfig) -> (Self, oneshot::Receiver<(SocketAddr, Telemetry)>) {
         let (stop, stopping) = oneshot::channel();
         let (tell, address) = oneshot::channel();
@@ -144,7 +148,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RelayThread {
     fn drop(&mut self) {
         drop(self.stop.take());
         let ended = self.thread.take().map(JoinHandle::join);
@@ -156,7 +160,7 @@ impl Drop for Running {
     }
 }
 
-pub(crate) fn read_token(data: &Path) -> String {
+pub(crate) fn read_admin_token(data: &Path) -> String {
     let token = fs::read_to_string(data.join(ADMIN_TOKEN_FILE));
     token
         .expect("a first start makes a token")

@@ -21,16 +21,16 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Status, Streaming};
 
 use crate::attempt::ScriptedAttempt;
-use crate::client::Client;
-use crate::patience::within;
+use crate::client::TestClient;
+use crate::patience::wait_within;
 
 /// Frames in either direction. Full: the sender waits; a test reads what it provokes long before that.
-const FRAMES: usize = 4096;
-const BEAT: Duration = Duration::from_secs(1);
+const FRAME_QUEUE_LENGTH: usize = 4096;
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What came over the stream.
 #[derive(Debug)]
-pub enum Heard {
+pub enum RelayStreamEvent {
     Frame(Box<RelayFrame>),
     /// The stream is over; with the status it ended with.
     Ended(Result<(), Status>),
@@ -40,21 +40,21 @@ pub enum Heard {
 pub struct ScriptedDaemon {
     pub hello: Hello,
     pub welcome: Welcome,
-    client: Client,
+    client: TestClient,
     outgoing: mpsc::Sender<DaemonFrame>,
-    heard: mpsc::Receiver<Heard>,
-    waiting: VecDeque<RelayFrame>,
-    beat: Arc<Mutex<Beat>>,
+    events: mpsc::Receiver<RelayStreamEvent>,
+    unread_frames: VecDeque<RelayFrame>,
+    heartbeat: Arc<Mutex<HeartbeatState>>,
     _pump: AbortOnDropHandle<()>,
 }
 
 /// What the next heartbeat says.
 #[derive(Debug, Default)]
-struct Beat {
-    silent: bool,
+struct HeartbeatState {
+    is_silent: bool,
     seq: u64,
     slots: u32,
-    held: BTreeMap<String, LeaseToken>,
+    leases: BTreeMap<String, LeaseToken>,
 }
 
 /// A daemon that offers these agents.
@@ -77,38 +77,38 @@ pub fn hello(agents: &[&str]) -> Hello {
 }
 
 impl ScriptedDaemon {
-    pub async fn connect(client: &Client, hello: Hello) -> Self {
+    pub async fn connect(client: &TestClient, hello: Hello) -> Self {
         Self::try_connect(client, hello)
             .await
             .expect("the daemon is welcome")
     }
 
-    pub async fn try_connect(client: &Client, hello: Hello) -> Result<Self, Status> {
-        let (outgoing, queue) = mpsc::channel(FRAMES);
+    pub async fn try_connect(client: &TestClient, hello: Hello) -> Result<Self, Status> {
+        let (outgoing, queue) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let first = daemon_frame::Frame::Hello(hello.clone());
         outgoing
-            .send(framed(first))
+            .send(wrap_frame(first))
             .await
             .expect("the queue is new");
-        let mut link = client.link();
-        let opened = within("the link to open", link.link(ReceiverStream::new(queue))).await?;
+        let mut link = client.daemon_link();
+        let opened = wait_within("the link to open", link.link(ReceiverStream::new(queue))).await?;
         let mut incoming = opened.into_inner();
-        let first = within("a Welcome", incoming.message()).await?;
+        let first = wait_within("a Welcome", incoming.message()).await?;
         let welcome = match first.and_then(|frame| frame.frame) {
             Some(Frame::Welcome(welcome)) => welcome,
             other => panic!("the first frame is Welcome or an error, not {other:?}"),
         };
-        let beat = Arc::new(Mutex::new(Beat {
+        let beat = Arc::new(Mutex::new(HeartbeatState {
             slots: hello.slots,
-            ..Beat::default()
+            ..HeartbeatState::default()
         }));
-        let (tell, heard) = mpsc::channel(FRAMES);
-        if let Some(first) = next_beat(&beat) {
+        let (tell, heard) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        if let Some(first) = next_heartbeat(&beat) {
             // A stream that has ended is noticed below.
             drop(outgoing.send(first).await);
         }
-        let waiting = until_greeted(&mut incoming, &tell).await;
-        let pump = tokio::spawn(pump(incoming, tell, outgoing.clone(), beat.clone()));
+        let waiting = read_until_heartbeat_ack(&mut incoming, &tell).await;
+        let pump = tokio::spawn(pump_stream(incoming, tell, outgoing.clone(), beat.clone()));
         Ok(Self {
             hello: Hello {
                 daemon_id: welcome.daemon_id.clone(),
@@ -117,54 +117,60 @@ impl ScriptedDaemon {
             welcome,
             client: client.clone(),
             outgoing,
-            heard,
-            waiting,
-            beat,
+            events: heard,
+            unread_frames: waiting,
+            heartbeat: beat,
             _pump: AbortOnDropHandle::new(pump),
         })
     }
 
     /// Sends no more heartbeats.
-    pub fn fall_silent(&self) {
-        lock(&self.beat).silent = true;
+    pub fn stop_heartbeats(&self) {
+        lock(&self.heartbeat).is_silent = true;
     }
 
     /// Does not renew this attempt any more, though the heartbeats go on.
-    pub fn forget(&self, attempt: &ScriptedAttempt) {
-        lock(&self.beat).held.remove(attempt.id());
+    pub fn stop_renewing(&self, attempt: &ScriptedAttempt) {
+        lock(&self.heartbeat).leases.remove(attempt.id());
     }
 
     pub async fn send(&self, frame: daemon_frame::Frame) {
         self.outgoing
-            .send(framed(frame))
+            .send(wrap_frame(frame))
             .await
             .expect("the stream is open");
     }
 
     /// The first frame, waiting or yet to come, that `pick` takes. Others stay for later.
-    pub async fn expect<T>(&mut self, what: &str, pick: impl Fn(&RelayFrame) -> Option<T>) -> T {
+    pub async fn expect_frame<T>(
+        &mut self,
+        what: &str,
+        pick: impl Fn(&RelayFrame) -> Option<T>,
+    ) -> T {
         if let Some((at, found)) = self
-            .waiting
+            .unread_frames
             .iter()
             .enumerate()
             .find_map(|(at, frame)| Some((at, pick(frame)?)))
         {
-            self.waiting.remove(at);
+            self.unread_frames.remove(at);
             return found;
         }
         let found = async {
             loop {
-                match self.heard.recv().await {
-                    Some(Heard::Frame(frame)) => match pick(&frame) {
+                match self.events.recv().await {
+                    Some(RelayStreamEvent::Frame(frame)) => match pick(&frame) {
                         Some(found) => return found,
-                        None => self.waiting.push_back(*frame),
+                        None => self.unread_frames.push_back(*frame),
                     },
-                    Some(Heard::Ended(how)) => panic!("the stream ended ({how:?}) before {what}"),
+                    Some(RelayStreamEvent::Ended(how)) => {
+                        panic!("the stream ended ({how:?}) before {what}")
+                    }
                     None => panic!("the stream had ended before {what}"),
                 }
             }
         };
-        within(what, found).await
+        wait_within(what, found).await
     }
 
     /// A command about this attempt.
@@ -174,7 +180,7 @@ impl ScriptedDaemon {
         attempt: &ScriptedAttempt,
         pick: impl Fn(&Body) -> Option<T>,
     ) -> T {
-        self.expect(what, |frame| match command(frame) {
+        self.expect_frame(what, |frame| match command_of_frame(frame) {
             Some((re, body)) if re == attempt.id() => pick(body),
             Some(_) | None => None,
         })
@@ -182,9 +188,9 @@ impl ScriptedDaemon {
     }
 
     /// The next attempt that is offered; it is renewed from now on.
-    pub async fn offered(&mut self) -> ScriptedAttempt {
+    pub async fn next_dispatch(&mut self) -> ScriptedAttempt {
         let (re, dispatch) = self
-            .expect("a Dispatch", |frame| match &frame.frame {
+            .expect_frame("a Dispatch", |frame| match &frame.frame {
                 Some(Frame::Attempt(AttemptCommand {
                     r#ref: Some(re),
                     body: Some(Body::Dispatch(dispatch)),
@@ -193,13 +199,13 @@ impl ScriptedDaemon {
             })
             .await;
         let attempt = ScriptedAttempt::new(re, dispatch, self.outgoing.clone());
-        lock(&self.beat)
-            .held
+        lock(&self.heartbeat)
+            .leases
             .insert(attempt.id().to_owned(), attempt.token());
         attempt
     }
 
-    pub async fn confirmed(&mut self, attempt: &ScriptedAttempt) {
+    pub async fn wait_for_confirmation(&mut self, attempt: &ScriptedAttempt) {
         self.expect_command("LeaseConfirmed", attempt, |body| {
             matches!(body, Body::LeaseConfirmed(_)).then_some(())
         })
@@ -207,19 +213,19 @@ impl ScriptedDaemon {
     }
 
     /// Offered, accepted, confirmed and started: the process would run now.
-    pub async fn running(&mut self) -> ScriptedAttempt {
-        let mut attempt = self.offered().await;
+    pub async fn start_next_attempt(&mut self) -> ScriptedAttempt {
+        let mut attempt = self.next_dispatch().await;
         attempt.accept().await;
-        self.confirmed(&attempt).await;
-        attempt.started().await;
-        attempt.phase(LifecyclePhase::AgentStarted).await;
-        attempt.phase(LifecyclePhase::PromptWritten).await;
+        self.wait_for_confirmation(&attempt).await;
+        attempt.send_started().await;
+        attempt.send_phase(LifecyclePhase::AgentStarted).await;
+        attempt.send_phase(LifecyclePhase::PromptWritten).await;
         attempt
     }
 
     /// Waits until all that this attempt sent is durable on the relay, output too.
-    pub async fn acked(&mut self, attempt: &ScriptedAttempt) {
-        self.expect("an Ack of everything", |frame| {
+    pub async fn wait_until_acked(&mut self, attempt: &ScriptedAttempt) {
+        self.expect_frame("an Ack of everything", |frame| {
             let Some(Frame::Ack(ack)) = &frame.frame else {
                 return None;
             };
@@ -234,52 +240,63 @@ impl ScriptedDaemon {
     }
 
     /// The stream's end: frames before it are dropped.
-    pub async fn ended(&mut self) -> Result<(), Status> {
+    pub async fn wait_for_stream_end(&mut self) -> Result<(), Status> {
         let ended = async {
             loop {
-                match self.heard.recv().await {
-                    Some(Heard::Frame(frame)) => self.waiting.push_back(*frame),
-                    Some(Heard::Ended(how)) => return how,
+                match self.events.recv().await {
+                    Some(RelayStreamEvent::Frame(frame)) => self.unread_frames.push_back(*frame),
+                    Some(RelayStreamEvent::Ended(how)) => return how,
                     None => return Ok(()),
                 }
             }
         };
-        within("the stream's end", ended).await
+        wait_within("the stream's end", ended).await
     }
 
     /// Frames that came and that nobody expected.
-    pub fn unexpected(&mut self) -> Vec<RelayFrame> {
-        while let Ok(Heard::Frame(frame)) = self.heard.try_recv() {
-            self.waiting.push_back(*frame);
+    pub fn collect_unread_frames(&mut self) -> Vec<RelayFrame> {
+        while let Ok(RelayStreamEvent::Frame(frame)) = self.events.try_recv() {
+            self.unread_frames.push_back(*frame);
         }
-        self.waiting.iter().cloned().collect()
+        self.unread_frames.iter().cloned().collect()
     }
 
     /// The same process on a new stream, over `client` if the relay moved, with the attempts it still has.
-    pub async fn reconnect(self, client: &Client, attempts: &mut [&mut ScriptedAttempt]) -> Self {
+    pub async fn reconnect(
+        self,
+        client: &TestClient,
+        attempts: &mut [&mut ScriptedAttempt],
+    ) -> Self {
         let Self { mut hello, .. } = self;
-        hello.active = attempts.iter().map(|attempt| active(attempt)).collect();
+        hello.active = attempts
+            .iter()
+            .map(|attempt| active_attempt(attempt))
+            .collect();
         let again = Self::connect(client, hello).await;
         for attempt in attempts {
-            again.takes_over(attempt);
+            again.take_over_attempt(attempt);
         }
         again
     }
 
     /// What the attempt says goes over this stream from here on, and it is renewed there.
-    pub fn takes_over(&self, attempt: &mut ScriptedAttempt) {
-        attempt.moved_to(self.outgoing.clone());
-        lock(&self.beat)
-            .held
+    pub fn take_over_attempt(&self, attempt: &mut ScriptedAttempt) {
+        attempt.move_to_stream(self.outgoing.clone());
+        lock(&self.heartbeat)
+            .leases
             .insert(attempt.id().to_owned(), attempt.token());
     }
 
     /// The same daemon comes back with an attempt that has finished meanwhile; the relay must want its end.
-    pub async fn resume(client: &Client, hello: Hello, attempt: &mut ScriptedAttempt) -> Self {
+    pub async fn reconnect_with_finished(
+        client: &TestClient,
+        hello: Hello,
+        attempt: &mut ScriptedAttempt,
+    ) -> Self {
         let finished = ActiveAttempt {
             token: None,
             state: ActiveState::Finished.into(),
-            ..active(attempt)
+            ..active_attempt(attempt)
         };
         let hello = Hello {
             active: vec![finished],
@@ -292,29 +309,32 @@ impl ScriptedDaemon {
             "{:?}",
             again.welcome
         );
-        attempt.moved_to(again.outgoing.clone());
+        attempt.move_to_stream(again.outgoing.clone());
         again
     }
 
     /// Lets the attempt's frames go over this stream, whoever's attempt it is.
-    pub fn speak_for(&self, attempt: &mut ScriptedAttempt) {
-        attempt.moved_to(self.outgoing.clone());
+    pub fn send_frames_of(&self, attempt: &mut ScriptedAttempt) {
+        attempt.move_to_stream(self.outgoing.clone());
     }
 
     /// How these would be listed in a Hello while they run.
-    pub fn running_now(attempts: &[&ScriptedAttempt]) -> Vec<ActiveAttempt> {
-        attempts.iter().map(|attempt| active(attempt)).collect()
+    pub fn list_as_running(attempts: &[&ScriptedAttempt]) -> Vec<ActiveAttempt> {
+        attempts
+            .iter()
+            .map(|attempt| active_attempt(attempt))
+            .collect()
     }
 
-    pub fn client(&self) -> &Client {
+    pub fn client(&self) -> &TestClient {
         &self.client
     }
 }
 
 /// How Hello lists an attempt that goes on.
-pub fn active(attempt: &ScriptedAttempt) -> ActiveAttempt {
+pub fn active_attempt(attempt: &ScriptedAttempt) -> ActiveAttempt {
     ActiveAttempt {
-        r#ref: Some(attempt.re.clone()),
+        r#ref: Some(attempt.attempt_ref.clone()),
         token: Some(attempt.token()),
         state: ActiveState::Running.into(),
         last_control_seq: attempt.control_seq,
@@ -324,7 +344,7 @@ pub fn active(attempt: &ScriptedAttempt) -> ActiveAttempt {
     }
 }
 
-fn command(frame: &RelayFrame) -> Option<(&str, &Body)> {
+fn command_of_frame(frame: &RelayFrame) -> Option<(&str, &Body)> {
     match &frame.frame {
         Some(Frame::Attempt(AttemptCommand {
             r#ref: Some(re),
@@ -334,22 +354,22 @@ fn command(frame: &RelayFrame) -> Option<(&str, &Body)> {
     }
 }
 
-fn framed(frame: daemon_frame::Frame) -> DaemonFrame {
+fn wrap_frame(frame: daemon_frame::Frame) -> DaemonFrame {
     DaemonFrame { frame: Some(frame) }
 }
 
-fn lock(beat: &Mutex<Beat>) -> MutexGuard<'_, Beat> {
+fn lock(beat: &Mutex<HeartbeatState>) -> MutexGuard<'_, HeartbeatState> {
     beat.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads up to the answer of the first heartbeat: from there on the relay knows that this daemon hears, and offers it work.
-async fn until_greeted(
+async fn read_until_heartbeat_ack(
     incoming: &mut Streaming<RelayFrame>,
-    tell: &mpsc::Sender<Heard>,
+    tell: &mpsc::Sender<RelayStreamEvent>,
 ) -> VecDeque<RelayFrame> {
     let mut waiting = VecDeque::new();
     loop {
-        let ended = match within("the first heartbeat's answer", incoming.message()).await {
+        let ended = match wait_within("the first heartbeat's answer", incoming.message()).await {
             Ok(Some(frame)) if matches!(frame.frame, Some(Frame::HeartbeatAck(_))) => break,
             Ok(Some(frame)) => {
                 waiting.push_back(frame);
@@ -359,23 +379,23 @@ async fn until_greeted(
             Err(status) => Err(status),
         };
         // The queue is new, and a test reads it after what waits.
-        let _ = tell.try_send(Heard::Ended(ended));
+        let _ = tell.try_send(RelayStreamEvent::Ended(ended));
         break;
     }
     waiting
 }
 
-async fn pump(
+async fn pump_stream(
     mut incoming: Streaming<RelayFrame>,
-    tell: mpsc::Sender<Heard>,
+    tell: mpsc::Sender<RelayStreamEvent>,
     outgoing: mpsc::Sender<DaemonFrame>,
-    beat: Arc<Mutex<Beat>>,
+    beat: Arc<Mutex<HeartbeatState>>,
 ) {
-    let mut ticks = tokio::time::interval(BEAT);
+    let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
         let heard = tokio::select! {
             _ = ticks.tick() => {
-                if let Some(frame) = next_beat(&beat) {
+                if let Some(frame) = next_heartbeat(&beat) {
                     // A stream that has ended is noticed by the other branch.
                     drop(outgoing.send(frame).await);
                 }
@@ -383,31 +403,31 @@ async fn pump(
             }
             message = incoming.message() => match message {
                 Ok(Some(RelayFrame { frame: Some(Frame::HeartbeatAck(_)), .. })) => continue,
-                Ok(Some(frame)) => Heard::Frame(Box::new(frame)),
-                Ok(None) => Heard::Ended(Ok(())),
-                Err(status) => Heard::Ended(Err(status)),
+                Ok(Some(frame)) => RelayStreamEvent::Frame(Box::new(frame)),
+                Ok(None) => RelayStreamEvent::Ended(Ok(())),
+                Err(status) => RelayStreamEvent::Ended(Err(status)),
             },
         };
-        let over = matches!(heard, Heard::Ended(_));
+        let over = matches!(heard, RelayStreamEvent::Ended(_));
         if tell.send(heard).await.is_err() || over {
             return;
         }
     }
 }
 
-fn next_beat(beat: &Mutex<Beat>) -> Option<DaemonFrame> {
+fn next_heartbeat(beat: &Mutex<HeartbeatState>) -> Option<DaemonFrame> {
     let mut beat = lock(beat);
-    if beat.silent {
+    if beat.is_silent {
         return None;
     }
     beat.seq += 1;
-    let taken = u32::try_from(beat.held.len()).unwrap_or(u32::MAX);
-    let renew = beat.held.iter().map(|(attempt_id, token)| RenewEntry {
+    let taken = u32::try_from(beat.leases.len()).unwrap_or(u32::MAX);
+    let renew = beat.leases.iter().map(|(attempt_id, token)| RenewEntry {
         attempt_id: attempt_id.clone(),
         token: Some(token.clone()),
         ..RenewEntry::default()
     });
-    Some(framed(daemon_frame::Frame::Heartbeat(Heartbeat {
+    Some(wrap_frame(daemon_frame::Frame::Heartbeat(Heartbeat {
         seq: beat.seq,
         free_slots: beat.slots.saturating_sub(taken),
         status: DaemonStatus::Online.into(),

@@ -11,53 +11,53 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tokio::process::Child;
 
-use crate::client::Client;
-use crate::ports::quiet_port;
-use crate::processes::{Baton, DaemonProcess, spawn_relay};
-use crate::relay::read_token;
+use crate::client::TestClient;
+use crate::ports::unused_port;
+use crate::processes::{BatonExecutable, DaemonProcess, spawn_relay};
+use crate::relay::read_admin_token;
 
 /// Makes the directory a disk of its own, then becomes the program.
-const MOUNT: &str = r#"mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@""#;
-const FILLER: &str = "filler";
+const MOUNT_SCRIPT: &str = r#"mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@""#;
+const FILLER_FILE: &str = "filler";
 
 /// A daemon on a small disk.
 #[derive(Debug)]
-pub struct SmallDisk {
+pub struct SmallDiskDaemon {
     pub daemon: DaemonProcess,
-    pub room: Room,
+    pub disk_space: SmallDiskSpace,
 }
 
 /// A relay on a small disk.
 #[derive(Debug)]
-pub struct SmallRelay {
+pub struct SmallDiskRelay {
     child: Child,
-    admin: Client,
-    pub room: Room,
+    admin: TestClient,
+    pub disk_space: SmallDiskSpace,
     _dir: TempDir,
 }
 
 /// The disk as the test sees it. Clones see the same.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct SmallDiskSpace {
     /// Reached through a descriptor: a process that becomes itself anew has no root for a moment.
-    _held: Arc<File>,
+    _directory: Arc<File>,
     root: PathBuf,
 }
 
-impl SmallDisk {
+impl SmallDiskDaemon {
     /// None where this machine lets nobody mount anything; the reason is printed.
     pub async fn start(
-        baton: Baton,
+        baton: BatonExecutable,
         dir: &Path,
         (url, token): (&str, &str),
         mebibytes: u32,
     ) -> Option<Self> {
         let data = dir.join("small");
-        let wrapper = wrapper(&data, mebibytes)?;
+        let wrapper = mount_command_prefix(&data, mebibytes)?;
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
         let token_file = dir.join("credential");
         fs::write(&token_file, token).expect("a file can be written");
-        let daemon = DaemonProcess::start_in(baton, &data, &wrapper, |command| {
+        let daemon = DaemonProcess::start_in_directory(baton, &data, &wrapper, |command| {
             command
                 .args(["daemon", "--relay", url, "--name", "small", "--slots", "4"])
                 .args(["--drain", "5s", "--hold", "0s"])
@@ -65,41 +65,44 @@ impl SmallDisk {
                 .arg(&token_file);
         })
         .await;
-        let room = Room::of(daemon.pid(), &data);
-        Some(Self { daemon, room })
+        let room = SmallDiskSpace::of_process(daemon.pid(), &data);
+        Some(Self {
+            daemon,
+            disk_space: room,
+        })
     }
 }
 
-impl SmallRelay {
+impl SmallDiskRelay {
     /// None where this machine lets nobody mount anything; the reason is printed.
-    pub async fn start(baton: Baton, mebibytes: u32) -> Option<Self> {
+    pub async fn start(baton: BatonExecutable, mebibytes: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let data = dir.path().join("small");
-        let wrapper = wrapper(&data, mebibytes)?;
+        let wrapper = mount_command_prefix(&data, mebibytes)?;
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let listen = format!("127.0.0.1:{}", quiet_port());
+        let listen = format!("127.0.0.1:{}", unused_port());
         let child = spawn_relay(baton, &data, &wrapper, &listen, &[]).await;
-        let room = Room::of(child.id().expect("the relay runs"), &data);
-        let admin = Client::new(&format!("http://{listen}"), &read_token(&room.root));
+        let room = SmallDiskSpace::of_process(child.id().expect("the relay runs"), &data);
+        let admin = TestClient::new(&format!("http://{listen}"), &read_admin_token(&room.root));
         Some(Self {
             child,
             admin,
-            room,
+            disk_space: room,
             _dir: dir,
         })
     }
 
-    pub fn admin(&self) -> &Client {
+    pub fn admin(&self) -> &TestClient {
         &self.admin
     }
 
     /// Whether it still is the process that was started.
-    pub fn runs(&mut self) -> bool {
+    pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Whether it has become itself anew.
-    pub fn has_started_again(&self) -> bool {
+    pub fn has_restarted_itself(&self) -> bool {
         let pid = self.child.id().expect("the relay runs");
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mut variables = environment.split(|byte| *byte == 0);
@@ -107,14 +110,14 @@ impl SmallRelay {
     }
 }
 
-impl Room {
-    pub(crate) fn of(pid: u32, data: &Path) -> Self {
+impl SmallDiskSpace {
+    pub(crate) fn of_process(pid: u32, data: &Path) -> Self {
         let data = data.strip_prefix("/").expect("an absolute path");
         let root = Path::new(&format!("/proc/{pid}/root")).join(data);
         let held = File::open(root).expect("the disk is mounted");
         let root = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
-        let _held = Arc::new(held);
-        Self { _held, root }
+        let _directory = Arc::new(held);
+        Self { _directory, root }
     }
 
     /// A file of the server's.
@@ -123,39 +126,42 @@ impl Room {
     }
 
     /// What is free now.
-    pub fn left(&self) -> u64 {
+    pub fn free_bytes(&self) -> u64 {
         let disk = rustix::fs::statvfs(&self.root).expect("the disk is there");
         disk.f_bavail * disk.f_frsize
     }
 
     /// Leaves no free byte.
-    pub fn fill(&self) {
-        let mut filler = self.filler();
+    pub fn fill_disk(&self) {
+        let mut filler = self.open_filler();
         for size in [1 << 20, 4096, 1] {
             let block = vec![0; size];
-            while wrote(filler.write(&block)) {}
+            while has_written(filler.write(&block)) {}
         }
     }
 
     /// Leaves about so many free bytes.
-    pub fn leave(&self, bytes: u64) {
-        let mut filler = self.filler();
+    pub fn fill_until_free(&self, bytes: u64) {
+        let mut filler = self.open_filler();
         let block = vec![0; 1 << 16];
-        while self.left() > bytes && wrote(filler.write(&block)) {}
+        while self.free_bytes() > bytes && has_written(filler.write(&block)) {}
     }
 
-    pub fn free(&self) {
-        fs::remove_file(self.path(FILLER)).expect("it was filled");
+    pub fn remove_filler(&self) {
+        fs::remove_file(self.path(FILLER_FILE)).expect("it was filled");
     }
 
-    fn filler(&self) -> File {
+    fn open_filler(&self) -> File {
         let mut options = File::options();
-        let opened = options.create(true).append(true).open(self.path(FILLER));
+        let opened = options
+            .create(true)
+            .append(true)
+            .open(self.path(FILLER_FILE));
         opened.expect("there is room for a name")
     }
 }
 
-fn wrote(written: std::io::Result<usize>) -> bool {
+fn has_written(written: std::io::Result<usize>) -> bool {
     match written {
         Ok(written) => written > 0,
         Err(error) if error.kind() == ErrorKind::StorageFull => false,
@@ -164,7 +170,7 @@ fn wrote(written: std::io::Result<usize>) -> bool {
 }
 
 /// The words before a command line that runs it with `data` as a disk of its own.
-fn wrapper(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
+fn mount_command_prefix(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
     fs::create_dir_all(data).expect("a directory can be made");
     let size = format!("{mebibytes}m");
     let flags = if rustix::process::geteuid().is_root() {
@@ -175,17 +181,26 @@ fn wrapper(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
     let data = data
         .to_str()
         .expect("a temporary directory has a plain name");
-    let words = ["unshare", flags, "sh", "-c", MOUNT, "sh", &size, data];
-    match try_out(&words) {
+    let words = [
+        "unshare",
+        flags,
+        "sh",
+        "-c",
+        MOUNT_SCRIPT,
+        "sh",
+        &size,
+        data,
+    ];
+    match try_command_prefix(&words) {
         Ok(()) => Some(words.map(str::to_owned).into()),
         Err(reason) => {
-            skip(&reason);
+            report_skip(&reason);
             None
         }
     }
 }
 
-fn try_out(wrapper: &[&str]) -> Result<(), String> {
+fn try_command_prefix(wrapper: &[&str]) -> Result<(), String> {
     let tried = Command::new(wrapper[0])
         .args(&wrapper[1..])
         .arg("true")
@@ -198,6 +213,6 @@ fn try_out(wrapper: &[&str]) -> Result<(), String> {
 }
 
 #[expect(clippy::print_stderr, reason = "a test that was not run must say so")]
-fn skip(reason: &str) {
+fn report_skip(reason: &str) {
     eprintln!("skipped: a small disk cannot be mounted here: {reason}");
 }

@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use baton_proto::v1::{CommandSpec, RetryPolicy, TaskSpec, WhenUnsafe};
 
-use crate::census::{MARK, own};
+use crate::census::{MARKER_VARIABLE, process_marker};
 
 /// A command for real daemons; its processes carry `mark`.
-pub fn command(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
+pub fn command_task(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
     let argv = std::iter::once(program).chain(arguments.iter().copied());
     TaskSpec {
         agent: "command".to_owned(),
         command: Some(CommandSpec {
             argv: argv.map(str::to_owned).collect(),
         }),
-        env: [(MARK.to_owned(), own(mark))].into(),
+        env: [(MARKER_VARIABLE.to_owned(), process_marker(mark))].into(),
         ..TaskSpec::default()
     }
 }
 
 /// Work for the scripted daemon that offers `agent`.
-pub fn for_agent(agent: &str) -> TaskSpec {
+pub fn agent_task(agent: &str) -> TaskSpec {
     TaskSpec {
         agent: agent.to_owned(),
         prompt: "do it".to_owned(),
@@ -29,7 +29,7 @@ pub fn for_agent(agent: &str) -> TaskSpec {
 }
 
 /// Under a lease of this length, and run again at once after any loss.
-pub fn retried(spec: TaskSpec, lease: Duration) -> TaskSpec {
+pub fn with_retry_on_loss(spec: TaskSpec, lease: Duration) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(u64::try_from(lease.as_millis()).expect("a short lease")),
         retry: Some(RetryPolicy {

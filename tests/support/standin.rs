@@ -16,13 +16,13 @@ pub const CODING_AGENTS: [(&str, AgentWire, &str); 4] = [
 ];
 
 /// A script for an agent that is to know it before it has a prompt.
-const SCRIPT: &str = "STANDIN_SCRIPT";
+const SCRIPT_VARIABLE: &str = "STANDIN_SCRIPT";
 
 /// Those that can ask people.
 pub const ASKING_AGENTS: [&str; 3] = ["claude", "codex", "acp"];
 
 /// Every coding agent, played by `program`. `env` is the operator's.
-pub fn coding_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, AgentConfig> {
+pub fn standin_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, AgentConfig> {
     let env: BTreeMap<String, String> = env
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -33,7 +33,7 @@ pub fn coding_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, A
             program: program.into(),
             args: vec!["speak".into(), spoken.into()],
             env: env.clone(),
-            task_env: vec![SCRIPT.to_owned()],
+            task_env: vec![SCRIPT_VARIABLE.to_owned()],
         };
         (name.to_owned(), agent)
     });
@@ -41,7 +41,7 @@ pub fn coding_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, A
 }
 
 /// The same as a `daemon.toml`.
-pub fn coding_agents_file(program: &str, env: &[(&str, &str)]) -> String {
+pub fn standin_agents_toml(program: &str, env: &[(&str, &str)]) -> String {
     let env: Vec<String> = env
         .iter()
         .map(|(name, value)| format!("{name} = {value:?}"))
@@ -55,7 +55,7 @@ pub fn coding_agents_file(program: &str, env: &[(&str, &str)]) -> String {
             AgentWire::Acp => "kind = \"acp\"",
         };
         let args = format!("args = [\"speak\", {spoken:?}]");
-        let task_env = format!("task_env = [{SCRIPT:?}]");
+        let task_env = format!("task_env = [{SCRIPT_VARIABLE:?}]");
         format!(
             "[agents.{name}]\n{kind}\nprogram = {program:?}\n{args}\nenv = {{ {env} }}\n{task_env}\n"
         )
@@ -64,7 +64,7 @@ pub fn coding_agents_file(program: &str, env: &[(&str, &str)]) -> String {
 }
 
 /// A task whose prompt is the script. No retry: the first end is the end.
-pub fn played(agent: &str, script: &str) -> TaskSpec {
+pub fn scripted_task(agent: &str, script: &str) -> TaskSpec {
     TaskSpec {
         agent: agent.to_owned(),
         prompt: script.to_owned(),
@@ -77,10 +77,10 @@ pub fn played(agent: &str, script: &str) -> TaskSpec {
 }
 
 /// A task whose agent knows its script before it has a prompt.
-pub fn played_from_the_start(agent: &str, script: &str, prompt: &str) -> TaskSpec {
+pub fn scripted_task_with_prompt(agent: &str, script: &str, prompt: &str) -> TaskSpec {
     TaskSpec {
         prompt: prompt.to_owned(),
-        env: [(SCRIPT.to_owned(), script.to_owned())].into(),
-        ..played(agent, "")
+        env: [(SCRIPT_VARIABLE.to_owned(), script.to_owned())].into(),
+        ..scripted_task(agent, "")
     }
 }

@@ -17,50 +17,53 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
 /// Frames on their way through. Full: the tap waits, as the wire would.
-const FRAMES: usize = 256;
+const FRAME_QUEUE_LENGTH: usize = 256;
 
 /// One frame as it was seen.
 #[derive(Clone, Debug)]
-pub enum Taped {
-    Up(Box<DaemonFrame>),
-    Down(Box<RelayFrame>),
+pub enum TappedFrame {
+    FromDaemon(Box<DaemonFrame>),
+    FromRelay(Box<RelayFrame>),
 }
 
 /// Hears of every frame before it is passed on.
-pub type Listener = Arc<dyn Fn(Taped) + Send + Sync>;
+pub type FrameListener = Arc<dyn Fn(TappedFrame) + Send + Sync>;
 
 #[derive(Debug)]
-pub struct Tap {
+pub struct FrameTap {
     address: SocketAddr,
-    tape: Arc<Mutex<Vec<Taped>>>,
-    whole: watch::Sender<bool>,
+    recorded_frames: Arc<Mutex<Vec<TappedFrame>>>,
+    is_connected: watch::Sender<bool>,
     /// To the relay, by the newest stream.
-    up: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
+    to_relay: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
     _server: AbortOnDropHandle<()>,
 }
 
-impl Tap {
+impl FrameTap {
     /// Listens for daemons and dials the relay at `url` for each.
     pub async fn start(url: &str) -> Self {
         let tape = Arc::new(Mutex::new(Vec::new()));
         let kept = tape.clone();
         let keep = move |frame| lock(&kept).push(frame);
-        let tap = Self::telling(url, "127.0.0.1", Arc::new(keep)).await;
-        Self { tape, ..tap }
+        let tap = Self::start_with_listener(url, "127.0.0.1", Arc::new(keep)).await;
+        Self {
+            recorded_frames: tape,
+            ..tap
+        }
     }
 
     /// Keeps nothing and tells `listener`. Daemons find it at `host`, an address of this machine.
-    pub async fn telling(url: &str, host: &str, listener: Listener) -> Self {
+    pub async fn start_with_listener(url: &str, host: &str, listener: FrameListener) -> Self {
         let bound = TcpListener::bind((host, 0)).await.expect("a port is free");
         let address = bound.local_addr().expect("a bound socket has an address");
         let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
         let whole = watch::Sender::new(true);
         let up = Arc::default();
-        let wire = Wire {
+        let wire = TapService {
             relay: endpoint.tcp_nodelay(true).connect_lazy(),
             listener,
-            whole: whole.subscribe(),
-            up: Arc::clone(&up),
+            is_connected: whole.subscribe(),
+            to_relay: Arc::clone(&up),
         };
         let server = Server::builder()
             .add_service(DaemonLinkServer::new(wire))
@@ -68,9 +71,9 @@ impl Tap {
         let server = tokio::spawn(async move { server.await.expect("the tap serves") });
         Self {
             address,
-            tape: Arc::default(),
-            whole,
-            up,
+            recorded_frames: Arc::default(),
+            is_connected: whole,
+            to_relay: up,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -81,20 +84,20 @@ impl Tap {
 
     /// Breaks every stream and refuses new ones until `mend`.
     pub fn cut(&self) {
-        self.whole.send_replace(false);
+        self.is_connected.send_replace(false);
     }
 
-    pub fn mend(&self) {
-        self.whole.send_replace(true);
+    pub fn restore(&self) {
+        self.is_connected.send_replace(true);
     }
 
-    pub fn frames(&self) -> Vec<Taped> {
-        lock(&self.tape).clone()
+    pub fn frames(&self) -> Vec<TappedFrame> {
+        lock(&self.recorded_frames).clone()
     }
 
     /// Sends the relay a frame on the daemon's own stream, as a network that held it back for long would. False without a stream.
-    pub fn say_again(&self, frame: DaemonFrame) -> bool {
-        let up = lock(&self.up);
+    pub fn inject_frame(&self, frame: DaemonFrame) -> bool {
+        let up = lock(&self.to_relay);
         up.as_ref().is_some_and(|up| up.try_send(frame).is_ok())
     }
 }
@@ -104,28 +107,32 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[derive(Clone)]
-struct Wire {
+struct TapService {
     relay: Channel,
-    listener: Listener,
-    whole: watch::Receiver<bool>,
-    up: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
+    listener: FrameListener,
+    is_connected: watch::Receiver<bool>,
+    to_relay: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
 }
 
-impl Wire {
-    fn record(&self, frame: Taped) {
+impl TapService {
+    fn notify_listener(&self, frame: TappedFrame) {
         (self.listener)(frame);
     }
 
-    async fn broken(&self) {
-        let mut whole = self.whole.clone();
+    async fn until_cut(&self) {
+        let mut whole = self.is_connected.clone();
         // A tap that is gone has broken the wire as well.
         let _ = whole.wait_for(|whole| !whole).await;
     }
 
-    async fn carry_up(self, mut from: Streaming<DaemonFrame>, to: mpsc::Sender<DaemonFrame>) {
+    async fn forward_to_relay(
+        self,
+        mut from: Streaming<DaemonFrame>,
+        to: mpsc::Sender<DaemonFrame>,
+    ) {
         let copy = async {
             while let Ok(Some(frame)) = from.message().await {
-                self.record(Taped::Up(Box::new(frame.clone())));
+                self.notify_listener(TappedFrame::FromDaemon(Box::new(frame.clone())));
                 if to.send(frame).await.is_err() {
                     return;
                 }
@@ -133,13 +140,13 @@ impl Wire {
         };
         tokio::select! {
             () = copy => {}
-            () = self.broken() => {}
+            () = self.until_cut() => {}
         }
         // The stream ends when nobody can say anything on it any more.
-        lock(&self.up).take_if(|up| up.same_channel(&to));
+        lock(&self.to_relay).take_if(|up| up.same_channel(&to));
     }
 
-    async fn carry_down(
+    async fn forward_to_daemon(
         self,
         mut from: Streaming<RelayFrame>,
         to: mpsc::Sender<Result<RelayFrame, Status>>,
@@ -147,7 +154,7 @@ impl Wire {
         let copy = async {
             while let Some(frame) = from.next().await {
                 if let Ok(frame) = &frame {
-                    self.record(Taped::Down(Box::new(frame.clone())));
+                    self.notify_listener(TappedFrame::FromRelay(Box::new(frame.clone())));
                 }
                 if to.send(frame).await.is_err() {
                     return;
@@ -156,7 +163,7 @@ impl Wire {
         };
         tokio::select! {
             () = copy => {}
-            () = self.broken() => {
+            () = self.until_cut() => {
                 drop(to.send(Err(Status::unavailable("the wire is cut"))).await);
             }
         }
@@ -164,19 +171,19 @@ impl Wire {
 }
 
 #[tonic::async_trait]
-impl DaemonLink for Wire {
+impl DaemonLink for TapService {
     async fn link(
         &self,
         request: Request<Streaming<DaemonFrame>>,
     ) -> Result<Response<BoxStream<RelayFrame>>, Status> {
-        if !*self.whole.borrow() {
+        if !*self.is_connected.borrow() {
             return Err(Status::unavailable("the wire is cut"));
         }
         let token = request.metadata().get("authorization").cloned();
-        let (up, queue) = mpsc::channel(FRAMES);
-        *lock(&self.up) = Some(up.clone());
-        let (down, answers) = mpsc::channel(FRAMES);
-        tokio::spawn(self.clone().carry_up(request.into_inner(), up));
+        let (up, queue) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        *lock(&self.to_relay) = Some(up.clone());
+        let (down, answers) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        tokio::spawn(self.clone().forward_to_relay(request.into_inner(), up));
         let mut onward = Request::new(ReceiverStream::new(queue));
         if let Some(token) = token {
             onward.metadata_mut().insert("authorization", token);
@@ -184,7 +191,7 @@ impl DaemonLink for Wire {
         let opened = DaemonLinkClient::new(self.relay.clone())
             .link(onward)
             .await?;
-        tokio::spawn(self.clone().carry_down(opened.into_inner(), down));
+        tokio::spawn(self.clone().forward_to_daemon(opened.into_inner(), down));
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 }

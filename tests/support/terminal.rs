@@ -9,21 +9,21 @@ use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use tokio::process::Child;
 use tokio::sync::watch;
 
-use crate::patience::within;
-use crate::processes::Baton;
+use crate::patience::wait_within;
+use crate::processes::BatonExecutable;
 
 #[derive(Debug)]
-pub struct Terminal {
+pub struct PseudoTerminal {
     /// The end that a person sits at.
-    keys: File,
-    seen: watch::Receiver<String>,
+    keyboard: File,
+    shown_text: watch::Receiver<String>,
     /// How much of it was looked at.
-    read: usize,
+    read_length: usize,
     child: Child,
 }
 
-impl Terminal {
-    pub fn run(baton: Baton, data: &Path, arguments: &[&str]) -> Self {
+impl PseudoTerminal {
+    pub fn run(baton: BatonExecutable, data: &Path, arguments: &[&str]) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let keys = openpt(flags).expect("there are terminals");
         grantpt(&keys).expect("it is ours");
@@ -31,7 +31,7 @@ impl Terminal {
         let screen = ioctl_tiocgptpeer(&keys, flags).expect("it has another end");
         let stream = || screen.try_clone().expect("a descriptor can be copied");
         // A session of its own, whose terminal this is: otherwise a key could not become a signal.
-        let mut command = baton.wrapped(data, &["setsid", "--ctty"]);
+        let mut command = baton.command_with_prefix(data, &["setsid", "--ctty"]);
         command.args(arguments).env("TERM", "xterm");
         command
             .stdin(stream())
@@ -39,49 +39,49 @@ impl Terminal {
             .stderr(stream())
             .kill_on_drop(true);
         let child = command.spawn().expect("the executable can be started");
-        let (show, seen) = watch::channel(String::new());
-        let keys = File::from(keys);
-        let view = keys.try_clone().expect("a descriptor can be copied");
+        let (show, shown_text) = watch::channel(String::new());
+        let keyboard = File::from(keys);
+        let view = keyboard.try_clone().expect("a descriptor can be copied");
         // Reading a terminal cannot be called off; it ends when the command has let go of the other end.
-        std::thread::spawn(move || collect(view, &show));
+        std::thread::spawn(move || collect_output(view, &show));
         Self {
-            keys,
-            seen,
-            read: 0,
+            keyboard,
+            shown_text,
+            read_length: 0,
             child,
         }
     }
 
     /// Waits until this is shown, behind all that was waited for before.
-    pub async fn shows(&mut self, words: &str) {
-        let read = self.read;
-        let mut seen = self.seen.clone();
+    pub async fn wait_for_text(&mut self, words: &str) {
+        let read = self.read_length;
+        let mut seen = self.shown_text.clone();
         let shown = seen.wait_for(|seen| seen[read..].contains(words));
-        let seen = match tokio::time::timeout(crate::PATIENCE, shown).await {
+        let seen = match tokio::time::timeout(crate::TEST_TIMEOUT, shown).await {
             Ok(Ok(seen)) => seen.clone(),
             Ok(Err(_)) | Err(_) => panic!("{words:?} is not shown: {}", self.screen()),
         };
         let at = seen[read..].find(words).expect("it was found");
-        self.read = read + at + words.len();
+        self.read_length = read + at + words.len();
     }
 
     /// Everything that was ever shown.
     pub fn screen(&self) -> String {
-        self.seen.borrow().clone()
+        self.shown_text.borrow().clone()
     }
 
-    pub fn types(&mut self, keys: &str) {
-        let typed = self.keys.write_all(keys.as_bytes());
+    pub fn type_keys(&mut self, keys: &str) {
+        let typed = self.keyboard.write_all(keys.as_bytes());
         typed.expect("the command has not let go of its terminal");
     }
 
-    pub async fn ended(&mut self) -> Option<i32> {
-        let ended = within("the command to end", self.child.wait()).await;
+    pub async fn wait_for_exit(&mut self) -> Option<i32> {
+        let ended = wait_within("the command to end", self.child.wait()).await;
         ended.expect("it can be waited for").code()
     }
 }
 
-fn collect(mut view: File, show: &watch::Sender<String>) {
+fn collect_output(mut view: File, show: &watch::Sender<String>) {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     // A terminal whose other end is closed is an error, and the end.
     while let Ok(count @ 1..) = view.read(&mut buffer) {

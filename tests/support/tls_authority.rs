@@ -6,19 +6,19 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 /// Signs for whatever name it is asked to.
 #[derive(Debug)]
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
 }
 
 /// PEM files of one server.
 #[derive(Clone, Debug)]
-pub struct Certified {
+pub struct ServerCertificate {
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Its files go into `dir`, which is the caller's.
     pub fn new(dir: &Path) -> Self {
         let mut params = CertificateParams::default();
@@ -30,38 +30,38 @@ impl Authority {
             issuer: issuer.expect("an authority can sign itself"),
             dir: dir.to_owned(),
         };
-        write(&authority.file(), &authority.pem());
+        write_file(&authority.ca_file(), &authority.ca_pem());
         authority
     }
 
     /// What peers check certificates against.
-    pub fn pem(&self) -> String {
+    pub fn ca_pem(&self) -> String {
         let certificate: &rcgen::Certificate = self.issuer.as_ref();
         certificate.pem()
     }
 
-    pub fn file(&self) -> PathBuf {
+    pub fn ca_file(&self) -> PathBuf {
         self.dir.join("ca.pem")
     }
 
     /// A certificate for a host name or an address.
-    pub fn certify(&self, host: &str) -> Certified {
+    pub fn issue_certificate(&self, host: &str) -> ServerCertificate {
         let params = CertificateParams::new(vec![host.to_owned()]).expect("a host's name");
         let key = KeyPair::generate().expect("a key can be made");
         let certificate = params.signed_by(&key, &self.issuer);
-        let certified = Certified {
+        let certified = ServerCertificate {
             cert: self.dir.join(format!("{host}.pem")),
             key: self.dir.join(format!("{host}.key")),
         };
-        write(
+        write_file(
             &certified.cert,
             &certificate.expect("the authority signs").pem(),
         );
-        write(&certified.key, &key.serialize_pem());
+        write_file(&certified.key, &key.serialize_pem());
         certified
     }
 }
 
-fn write(file: &Path, text: &str) {
+fn write_file(file: &Path, text: &str) {
     std::fs::write(file, text).expect("a file can be written");
 }

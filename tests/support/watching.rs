@@ -5,32 +5,32 @@ use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{TaskEvent, TaskEventKind, TaskState, WatchTaskRequest, WatchTaskResponse};
 use tonic::{Status, Streaming};
 
-use crate::client::Client;
-use crate::patience::{PATIENCE, within};
+use crate::client::TestClient;
+use crate::patience::{TEST_TIMEOUT, wait_within};
 
 #[derive(Debug)]
-pub struct Watch {
+pub struct TaskWatch {
     stream: Streaming<WatchTaskResponse>,
     /// Everything seen so far.
     pub events: Vec<TaskEvent>,
     /// How many of them came before CaughtUp; none until it came.
-    pub history: Option<usize>,
+    pub history_length: Option<usize>,
     revision: u64,
 }
 
-impl Watch {
-    pub async fn open(client: &Client, task_id: &str, after: u64) -> Result<Self, Status> {
+impl TaskWatch {
+    pub async fn open(client: &TestClient, task_id: &str, after: u64) -> Result<Self, Status> {
         let request = WatchTaskRequest {
             task_id: task_id.to_owned(),
             from_revision: after,
             ..WatchTaskRequest::default()
         };
         let mut tasks = client.tasks();
-        let opened = within("a watch to open", tasks.watch(request)).await?;
+        let opened = wait_within("a watch to open", tasks.watch(request)).await?;
         Ok(Self {
             stream: opened.into_inner(),
             events: Vec::new(),
-            history: None,
+            history_length: None,
             revision: after,
         })
     }
@@ -54,8 +54,8 @@ impl Watch {
                     return Ok(Some(event));
                 }
                 Some(Item::CaughtUp(_)) => {
-                    assert_eq!(self.history, None, "CaughtUp comes once");
-                    self.history = Some(self.events.len());
+                    assert_eq!(self.history_length, None, "CaughtUp comes once");
+                    self.history_length = Some(self.events.len());
                 }
                 Some(Item::Lagged(lagged)) => panic!("a test's watch was too slow: {lagged:?}"),
                 Some(Item::HistoryCut(cut)) => panic!("a test's history was cut: {cut:?}"),
@@ -64,12 +64,16 @@ impl Watch {
     }
 
     /// The first event, seen already or yet to come, that is wanted.
-    pub async fn until(&mut self, what: &str, wanted: impl Fn(&TaskEvent) -> bool) -> TaskEvent {
+    pub async fn wait_for_event(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&TaskEvent) -> bool,
+    ) -> TaskEvent {
         if let Some(seen) = self.events.iter().find(|event| wanted(event)) {
             return seen.clone();
         }
         loop {
-            match self.patient_next(what).await {
+            match self.next_within_timeout(what).await {
                 Some(event) if wanted(&event) => return event,
                 Some(_) => {}
                 None => panic!("the watch ended before {what}: {:#?}", self.events),
@@ -78,26 +82,30 @@ impl Watch {
     }
 
     /// The next event; a panic that shows what there was when none comes.
-    async fn patient_next(&mut self, what: &str) -> Option<TaskEvent> {
-        match tokio::time::timeout(PATIENCE, self.next()).await {
+    async fn next_within_timeout(&mut self, what: &str) -> Option<TaskEvent> {
+        match tokio::time::timeout(TEST_TIMEOUT, self.next()).await {
             Ok(event) => event.expect("the watch goes on"),
             Err(_) => panic!("waited in vain for {what} after {:#?}", self.events),
         }
     }
 
-    pub async fn until_kind(&mut self, kind: TaskEventKind) -> TaskEvent {
-        self.until(&format!("{kind:?}"), |event| event.kind() == kind)
+    pub async fn wait_for_kind(&mut self, kind: TaskEventKind) -> TaskEvent {
+        self.wait_for_event(&format!("{kind:?}"), |event| event.kind() == kind)
             .await
     }
 
-    pub async fn until_state(&mut self, state: TaskState) -> TaskEvent {
-        self.until(&format!("{state:?}"), |event| event.task_state() == state)
+    pub async fn wait_for_state(&mut self, state: TaskState) -> TaskEvent {
+        self.wait_for_event(&format!("{state:?}"), |event| event.task_state() == state)
             .await
     }
 
     /// All events, to the end of the watch.
-    pub async fn to_end(mut self) -> Vec<TaskEvent> {
-        while self.patient_next("the end of the watch").await.is_some() {}
+    pub async fn collect_to_end(mut self) -> Vec<TaskEvent> {
+        while self
+            .next_within_timeout("the end of the watch")
+            .await
+            .is_some()
+        {}
         self.events
     }
 }

@@ -14,55 +14,55 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Which packets arrive. Those that do not are held back and not lost, as TCP would send them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passing {
+pub enum PassedTraffic {
     Both,
     /// Only from the daemon to the relay: the daemon is deaf.
-    Up,
+    ToRelayOnly,
     /// Neither way, and no word of it to anybody.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Up,
-    Down,
+enum TrafficDirection {
+    ToRelay,
+    ToDaemon,
 }
 
-impl Passing {
-    fn lets(self, way: Way) -> bool {
+impl PassedTraffic {
+    fn passes(self, way: TrafficDirection) -> bool {
         match self {
             Self::Both => true,
-            Self::Up => way == Way::Up,
+            Self::ToRelayOnly => way == TrafficDirection::ToRelay,
             Self::Nothing => false,
         }
     }
 }
 
 #[derive(Debug)]
-pub struct Wire {
+pub struct TcpProxy {
     address: SocketAddr,
-    passing: watch::Sender<Passing>,
-    cuts: watch::Sender<u64>,
-    accepted: Arc<AtomicUsize>,
+    passed_traffic: watch::Sender<PassedTraffic>,
+    cut_count: watch::Sender<u64>,
+    accepted_connections: Arc<AtomicUsize>,
     _server: AbortOnDropHandle<()>,
 }
 
 /// What each connection needs to know.
 #[derive(Clone, Debug)]
-struct Nature {
+struct ProxySettings {
     relay: String,
-    passing: watch::Receiver<Passing>,
-    cuts: watch::Receiver<u64>,
-    idle: Option<Duration>,
+    passed_traffic: watch::Receiver<PassedTraffic>,
+    cut_count: watch::Receiver<u64>,
+    idle_limit: Option<Duration>,
 }
 
-impl Wire {
-    pub async fn to(url: &str) -> Self {
+impl TcpProxy {
+    pub async fn start_to(url: &str) -> Self {
         Self::start(url, None).await
     }
 
     /// Ends connections that carry nothing for so long.
-    pub async fn that_kills_idle(url: &str, idle: Duration) -> Self {
+    pub async fn start_with_idle_limit(url: &str, idle: Duration) -> Self {
         Self::start(url, Some(idle)).await
     }
 
@@ -73,20 +73,23 @@ impl Wire {
         let address = listener
             .local_addr()
             .expect("a bound socket has an address");
-        let (passing, cuts) = (watch::Sender::new(Passing::Both), watch::Sender::new(0));
+        let (passing, cuts) = (
+            watch::Sender::new(PassedTraffic::Both),
+            watch::Sender::new(0),
+        );
         let accepted = Arc::new(AtomicUsize::new(0));
-        let nature = Nature {
+        let nature = ProxySettings {
             relay: url.trim_start_matches("http://").to_owned(),
-            passing: passing.subscribe(),
-            cuts: cuts.subscribe(),
-            idle,
+            passed_traffic: passing.subscribe(),
+            cut_count: cuts.subscribe(),
+            idle_limit: idle,
         };
-        let server = tokio::spawn(serve(listener, nature, accepted.clone()));
+        let server = tokio::spawn(accept_connections(listener, nature, accepted.clone()));
         Self {
             address,
-            passing,
-            cuts,
-            accepted,
+            passed_traffic: passing,
+            cut_count: cuts,
+            accepted_connections: accepted,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -95,37 +98,41 @@ impl Wire {
         format!("http://{}", self.address)
     }
 
-    pub fn let_pass(&self, passing: Passing) {
-        self.passing.send_replace(passing);
+    pub fn set_passed_traffic(&self, passing: PassedTraffic) {
+        self.passed_traffic.send_replace(passing);
     }
 
     /// Breaks every connection that there is; new ones are made as before.
-    pub fn cut(&self) {
-        self.cuts.send_modify(|cuts| *cuts += 1);
+    pub fn cut_connections(&self) {
+        self.cut_count.send_modify(|cuts| *cuts += 1);
     }
 
     /// Connections made so far.
-    pub fn connections(&self) -> usize {
-        self.accepted.load(Ordering::Relaxed)
+    pub fn connection_count(&self) -> usize {
+        self.accepted_connections.load(Ordering::Relaxed)
     }
 }
 
-async fn serve(listener: TcpListener, nature: Nature, accepted: Arc<AtomicUsize>) {
+async fn accept_connections(
+    listener: TcpListener,
+    nature: ProxySettings,
+    accepted: Arc<AtomicUsize>,
+) {
     // Dropped with the wire: what still goes through it ends.
     let mut open = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
             Ok((daemon, _)) = listener.accept() => {
                 accepted.fetch_add(1, Ordering::Relaxed);
-                open.spawn(connection(daemon, nature.clone()));
+                open.spawn(forward_connection(daemon, nature.clone()));
             }
             Some(_) = open.join_next() => {}
         }
     }
 }
 
-async fn connection(daemon: TcpStream, mut nature: Nature) {
-    nature.cuts.mark_unchanged();
+async fn forward_connection(daemon: TcpStream, mut nature: ProxySettings) {
+    nature.cut_count.mark_unchanged();
     let Ok(relay) = TcpStream::connect(&nature.relay).await else {
         return;
     };
@@ -137,30 +144,46 @@ async fn connection(daemon: TcpStream, mut nature: Nature) {
     let ((from_daemon, to_daemon), (from_relay, to_relay)) =
         (daemon.into_split(), relay.into_split());
     let carried = Arc::new(Notify::new());
-    let up = carry(from_daemon, to_relay, Way::Up, &nature, &carried);
-    let down = carry(from_relay, to_daemon, Way::Down, &nature, &carried);
-    let mut cuts = nature.cuts.clone();
+    let up = forward_bytes(
+        from_daemon,
+        to_relay,
+        TrafficDirection::ToRelay,
+        &nature,
+        &carried,
+    );
+    let down = forward_bytes(
+        from_relay,
+        to_daemon,
+        TrafficDirection::ToDaemon,
+        &nature,
+        &carried,
+    );
+    let mut cuts = nature.cut_count.clone();
     tokio::select! {
         _ = async { tokio::join!(up, down) } => {}
         // A wire that is gone has broken, too.
         _ = cuts.changed() => {}
-        () = quiet(nature.idle, &carried) => {}
+        () = wait_until_idle(nature.idle_limit, &carried) => {}
     }
 }
 
 /// Copies one way while that passes, the end of the stream too.
-async fn carry(
+async fn forward_bytes(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    way: Way,
-    nature: &Nature,
+    way: TrafficDirection,
+    nature: &ProxySettings,
     carried: &Notify,
 ) {
-    let mut passing = nature.passing.clone();
+    let mut passing = nature.passed_traffic.clone();
     let mut bytes = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut bytes).await.unwrap_or(0);
-        if passing.wait_for(|passing| passing.lets(way)).await.is_err() {
+        if passing
+            .wait_for(|passing| passing.passes(way))
+            .await
+            .is_err()
+        {
             return;
         }
         carried.notify_one();
@@ -175,7 +198,7 @@ async fn carry(
 }
 
 /// Returns when nothing was carried for `idle`.
-async fn quiet(idle: Option<Duration>, carried: &Notify) {
+async fn wait_until_idle(idle: Option<Duration>, carried: &Notify) {
     let Some(idle) = idle else {
         return std::future::pending().await;
     };

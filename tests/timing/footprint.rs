@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use baton_proto::v1::{Role, TaskState};
-use baton_tests::{DaemonProcess, RelayProcess, command, together};
+use baton_tests::{DaemonProcess, RelayProcess, command_task, join_all};
 
 use crate::BATON;
 
-const IDLE_KIB: u64 = 30 * 1024;
-const EACH_KIB: u64 = 2 * 1024;
+const IDLE_DAEMON_KIB: u64 = 30 * 1024;
+const PER_ATTEMPT_KIB: u64 = 2 * 1024;
 const ATTEMPTS: usize = 16;
 
 /// Pages in memory, those of the executable's file too.
@@ -21,7 +21,7 @@ fn resident_kib(pid: u32) -> u64 {
 }
 
 /// Debug information and unoptimized code are mapped too.
-fn allowance() -> u64 {
+fn debug_build_allowance() -> u64 {
     if cfg!(debug_assertions) { 3 } else { 1 }
 }
 
@@ -29,45 +29,50 @@ fn allowance() -> u64 {
 async fn an_idle_daemon_is_small_and_idle_attempts_hardly_add_to_it() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, token) = client.make_token("", Role::Daemon).await;
+    let (_, token) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let slots = ATTEMPTS.to_string();
     let more = ["--slots", &*slots];
-    let daemon = start(dir.path(), client.url(), &token, &more).await;
+    let daemon = start_daemon(dir.path(), client.url(), &token, &more).await;
     client
-        .until_daemon("weighed", baton_proto::v1::DaemonState::Online)
+        .wait_for_daemon_state("weighed", baton_proto::v1::DaemonState::Online)
         .await;
     let idle = resident_kib(daemon.pid());
-    let nap = || command("sh", &["-c", "echo up; exec sleep 600"], "weighed");
+    let nap = || command_task("sh", &["-c", "echo up; exec sleep 600"], "weighed");
     // The first one brings in code that all of them use.
     let first = client.submit(nap()).await;
-    running(&client, &first.task_id).await;
+    wait_until_running(&client, &first.task_id).await;
     let one = resident_kib(daemon.pid());
-    let more = together((1..ATTEMPTS).map(|_| client.submit(nap()))).await;
+    let more = join_all((1..ATTEMPTS).map(|_| client.submit(nap()))).await;
     for task in &more {
-        running(&client, &task.task_id).await;
+        wait_until_running(&client, &task.task_id).await;
     }
     let all = resident_kib(daemon.pid());
     let each = all.saturating_sub(one) / (ATTEMPTS as u64 - 1);
     println!(
         "daemon: idle {idle} KiB, with one attempt {one} KiB, with {ATTEMPTS} {all} KiB, each further one {each} KiB"
     );
-    assert!(idle < IDLE_KIB * allowance(), "{idle} KiB");
-    assert!(each < EACH_KIB, "{each} KiB");
+    assert!(
+        idle < IDLE_DAEMON_KIB * debug_build_allowance(),
+        "{idle} KiB"
+    );
+    assert!(each < PER_ATTEMPT_KIB, "{each} KiB");
     for task in more.iter().chain([&first]) {
         client.cancel(&task.task_id).await;
-        client.until_state(&task.task_id, TaskState::Canceled).await;
+        client
+            .wait_for_state(&task.task_id, TaskState::Canceled)
+            .await;
     }
 }
 
-async fn start(dir: &Path, url: &str, token: &str, more: &[&str]) -> DaemonProcess {
+async fn start_daemon(dir: &Path, url: &str, token: &str, more: &[&str]) -> DaemonProcess {
     DaemonProcess::start_with(BATON, dir, "weighed", (url, token), more).await
 }
 
-async fn running(client: &baton_tests::Client, task_id: &str) {
+async fn wait_until_running(client: &baton_tests::TestClient, task_id: &str) {
     let mut watch = client.watch(task_id).await;
     watch
-        .until("its first output", |event| {
+        .wait_for_event("its first output", |event| {
             event.phase() == baton_proto::v1::LifecyclePhase::FirstVisibleEventSeen
         })
         .await;

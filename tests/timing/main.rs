@@ -16,10 +16,10 @@ mod stopped_relay;
 mod stopping;
 mod timers;
 
-use baton_tests::{Baton, Relay};
+use baton_tests::{BatonExecutable, EmbeddedRelay};
 use tokio::task::JoinSet;
 
-const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
 
 /// What "at most" may be exceeded by.
@@ -31,18 +31,18 @@ fn allowance_ms() -> u64 {
 }
 
 /// A bound that is stated without the 250 ms.
-fn widened(ms: u64) -> u64 {
+fn widened_limit_ms(ms: u64) -> u64 {
     ms + allowance_ms() - 250.min(allowance_ms())
 }
 
 /// Clocks are read one after the other and cut to milliseconds, and a busy machine may stop a process in between.
-fn early_ms() -> u64 {
+fn early_tolerance_ms() -> u64 {
     if allowance_ms() > 250 { 50 } else { 2 }
 }
 
 fn assert_not_before(what: &str, took: u64, limit: u64) {
     assert!(
-        took + early_ms() >= limit,
+        took + early_tolerance_ms() >= limit,
         "{what} ended after {took} ms, before its limit of {limit} ms"
     );
 }
@@ -61,11 +61,11 @@ fn assert_within(what: &str, took: u64, limit: u64, added: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn timers_cancel_and_refusals_keep_their_times() {
-    let relay = Relay::start().await;
-    let daemon = relay.real_daemon().await;
+    let relay = EmbeddedRelay::start().await;
+    let daemon = relay.start_daemon().await;
     let mut cases = JoinSet::new();
-    timers::spawn(&relay, &mut cases).await;
-    promises::spawn(&relay, &mut cases);
+    timers::spawn_cases(&relay, &mut cases).await;
+    promises::spawn_cases(&relay, &mut cases);
     let mut failures = 0;
     while let Some(ended) = cases.join_next().await {
         // The panic itself has been printed already.

@@ -8,19 +8,20 @@ use baton_proto::v1::{
     TaskState,
 };
 use baton_tests::{
-    Client, Relay, command, for_agent, marked, marked_gone, poll_until, recorded_ms,
+    EmbeddedRelay, TestClient, agent_task, command_task, marked_processes, poll_until, recorded_ms,
+    wait_until_marked_gone,
 };
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 
-use crate::{STANDIN, widened};
+use crate::{STANDIN, widened_limit_ms};
 
-const CANCEL_REACHES: u64 = 200;
-const FAIL_FAST: u64 = 100;
-const CLEANUP_TERM: u64 = 500;
-const AFTER_CLEANUP: u64 = 1_000;
+const CANCEL_REACHES_CHILD_MS: u64 = 200;
+const FAIL_FAST_MS: u64 = 100;
+const CLEANUP_TERM_MS: u64 = 500;
+const AFTER_CLEANUP_MS: u64 = 1_000;
 
-pub(crate) fn spawn(relay: &Relay, cases: &mut JoinSet<()>) {
+pub(crate) fn spawn_cases(relay: &EmbeddedRelay, cases: &mut JoinSet<()>) {
     let client = relay.admin().clone();
     cases.spawn(cancel_reaches_a_running_child(client.clone()));
     cases.spawn(a_stubborn_family_is_gone(client.clone()));
@@ -33,10 +34,10 @@ fn boottime_ms() -> u64 {
 }
 
 /// From the relay's record of the request to the child's own note of the signal: both by this machine's wall clock.
-async fn cancel_reaches_a_running_child(client: Client) {
+async fn cancel_reaches_a_running_child(client: TestClient) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let noted = dir.path().join("term");
-    let spec = command(
+    let spec = command_task(
         STANDIN,
         &["note-term", &noted.display().to_string(), "pause"],
         "reached",
@@ -44,15 +45,15 @@ async fn cancel_reaches_a_running_child(client: Client) {
     let task = client.submit(spec).await;
     let mut watch = client.watch(&task.task_id).await;
     watch
-        .until("output", |event| event.state() == AttemptState::Streaming)
+        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
         .await;
     client.cancel(&task.task_id).await;
-    let requested = watch.until_kind(TaskEventKind::CancelRequested).await;
-    watch.until_state(TaskState::Canceled).await;
+    let requested = watch.wait_for_kind(TaskEventKind::CancelRequested).await;
+    watch.wait_for_state(TaskState::Canceled).await;
     let took = read_ms(&noted).saturating_sub(recorded_ms(&requested));
     println!("cancel reached its child after {took} ms");
     assert!(
-        took < widened(CANCEL_REACHES),
+        took < widened_limit_ms(CANCEL_REACHES_CHILD_MS),
         "cancel took {took} ms to reach its child"
     );
 }
@@ -62,13 +63,13 @@ fn read_ms(file: &Path) -> u64 {
     text.trim().parse().expect("the child noted a time")
 }
 
-async fn a_stubborn_family_is_gone(client: Client) {
+async fn a_stubborn_family_is_gone(client: TestClient) {
     let spec = TaskSpec {
         profile: Some(DeadlineProfile {
-            cleanup_term_ms: Some(CLEANUP_TERM),
+            cleanup_term_ms: Some(CLEANUP_TERM_MS),
             ..DeadlineProfile::default()
         }),
-        ..command(
+        ..command_task(
             STANDIN,
             &["orphan", "grandchild", "ignore-term", "pause"],
             "stubborn",
@@ -76,29 +77,29 @@ async fn a_stubborn_family_is_gone(client: Client) {
     };
     let task = client.submit(spec).await;
     poll_until("three stubborn processes", || {
-        (marked("stubborn").len() >= 3).then_some(())
+        (marked_processes("stubborn").len() >= 3).then_some(())
     })
     .await;
     let asked = boottime_ms();
     client.cancel(&task.task_id).await;
-    marked_gone("stubborn").await;
+    wait_until_marked_gone("stubborn").await;
     let took = boottime_ms() - asked;
     println!("a stubborn family was gone after {took} ms");
     assert!(
-        took < widened(CLEANUP_TERM + AFTER_CLEANUP),
+        took < widened_limit_ms(CLEANUP_TERM_MS + AFTER_CLEANUP_MS),
         "they lived for {took} ms"
     );
 }
 
-async fn fail_fast_is_fast(client: Client) {
+async fn fail_fast_is_fast(client: TestClient) {
     // The connection is made first; the promise is about the answer.
-    client.info().await;
+    client.relay_info().await;
     let asked = boottime_ms();
     let refused = client
         .try_submit(SubmitRequest {
             spec: Some(TaskSpec {
                 dispatch_policy: DispatchPolicy::FailFast.into(),
-                ..for_agent("nobody has it")
+                ..agent_task("nobody has it")
             }),
             ..SubmitRequest::default()
         })
@@ -107,5 +108,8 @@ async fn fail_fast_is_fast(client: Client) {
     let code = refused.map(|_| ()).expect_err("nobody can take it").code();
     assert_eq!(code, tonic::Code::Unavailable);
     println!("fail_fast was refused after {took} ms");
-    assert!(took < widened(FAIL_FAST), "fail_fast took {took} ms");
+    assert!(
+        took < widened_limit_ms(FAIL_FAST_MS),
+        "fail_fast took {took} ms"
+    );
 }

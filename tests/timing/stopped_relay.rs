@@ -7,8 +7,9 @@ use std::time::Duration;
 use baton_daemon::Clock;
 use baton_proto::v1::{AttemptState, Role, TaskEvent, TaskSpec, TaskState, Termination};
 use baton_tests::{
-    Client, DaemonProcess, RelayProcess, Watched, boottime, by_attempt, command, first_began,
-    is_stopped, poll_until, retried, signal,
+    DaemonProcess, RelayProcess, TestClient, WatchedProcesses, boottime, command_task,
+    earliest_start_time, is_stopped, poll_until, processes_by_attempt, send_signal,
+    with_retry_on_loss,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -18,34 +19,34 @@ use crate::{BATON, allowance_ms};
 /// A relay's default, and its share of a short lease.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// What the relay adds to a lease.
-const GRACE: Duration = Duration::from_secs(5);
+const LEASE_GRACE: Duration = Duration::from_secs(5);
 
 /// Long enough that the answer to a renewal, a heartbeat late, is in time on a busy machine.
-const RIDDEN_OUT: Duration = Duration::from_secs(12);
+const LEASE_OUTLASTING_STOP: Duration = Duration::from_secs(12);
 /// The shortest that the relay grants.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORTEST_LEASE: Duration = Duration::from_secs(5);
 
-fn ttl(short: Duration) -> Duration {
+fn configured_ttl(short: Duration) -> Duration {
     std::env::var("BATON_TTL").map_or(short, |seconds| {
         Duration::from_secs(seconds.parse().expect("BATON_TTL is a number"))
     })
 }
 
 /// A relay, a daemon, and the files that their children wait for.
-struct Scene {
+struct StoppedRelayFixture {
     relay: RelayProcess,
     secret: String,
     _daemon: DaemonProcess,
     dir: TempDir,
 }
 
-impl Scene {
+impl StoppedRelayFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let client = relay.admin();
-        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let (_, secret) = client.create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().expect("a directory");
-        let daemon = daemon(client, dir.path(), "worker", &secret).await;
+        let daemon = start_daemon(client, dir.path(), "worker", &secret).await;
         Self {
             relay,
             secret,
@@ -56,57 +57,60 @@ impl Scene {
 
     /// One that takes whatever is free.
     async fn other_daemon(&self) -> DaemonProcess {
-        daemon(self.client(), self.dir.path(), "other", &self.secret).await
+        start_daemon(self.client(), self.dir.path(), "other", &self.secret).await
     }
 
-    fn client(&self) -> &Client {
+    fn client(&self) -> &TestClient {
         self.relay.admin()
     }
 
     /// A task whose child speaks twice: when it begins and when `file` is there.
-    fn waits_for(&self, file: &str, mark: &str) -> TaskSpec {
+    fn task_until_file(&self, file: &str, mark: &str) -> TaskSpec {
         let file = self.dir.path().join(file);
         let script = format!(
             "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished",
             file.display()
         );
-        command("sh", &["-c", &script], mark)
+        command_task("sh", &["-c", &script], mark)
     }
 
-    fn tell(&self, file: &str) {
+    fn create_file(&self, file: &str) {
         std::fs::write(self.dir.path().join(file), "").expect("a file can be written");
     }
 
-    async fn at_work(&self, spec: TaskSpec) -> Watched {
+    async fn start_watched_attempt(&self, spec: TaskSpec) -> WatchedProcesses {
         let task_id = self.client().submit(spec).await.task_id;
-        let attempt_id = self.speaks(&task_id, 1).await;
-        let living = by_attempt();
-        Watched::new(&task_id, &attempt_id, &living[&attempt_id])
+        let attempt_id = self.wait_for_output(&task_id, 1).await;
+        let living = processes_by_attempt();
+        WatchedProcesses::new(&task_id, &attempt_id, &living[&attempt_id])
     }
 
     /// Waits until this attempt's child speaks; the attempt's id.
-    async fn speaks(&self, task_id: &str, number: u32) -> String {
+    async fn wait_for_output(&self, task_id: &str, number: u32) -> String {
         let streams = |event: &TaskEvent| {
             event.attempt_number == number && event.state() == AttemptState::Streaming
         };
         let mut watch = self.client().watch(task_id).await;
-        watch.until("the child to speak", streams).await.attempt_id
+        watch
+            .wait_for_event("the child to speak", streams)
+            .await
+            .attempt_id
     }
 
     /// The relay stands still for so long; returns when it began to.
-    async fn stand_still(&self, span: Duration, meanwhile: impl FnOnce()) -> Duration {
+    async fn stop_relay_for(&self, span: Duration, meanwhile: impl FnOnce()) -> Duration {
         let pid = self.relay.pid();
-        signal(pid, Signal::STOP);
+        send_signal(pid, Signal::STOP);
         poll_until("the relay to stop", || is_stopped(pid).then_some(())).await;
         let since = boottime();
         meanwhile();
-        pass(since + span).await;
-        signal(pid, Signal::CONT);
+        sleep_until_boottime(since + span).await;
+        send_signal(pid, Signal::CONT);
         since
     }
 
-    async fn assert_goes_on(&self, at_work: &Watched) {
-        assert!(!at_work.is_over(), "{} ended", at_work.attempt_id);
+    async fn assert_still_running(&self, at_work: &WatchedProcesses) {
+        assert!(!at_work.has_ended(), "{} ended", at_work.attempt_id);
         let task = self.client().get(&at_work.task_id).await;
         let attempts: Vec<&str> = task.attempts.iter().map(|one| &*one.attempt_id).collect();
         assert_eq!(attempts, [at_work.attempt_id.as_str()]);
@@ -115,22 +119,25 @@ impl Scene {
 
     async fn assert_completes(&self, task_id: &str, attempts: usize) {
         let client = self.client();
-        client.until_state(task_id, TaskState::Completed).await;
+        client.wait_for_state(task_id, TaskState::Completed).await;
         let task = client.get(task_id).await;
         assert_eq!(task.attempts.len(), attempts, "{task:#?}");
         let last = task.attempts.last().expect("there was one");
         assert_eq!(last.termination(), Termination::Confirmed);
-        assert_eq!(client.output(task_id).await, b"begun\nfinished\n");
+        assert_eq!(
+            client.read_output_to_end(task_id).await,
+            b"begun\nfinished\n"
+        );
     }
 }
 
-async fn daemon(client: &Client, dir: &Path, name: &str, secret: &str) -> DaemonProcess {
+async fn start_daemon(client: &TestClient, dir: &Path, name: &str, secret: &str) -> DaemonProcess {
     let more = ["--slots", "8"];
     DaemonProcess::start_with(BATON, dir, name, (client.url(), secret), &more).await
 }
 
 /// What is measured is how long something lasts: here nothing else tells that the time has come.
-async fn pass(until: Duration) {
+async fn sleep_until_boottime(until: Duration) {
     let clock = Clock::boot();
     let left = until.saturating_sub(boottime());
     clock.sleep_until(clock.now().after(left)).await;
@@ -138,21 +145,25 @@ async fn pass(until: Duration) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_stands_still_for_a_lease_less_two_heartbeats_ends_nothing() {
-    let scene = Scene::start().await;
-    let ttl = ttl(RIDDEN_OUT);
+    let scene = StoppedRelayFixture::start().await;
+    let ttl = configured_ttl(LEASE_OUTLASTING_STOP);
     let span = ttl - 2 * HEARTBEAT.min(ttl / 3);
     let mut at_work = Vec::new();
     for number in 0..4 {
-        let spec = scene.waits_for("end", &format!("ridden-out-{number}"));
-        at_work.push(scene.at_work(retried(spec, ttl)).await);
+        let spec = scene.task_until_file("end", &format!("ridden-out-{number}"));
+        at_work.push(
+            scene
+                .start_watched_attempt(with_retry_on_loss(spec, ttl))
+                .await,
+        );
     }
-    let since = scene.stand_still(span, || {}).await;
+    let since = scene.stop_relay_for(span, || {}).await;
     // Whatever was not renewed since then is over by then, for the worker and for the relay.
-    pass(since + ttl + GRACE + Duration::from_millis(allowance_ms())).await;
+    sleep_until_boottime(since + ttl + LEASE_GRACE + Duration::from_millis(allowance_ms())).await;
     for one in &at_work {
-        scene.assert_goes_on(one).await;
+        scene.assert_still_running(one).await;
     }
-    scene.tell("end");
+    scene.create_file("end");
     for one in &at_work {
         scene.assert_completes(&one.task_id, 1).await;
     }
@@ -164,38 +175,52 @@ async fn a_relay_that_stands_still_for_a_lease_less_two_heartbeats_ends_nothing(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_stands_still_for_two_leases_finds_all_dead_in_time_and_takes_their_results() {
-    let scene = Scene::start().await;
-    let ttl = ttl(SHORT);
+    let scene = StoppedRelayFixture::start().await;
+    let ttl = configured_ttl(SHORTEST_LEASE);
     let (mut over, mut results, mut longer) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..3 {
-        let spec = scene.waits_for("end", &format!("over-{number}"));
-        over.push(scene.at_work(retried(spec, ttl)).await);
+        let spec = scene.task_until_file("end", &format!("over-{number}"));
+        over.push(
+            scene
+                .start_watched_attempt(with_retry_on_loss(spec, ttl))
+                .await,
+        );
     }
     for number in 0..2 {
-        let spec = scene.waits_for("in-time", &format!("result-{number}"));
-        results.push(scene.at_work(retried(spec, ttl)).await);
+        let spec = scene.task_until_file("in-time", &format!("result-{number}"));
+        results.push(
+            scene
+                .start_watched_attempt(with_retry_on_loss(spec, ttl))
+                .await,
+        );
         // Renewed in time: they have twice as long as the relay is away.
-        let spec = scene.waits_for("end", &format!("longer-{number}"));
-        longer.push(scene.at_work(retried(spec, 4 * ttl)).await);
+        let spec = scene.task_until_file("end", &format!("longer-{number}"));
+        longer.push(
+            scene
+                .start_watched_attempt(with_retry_on_loss(spec, 4 * ttl))
+                .await,
+        );
     }
     let _other = scene.other_daemon().await;
-    let since = scene.stand_still(2 * ttl, || scene.tell("in-time")).await;
+    let since = scene
+        .stop_relay_for(2 * ttl, || scene.create_file("in-time"))
+        .await;
     for one in &results {
         scene.assert_completes(&one.task_id, 1).await;
     }
     let (mut least, mut longest) = (Duration::MAX, Duration::ZERO);
     let tasks: Vec<String> = over.iter().map(|one| one.task_id.clone()).collect();
     for one in over {
-        let second = scene.speaks(&one.task_id, 2).await;
-        let began = first_began(&by_attempt()[&second]);
-        let end = one.end().await;
+        let second = scene.wait_for_output(&one.task_id, 2).await;
+        let began = earliest_start_time(&processes_by_attempt()[&second]);
+        let end = one.wait_for_end().await;
         assert!(end < began, "ended at {end:?}, the next began at {began:?}");
         (least, longest) = (least.min(began - end), longest.max(end - since));
     }
     let limit = ttl + Duration::from_millis(allowance_ms());
     assert!(longest < limit, "dead only {longest:?} after the relay");
     for one in &longer {
-        scene.assert_goes_on(one).await;
+        scene.assert_still_running(one).await;
     }
     println!(
         "a relay stood still for {:?}: {} attempts were dead at most {longest:?} after its last word, under leases of \
@@ -206,7 +231,7 @@ async fn a_relay_that_stands_still_for_two_leases_finds_all_dead_in_time_and_tak
         results.len(),
         longer.len()
     );
-    scene.tell("end");
+    scene.create_file("end");
     for task in &tasks {
         scene.assert_completes(task, 2).await;
     }

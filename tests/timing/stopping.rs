@@ -7,8 +7,8 @@ use baton_proto::v1::{
     WatchTaskResponse,
 };
 use baton_tests::{
-    Client, DaemonProcess, Passing, RelayProcess, Wire, command, marked, marked_gone, poll_until,
-    rounds, signal,
+    DaemonProcess, PassedTraffic, RelayProcess, TcpProxy, TestClient, command_task,
+    marked_processes, poll_until, send_signal, test_rounds, wait_until_marked_gone,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -16,18 +16,18 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tonic::Streaming;
 
-use crate::{BATON, STANDIN, assert_not_after, widened};
+use crate::{BATON, STANDIN, assert_not_after, widened_limit_ms};
 
 const SHORT_RUN: usize = 3;
-const DRAIN: u64 = 2_000;
+const DRAIN_MS: u64 = 2_000;
 /// With the 250 ms that every promise gets it is a second.
-const MORE: u64 = 750;
-const AT_ONCE: u64 = 500;
+const EXTRA_MS: u64 = 750;
+const SECOND_SIGNAL_MS: u64 = 500;
 /// More than every window and queue on the way takes.
-const FLOOD: &str = "33554432";
+const FLOOD_BYTES: &str = "33554432";
 
 /// How long the future took, in milliseconds.
-async fn timed<T>(future: impl Future<Output = T>) -> (u64, T) {
+async fn measure_ms<T>(future: impl Future<Output = T>) -> (u64, T) {
     let clock = Clock::boot();
     let from = clock.now();
     let value = future.await;
@@ -35,46 +35,46 @@ async fn timed<T>(future: impl Future<Output = T>) -> (u64, T) {
     (u64::try_from(took).unwrap_or(u64::MAX), value)
 }
 
-fn leased(words: &[&str], mark: &str) -> TaskSpec {
+fn task_with_short_lease(words: &[&str], mark: &str) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(5_000),
-        ..command(STANDIN, words, mark)
+        ..command_task(STANDIN, words, mark)
     }
 }
 
-async fn until_running(client: &Client, spec: TaskSpec, mark: &str) -> String {
+async fn submit_and_wait_running(client: &TestClient, spec: TaskSpec, mark: &str) -> String {
     let task = client.submit(spec).await.task_id;
-    client.until_state(&task, TaskState::Running).await;
+    client.wait_for_state(&task, TaskState::Running).await;
     poll_until(&format!("{mark} to run"), || {
-        (!marked(mark).is_empty()).then_some(())
+        (!marked_processes(mark).is_empty()).then_some(())
     })
     .await;
     task
 }
 
 /// Peers of a relay that are connected and never read again.
-struct Mutes {
-    _bare: TcpStream,
+struct UnreadingPeers {
+    _bare_connection: TcpStream,
     _watch: Streaming<WatchTaskResponse>,
     _output: Streaming<ReadOutputResponse>,
     _daemon: DaemonProcess,
-    wire: Wire,
+    wire: TcpProxy,
     _dir: TempDir,
 }
 
-impl Mutes {
-    async fn connect(client: &Client, mark: &str) -> Self {
+impl UnreadingPeers {
+    async fn connect(client: &TestClient, mark: &str) -> Self {
         let address = client.url().trim_start_matches("http://").to_owned();
         let mut bare = TcpStream::connect(address).await.expect("the relay serves");
         // A preface and an empty SETTINGS frame.
         let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         bare.write_all(greeting).await.expect("the relay reads");
-        let wire = Wire::to(client.url()).await;
-        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let wire = TcpProxy::start_to(client.url()).await;
+        let (_, secret) = client.create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().expect("a directory");
         let daemon = DaemonProcess::start(BATON, dir.path(), mark, &wire.url(), &secret).await;
-        let words = ["flood", FLOOD, "pause"];
-        let task = until_running(client, leased(&words, mark), mark).await;
+        let words = ["flood", FLOOD_BYTES, "pause"];
+        let task = submit_and_wait_running(client, task_with_short_lease(&words, mark), mark).await;
         let request = WatchTaskRequest {
             task_id: task.clone(),
             ..WatchTaskRequest::default()
@@ -87,7 +87,7 @@ impl Mutes {
         };
         let output = client.tasks().read_output(request).await;
         Self {
-            _bare: bare,
+            _bare_connection: bare,
             _watch: watch.expect("a task can be watched").into_inner(),
             _output: output.expect("output can be read").into_inner(),
             _daemon: daemon,
@@ -97,47 +97,47 @@ impl Mutes {
     }
 }
 
-async fn relay_with_mute_peers(mark: String, drain: &str) -> u64 {
+async fn stop_relay_with_unreading_peers(mark: String, drain: &str) -> u64 {
     let mut relay = RelayProcess::start_with(BATON, &["--drain", drain]).await;
-    let mutes = Mutes::connect(relay.admin(), &mark).await;
-    mutes.wire.let_pass(Passing::Nothing);
-    let (took, status) = timed(relay.terminate()).await;
+    let mutes = UnreadingPeers::connect(relay.admin(), &mark).await;
+    mutes.wire.set_passed_traffic(PassedTraffic::Nothing);
+    let (took, status) = measure_ms(relay.terminate()).await;
     assert_eq!(status.code(), Some(0));
     drop(mutes);
-    marked_gone(&mark).await;
+    wait_until_marked_gone(&mark).await;
     took
 }
 
 /// A daemon with a stubborn child that floods it, whose relay has fallen silent.
-async fn daemon_cut_off(mark: String, hold: &str) -> u64 {
+async fn stop_daemon_with_dead_stream(mark: String, hold: &str) -> u64 {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
-    let wire = Wire::to(client.url()).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
+    let wire = TcpProxy::start_to(client.url()).await;
     let dir = tempfile::tempdir().expect("a directory");
     let stopping = ["--drain", "2s", "--hold", hold];
     let url = wire.url();
     let link = (url.as_str(), secret.as_str());
     let mut daemon = DaemonProcess::start_with(BATON, dir.path(), &mark, link, &stopping).await;
-    let words = ["flood", FLOOD, "ignore-term", "pause"];
-    until_running(client, leased(&words, &mark), &mark).await;
-    wire.let_pass(Passing::Nothing);
-    let (took, status) = timed(daemon.terminate()).await;
+    let words = ["flood", FLOOD_BYTES, "ignore-term", "pause"];
+    submit_and_wait_running(client, task_with_short_lease(&words, &mark), &mark).await;
+    wire.set_passed_traffic(PassedTraffic::Nothing);
+    let (took, status) = measure_ms(daemon.terminate()).await;
     assert_eq!(status.code(), Some(0));
     // Killed by the daemon, or by its shim when the lease is over.
-    marked_gone(&mark).await;
+    wait_until_marked_gone(&mark).await;
     took
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
-    let rounds = rounds(SHORT_RUN);
+    let rounds = test_rounds(SHORT_RUN);
     let mut longest = [0; 3];
     for round in 0..rounds {
         let took: [u64; 3] = tokio::join!(
-            relay_with_mute_peers(format!("mute-{round}"), "2s"),
-            daemon_cut_off(format!("stop-kills-{round}"), "0s"),
-            daemon_cut_off(format!("stop-hands-over-{round}"), "10m"),
+            stop_relay_with_unreading_peers(format!("mute-{round}"), "2s"),
+            stop_daemon_with_dead_stream(format!("stop-kills-{round}"), "0s"),
+            stop_daemon_with_dead_stream(format!("stop-hands-over-{round}"), "10m"),
         )
         .into();
         let who = [
@@ -149,15 +149,15 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
             assert_not_after(
                 &format!("round {round}: {who} ended"),
                 took[at],
-                DRAIN,
-                MORE,
+                DRAIN_MS,
+                EXTRA_MS,
             );
             longest[at] = longest[at].max(took[at]);
         }
     }
     let [relay, kills, hands_over] = longest;
     println!(
-        "{rounds} rounds, drain {DRAIN} ms: at most {relay} ms for a relay, {kills} ms for a daemon that kills, \
+        "{rounds} rounds, drain {DRAIN_MS} ms: at most {relay} ms for a relay, {kills} ms for a daemon that kills, \
          {hands_over} ms for one that hands over"
     );
 }
@@ -165,38 +165,43 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
 /// A restart must not cost leases because one client hangs: peers that are owed no answer get two seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_that_hang_do_not_hold_up_a_relay_that_has_answered_everything() {
-    let took = relay_with_mute_peers("hangs".to_owned(), "30s").await;
-    assert_not_after("a relay that owes nothing ended", took, 2_000, MORE);
+    let took = stop_relay_with_unreading_peers("hangs".to_owned(), "30s").await;
+    assert_not_after("a relay that owes nothing ended", took, 2_000, EXTRA_MS);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_a_daemon_at_once() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a directory");
     let (link, stopping) = ((client.url(), secret.as_str()), ["--drain", "10m"]);
     let mut daemon =
         DaemonProcess::start_with(BATON, dir.path(), "impatient", link, &stopping).await;
-    let spec = leased(&["pause"], "impatient");
-    let task = until_running(client, spec, "impatient").await;
-    signal(daemon.pid(), Signal::TERM);
-    poll_draining(&daemon).await;
-    let (took, status) = timed(daemon.terminate()).await;
+    let spec = task_with_short_lease(&["pause"], "impatient");
+    let task = submit_and_wait_running(client, spec, "impatient").await;
+    send_signal(daemon.pid(), Signal::TERM);
+    wait_until_draining(&daemon).await;
+    let (took, status) = measure_ms(daemon.terminate()).await;
     assert_eq!(status.code(), Some(130));
-    assert!(took <= widened(AT_ONCE), "it took {took} ms");
     assert!(
-        !marked("impatient").is_empty(),
+        took <= widened_limit_ms(SECOND_SIGNAL_MS),
+        "it took {took} ms"
+    );
+    assert!(
+        !marked_processes("impatient").is_empty(),
         "what ran has its lease left"
     );
-    marked_gone("impatient").await;
-    client.until_state(&task, TaskState::NeedsAttention).await;
+    wait_until_marked_gone("impatient").await;
+    client
+        .wait_for_state(&task, TaskState::NeedsAttention)
+        .await;
 }
 
-async fn poll_draining(daemon: &DaemonProcess) {
+async fn wait_until_draining(daemon: &DaemonProcess) {
     loop {
         let said = BATON.run(&daemon.data, &["health", "--json"]).await;
-        if said.json()["draining"] == true {
+        if said.stdout_json()["draining"] == true {
             return;
         }
     }

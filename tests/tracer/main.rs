@@ -23,18 +23,18 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Whether it is time to count.
-static ARMED: AtomicBool = AtomicBool::new(false);
+static IS_ARMED: AtomicBool = AtomicBool::new(false);
 
 /// Where it is said that counting has begun.
-static SAID: AtomicI32 = AtomicI32::new(-1);
+static ARMED_FILE_DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-extern "C" fn arm(_signal: c_int) {
-    ARMED.store(true, Ordering::SeqCst);
+extern "C" fn handle_arm_signal(_signal: c_int) {
+    IS_ARMED.store(true, Ordering::SeqCst);
     let word = b"armed";
     // SAFETY: the pointer is to a constant; `write` may be called in a handler.
     unsafe {
         libc::write(
-            SAID.load(Ordering::SeqCst),
+            ARMED_FILE_DESCRIPTOR.load(Ordering::SeqCst),
             word.as_ptr().cast(),
             word.len(),
         )
@@ -42,16 +42,16 @@ extern "C" fn arm(_signal: c_int) {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum TracerAction {
     Count,
     Kill(u64),
     Eio(u64),
-    Unsynced,
+    SkipSyncs,
 }
 
 /// What a call does to files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Touch {
+enum FileOperation {
     /// Changes the file behind its first argument, or hurries it to the disk without a promise.
     Content,
     /// Makes the file behind its first argument durable.
@@ -60,7 +60,7 @@ enum Touch {
     Names,
 }
 
-fn touch(number: i64) -> Option<Touch> {
+fn file_operation(number: i64) -> Option<FileOperation> {
     match number {
         libc::SYS_write
         | libc::SYS_writev
@@ -68,27 +68,27 @@ fn touch(number: i64) -> Option<Touch> {
         | libc::SYS_pwritev
         | libc::SYS_ftruncate
         | libc::SYS_fallocate
-        | libc::SYS_sync_file_range => Some(Touch::Content),
-        libc::SYS_fsync | libc::SYS_fdatasync => Some(Touch::Sync),
+        | libc::SYS_sync_file_range => Some(FileOperation::Content),
+        libc::SYS_fsync | libc::SYS_fdatasync => Some(FileOperation::Sync),
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_unlinkat | libc::SYS_mkdirat => {
-            Some(Touch::Names)
+            Some(FileOperation::Names)
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_rename | libc::SYS_unlink | libc::SYS_mkdir | libc::SYS_rmdir => {
-            Some(Touch::Names)
+            Some(FileOperation::Names)
         }
         _ => None,
     }
 }
 
-struct Tracer {
+struct SyscallTracer {
     dir: PathBuf,
-    deed: Deed,
+    action: TracerAction,
     child: libc::pid_t,
     changes: u64,
     syncs: u64,
     /// Threads in a call whose answer is ours, with that answer.
-    answered: Vec<(libc::pid_t, i64)>,
+    injected_results: Vec<(libc::pid_t, i64)>,
 }
 
 fn main() -> ExitCode {
@@ -97,53 +97,53 @@ fn main() -> ExitCode {
     let what = words.next().unwrap_or_default();
     let mut number = || -> Option<u64> { words.next()?.to_str()?.parse().ok() };
     let deed = match what.to_str() {
-        Some("count") => Some(Deed::Count),
-        Some("unsynced") => Some(Deed::Unsynced),
-        Some("kill") => number().map(Deed::Kill),
-        Some("eio") => number().map(Deed::Eio),
+        Some("count") => Some(TracerAction::Count),
+        Some("unsynced") => Some(TracerAction::SkipSyncs),
+        Some("kill") => number().map(TracerAction::Kill),
+        Some("eio") => number().map(TracerAction::Eio),
         _ => None,
     };
     let arguments: Vec<CString> = words
         .filter_map(|word| CString::new(word.as_bytes()).ok())
         .collect();
     let Some(deed) = deed.filter(|_| !arguments.is_empty()) else {
-        return say("usage: tracer DIR count|kill N|eio N|unsynced PROGRAM…");
+        return fail_with_message("usage: tracer DIR count|kill N|eio N|unsynced PROGRAM…");
     };
     let waits = dir
         .parent()
         .is_some_and(|above| above.join("wait").exists());
-    ARMED.store(!waits, Ordering::SeqCst);
-    let said = fs::File::create(beside(&dir, ".armed"));
-    SAID.store(said.map_or(-1, IntoRawFd::into_raw_fd), Ordering::SeqCst);
-    let handler = arm as extern "C" fn(c_int) as libc::sighandler_t;
+    IS_ARMED.store(!waits, Ordering::SeqCst);
+    let said = fs::File::create(sibling_path(&dir, ".armed"));
+    ARMED_FILE_DESCRIPTOR.store(said.map_or(-1, IntoRawFd::into_raw_fd), Ordering::SeqCst);
+    let handler = handle_arm_signal as extern "C" fn(c_int) as libc::sighandler_t;
     // SAFETY: the handler only does what a handler may.
     unsafe {
         libc::signal(libc::SIGUSR1, handler);
         libc::signal(libc::SIGTERM, libc::SIG_IGN);
     }
-    let Some(child) = start(&arguments) else {
-        return say("tracer: this program cannot be traced here");
+    let Some(child) = spawn_traced(&arguments) else {
+        return fail_with_message("tracer: this program cannot be traced here");
     };
-    let mut tracer = Tracer {
+    let mut tracer = SyscallTracer {
         dir,
-        deed,
+        action: deed,
         child,
         changes: 0,
         syncs: 0,
-        answered: Vec::new(),
+        injected_results: Vec::new(),
     };
     let code = tracer.run();
     tracer.write_counts();
     code
 }
 
-fn say(line: &str) -> ExitCode {
+fn fail_with_message(line: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "{line}");
     ExitCode::from(99)
 }
 
 /// The program, stopped before its first instruction of its own, with us as its tracer.
-fn start(arguments: &[CString]) -> Option<libc::pid_t> {
+fn spawn_traced(arguments: &[CString]) -> Option<libc::pid_t> {
     let mut pointers: Vec<*const libc::c_char> =
         arguments.iter().map(|word| word.as_ptr()).collect();
     pointers.push(std::ptr::null());
@@ -181,7 +181,7 @@ fn ptrace(request: libc::c_uint, tid: libc::pid_t, data: c_long) -> c_long {
     unsafe { libc::ptrace(request, tid, std::ptr::null_mut::<c_void>(), data) }
 }
 
-impl Tracer {
+impl SyscallTracer {
     fn run(&mut self) -> ExitCode {
         loop {
             let mut status = 0;
@@ -196,7 +196,7 @@ impl Tracer {
             }
             if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
                 if tid == self.child {
-                    return ended(status);
+                    return exit_code_of(status);
                 }
                 continue;
             }
@@ -204,16 +204,16 @@ impl Tracer {
                 ptrace(libc::PTRACE_LISTEN, tid, 0);
                 continue;
             }
-            let signal = self.stopped(tid, status);
+            let signal = self.handle_stop(tid, status);
             ptrace(libc::PTRACE_SYSCALL, tid, c_long::from(signal));
         }
     }
 
     /// What to pass on to the thread when it goes on.
-    fn stopped(&mut self, tid: libc::pid_t, status: c_int) -> c_int {
+    fn handle_stop(&mut self, tid: libc::pid_t, status: c_int) -> c_int {
         let signal = libc::WSTOPSIG(status);
         if signal == libc::SIGTRAP | 0x80 {
-            self.at_a_call(tid);
+            self.handle_syscall_stop(tid);
             return 0;
         }
         // New threads, a new program, and the stops of a tracer: none of the program's own signals.
@@ -223,60 +223,73 @@ impl Tracer {
         signal
     }
 
-    fn at_a_call(&mut self, tid: libc::pid_t) {
-        let Some(info) = call_of(tid) else { return };
+    fn handle_syscall_stop(&mut self, tid: libc::pid_t) {
+        let Some(info) = syscall_info(tid) else {
+            return;
+        };
         if info.op == libc::PTRACE_SYSCALL_INFO_EXIT {
-            if let Some(at) = self.answered.iter().position(|(other, _)| *other == tid) {
-                let (_, answer) = self.answered.swap_remove(at);
+            if let Some(at) = self
+                .injected_results
+                .iter()
+                .position(|(other, _)| *other == tid)
+            {
+                let (_, answer) = self.injected_results.swap_remove(at);
                 give(tid, answer);
             }
             return;
         }
-        if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY || !ARMED.load(Ordering::SeqCst) {
+        if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY || !IS_ARMED.load(Ordering::SeqCst) {
             return;
         }
         // SAFETY: the kernel said that this is an entry.
         let entry = unsafe { info.u.entry };
         let number = i64::try_from(entry.nr).unwrap_or(-1);
-        if let Some(touch) = touch(number).filter(|touch| self.is_ours(*touch, entry.args[0])) {
-            self.touched(tid, touch);
+        if let Some(touch) =
+            file_operation(number).filter(|touch| self.affects_directory(*touch, entry.args[0]))
+        {
+            self.count_operation(tid, touch);
         }
     }
 
-    fn is_ours(&self, touch: Touch, descriptor: u64) -> bool {
-        if touch == Touch::Names {
+    fn affects_directory(&self, touch: FileOperation, descriptor: u64) -> bool {
+        if touch == FileOperation::Names {
             return true;
         }
         let link = format!("/proc/{}/fd/{descriptor}", self.child);
         fs::read_link(link).is_ok_and(|path| path.starts_with(&self.dir))
     }
 
-    fn touched(&mut self, tid: libc::pid_t, touch: Touch) {
+    fn count_operation(&mut self, tid: libc::pid_t, touch: FileOperation) {
         self.changes += 1;
-        self.syncs += u64::from(touch == Touch::Sync);
-        let answer = match self.deed {
-            Deed::Kill(n) if self.changes == n => {
+        self.syncs += u64::from(touch == FileOperation::Sync);
+        let answer = match self.action {
+            TracerAction::Kill(n) if self.changes == n => {
                 // SAFETY: takes no pointer. The thread is stopped before the call, so the call is never made.
                 unsafe { libc::kill(self.child, libc::SIGKILL) };
                 None
             }
-            Deed::Eio(n) if touch == Touch::Sync && self.syncs >= n => Some(-i64::from(libc::EIO)),
-            Deed::Unsynced if touch == Touch::Sync => Some(0),
-            Deed::Count | Deed::Kill(_) | Deed::Eio(_) | Deed::Unsynced => None,
+            TracerAction::Eio(n) if touch == FileOperation::Sync && self.syncs >= n => {
+                Some(-i64::from(libc::EIO))
+            }
+            TracerAction::SkipSyncs if touch == FileOperation::Sync => Some(0),
+            TracerAction::Count
+            | TracerAction::Kill(_)
+            | TracerAction::Eio(_)
+            | TracerAction::SkipSyncs => None,
         };
         if let Some(answer) = answer.filter(|_| skip(tid)) {
-            self.answered.push((tid, answer));
+            self.injected_results.push((tid, answer));
         }
     }
 
     fn write_counts(&self) {
         let counts = format!("{} {}\n", self.changes, self.syncs);
-        let _ = fs::write(beside(&self.dir, ".counted"), counts);
+        let _ = fs::write(sibling_path(&self.dir, ".counted"), counts);
     }
 }
 
 /// The name of a file next to a directory.
-fn beside(dir: &Path, ending: &str) -> PathBuf {
+fn sibling_path(dir: &Path, ending: &str) -> PathBuf {
     let mut name = dir.as_os_str().to_owned();
     name.push(ending);
     PathBuf::from(name)
@@ -287,7 +300,7 @@ fn is_group_stop(status: c_int) -> bool {
     status >> 16 == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP
 }
 
-fn ended(status: c_int) -> ExitCode {
+fn exit_code_of(status: c_int) -> ExitCode {
     let code = if libc::WIFSIGNALED(status) {
         128 + libc::WTERMSIG(status)
     } else {
@@ -296,7 +309,7 @@ fn ended(status: c_int) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-fn call_of(tid: libc::pid_t) -> Option<libc::ptrace_syscall_info> {
+fn syscall_info(tid: libc::pid_t) -> Option<libc::ptrace_syscall_info> {
     let mut info = std::mem::MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
     let size = size_of::<libc::ptrace_syscall_info>();
     // SAFETY: the kernel writes at most `size` bytes to `info`, for which all zeros are a value.

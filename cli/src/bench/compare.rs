@@ -8,41 +8,44 @@ use std::process::Stdio;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::table::Table;
+use crate::table::TextTable;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct CompareBenchPlan {
     pub a: PathBuf,
     pub b: PathBuf,
     pub rounds: usize,
     /// The bench and its flags.
-    pub words: Vec<String>,
+    pub arguments: Vec<String>,
 }
 
 /// Every figure of one build, by its path in the report, once per round.
-type Figures = BTreeMap<String, Vec<f64>>;
+type FiguresByPath = BTreeMap<String, Vec<f64>>;
 
-pub(crate) struct Comparison {
-    a: Figures,
-    b: Figures,
+pub(crate) struct BuildComparison {
+    a: FiguresByPath,
+    b: FiguresByPath,
 }
 
-pub(crate) async fn run(plan: &Plan, console: &Console) -> Result<Comparison, CliError> {
-    let (mut a, mut b) = (Figures::new(), Figures::new());
+pub(crate) async fn run(
+    plan: &CompareBenchPlan,
+    console: &CliConsole,
+) -> Result<BuildComparison, CliError> {
+    let (mut a, mut b) = (FiguresByPath::new(), FiguresByPath::new());
     for round in 1..=plan.rounds {
         for (name, program, figures) in [("A", &plan.a, &mut a), ("B", &plan.b, &mut b)] {
             console.note(&format!("round {round} of {}: {name}", plan.rounds));
-            let report = measure(program, &plan.words).await?;
-            collect(&report["phases"], "", figures);
+            let report = run_bench(program, &plan.arguments).await?;
+            collect_figures(&report["phases"], "", figures);
         }
     }
-    Ok(Comparison { a, b })
+    Ok(BuildComparison { a, b })
 }
 
 /// One run of the bench, by this executable's load generator, with the relay of that build.
-async fn measure(program: &Path, words: &[String]) -> Result<Value, CliError> {
+async fn run_bench(program: &Path, words: &[String]) -> Result<Value, CliError> {
     let own = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
     let output = Command::new(own)
         .arg("bench")
@@ -67,7 +70,7 @@ async fn measure(program: &Path, words: &[String]) -> Result<Value, CliError> {
 }
 
 /// Numbers by their path; a phase goes by its name.
-fn collect(value: &Value, path: &str, figures: &mut Figures) {
+fn collect_figures(value: &Value, path: &str, figures: &mut FiguresByPath) {
     let below = |key: &str| {
         if path.is_empty() {
             key.to_owned()
@@ -82,7 +85,7 @@ fn collect(value: &Value, path: &str, figures: &mut Figures) {
         }
         Value::Array(phases) => {
             for phase in phases {
-                collect(
+                collect_figures(
                     phase,
                     &below(phase["phase"].as_str().unwrap_or("?")),
                     figures,
@@ -91,7 +94,7 @@ fn collect(value: &Value, path: &str, figures: &mut Figures) {
         }
         Value::Object(fields) => {
             for (key, value) in fields {
-                collect(value, &below(key), figures);
+                collect_figures(value, &below(key), figures);
             }
         }
         Value::Null | Value::Bool(_) | Value::String(_) => {}
@@ -99,7 +102,7 @@ fn collect(value: &Value, path: &str, figures: &mut Figures) {
 }
 
 /// Median, smallest and largest.
-fn spread(values: &[f64]) -> (f64, f64, f64) {
+fn median_and_range(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -112,15 +115,15 @@ fn spread(values: &[f64]) -> (f64, f64, f64) {
     (median, end(sorted.first()), end(sorted.last()))
 }
 
-impl Comparison {
+impl BuildComparison {
     /// A line per figure that both have: medians, spreads, and the change of the median from A to B.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let mut table = Table::new(["FIGURE", "A", "A FROM..TO", "B", "B FROM..TO", "CHANGE"]);
+        let mut table = TextTable::new(["FIGURE", "A", "A FROM..TO", "B", "B FROM..TO", "CHANGE"]);
         for (path, a) in &self.a {
             let Some(b) = self.b.get(path) else {
                 continue;
             };
-            let ((a, a_min, a_max), (b, b_min, b_max)) = (spread(a), spread(b));
+            let ((a, a_min, a_max), (b, b_min, b_max)) = (median_and_range(a), median_and_range(b));
             let change = if a == 0.0 {
                 "-".to_owned()
             } else {
@@ -128,10 +131,10 @@ impl Comparison {
             };
             table.row([
                 path.clone(),
-                number(a),
-                format!("{}..{}", number(a_min), number(a_max)),
-                number(b),
-                format!("{}..{}", number(b_min), number(b_max)),
+                format_number(a),
+                format!("{}..{}", format_number(a_min), format_number(a_max)),
+                format_number(b),
+                format!("{}..{}", format_number(b_min), format_number(b_max)),
                 change,
             ]);
         }
@@ -139,9 +142,9 @@ impl Comparison {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let side = |figures: &Figures| -> Value {
+        let side = |figures: &FiguresByPath| -> Value {
             let told = figures.iter().map(|(path, values)| {
-                let (median, min, max) = spread(values);
+                let (median, min, max) = median_and_range(values);
                 let told =
                     serde_json::json!({ "median": median, "min": min, "max": max, "runs": values });
                 (path.clone(), told)
@@ -152,7 +155,7 @@ impl Comparison {
     }
 }
 
-fn number(value: f64) -> String {
+fn format_number(value: f64) -> String {
     if value.abs() >= 100.0 {
         format!("{value:.0}")
     } else {
@@ -166,15 +169,21 @@ mod tests {
 
     #[test]
     fn figures_go_by_phase_and_the_median_is_of_all_runs() {
-        let mut figures = Figures::new();
+        let mut figures = FiguresByPath::new();
         for rate in [3.0, 1.0, 2.0] {
             let report = serde_json::json!([
                 { "phase": "steady", "tasksPerSecond": rate, "submit": { "p99Ms": 2.0 * rate } }
             ]);
-            collect(&report, "", &mut figures);
+            collect_figures(&report, "", &mut figures);
         }
-        assert_eq!(spread(&figures["steady.tasksPerSecond"]), (2.0, 1.0, 3.0));
-        assert_eq!(spread(&figures["steady.submit.p99Ms"]), (4.0, 2.0, 6.0));
-        assert_eq!(spread(&[1.0, 2.0]).0, 1.5);
+        assert_eq!(
+            median_and_range(&figures["steady.tasksPerSecond"]),
+            (2.0, 1.0, 3.0)
+        );
+        assert_eq!(
+            median_and_range(&figures["steady.submit.p99Ms"]),
+            (4.0, 2.0, 6.0)
+        );
+        assert_eq!(median_and_range(&[1.0, 2.0]).0, 1.5);
     }
 }

@@ -6,22 +6,22 @@ use serde_json::{Value, json};
 
 /// Samples in microseconds, in any order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Samples(Vec<u32>);
+pub(crate) struct LatencySamples(Vec<u32>);
 
-impl Samples {
+impl LatencySamples {
     pub(crate) fn add(&mut self, latency: Duration) {
         self.0
             .push(u32::try_from(latency.as_micros()).unwrap_or(u32::MAX));
     }
 
-    pub(crate) fn merge(&mut self, other: Samples) {
+    pub(crate) fn merge(&mut self, other: LatencySamples) {
         self.0.extend(other.0);
     }
 
-    pub(crate) fn summary(mut self) -> Summary {
+    pub(crate) fn summary(mut self) -> LatencySummary {
         self.0.sort_unstable();
         let at = |q: f64| percentile_ms(&self.0, q);
-        Summary {
+        LatencySummary {
             count: self.0.len(),
             p50: at(0.50),
             p90: at(0.90),
@@ -33,7 +33,7 @@ impl Samples {
 
 /// Milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Summary {
+pub(crate) struct LatencySummary {
     pub count: usize,
     pub p50: f64,
     pub p90: f64,
@@ -41,7 +41,7 @@ pub(crate) struct Summary {
     pub max: f64,
 }
 
-impl Summary {
+impl LatencySummary {
     pub(crate) fn json(self) -> Value {
         json!({
             "count": self.count,
@@ -66,12 +66,12 @@ mod tests {
 
     #[test]
     fn percentiles_are_nearest_rank() {
-        let mut samples = Samples::default();
+        let mut samples = LatencySamples::default();
         for ms in (1..=100).rev() {
             samples.add(Duration::from_millis(ms));
         }
         let summary = samples.summary();
         assert_eq!((summary.p50, summary.p99, summary.max), (50.0, 99.0, 100.0));
-        assert_eq!(Samples::default().summary().p99, 0.0);
+        assert_eq!(LatencySamples::default().summary().p99, 0.0);
     }
 }

@@ -11,30 +11,30 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::latency::Samples;
-use super::relay_process::Usage;
-use super::report::{Figure, Phase};
-use super::simulated_daemon::AGENT;
-use super::witness::Witness;
-use crate::client::Relay;
+use super::latency::LatencySamples;
+use super::relay_process::ProcessUsage;
+use super::report::{BenchFigure, BenchPhase};
+use super::simulated_daemon::COMMAND_AGENT_NAME;
+use super::witness::CompletionRecorder;
+use crate::client::RelayClient;
 use crate::clock;
 use crate::errors::CliError;
 
 const PROMPT_BYTES: usize = 256;
 /// After a refusal that names no time of its own.
-const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+const DEFAULT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
-pub(crate) struct Load {
-    connections: Vec<Relay>,
-    shape: Shape,
-    counters: Arc<Counters>,
-    witness: Arc<Witness>,
+pub(crate) struct LoadGenerator {
+    connections: Vec<RelayClient>,
+    shape: LoadShape,
+    counters: Arc<LoadCounters>,
+    witness: Arc<CompletionRecorder>,
 }
 
 /// How the clients ask.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct LoadShape {
     /// Calls in flight on each connection at most.
     pub in_flight: usize,
     /// Tasks of one SubmitMany; none for unary Submit.
@@ -43,7 +43,7 @@ pub(crate) struct Shape {
 
 /// What one stretch of load came to.
 #[derive(Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct LoadMeasurement {
     pub name: &'static str,
     pub elapsed: Duration,
     /// Durable completions within `elapsed`.
@@ -52,46 +52,54 @@ pub(crate) struct Stretch {
     pub refused: u64,
     /// Calls whose connection broke.
     pub failed: u64,
-    pub submit: Samples,
-    pub complete: Samples,
+    pub submit: LatencySamples,
+    pub complete: LatencySamples,
 }
 
-impl Stretch {
+impl LoadMeasurement {
     pub(crate) fn tasks_per_second(&self) -> f64 {
         self.completed as f64 / self.elapsed.as_secs_f64().max(f64::EPSILON)
     }
 
-    pub(crate) fn phase(self, used: Usage) -> Phase {
-        Phase::new(self.name)
+    pub(crate) fn into_phase(self, used: ProcessUsage) -> BenchPhase {
+        BenchPhase::new(self.name)
             .with(
                 "tasksPerSecond",
                 "TASKS/S",
-                Figure::PerSecond(self.tasks_per_second()),
+                BenchFigure::PerSecond(self.tasks_per_second()),
             )
-            .with("submit", "SUBMIT", Figure::Latency(self.submit.summary()))
+            .with(
+                "submit",
+                "SUBMIT",
+                BenchFigure::Latency(self.submit.summary()),
+            )
             .with(
                 "submitToComplete",
                 "DONE",
-                Figure::Latency(self.complete.summary()),
+                BenchFigure::Latency(self.complete.summary()),
             )
-            .with("refused", "REFUSED", Figure::Count(self.refused))
-            .with("failed", "FAILED", Figure::Count(self.failed))
-            .used(used)
+            .with("refused", "REFUSED", BenchFigure::Count(self.refused))
+            .with("failed", "FAILED", BenchFigure::Count(self.failed))
+            .with_usage(used)
     }
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct LoadCounters {
     acknowledged: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
     measuring: AtomicBool,
     stop: AtomicBool,
-    progressed: Notify,
+    progress: Notify,
 }
 
-impl Load {
-    pub(crate) fn new(connections: Vec<Relay>, shape: Shape, witness: Arc<Witness>) -> Self {
+impl LoadGenerator {
+    pub(crate) fn new(
+        connections: Vec<RelayClient>,
+        shape: LoadShape,
+        witness: Arc<CompletionRecorder>,
+    ) -> Self {
         Self {
             connections,
             shape,
@@ -106,7 +114,11 @@ impl Load {
     }
 
     /// Every slot of every connection submits again as soon as its last submit is acknowledged.
-    pub(crate) async fn saturate(&self, warm_up: Duration, window: Duration) -> Stretch {
+    pub(crate) async fn run_saturated(
+        &self,
+        warm_up: Duration,
+        window: Duration,
+    ) -> LoadMeasurement {
         let mut submitters = self.submit_until_stopped();
         sleep(warm_up).await;
         let before = self.begin_measuring();
@@ -120,16 +132,16 @@ impl Load {
     }
 
     /// As fast as it goes until at least `count` tasks are acknowledged in all.
-    pub(crate) async fn fill(&self, count: u64) {
+    pub(crate) async fn submit_until(&self, count: u64) {
         let mut submitters = self.submit_until_stopped();
         while self.acknowledged() < count {
-            self.counters.progressed.notified().await;
+            self.counters.progress.notified().await;
         }
         self.stop();
         while submitters.join_next().await.is_some() {}
     }
 
-    fn submit_until_stopped(&self) -> JoinSet<Samples> {
+    fn submit_until_stopped(&self) -> JoinSet<LatencySamples> {
         self.counters.reset();
         let mut submitters = JoinSet::new();
         for relay in &self.connections {
@@ -145,7 +157,12 @@ impl Load {
     }
 
     /// `rate` submits a second over all connections, whatever the relay does.
-    pub(crate) async fn steady(&self, name: &'static str, rate: u32, window: Duration) -> Stretch {
+    pub(crate) async fn run_at_rate(
+        &self,
+        name: &'static str,
+        rate: u32,
+        window: Duration,
+    ) -> LoadMeasurement {
         self.counters.reset();
         let before = self.begin_measuring();
         let mut connections = JoinSet::new();
@@ -154,7 +171,7 @@ impl Load {
         for relay in &self.connections {
             connections.spawn(self.submitter(relay).at_rate(share, window));
         }
-        let mut submit = Samples::default();
+        let mut submit = LatencySamples::default();
         while let Some(samples) = connections.join_next().await {
             submit.merge(samples.unwrap_or_default());
         }
@@ -164,13 +181,13 @@ impl Load {
     }
 
     /// Waits until all that was acknowledged has completed: an acknowledged task that does not is a bug of the relay.
-    pub(crate) async fn settle(&self, limit: Duration) -> Result<(), CliError> {
+    pub(crate) async fn wait_until_completed(&self, limit: Duration) -> Result<(), CliError> {
         let expected = self.acknowledged();
-        if timeout(limit, self.witness.until_completed(expected))
+        if timeout(limit, self.witness.wait_until_completed(expected))
             .await
             .is_err()
         {
-            let seen = self.witness.count();
+            let seen = self.witness.completed_count();
             return Err(CliError::local(
                 "the relay lost work",
                 format!("{expected} submits were acknowledged, {seen} completions were"),
@@ -179,8 +196,8 @@ impl Load {
         Ok(())
     }
 
-    fn submitter(&self, relay: &Relay) -> Submitter {
-        Submitter {
+    fn submitter(&self, relay: &RelayClient) -> TaskSubmitter {
+        TaskSubmitter {
             relay: relay.clone(),
             shape: self.shape,
             counters: self.counters.clone(),
@@ -188,45 +205,45 @@ impl Load {
         }
     }
 
-    fn begin_measuring(&self) -> Mark {
+    fn begin_measuring(&self) -> MeasurementStart {
         drop(self.witness.take_samples());
         self.counters.measuring.store(true, Ordering::Relaxed);
-        Mark {
+        MeasurementStart {
             at: clock::instant(),
-            completed: self.witness.count(),
+            completed: self.witness.completed_count(),
         }
     }
 
-    fn end_measuring(&self, name: &'static str, before: Mark) -> Stretch {
+    fn end_measuring(&self, name: &'static str, before: MeasurementStart) -> LoadMeasurement {
         self.counters.measuring.store(false, Ordering::Relaxed);
-        Stretch {
+        LoadMeasurement {
             name,
             elapsed: clock::instant().duration_since(before.at),
-            completed: self.witness.count() - before.completed,
+            completed: self.witness.completed_count() - before.completed,
             refused: self.counters.refused.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),
-            submit: Samples::default(),
+            submit: LatencySamples::default(),
             complete: self.witness.take_samples(),
         }
     }
 }
 
-struct Mark {
+struct MeasurementStart {
     at: Instant,
     completed: u64,
 }
 
 #[derive(Clone)]
-struct Submitter {
-    relay: Relay,
-    shape: Shape,
-    counters: Arc<Counters>,
-    witness: Arc<Witness>,
+struct TaskSubmitter {
+    relay: RelayClient,
+    shape: LoadShape,
+    counters: Arc<LoadCounters>,
+    witness: Arc<CompletionRecorder>,
 }
 
-impl Submitter {
-    async fn until_stopped(self) -> Samples {
-        let mut samples = Samples::default();
+impl TaskSubmitter {
+    async fn until_stopped(self) -> LatencySamples {
+        let mut samples = LatencySamples::default();
         while !self.counters.stop.load(Ordering::Relaxed) {
             let measured = self.counters.measuring.load(Ordering::Relaxed);
             let begun = clock::instant();
@@ -239,11 +256,11 @@ impl Submitter {
         samples
     }
 
-    async fn at_rate(self, per_second: f64, window: Duration) -> Samples {
+    async fn at_rate(self, per_second: f64, window: Duration) -> LatencySamples {
         let begun = clock::instant();
         let slots = Arc::new(Semaphore::new(self.shape.in_flight));
         let mut running = JoinSet::new();
-        let mut samples = Samples::default();
+        let mut samples = LatencySamples::default();
         for number in 0_u32.. {
             let due = begun + Duration::from_secs_f64(f64::from(number) / per_second);
             if due.duration_since(begun) >= window {
@@ -279,51 +296,51 @@ impl Submitter {
 
     /// One call; after a refusal, how long to wait before the next.
     async fn submit(&self, begun: Instant) -> Result<(), Duration> {
-        let stamp = self.witness.stamp(begun);
+        let stamp = self.witness.encode_time(begun);
         let outcome = match self.shape.batch {
             None => self.submit_one(stamp).await,
             Some(rows) => self.submit_many(stamp, rows).await,
         };
         match outcome {
-            Ok(Rows { accepted, refused }) => {
-                self.counters.took(accepted, refused);
+            Ok(SubmitCounts { accepted, refused }) => {
+                self.counters.record_submits(accepted, refused);
                 if refused > 0 {
-                    Err(REFUSED_PAUSE)
+                    Err(DEFAULT_RETRY_DELAY)
                 } else {
                     Ok(())
                 }
             }
-            Err(CliError::Refused(refusal)) => {
+            Err(CliError::Rejected(refusal)) => {
                 let rows = self.shape.batch.unwrap_or(1) as u64;
-                self.counters.took(0, rows);
+                self.counters.record_submits(0, rows);
                 Err(refusal
                     .retry_after_ms
-                    .map_or(REFUSED_PAUSE, Duration::from_millis))
+                    .map_or(DEFAULT_RETRY_DELAY, Duration::from_millis))
             }
             Err(_) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                Err(REFUSED_PAUSE)
+                Err(DEFAULT_RETRY_DELAY)
             }
         }
     }
 
-    async fn submit_one(&self, stamp: String) -> Result<Rows, CliError> {
-        self.relay.tasks().submit(request(stamp)).await?;
-        Ok(Rows {
+    async fn submit_one(&self, stamp: String) -> Result<SubmitCounts, CliError> {
+        self.relay.tasks().submit(submit_request(stamp)).await?;
+        Ok(SubmitCounts {
             accepted: 1,
             refused: 0,
         })
     }
 
-    async fn submit_many(&self, stamp: String, rows: usize) -> Result<Rows, CliError> {
-        let tasks = std::iter::repeat_n(request(stamp), rows).collect();
+    async fn submit_many(&self, stamp: String, rows: usize) -> Result<SubmitCounts, CliError> {
+        let tasks = std::iter::repeat_n(submit_request(stamp), rows).collect();
         let mut client = self.relay.tasks();
         let answer = client.submit_many(SubmitManyRequest { tasks }).await?;
         let results = answer.into_inner().results;
         let is_accepted = |row: &&_| matches!(row, &&Some(RowResult::Accepted(_)));
         let results = results.iter().map(|row| &row.result);
         let accepted = results.filter(is_accepted).count() as u64;
-        Ok(Rows {
+        Ok(SubmitCounts {
             accepted,
             refused: rows as u64 - accepted,
         })
@@ -331,16 +348,16 @@ impl Submitter {
 }
 
 /// What became of one call's tasks.
-struct Rows {
+struct SubmitCounts {
     accepted: u64,
     refused: u64,
 }
 
-impl Counters {
-    fn took(&self, accepted: u64, refused: u64) {
+impl LoadCounters {
+    fn record_submits(&self, accepted: u64, refused: u64) {
         self.acknowledged.fetch_add(accepted, Ordering::Relaxed);
         self.refused.fetch_add(refused, Ordering::Relaxed);
-        self.progressed.notify_one();
+        self.progress.notify_one();
     }
 
     fn reset(&self) {
@@ -351,11 +368,11 @@ impl Counters {
 }
 
 /// The task that is measured: a prompt of 256 bytes and a command.
-pub(crate) fn request(channel_id: String) -> SubmitRequest {
-    request_of(AGENT, channel_id)
+pub(crate) fn submit_request(channel_id: String) -> SubmitRequest {
+    submit_request_for(COMMAND_AGENT_NAME, channel_id)
 }
 
-pub(crate) fn request_of(agent: &str, channel_id: String) -> SubmitRequest {
+pub(crate) fn submit_request_for(agent: &str, channel_id: String) -> SubmitRequest {
     let spec = TaskSpec {
         agent: agent.to_owned(),
         prompt: "x".repeat(PROMPT_BYTES),

@@ -19,16 +19,16 @@ mod witness;
 
 use std::time::Duration;
 
-use crate::console::Console;
+use crate::console::CliConsole;
 
 /// What was acknowledged has to complete within this after the load stops.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// Between two rewritings of the line that shows how far a bench is.
-const LIVELY: Duration = Duration::from_millis(200);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Drives `work`, and shows how far it is where a person watches.
-async fn shown<T>(
-    console: &Console,
+async fn with_progress<T>(
+    console: &CliConsole,
     work: impl Future<Output = T>,
     line: impl Fn() -> String,
 ) -> T {
@@ -36,14 +36,14 @@ async fn shown<T>(
         return work.await;
     }
     let mut work = std::pin::pin!(work);
-    let mut ticks = tokio::time::interval(LIVELY);
+    let mut ticks = tokio::time::interval(REFRESH_INTERVAL);
     loop {
         tokio::select! {
             done = &mut work => {
-                console.passing("");
+                console.replace_status_line("");
                 return done;
             }
-            _ = ticks.tick() => console.passing(&line()),
+            _ = ticks.tick() => console.replace_status_line(&line()),
         }
     }
 }

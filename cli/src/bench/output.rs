@@ -11,20 +11,20 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Streaming;
 
-use super::load::request_of;
-use super::output_writer::{LINE_BYTES, Writing};
-use super::report::{Figure, Phase, Report};
-use super::simulated_daemon::{WRITING_AGENT, Work};
-use super::site::{FleetPlan, Place, Site};
-use super::witness::Witness;
-use super::{SETTLE_LIMIT, shown};
-use crate::client::Relay;
+use super::load::submit_request_for;
+use super::output_writer::{LINE_BYTES, OutputWorkload};
+use super::report::{BenchFigure, BenchPhase, BenchReport};
+use super::simulated_daemon::{OUTPUT_AGENT_NAME, SimulatedWork};
+use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
+use super::witness::CompletionRecorder;
+use super::{SETTLE_LIMIT, with_progress};
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct OutputBenchPlan {
     /// Attempts that write at the same time, each on a daemon of its own.
     pub writers: usize,
     /// Lines of one attempt; the relay stores 64 MiB of each.
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     pub rounds: usize,
 }
 
-impl Plan {
+impl OutputBenchPlan {
     fn settings(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("writers", self.writers as u64),
@@ -48,28 +48,32 @@ impl Plan {
     }
 }
 
-pub(crate) async fn run(place: &Place, plan: &Plan, console: &Console) -> Result<Report, CliError> {
-    let mut site = Site::open(place, &[]).await?;
-    let mut report = Report::new("output", site.machine.clone(), plan.settings());
-    let witness = Arc::new(Witness::new());
+pub(crate) async fn run(
+    place: &BenchTarget,
+    plan: &OutputBenchPlan,
+    console: &CliConsole,
+) -> Result<BenchReport, CliError> {
+    let mut site = BenchEnvironment::open(place, &[]).await?;
+    let mut report = BenchReport::new("output", site.machine.clone(), plan.settings());
+    let witness = Arc::new(CompletionRecorder::new());
     let (begin, begun) = watch::channel(false);
-    let writing = Writing::new(plan.lines, plan.chunk_lines, begun);
+    let writing = OutputWorkload::new(plan.lines, plan.chunk_lines, begun);
     let expected = writing.lines() * plan.writers as u64;
     let fleet = site
-        .fleet(FleetPlan {
+        .start_fleet(SimulatedFleetPlan {
             daemons: plan.writers,
             slots: 1,
-            work: Work::Write(writing),
+            work: SimulatedWork::Write(writing),
             witness: witness.clone(),
         })
         .await?;
-    let clients = site.clients(plan.watchers).await?;
+    let clients = site.connect_clients(plan.watchers).await?;
     for round in 1..=plan.rounds as u64 {
         begin.send_replace(false);
         let received = Arc::new(AtomicU64::new(0));
         let mut watching = JoinSet::new();
-        submit(&clients, plan.writers, &received, &mut watching).await?;
-        let runs = witness.until_running(round * plan.writers as u64);
+        submit_round(&clients, plan.writers, &received, &mut watching).await?;
+        let runs = witness.wait_until_running(round * plan.writers as u64);
         let runs = timeout(SETTLE_LIMIT, runs).await;
         runs.map_err(|_| CliError::local("the attempts did not start", "no daemon took them"))?;
         let _ = site.relay.usage();
@@ -81,13 +85,14 @@ pub(crate) async fn run(place: &Place, plan: &Plan, console: &Console) -> Result
                 received.load(Ordering::Relaxed)
             )
         };
-        let totals = shown(console, totals(watching, plan.watchers), line).await?;
-        let done = witness.until_completed(round * plan.writers as u64);
+        let totals =
+            with_progress(console, lines_per_watcher(watching, plan.watchers), line).await?;
+        let done = witness.wait_until_completed(round * plan.writers as u64);
         let done = timeout(SETTLE_LIMIT, done).await;
         done.map_err(|_| CliError::local("the attempts did not end", "their output may be lost"))?;
         let elapsed = clock::instant().duration_since(from);
-        report.phase(phase(expected, elapsed).used(site.relay.usage()));
-        report.check(
+        report.add_phase(round_phase(expected, elapsed).with_usage(site.relay.usage()));
+        report.add_check(
             totals.iter().all(|lines| *lines == expected),
             format!(
                 "round {round}: {expected} lines were written; the watchers received {totals:?}"
@@ -99,27 +104,27 @@ pub(crate) async fn run(place: &Place, plan: &Plan, console: &Console) -> Result
     Ok(report)
 }
 
-fn phase(lines: u64, elapsed: Duration) -> Phase {
+fn round_phase(lines: u64, elapsed: Duration) -> BenchPhase {
     let seconds = elapsed.as_secs_f64();
     let bytes = lines * LINE_BYTES as u64;
-    Phase::new("round")
-        .with("lines", "LINES", Figure::Count(lines))
-        .with("seconds", "TIME", Figure::Seconds(seconds))
+    BenchPhase::new("round")
+        .with("lines", "LINES", BenchFigure::Count(lines))
+        .with("seconds", "TIME", BenchFigure::Seconds(seconds))
         .with(
             "linesPerSecond",
             "LINES/S",
-            Figure::PerSecond(lines as f64 / seconds),
+            BenchFigure::PerSecond(lines as f64 / seconds),
         )
         .with(
             "bytesPerSecond",
             "BYTES/S",
-            Figure::Bytes((bytes as f64 / seconds) as u64),
+            BenchFigure::Bytes((bytes as f64 / seconds) as u64),
         )
 }
 
 /// Tasks for this round, each followed by every watcher from its first byte.
-async fn submit(
-    watchers: &[Relay],
+async fn submit_round(
+    watchers: &[RelayClient],
     writers: usize,
     received: &Arc<AtomicU64>,
     watching: &mut JoinSet<(usize, Result<u64, CliError>)>,
@@ -127,7 +132,7 @@ async fn submit(
     for _ in 0..writers {
         let mut tasks = watchers[0].tasks();
         let submitted = tasks
-            .submit(request_of(WRITING_AGENT, String::new()))
+            .submit(submit_request_for(OUTPUT_AGENT_NAME, String::new()))
             .await?
             .into_inner();
         let task_id = submitted.task.unwrap_or_default().task_id;
@@ -139,14 +144,14 @@ async fn submit(
             };
             let stream = relay.tasks().read_output(request).await?.into_inner();
             let received = received.clone();
-            watching.spawn(async move { (number, count(stream, &received).await) });
+            watching.spawn(async move { (number, count_lines(stream, &received).await) });
         }
     }
     Ok(())
 }
 
 /// Lines that arrived, in order and without a gap.
-async fn count(
+async fn count_lines(
     mut stream: Streaming<ReadOutputResponse>,
     received: &AtomicU64,
 ) -> Result<u64, CliError> {
@@ -172,7 +177,7 @@ async fn count(
 }
 
 /// What each watcher received of all attempts.
-async fn totals(
+async fn lines_per_watcher(
     mut watching: JoinSet<(usize, Result<u64, CliError>)>,
     watchers: usize,
 ) -> Result<Vec<u64>, CliError> {

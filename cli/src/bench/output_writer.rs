@@ -11,25 +11,27 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) const LINE_BYTES: usize = 256;
 /// What a daemon may have unacknowledged of one attempt.
-const UNACKED_BYTES: u64 = 16 << 20;
+const MAX_UNACKED_BYTES: u64 = 16 << 20;
 
 /// What each attempt writes.
 #[derive(Clone, Debug)]
-pub(crate) struct Writing {
+pub(crate) struct OutputWorkload {
     chunk: Bytes,
     chunks: u64,
     /// Attempts write only once somebody says so: watchers come first.
-    begin: watch::Receiver<bool>,
+    start_signal: watch::Receiver<bool>,
 }
 
-impl Writing {
+impl OutputWorkload {
     /// As many whole chunks of `chunk_lines` lines as hold at least `lines`.
-    pub(crate) fn new(lines: u64, chunk_lines: usize, begin: watch::Receiver<bool>) -> Self {
-        let text = (0..chunk_lines).flat_map(line).collect::<Vec<u8>>();
+    pub(crate) fn new(lines: u64, chunk_lines: usize, start_signal: watch::Receiver<bool>) -> Self {
+        let text = (0..chunk_lines)
+            .flat_map(numbered_line)
+            .collect::<Vec<u8>>();
         Self {
             chunk: text.into(),
             chunks: lines.div_ceil(chunk_lines as u64),
-            begin,
+            start_signal,
         }
     }
 
@@ -42,20 +44,20 @@ impl Writing {
     }
 }
 
-fn line(number: usize) -> Vec<u8> {
+fn numbered_line(number: usize) -> Vec<u8> {
     format!("{number:>width$}\n", width = LINE_BYTES - 1).into_bytes()
 }
 
 /// Writes in a task of its own, so that the daemon goes on hearing acknowledgements.
 #[derive(Debug)]
-pub(crate) struct OutputWriter {
+pub(crate) struct AttemptOutputWriter {
     acked: Arc<watch::Sender<u64>>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl OutputWriter {
+impl AttemptOutputWriter {
     pub(crate) fn start(
-        writing: &Writing,
+        writing: &OutputWorkload,
         attempt: &AttemptRef,
         end: daemon_frame::Frame,
         outgoing: &mpsc::Sender<DaemonFrame>,
@@ -65,7 +67,7 @@ impl OutputWriter {
         let (writing, attempt, outgoing) = (writing.clone(), attempt.clone(), outgoing.clone());
         let task = tokio::spawn(async move {
             // A closed stream ends the writing; the daemon's own loop sees it too.
-            let _ = write(writing, attempt, end, outgoing, heard).await;
+            let _ = write_output(writing, attempt, end, outgoing, heard).await;
         });
         Self {
             acked,
@@ -73,22 +75,22 @@ impl OutputWriter {
         }
     }
 
-    pub(crate) fn acked(&self, offset: u64) {
+    pub(crate) fn record_ack(&self, offset: u64) {
         self.acked.send_replace(offset);
     }
 }
 
-async fn write(
-    mut writing: Writing,
+async fn write_output(
+    mut writing: OutputWorkload,
     attempt: AttemptRef,
     end: daemon_frame::Frame,
     outgoing: mpsc::Sender<DaemonFrame>,
     mut acked: watch::Receiver<u64>,
 ) -> Option<()> {
-    writing.begin.wait_for(|begin| *begin).await.ok()?;
+    writing.start_signal.wait_for(|begin| *begin).await.ok()?;
     let mut offset = 0;
     for _ in 0..writing.chunks {
-        let room = |acked: &u64| offset - acked < UNACKED_BYTES;
+        let room = |acked: &u64| offset - acked < MAX_UNACKED_BYTES;
         acked.wait_for(room).await.ok()?;
         let frame = daemon_frame::Frame::Attempt(AttemptFrame {
             r#ref: Some(attempt.clone()),
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn every_line_has_its_size_and_chunks_are_whole() {
         let (_begin, never) = watch::channel(false);
-        let writing = Writing::new(1_000, 16, never);
+        let writing = OutputWorkload::new(1_000, 16, never);
         assert_eq!(writing.chunk.len(), 16 * LINE_BYTES);
         assert!(
             writing

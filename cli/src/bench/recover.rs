@@ -7,44 +7,44 @@ use std::time::Duration;
 use baton_proto::v1::{GetTaskRequest, ListTasksRequest, TaskState};
 use tokio::time::timeout;
 
-use super::load::{Load, Shape, Stretch, request};
-use super::report::{Figure, Phase, Report};
-use super::simulated_daemon::Work;
-use super::site::{FleetPlan, Place, Site};
-use super::tasks::disk;
-use super::witness::Witness;
-use super::{SETTLE_LIMIT, shown};
-use crate::client::Relay;
+use super::load::{LoadGenerator, LoadMeasurement, LoadShape, submit_request};
+use super::report::{BenchFigure, BenchPhase, BenchReport};
+use super::simulated_daemon::SimulatedWork;
+use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
+use super::tasks::disk_phase;
+use super::witness::CompletionRecorder;
+use super::{SETTLE_LIMIT, with_progress};
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
 
 const DAEMONS: usize = 4;
 const SLOTS: u32 = 256;
 const CONNECTIONS: usize = 8;
 /// Rows of one SubmitMany while the store is filled.
-const ROWS: usize = 100;
-const UNARY: Shape = Shape {
+const BATCH_TASKS: usize = 100;
+const UNARY_SHAPE: LoadShape = LoadShape {
     in_flight: 64,
     batch: None,
 };
-const FILLING: Shape = Shape {
+const FILL_SHAPE: LoadShape = LoadShape {
     in_flight: 1,
-    batch: Some(ROWS),
+    batch: Some(BATCH_TASKS),
 };
 
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RecoverBenchPlan {
     pub finished: u64,
     pub live: u64,
     /// Submits a second while latencies are taken.
     pub rate: u32,
     pub window: Duration,
     /// What the relay may keep on its disk; less than the finished tasks take shows what retention does.
-    pub retain: String,
+    pub retain_bytes: String,
 }
 
-impl Plan {
+impl RecoverBenchPlan {
     fn settings(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("finished", self.finished),
@@ -59,7 +59,7 @@ impl Plan {
         let words = [
             ["--max-open", &most],
             ["--max-open-per-tenant", &most],
-            ["--retain-bytes", &self.retain],
+            ["--retain-bytes", &self.retain_bytes],
         ];
         words
             .iter()
@@ -69,59 +69,76 @@ impl Plan {
     }
 }
 
-pub(crate) async fn run(place: &Place, plan: &Plan, console: &Console) -> Result<Report, CliError> {
-    let mut site = Site::open(place, &plan.arguments()).await?;
-    let mut report = Report::new("recover", site.machine.clone(), plan.settings());
-    let witness = Arc::new(Witness::new());
+pub(crate) async fn run(
+    place: &BenchTarget,
+    plan: &RecoverBenchPlan,
+    console: &CliConsole,
+) -> Result<BenchReport, CliError> {
+    let mut site = BenchEnvironment::open(place, &plan.arguments()).await?;
+    let mut report = BenchReport::new("recover", site.machine.clone(), plan.settings());
+    let witness = Arc::new(CompletionRecorder::new());
     let fleet = site
-        .fleet(FleetPlan {
+        .start_fleet(SimulatedFleetPlan {
             daemons: DAEMONS,
             slots: SLOTS,
-            work: Work::Complete,
+            work: SimulatedWork::Complete,
             witness: witness.clone(),
         })
         .await?;
-    let clients = site.clients(CONNECTIONS).await?;
-    let unary = Load::new(clients.clone(), UNARY, witness.clone());
-    let filling = Load::new(clients.clone(), FILLING, witness.clone());
-    let tasks = || format!("{} of {} tasks finished", witness.count(), plan.finished);
+    let clients = site.connect_clients(CONNECTIONS).await?;
+    let unary = LoadGenerator::new(clients.clone(), UNARY_SHAPE, witness.clone());
+    let filling = LoadGenerator::new(clients.clone(), FILL_SHAPE, witness.clone());
+    let tasks = || {
+        format!(
+            "{} of {} tasks finished",
+            witness.completed_count(),
+            plan.finished
+        )
+    };
 
     // The first of them warms everything up.
-    measure(&unary, "warm-up", plan).await;
-    settled(&witness, unary.acknowledged()).await?;
+    measure_submits(&unary, "warm-up", plan).await;
+    wait_until_completed(&witness, unary.acknowledged()).await?;
     let _ = site.relay.usage();
-    let empty = measure(&unary, "empty", plan).await;
-    settled(&witness, unary.acknowledged()).await?;
-    let before = p99(&empty);
-    report.phase(empty.phase(site.relay.usage()));
+    let empty = measure_submits(&unary, "empty", plan).await;
+    wait_until_completed(&witness, unary.acknowledged()).await?;
+    let before = submit_p99(&empty);
+    report.add_phase(empty.into_phase(site.relay.usage()));
 
     let already = unary.acknowledged();
-    let fill = filling.fill(plan.finished.saturating_sub(already));
-    shown(console, fill, tasks).await;
-    settled(&witness, already + filling.acknowledged()).await?;
+    let fill = filling.submit_until(plan.finished.saturating_sub(already));
+    with_progress(console, fill, tasks).await;
+    wait_until_completed(&witness, already + filling.acknowledged()).await?;
     let _ = site.relay.usage();
-    let full = measure(&unary, "full", plan).await;
-    settled(&witness, unary.acknowledged() + filling.acknowledged()).await?;
-    let after = p99(&full);
-    report.phase(full.phase(site.relay.usage()));
-    report.phase(disk(site.relay.disk_bytes(), witness.count()));
+    let full = measure_submits(&unary, "full", plan).await;
+    wait_until_completed(&witness, unary.acknowledged() + filling.acknowledged()).await?;
+    let after = submit_p99(&full);
+    report.add_phase(full.into_phase(site.relay.usage()));
+    report.add_phase(disk_phase(
+        site.relay.disk_bytes(),
+        witness.completed_count(),
+    ));
     drop(fleet);
 
-    let newest = live(&clients, plan, console).await?;
-    let site = restart(site, plan, &newest, after / before.max(0.001), &mut report).await?;
+    let newest = submit_live_tasks(&clients, plan, console).await?;
+    let site = measure_restart(site, plan, &newest, after / before.max(0.001), &mut report).await?;
     site.close().await?;
     Ok(report)
 }
 
-async fn measure(load: &Load, name: &'static str, plan: &Plan) -> Stretch {
-    load.steady(name, plan.rate, plan.window).await
+async fn measure_submits(
+    load: &LoadGenerator,
+    name: &'static str,
+    plan: &RecoverBenchPlan,
+) -> LoadMeasurement {
+    load.run_at_rate(name, plan.rate, plan.window).await
 }
 
 /// All that was asked for has completed.
-async fn settled(witness: &Witness, asked: u64) -> Result<(), CliError> {
-    let completed = timeout(SETTLE_LIMIT, witness.until_completed(asked)).await;
+async fn wait_until_completed(witness: &CompletionRecorder, asked: u64) -> Result<(), CliError> {
+    let completed = timeout(SETTLE_LIMIT, witness.wait_until_completed(asked)).await;
     completed.map_err(|_| {
-        let (completed, lost) = (witness.count(), witness.lost());
+        let (completed, lost) = (witness.completed_count(), witness.lost_count());
         CliError::local(
             "the relay lost work",
             format!("{completed} of {asked} tasks completed, {lost} attempts were taken away or done again"),
@@ -129,14 +146,18 @@ async fn settled(witness: &Witness, asked: u64) -> Result<(), CliError> {
     })
 }
 
-fn p99(stretch: &Stretch) -> f64 {
+fn submit_p99(stretch: &LoadMeasurement) -> f64 {
     stretch.submit.clone().summary().p99
 }
 
 /// Tasks that nobody takes, so that they are live when the relay dies. Gives the id of the last.
-async fn live(clients: &[Relay], plan: &Plan, console: &Console) -> Result<String, CliError> {
-    let witness = Arc::new(Witness::new());
-    let waiting = Load::new(clients.to_vec(), FILLING, witness);
+async fn submit_live_tasks(
+    clients: &[RelayClient],
+    plan: &RecoverBenchPlan,
+    console: &CliConsole,
+) -> Result<String, CliError> {
+    let witness = Arc::new(CompletionRecorder::new());
+    let waiting = LoadGenerator::new(clients.to_vec(), FILL_SHAPE, witness);
     let line = || {
         format!(
             "{} of {} live tasks submitted",
@@ -144,58 +165,69 @@ async fn live(clients: &[Relay], plan: &Plan, console: &Console) -> Result<Strin
             plan.live
         )
     };
-    shown(console, waiting.fill(plan.live), line).await;
-    let last = clients[0].tasks().submit(request(String::new())).await?;
+    with_progress(console, waiting.submit_until(plan.live), line).await;
+    let last = clients[0]
+        .tasks()
+        .submit(submit_request(String::new()))
+        .await?;
     Ok(last.into_inner().task.unwrap_or_default().task_id)
 }
 
 /// Kills the relay and times it back: listening, answering for a live task, and giving one to a daemon.
-async fn restart(
-    site: Site,
-    plan: &Plan,
+async fn measure_restart(
+    site: BenchEnvironment,
+    plan: &RecoverBenchPlan,
     newest: &str,
     slowdown: f64,
-    report: &mut Report,
-) -> Result<Site, CliError> {
+    report: &mut BenchReport,
+) -> Result<BenchEnvironment, CliError> {
     let killed = clock::instant();
     let since = || clock::instant().duration_since(killed).as_secs_f64();
-    let mut site = site.crash_and_start().await?;
+    let mut site = site.kill_and_restart().await?;
     let listening = since();
     let get = GetTaskRequest {
         task_id: newest.to_owned(),
         include_spec: false,
     };
-    let client = site.clients(1).await?.remove(0);
+    let client = site.connect_clients(1).await?.remove(0);
     client.tasks().get(get).await?;
     let answering = since();
-    let witness = Arc::new(Witness::new());
+    let witness = Arc::new(CompletionRecorder::new());
     let fleet = site
-        .fleet(FleetPlan {
+        .start_fleet(SimulatedFleetPlan {
             daemons: 1,
             slots: SLOTS,
-            work: Work::Hold,
+            work: SimulatedWork::Hold,
             witness: witness.clone(),
         })
         .await?;
-    let offered = timeout(SETTLE_LIMIT, witness.until_offered(1)).await;
+    let offered = timeout(SETTLE_LIMIT, witness.wait_until_offered(1)).await;
     offered.map_err(|_| CliError::local("no live task was offered again", "the relay is up"))?;
     let serving = since();
-    let known = count_live(&client, plan.live).await?;
+    let known = count_open_tasks(&client, plan.live).await?;
     drop(fleet);
-    report.phase(
-        Phase::new("restart")
-            .with("liveTasks", "LIVE TASKS", Figure::Count(known))
-            .with("listeningSeconds", "LISTENING", Figure::Seconds(listening))
-            .with("answeringSeconds", "ANSWERING", Figure::Seconds(answering))
-            .with("servingSeconds", "SERVING", Figure::Seconds(serving))
+    report.add_phase(
+        BenchPhase::new("restart")
+            .with("liveTasks", "LIVE TASKS", BenchFigure::Count(known))
+            .with(
+                "listeningSeconds",
+                "LISTENING",
+                BenchFigure::Seconds(listening),
+            )
+            .with(
+                "answeringSeconds",
+                "ANSWERING",
+                BenchFigure::Seconds(answering),
+            )
+            .with("servingSeconds", "SERVING", BenchFigure::Seconds(serving))
             .with(
                 "submitP99Ratio",
                 "SUBMIT P99 FULL/EMPTY",
-                Figure::Ratio(slowdown),
+                BenchFigure::Ratio(slowdown),
             )
-            .used(site.relay.usage()),
+            .with_usage(site.relay.usage()),
     );
-    report.check(
+    report.add_check(
         known >= plan.live,
         format!(
             "every live task is there after the kill: {known} of {}",
@@ -206,7 +238,7 @@ async fn restart(
 }
 
 /// Open tasks by the relay's own list.
-async fn count_live(client: &Relay, enough: u64) -> Result<u64, CliError> {
+async fn count_open_tasks(client: &RelayClient, enough: u64) -> Result<u64, CliError> {
     let mut request = ListTasksRequest {
         states: [TaskState::Pending, TaskState::Queued, TaskState::Running]
             .map(i32::from)

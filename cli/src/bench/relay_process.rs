@@ -25,25 +25,25 @@ const LOG_TAIL_LINES: usize = 20;
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug)]
-pub(crate) struct RelayProcess {
+pub(crate) struct MeasuredRelay {
     pub url: String,
     child: Child,
     data: PathBuf,
     log_tail: Arc<Mutex<VecDeque<String>>>,
-    cpu_noted: f64,
+    last_cpu_seconds: f64,
 }
 
 /// How the relay is started; the same at each start.
 #[derive(Clone, Debug)]
-pub(crate) struct Start {
+pub(crate) struct RelayStartCommand {
     /// Another build than this one, if asked for.
     pub program: Option<PathBuf>,
     pub arguments: Vec<String>,
 }
 
-impl RelayProcess {
+impl MeasuredRelay {
     /// Starts it on a free loopback port and waits until it listens.
-    pub(crate) async fn start(data: &Path, start: &Start) -> Result<Self, CliError> {
+    pub(crate) async fn start(data: &Path, start: &RelayStartCommand) -> Result<Self, CliError> {
         let own = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
         let mut child = Command::new(start.program.as_ref().unwrap_or(&own))
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
@@ -61,17 +61,20 @@ impl RelayProcess {
         let stderr = child.stderr.take().expect("stderr is piped just above");
         let log_tail = Arc::new(Mutex::new(VecDeque::new()));
         let mut lines = BufReader::new(stderr).lines();
-        let url = timeout(START_LIMIT, address(&mut lines, &log_tail)).await;
+        let url = timeout(START_LIMIT, read_listen_address(&mut lines, &log_tail)).await;
         let Ok(Some(url)) = url else {
-            return Err(CliError::local("the relay did not start", tail(&log_tail)));
+            return Err(CliError::local(
+                "the relay did not start",
+                log_text(&log_tail),
+            ));
         };
-        tokio::spawn(keep_tail(lines, log_tail.clone()));
+        tokio::spawn(collect_log_tail(lines, log_tail.clone()));
         Ok(Self {
             url,
             child,
             data: data.to_owned(),
             log_tail,
-            cpu_noted: 0.0,
+            last_cpu_seconds: 0.0,
         })
     }
 
@@ -83,13 +86,13 @@ impl RelayProcess {
     }
 
     /// Memory now and at its highest, and processor time since this was last asked.
-    pub(crate) fn usage(&mut self) -> Usage {
+    pub(crate) fn usage(&mut self) -> ProcessUsage {
         let pid = self.child.id().unwrap_or_default();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let cpu = cpu_ticks(&stat) as f64 / TICKS_PER_SECOND;
-        let before = std::mem::replace(&mut self.cpu_noted, cpu);
-        Usage {
+        let before = std::mem::replace(&mut self.last_cpu_seconds, cpu);
+        ProcessUsage {
             resident: status_bytes(&status, "VmRSS:"),
             peak: status_bytes(&status, "VmHWM:"),
             cpu_seconds: cpu - before,
@@ -98,7 +101,7 @@ impl RelayProcess {
 
     /// What its data takes on the disk, in allocated bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        allocated(&self.data).unwrap_or(0)
+        allocated_bytes(&self.data).unwrap_or(0)
     }
 
     /// kill -9; returns when it is gone.
@@ -120,21 +123,21 @@ impl RelayProcess {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(_) | Err(_) => Err(CliError::local(
                 "the relay did not stop cleanly",
-                tail(&self.log_tail),
+                log_text(&self.log_tail),
             )),
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Usage {
+pub(crate) struct ProcessUsage {
     pub resident: u64,
     pub peak: u64,
     /// User and system together.
     pub cpu_seconds: f64,
 }
 
-async fn address(
+async fn read_listen_address(
     lines: &mut Lines<BufReader<ChildStderr>>,
     log_tail: &Mutex<VecDeque<String>>,
 ) -> Option<String> {
@@ -142,21 +145,21 @@ async fn address(
         if let Some((_, rest)) = line.split_once(LISTENING_ON) {
             return rest.split([',', ' ']).next().map(str::to_owned);
         }
-        remember(log_tail, line);
+        push_log_line(log_tail, line);
     }
     None
 }
 
-async fn keep_tail(
+async fn collect_log_tail(
     mut lines: Lines<BufReader<ChildStderr>>,
     log_tail: Arc<Mutex<VecDeque<String>>>,
 ) {
     while let Ok(Some(line)) = lines.next_line().await {
-        remember(&log_tail, line);
+        push_log_line(&log_tail, line);
     }
 }
 
-fn remember(log_tail: &Mutex<VecDeque<String>>, line: String) {
+fn push_log_line(log_tail: &Mutex<VecDeque<String>>, line: String) {
     let mut tail = log_tail.lock().expect("no holder of this lock panics");
     if tail.len() == LOG_TAIL_LINES {
         tail.pop_front();
@@ -164,7 +167,7 @@ fn remember(log_tail: &Mutex<VecDeque<String>>, line: String) {
     tail.push_back(line);
 }
 
-fn tail(log_tail: &Mutex<VecDeque<String>>) -> String {
+fn log_text(log_tail: &Mutex<VecDeque<String>>) -> String {
     let tail = log_tail.lock().expect("no holder of this lock panics");
     let lines: Vec<&str> = tail.iter().map(String::as_str).collect();
     if lines.is_empty() {
@@ -187,13 +190,13 @@ fn cpu_ticks(stat: &str) -> u64 {
     fields.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-fn allocated(path: &Path) -> io::Result<u64> {
+fn allocated_bytes(path: &Path) -> io::Result<u64> {
     let meta = fs::symlink_metadata(path)?;
     let mut bytes = meta.blocks() * 512;
     if meta.is_dir() {
         for entry in fs::read_dir(path)? {
             // A file may go away while we look: the relay is running.
-            bytes += allocated(&entry?.path()).unwrap_or(0);
+            bytes += allocated_bytes(&entry?.path()).unwrap_or(0);
         }
     }
     Ok(bytes)

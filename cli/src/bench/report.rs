@@ -3,53 +3,53 @@
 
 use serde_json::{Map, Value, json};
 
-use super::latency::Summary;
-use super::machine::Machine;
-use super::relay_process::Usage;
-use crate::progress::size;
-use crate::table::Table;
+use super::latency::LatencySummary;
+use super::machine::MachineInfo;
+use super::relay_process::ProcessUsage;
+use crate::progress::format_size;
+use crate::table::TextTable;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Figure {
+pub(crate) enum BenchFigure {
     Count(u64),
     PerSecond(f64),
     Seconds(f64),
     Bytes(u64),
     Ratio(f64),
-    Latency(Summary),
+    Latency(LatencySummary),
 }
 
 /// One stretch of load, or one moment, with its figures in the order of their columns.
 #[derive(Clone, Debug)]
-pub(crate) struct Phase {
+pub(crate) struct BenchPhase {
     name: &'static str,
-    figures: Vec<(Name, Figure)>,
+    figures: Vec<(FigureName, BenchFigure)>,
 }
 
 /// How a figure is called in JSON and over its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
+struct FigureName {
     key: &'static str,
     title: &'static str,
 }
 
 /// Something that must hold whatever the speed: a bench that lost something has measured nothing.
 #[derive(Clone, Debug)]
-struct Check {
+struct BenchCheck {
     what: String,
-    held: bool,
+    passed: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     bench: &'static str,
-    machine: Machine,
+    machine: MachineInfo,
     settings: Vec<(&'static str, u64)>,
-    phases: Vec<Phase>,
-    checks: Vec<Check>,
+    phases: Vec<BenchPhase>,
+    checks: Vec<BenchCheck>,
 }
 
-impl Phase {
+impl BenchPhase {
     pub(crate) fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -57,23 +57,28 @@ impl Phase {
         }
     }
 
-    pub(crate) fn with(mut self, key: &'static str, title: &'static str, figure: Figure) -> Self {
-        self.figures.push((Name { key, title }, figure));
+    pub(crate) fn with(
+        mut self,
+        key: &'static str,
+        title: &'static str,
+        figure: BenchFigure,
+    ) -> Self {
+        self.figures.push((FigureName { key, title }, figure));
         self
     }
 
     /// What the relay used in it.
-    pub(crate) fn used(self, used: Usage) -> Self {
-        self.with("residentBytes", "MEMORY", Figure::Bytes(used.resident))
-            .with("peakResidentBytes", "PEAK", Figure::Bytes(used.peak))
+    pub(crate) fn with_usage(self, used: ProcessUsage) -> Self {
+        self.with("residentBytes", "MEMORY", BenchFigure::Bytes(used.resident))
+            .with("peakResidentBytes", "PEAK", BenchFigure::Bytes(used.peak))
             .with(
                 "relayCpuSeconds",
                 "RELAY CPU",
-                Figure::Seconds(used.cpu_seconds),
+                BenchFigure::Seconds(used.cpu_seconds),
             )
     }
 
-    fn names(&self) -> impl Iterator<Item = Name> {
+    fn names(&self) -> impl Iterator<Item = FigureName> {
         self.figures.iter().map(|(name, _)| *name)
     }
 
@@ -87,49 +92,49 @@ impl Phase {
     }
 }
 
-impl Figure {
+impl BenchFigure {
     fn json(self) -> Value {
         match self {
-            Figure::Count(count) | Figure::Bytes(count) => count.into(),
-            Figure::PerSecond(value) | Figure::Seconds(value) | Figure::Ratio(value) => {
-                value.into()
-            }
-            Figure::Latency(summary) => summary.json(),
+            BenchFigure::Count(count) | BenchFigure::Bytes(count) => count.into(),
+            BenchFigure::PerSecond(value)
+            | BenchFigure::Seconds(value)
+            | BenchFigure::Ratio(value) => value.into(),
+            BenchFigure::Latency(summary) => summary.json(),
         }
     }
 
     fn headings(self, title: &str) -> Vec<String> {
         match self {
-            Figure::Latency(_) => ["P50", "P99", "MAX"]
+            BenchFigure::Latency(_) => ["P50", "P99", "MAX"]
                 .map(|q| format!("{title} {q}"))
                 .to_vec(),
-            Figure::Count(_)
-            | Figure::PerSecond(_)
-            | Figure::Seconds(_)
-            | Figure::Bytes(_)
-            | Figure::Ratio(_) => vec![title.to_owned()],
+            BenchFigure::Count(_)
+            | BenchFigure::PerSecond(_)
+            | BenchFigure::Seconds(_)
+            | BenchFigure::Bytes(_)
+            | BenchFigure::Ratio(_) => vec![title.to_owned()],
         }
     }
 
     fn cells(self) -> Vec<String> {
         match self {
-            Figure::Count(count) => vec![count.to_string()],
-            Figure::PerSecond(rate) => vec![format!("{rate:.0}")],
-            Figure::Seconds(seconds) => vec![format!("{seconds:.2} s")],
-            Figure::Bytes(bytes) => vec![size(bytes)],
-            Figure::Ratio(ratio) => vec![format!("{ratio:.2}")],
-            Figure::Latency(summary) if summary.count == 0 => vec!["-".to_owned(); 3],
-            Figure::Latency(summary) => [summary.p50, summary.p99, summary.max]
+            BenchFigure::Count(count) => vec![count.to_string()],
+            BenchFigure::PerSecond(rate) => vec![format!("{rate:.0}")],
+            BenchFigure::Seconds(seconds) => vec![format!("{seconds:.2} s")],
+            BenchFigure::Bytes(bytes) => vec![format_size(bytes)],
+            BenchFigure::Ratio(ratio) => vec![format!("{ratio:.2}")],
+            BenchFigure::Latency(summary) if summary.count == 0 => vec!["-".to_owned(); 3],
+            BenchFigure::Latency(summary) => [summary.p50, summary.p99, summary.max]
                 .map(|ms| format!("{ms:.1} ms"))
                 .to_vec(),
         }
     }
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new(
         bench: &'static str,
-        machine: Machine,
+        machine: MachineInfo,
         settings: Vec<(&'static str, u64)>,
     ) -> Self {
         Self {
@@ -141,17 +146,17 @@ impl Report {
         }
     }
 
-    pub(crate) fn phase(&mut self, phase: Phase) {
+    pub(crate) fn add_phase(&mut self, phase: BenchPhase) {
         self.phases.push(phase);
     }
 
-    pub(crate) fn check(&mut self, held: bool, what: impl Into<String>) {
+    pub(crate) fn add_check(&mut self, held: bool, what: impl Into<String>) {
         let what = what.into();
-        self.checks.push(Check { what, held });
+        self.checks.push(BenchCheck { what, passed: held });
     }
 
-    pub(crate) fn holds(&self) -> bool {
-        self.checks.iter().all(|check| check.held)
+    pub(crate) fn all_checks_passed(&self) -> bool {
+        self.checks.iter().all(|check| check.passed)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -165,8 +170,8 @@ impl Report {
             "version": env!("CARGO_PKG_VERSION"),
             "machine": self.machine.json(),
             "settings": settings,
-            "phases": self.phases.iter().map(Phase::json).collect::<Vec<_>>(),
-            "checks": checks.map(|check| json!({ "what": check.what, "held": check.held })).collect::<Vec<_>>(),
+            "phases": self.phases.iter().map(BenchPhase::json).collect::<Vec<_>>(),
+            "checks": checks.map(|check| json!({ "what": check.what, "held": check.passed })).collect::<Vec<_>>(),
         })
     }
 
@@ -183,26 +188,26 @@ impl Report {
             .chunk_by(|one, next| one.names().eq(next.names()))
         {
             lines.push(String::new());
-            lines.extend(table(alike).lines());
+            lines.extend(phase_table(alike).lines());
         }
         lines.push(String::new());
         let word = |held| if held { "held:  " } else { "BROKEN:" };
         let checks = self.checks.iter();
-        lines.extend(checks.map(|check| format!("{} {}", word(check.held), check.what)));
+        lines.extend(checks.map(|check| format!("{} {}", word(check.passed), check.what)));
         lines
     }
 }
 
-fn table(phases: &[Phase]) -> Table {
+fn phase_table(phases: &[BenchPhase]) -> TextTable {
     let figures = phases.first().map_or(&[][..], |phase| &phase.figures);
     let headings = figures
         .iter()
         .flat_map(|(name, figure)| figure.headings(name.title));
     let header = std::iter::once("PHASE".to_owned()).chain(headings);
-    let mut table = Table::of(header.collect());
+    let mut table = TextTable::with_header(header.collect());
     for phase in phases {
         let cells = phase.figures.iter().flat_map(|(_, figure)| figure.cells());
-        table.cells(
+        table.row_of_cells(
             std::iter::once(phase.name.to_owned())
                 .chain(cells)
                 .collect(),
@@ -214,16 +219,16 @@ fn table(phases: &[Phase]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::latency::Samples;
+    use crate::bench::latency::LatencySamples;
 
     #[test]
     fn a_table_has_a_column_for_every_percentile_and_json_every_figure() {
-        let mut samples = Samples::default();
+        let mut samples = LatencySamples::default();
         samples.add(std::time::Duration::from_millis(2));
-        let phase = Phase::new("steady")
-            .with("tasksPerSecond", "TASKS/S", Figure::PerSecond(1234.4))
-            .with("submit", "SUBMIT", Figure::Latency(samples.summary()));
-        let lines: Vec<String> = table(std::slice::from_ref(&phase)).lines().collect();
+        let phase = BenchPhase::new("steady")
+            .with("tasksPerSecond", "TASKS/S", BenchFigure::PerSecond(1234.4))
+            .with("submit", "SUBMIT", BenchFigure::Latency(samples.summary()));
+        let lines: Vec<String> = phase_table(std::slice::from_ref(&phase)).lines().collect();
         assert_eq!(
             lines[0],
             "PHASE   TASKS/S  SUBMIT P50  SUBMIT P99  SUBMIT MAX"

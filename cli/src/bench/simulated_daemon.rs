@@ -16,44 +16,44 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::output_writer::{OutputWriter, Writing};
-use super::witness::Witness;
-use crate::client::Relay;
+use super::output_writer::{AttemptOutputWriter, OutputWorkload};
+use super::witness::CompletionRecorder;
+use crate::client::RelayClient;
 use crate::clock;
 use crate::errors::CliError;
 
 /// What tasks ask for that are completed or held.
-pub(crate) const AGENT: &str = "bench";
+pub(crate) const COMMAND_AGENT_NAME: &str = "bench";
 /// What tasks ask for that write output.
-pub(crate) const WRITING_AGENT: &str = "bench-output";
+pub(crate) const OUTPUT_AGENT_NAME: &str = "bench-output";
 /// TaskAccepted is 1.
-const STARTED_SEQ: u64 = 2;
+const STARTED_CONTROL_SEQ: u64 = 2;
 /// Full policy: the daemon waits, and the relay's flow control reaches it that way.
-const OUTGOING_FRAMES: usize = 1024;
+const MAX_OUTGOING_FRAMES: usize = 1024;
 
 /// What becomes of an attempt once its lease is confirmed.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
+pub(crate) enum SimulatedWork {
     /// Completed at once.
     Complete,
     /// Held until an order says otherwise.
     Hold,
     /// Writes output, then completes.
-    Write(Writing),
+    Write(OutputWorkload),
 }
 
-impl Work {
+impl SimulatedWork {
     fn agent(&self) -> &'static str {
         match self {
-            Work::Complete | Work::Hold => AGENT,
-            Work::Write(_) => WRITING_AGENT,
+            SimulatedWork::Complete | SimulatedWork::Hold => COMMAND_AGENT_NAME,
+            SimulatedWork::Write(_) => OUTPUT_AGENT_NAME,
         }
     }
 }
 
 /// What a bench tells the daemons that hold attempts. The newest counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum DaemonOrder {
     #[default]
     None,
     /// One tool call on each attempt; the number tells one order from the next.
@@ -65,68 +65,72 @@ pub(crate) enum Order {
 #[derive(Debug)]
 pub(crate) struct SimulatedDaemon {
     hello: Hello,
-    work: Work,
-    orders: watch::Receiver<Order>,
-    witness: Arc<Witness>,
-    held: HashMap<String, Held>,
+    work: SimulatedWork,
+    orders: watch::Receiver<DaemonOrder>,
+    witness: Arc<CompletionRecorder>,
+    attempts: HashMap<String, BenchAttempt>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct BenchAttempt {
     attempt: AttemptRef,
     token: Option<LeaseToken>,
     /// Number of the last control frame.
-    said: u64,
+    last_control_seq: u64,
     /// Its end, once it was said.
-    end: Option<u64>,
-    runs: bool,
-    output: Option<OutputWriter>,
+    end_control_seq: Option<u64>,
+    is_running: bool,
+    output: Option<AttemptOutputWriter>,
 }
 
 /// One stream, and the connection that it lives on.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct SimulatedLink {
     outgoing: mpsc::Sender<DaemonFrame>,
     incoming: Streaming<RelayFrame>,
     heartbeat: Duration,
     heartbeats: u64,
-    heard: u64,
-    _relay: Relay,
+    last_acked_heartbeat: u64,
+    _relay: RelayClient,
 }
 
 /// How the relay answered Hello.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    Welcome(Box<Link>),
+pub(crate) enum HelloReply {
+    Welcome(Box<SimulatedLink>),
     /// Come back after this.
-    Later(Duration),
+    RetryAfter(Duration),
 }
 
 impl SimulatedDaemon {
     pub(crate) fn new(
         name: &str,
         slots: u32,
-        work: Work,
-        orders: watch::Receiver<Order>,
-        witness: Arc<Witness>,
+        work: SimulatedWork,
+        orders: watch::Receiver<DaemonOrder>,
+        witness: Arc<CompletionRecorder>,
     ) -> Self {
         Self {
-            hello: hello(name, slots, work.agent()),
+            hello: hello_message(name, slots, work.agent()),
             work,
             orders,
             witness,
-            held: HashMap::new(),
+            attempts: HashMap::new(),
         }
     }
 
-    pub(crate) fn holds_any(&self) -> bool {
-        !self.held.is_empty()
+    pub(crate) fn has_attempts(&self) -> bool {
+        !self.attempts.is_empty()
     }
 
     /// Introduces itself on a new connection, with what it holds.
-    pub(crate) async fn dial(&mut self, relay: Relay) -> Result<Answer, CliError> {
-        let (outgoing, queue) = mpsc::channel(OUTGOING_FRAMES);
-        self.hello.active = self.held.values().map(Held::active).collect();
+    pub(crate) async fn dial(&mut self, relay: RelayClient) -> Result<HelloReply, CliError> {
+        let (outgoing, queue) = mpsc::channel(MAX_OUTGOING_FRAMES);
+        self.hello.active = self
+            .attempts
+            .values()
+            .map(BenchAttempt::active_attempt)
+            .collect();
         let hello = daemon_frame::Frame::Hello(self.hello.clone());
         drop(outgoing.send(DaemonFrame { frame: Some(hello) }).await);
         let call = relay.link().link(ReceiverStream::new(queue)).await?;
@@ -135,19 +139,19 @@ impl SimulatedDaemon {
         match frame {
             Some(relay_frame::Frame::Welcome(welcome)) => {
                 let heartbeat = Duration::from_millis(welcome.heartbeat_ms.max(100));
-                self.welcomed(welcome);
-                Ok(Answer::Welcome(Box::new(Link {
+                self.apply_welcome(welcome);
+                Ok(HelloReply::Welcome(Box::new(SimulatedLink {
                     outgoing,
                     incoming,
                     heartbeat,
                     heartbeats: 0,
-                    heard: 0,
+                    last_acked_heartbeat: 0,
                     _relay: relay,
                 })))
             }
             Some(relay_frame::Frame::Goodbye(goodbye)) => {
                 let ms = goodbye.retry_after_ms.unwrap_or(500);
-                Ok(Answer::Later(Duration::from_millis(ms)))
+                Ok(HelloReply::RetryAfter(Duration::from_millis(ms)))
             }
             other => Err(CliError::local(
                 "a simulated daemon was not welcomed",
@@ -156,69 +160,78 @@ impl SimulatedDaemon {
         }
     }
 
-    fn welcomed(&mut self, welcome: Welcome) {
+    fn apply_welcome(&mut self, welcome: Welcome) {
         self.hello.daemon_id = welcome.daemon_id;
         for settled in welcome.settlements {
             match settled.decision {
                 Some(settlement::Decision::Keep(_)) => {}
                 Some(settlement::Decision::Adopt(_) | settlement::Decision::Kill(_)) | None => {
-                    self.held.remove(&settled.attempt_id);
-                    self.witness.taken_away();
+                    self.attempts.remove(&settled.attempt_id);
+                    self.witness.record_revoked();
                 }
             }
         }
     }
 
     /// Until the relay closes the stream. A broken stream shows as work that does not complete.
-    pub(crate) async fn serve(&mut self, link: &mut Link) {
+    pub(crate) async fn serve(&mut self, link: &mut SimulatedLink) {
         let mut beat = tokio::time::interval(link.heartbeat);
         let mut ordered = true;
         loop {
             tokio::select! {
-                _ = beat.tick() => self.beat(link).await,
+                _ = beat.tick() => self.send_heartbeat(link).await,
                 changed = self.orders.changed(), if ordered => {
                     ordered = changed.is_ok();
-                    self.obey(link).await;
+                    self.apply_order(link).await;
                 }
                 frame = link.incoming.message() => match frame {
-                    Ok(Some(frame)) => self.frame(link, frame).await,
+                    Ok(Some(frame)) => self.handle_frame(link, frame).await,
                     Ok(None) | Err(_) => return,
                 },
             }
         }
     }
 
-    async fn frame(&mut self, link: &mut Link, frame: RelayFrame) {
+    async fn handle_frame(&mut self, link: &mut SimulatedLink, frame: RelayFrame) {
         match frame.frame {
             Some(relay_frame::Frame::Attempt(AttemptCommand {
                 r#ref: Some(attempt),
                 body: Some(body),
-            })) => self.command(link, attempt, body).await,
+            })) => self.handle_command(link, attempt, body).await,
             Some(relay_frame::Frame::Ack(ack)) => {
                 for entry in ack.entries {
-                    self.acked(&entry.attempt_id, entry.control_seq, entry.output_offset);
+                    self.handle_ack(&entry.attempt_id, entry.control_seq, entry.output_offset);
                 }
             }
             Some(relay_frame::Frame::HeartbeatAck(ack)) => {
-                link.heard = ack.seq;
+                link.last_acked_heartbeat = ack.seq;
                 for result in ack.results {
                     if let Some(renew_result::Result::Revoked(_)) = result.result {
-                        self.revoked(&result.attempt_id);
+                        self.handle_revocation(&result.attempt_id);
                     }
                 }
             }
             // A refused frame is not a completion, however it is acknowledged later.
-            Some(relay_frame::Frame::Rejected(rejected)) => self.taken_away(&rejected.attempt_id),
+            Some(relay_frame::Frame::Rejected(rejected)) => self.drop_attempt(&rejected.attempt_id),
             Some(_) | None => {}
         }
     }
 
-    async fn command(&mut self, link: &Link, attempt: AttemptRef, body: attempt_command::Body) {
+    async fn handle_command(
+        &mut self,
+        link: &SimulatedLink,
+        attempt: AttemptRef,
+        body: attempt_command::Body,
+    ) {
         match body {
-            attempt_command::Body::Dispatch(dispatch) => self.take(link, attempt, dispatch).await,
-            attempt_command::Body::LeaseConfirmed(_) => self.begin(link, &attempt.attempt_id).await,
+            attempt_command::Body::Dispatch(dispatch) => {
+                self.accept_dispatch(link, attempt, dispatch).await
+            }
+            attempt_command::Body::LeaseConfirmed(_) => {
+                self.start_attempt(link, &attempt.attempt_id).await
+            }
             attempt_command::Body::Cancel(_) | attempt_command::Body::Abandon(_) => {
-                self.taken_away(&attempt.attempt_id);
+                self.drop_attempt(&attempt.attempt_id);
             }
             attempt_command::Body::Result(CommandResult { .. })
             | attempt_command::Body::PermissionDecision(_)
@@ -226,103 +239,117 @@ impl SimulatedDaemon {
         }
     }
 
-    async fn take(&mut self, link: &Link, attempt: AttemptRef, dispatch: Dispatch) {
-        self.witness.offered(attempt.attempt_number);
+    async fn accept_dispatch(
+        &mut self,
+        link: &SimulatedLink,
+        attempt: AttemptRef,
+        dispatch: Dispatch,
+    ) {
+        self.witness.record_offered(attempt.attempt_number);
         let id = attempt.attempt_id.clone();
-        let mut held = Held {
+        let mut held = BenchAttempt {
             attempt,
             token: dispatch.token,
-            said: 0,
-            end: None,
-            runs: false,
+            last_control_seq: 0,
+            end_control_seq: None,
+            is_running: false,
             output: None,
         };
         let accepted = attempt_frame::Body::Accepted(TaskAccepted { position: 0 });
-        link.send(held.say(accepted)).await;
-        self.held.insert(id, held);
+        link.send(held.control_frame(accepted)).await;
+        self.attempts.insert(id, held);
     }
 
-    async fn begin(&mut self, link: &Link, attempt_id: &str) {
-        let Some(held) = self.held.get_mut(attempt_id) else {
+    async fn start_attempt(&mut self, link: &SimulatedLink, attempt_id: &str) {
+        let Some(held) = self.attempts.get_mut(attempt_id) else {
             return;
         };
         let started = attempt_frame::Body::Started(TaskStarted::default());
-        link.send(held.say(started)).await;
+        link.send(held.control_frame(started)).await;
         match &self.work {
-            Work::Complete => link.send(held.complete(0)).await,
-            Work::Hold if *self.orders.borrow() == Order::Complete => {
-                link.send(held.complete(0)).await;
+            SimulatedWork::Complete => link.send(held.completion_frame(0)).await,
+            SimulatedWork::Hold if *self.orders.borrow() == DaemonOrder::Complete => {
+                link.send(held.completion_frame(0)).await;
             }
-            Work::Hold => {}
-            Work::Write(writing) => {
-                let end = held.complete(writing.bytes());
-                let writer = OutputWriter::start(writing, &held.attempt, end, &link.outgoing);
+            SimulatedWork::Hold => {}
+            SimulatedWork::Write(writing) => {
+                let end = held.completion_frame(writing.bytes());
+                let writer =
+                    AttemptOutputWriter::start(writing, &held.attempt, end, &link.outgoing);
                 held.output = Some(writer);
             }
         }
     }
 
-    async fn obey(&mut self, link: &Link) {
+    async fn apply_order(&mut self, link: &SimulatedLink) {
         let order = *self.orders.borrow_and_update();
         // Both frames of a tool call carry the moment that they were made, for whoever watches.
-        for held in self.held.values_mut().filter(|held| held.end.is_none()) {
+        for held in self
+            .attempts
+            .values_mut()
+            .filter(|held| held.end_control_seq.is_none())
+        {
             match order {
-                Order::None => {}
-                Order::UseTool(_) => {
-                    let id = self.witness.stamp(clock::instant());
-                    link.send(held.say(tool(LifecyclePhase::ToolStarted, &id)))
+                DaemonOrder::None => {}
+                DaemonOrder::UseTool(_) => {
+                    let id = self.witness.encode_time(clock::instant());
+                    link.send(held.control_frame(tool_event(LifecyclePhase::ToolStarted, &id)))
                         .await;
-                    link.send(held.say(tool(LifecyclePhase::ToolFinished, &id)))
+                    link.send(held.control_frame(tool_event(LifecyclePhase::ToolFinished, &id)))
                         .await;
                 }
-                Order::Complete => link.send(held.complete(0)).await,
+                DaemonOrder::Complete => link.send(held.completion_frame(0)).await,
             }
         }
     }
 
-    fn acked(&mut self, attempt_id: &str, control_seq: u64, offset: u64) {
-        let Some(held) = self.held.get_mut(attempt_id) else {
+    fn handle_ack(&mut self, attempt_id: &str, control_seq: u64, offset: u64) {
+        let Some(held) = self.attempts.get_mut(attempt_id) else {
             return;
         };
         if let Some(output) = &held.output {
-            output.acked(offset);
+            output.record_ack(offset);
         }
-        if control_seq >= STARTED_SEQ && !held.runs {
-            held.runs = true;
-            self.witness.runs();
+        if control_seq >= STARTED_CONTROL_SEQ && !held.is_running {
+            held.is_running = true;
+            self.witness.record_running();
         }
         // Said twice, it counts once: the attempt is gone after the first.
-        if held.end.is_some_and(|end| end <= control_seq)
-            && let Some(held) = self.held.remove(attempt_id)
+        if held.end_control_seq.is_some_and(|end| end <= control_seq)
+            && let Some(held) = self.attempts.remove(attempt_id)
         {
-            self.witness.completed(&held.attempt.channel_id);
+            self.witness.record_completed(&held.attempt.channel_id);
         }
     }
 
     /// An attempt whose end the relay has just heard is no longer renewed; its acknowledgement is on the way.
-    fn revoked(&mut self, attempt_id: &str) {
+    fn handle_revocation(&mut self, attempt_id: &str) {
         if self
-            .held
+            .attempts
             .get(attempt_id)
-            .is_some_and(|held| held.end.is_none())
+            .is_some_and(|held| held.end_control_seq.is_none())
         {
-            self.taken_away(attempt_id);
+            self.drop_attempt(attempt_id);
         }
     }
 
-    fn taken_away(&mut self, attempt_id: &str) {
-        if self.held.remove(attempt_id).is_some() {
-            self.witness.taken_away();
+    fn drop_attempt(&mut self, attempt_id: &str) {
+        if self.attempts.remove(attempt_id).is_some() {
+            self.witness.record_revoked();
         }
     }
 
-    async fn beat(&self, link: &mut Link) {
+    async fn send_heartbeat(&self, link: &mut SimulatedLink) {
         link.heartbeats += 1;
-        let renew: Vec<RenewEntry> = self.held.values().map(Held::renewal).collect();
+        let renew: Vec<RenewEntry> = self
+            .attempts
+            .values()
+            .map(BenchAttempt::renew_entry)
+            .collect();
         let taken = u32::try_from(renew.len()).unwrap_or(u32::MAX);
         let heartbeat = Heartbeat {
             seq: link.heartbeats,
-            heard_seq: Some(link.heard),
+            heard_seq: Some(link.last_acked_heartbeat),
             free_slots: self.hello.slots.saturating_sub(taken),
             status: DaemonStatus::Online.into(),
             renew,
@@ -332,27 +359,27 @@ impl SimulatedDaemon {
     }
 }
 
-impl Link {
+impl SimulatedLink {
     /// A closed stream shows in `serve`, so a frame that nobody takes is no error here.
     async fn send(&self, frame: daemon_frame::Frame) {
         drop(self.outgoing.send(DaemonFrame { frame: Some(frame) }).await);
     }
 }
 
-impl Held {
+impl BenchAttempt {
     /// The next control frame.
-    fn say(&mut self, body: attempt_frame::Body) -> daemon_frame::Frame {
-        self.said += 1;
+    fn control_frame(&mut self, body: attempt_frame::Body) -> daemon_frame::Frame {
+        self.last_control_seq += 1;
         daemon_frame::Frame::Attempt(AttemptFrame {
             r#ref: Some(self.attempt.clone()),
-            control_seq: self.said,
+            control_seq: self.last_control_seq,
             within_lease: true,
             body: Some(body),
             ..AttemptFrame::default()
         })
     }
 
-    fn complete(&mut self, final_offset: u64) -> daemon_frame::Frame {
+    fn completion_frame(&mut self, final_offset: u64) -> daemon_frame::Frame {
         let receipt = TerminationReceipt {
             exit_code: Some(0),
             group_empty: true,
@@ -360,16 +387,16 @@ impl Held {
             process_started: true,
             ..TerminationReceipt::default()
         };
-        let frame = self.say(attempt_frame::Body::Complete(TaskComplete {
+        let frame = self.control_frame(attempt_frame::Body::Complete(TaskComplete {
             final_offset,
             receipt: Some(receipt),
             ..TaskComplete::default()
         }));
-        self.end = Some(self.said);
+        self.end_control_seq = Some(self.last_control_seq);
         frame
     }
 
-    fn renewal(&self) -> RenewEntry {
+    fn renew_entry(&self) -> RenewEntry {
         RenewEntry {
             attempt_id: self.attempt.attempt_id.clone(),
             token: self.token.clone(),
@@ -377,28 +404,28 @@ impl Held {
         }
     }
 
-    fn active(&self) -> ActiveAttempt {
+    fn active_attempt(&self) -> ActiveAttempt {
         ActiveAttempt {
             r#ref: Some(self.attempt.clone()),
             token: self.token.clone(),
             state: ActiveState::Running.into(),
-            last_control_seq: self.said,
+            last_control_seq: self.last_control_seq,
             phase: LifecyclePhase::Started.into(),
             ..ActiveAttempt::default()
         }
     }
 }
 
-fn tool(phase: LifecyclePhase, id: &str) -> attempt_frame::Body {
+fn tool_event(phase: LifecyclePhase, id: &str) -> attempt_frame::Body {
     attempt_frame::Body::Lifecycle(TaskLifecycle {
         phase: phase.into(),
         tool_call_id: id.to_owned(),
-        tool_name: AGENT.to_owned(),
+        tool_name: COMMAND_AGENT_NAME.to_owned(),
         ..TaskLifecycle::default()
     })
 }
 
-fn hello(name: &str, slots: u32, agent: &str) -> Hello {
+fn hello_message(name: &str, slots: u32, agent: &str) -> Hello {
     Hello {
         instance_id: uuid::Uuid::now_v7().to_string(),
         boot_id: uuid::Uuid::now_v7().to_string(),

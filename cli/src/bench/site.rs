@@ -8,11 +8,11 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::machine::{Machine, TMPFS_MAGIC};
-use super::relay_process::{RelayProcess, Start};
-use super::simulated_daemon::{Answer, Order, SimulatedDaemon, Work};
-use super::witness::Witness;
-use crate::client::Relay;
+use super::machine::{MachineInfo, TMPFS_MAGIC};
+use super::relay_process::{MeasuredRelay, RelayStartCommand};
+use super::simulated_daemon::{DaemonOrder, HelloReply, SimulatedDaemon, SimulatedWork};
+use super::witness::CompletionRecorder;
+use crate::client::RelayClient;
 use crate::commands::token;
 use crate::errors::CliError;
 
@@ -20,7 +20,7 @@ const TENANT: &str = "bench";
 
 /// What the command line says about where and what to measure.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct BenchTarget {
     /// Where the relay's data directory is made; it should be on a real disk.
     pub parent: PathBuf,
     /// The executable whose relay is measured; this one if absent.
@@ -28,25 +28,26 @@ pub(crate) struct Place {
 }
 
 #[derive(Debug)]
-pub(crate) struct Site {
-    pub relay: RelayProcess,
-    pub machine: Machine,
-    admin: Relay,
-    start: Start,
+pub(crate) struct BenchEnvironment {
+    pub relay: MeasuredRelay,
+    pub machine: MachineInfo,
+    admin: RelayClient,
+    start: RelayStartCommand,
     dir: TempDir,
 }
 
-impl Site {
+impl BenchEnvironment {
     /// `arguments` are the relay's, after its address and its data.
-    pub(crate) async fn open(place: &Place, arguments: &[String]) -> Result<Self, CliError> {
-        let dir = directory(&place.parent)?;
-        let machine = Machine::look(dir.path()).map_err(|e| CliError::local("time a sync", e))?;
-        let start = Start {
+    pub(crate) async fn open(place: &BenchTarget, arguments: &[String]) -> Result<Self, CliError> {
+        let dir = create_data_dir(&place.parent)?;
+        let machine =
+            MachineInfo::measure(dir.path()).map_err(|e| CliError::local("time a sync", e))?;
+        let start = RelayStartCommand {
             program: place.program.clone(),
             arguments: arguments.to_vec(),
         };
-        let relay = RelayProcess::start(dir.path(), &start).await?;
-        let admin = Relay::connect(&relay.url, &relay.admin_token()?, None).await?;
+        let relay = MeasuredRelay::start(dir.path(), &start).await?;
+        let admin = RelayClient::connect(&relay.url, &relay.admin_token()?, None).await?;
         Ok(Self {
             relay,
             machine,
@@ -61,10 +62,10 @@ impl Site {
     }
 
     /// Kills the relay as a power cut would and starts it again on the same data.
-    pub(crate) async fn crash_and_start(self) -> Result<Self, CliError> {
+    pub(crate) async fn kill_and_restart(self) -> Result<Self, CliError> {
         self.relay.kill().await?;
-        let relay = RelayProcess::start(self.dir.path(), &self.start).await?;
-        let admin = Relay::connect(&relay.url, &relay.admin_token()?, None).await?;
+        let relay = MeasuredRelay::start(self.dir.path(), &self.start).await?;
+        let admin = RelayClient::connect(&relay.url, &relay.admin_token()?, None).await?;
         Ok(Self {
             relay,
             admin,
@@ -72,7 +73,7 @@ impl Site {
         })
     }
 
-    pub(crate) async fn token(&self, name: &str, role: Role) -> Result<String, CliError> {
+    pub(crate) async fn create_token(&self, name: &str, role: Role) -> Result<String, CliError> {
         let request = CreateTokenRequest {
             name: name.to_owned(),
             tenant: TENANT.to_owned(),
@@ -81,32 +82,37 @@ impl Site {
         };
         let mut operator = self.admin.operator();
         let response = operator.create_token(request).await?.into_inner();
-        token::parts(response).map(|(_, secret)| secret)
+        token::token_and_secret(response).map(|(_, secret)| secret)
     }
 
     /// Connections of one submitter.
-    pub(crate) async fn clients(&self, count: usize) -> Result<Vec<Relay>, CliError> {
-        let secret = self.token("bench-submitter", Role::Submitter).await?;
+    pub(crate) async fn connect_clients(&self, count: usize) -> Result<Vec<RelayClient>, CliError> {
+        let secret = self
+            .create_token("bench-submitter", Role::Submitter)
+            .await?;
         let mut clients = Vec::with_capacity(count);
         for _ in 0..count {
-            clients.push(Relay::connect(&self.relay.url, &secret, None).await?);
+            clients.push(RelayClient::connect(&self.relay.url, &secret, None).await?);
         }
         Ok(clients)
     }
 
     /// Daemons that serve until the fleet is dropped.
-    pub(crate) async fn fleet(&self, plan: FleetPlan) -> Result<Fleet, CliError> {
-        let (orders, obeyed) = watch::channel(Order::None);
+    pub(crate) async fn start_fleet(
+        &self,
+        plan: SimulatedFleetPlan,
+    ) -> Result<SimulatedFleet, CliError> {
+        let (orders, obeyed) = watch::channel(DaemonOrder::None);
         let mut serving = JoinSet::new();
         for number in 1..=plan.daemons {
             let name = format!("bench-{number}");
             // A daemon's id is bound to its credential, so each one has its own.
-            let secret = self.token(&name, Role::Daemon).await?;
-            let relay = Relay::connect(&self.relay.url, &secret, None).await?;
+            let secret = self.create_token(&name, Role::Daemon).await?;
+            let relay = RelayClient::connect(&self.relay.url, &secret, None).await?;
             let witness = plan.witness.clone();
             let work = plan.work.clone();
             let mut daemon = SimulatedDaemon::new(&name, plan.slots, work, obeyed.clone(), witness);
-            let Answer::Welcome(mut link) = daemon.dial(relay).await? else {
+            let HelloReply::Welcome(mut link) = daemon.dial(relay).await? else {
                 return Err(CliError::local(
                     "a daemon was sent away",
                     "nothing runs yet",
@@ -114,7 +120,7 @@ impl Site {
             };
             serving.spawn(async move { daemon.serve(&mut link).await });
         }
-        Ok(Fleet {
+        Ok(SimulatedFleet {
             orders,
             _serving: serving,
         })
@@ -123,26 +129,26 @@ impl Site {
 
 /// A few daemons that all do the same.
 #[derive(Debug)]
-pub(crate) struct FleetPlan {
+pub(crate) struct SimulatedFleetPlan {
     pub daemons: usize,
     pub slots: u32,
-    pub work: Work,
-    pub witness: Arc<Witness>,
+    pub work: SimulatedWork,
+    pub witness: Arc<CompletionRecorder>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Fleet {
-    orders: watch::Sender<Order>,
+pub(crate) struct SimulatedFleet {
+    orders: watch::Sender<DaemonOrder>,
     _serving: JoinSet<()>,
 }
 
-impl Fleet {
-    pub(crate) fn order(&self, order: Order) {
+impl SimulatedFleet {
+    pub(crate) fn send_order(&self, order: DaemonOrder) {
         self.orders.send_replace(order);
     }
 }
 
-fn directory(parent: &Path) -> Result<TempDir, CliError> {
+fn create_data_dir(parent: &Path) -> Result<TempDir, CliError> {
     tempfile::Builder::new()
         .prefix("baton-bench-")
         .tempdir_in(parent)

@@ -7,50 +7,50 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::latency::Samples;
+use super::latency::LatencySamples;
 use crate::clock;
 
 #[derive(Debug)]
-pub(crate) struct Witness {
+pub(crate) struct CompletionRecorder {
     epoch: Instant,
     completed: AtomicU64,
     running: AtomicU64,
     offered: AtomicU64,
-    taken_away: AtomicU64,
+    revoked: AtomicU64,
     reruns: AtomicU64,
-    samples: Mutex<Samples>,
+    samples: Mutex<LatencySamples>,
     progressed: Notify,
 }
 
-impl Witness {
+impl CompletionRecorder {
     pub(crate) fn new() -> Self {
         Self {
             epoch: clock::instant(),
             completed: AtomicU64::new(0),
             running: AtomicU64::new(0),
             offered: AtomicU64::new(0),
-            taken_away: AtomicU64::new(0),
+            revoked: AtomicU64::new(0),
             reruns: AtomicU64::new(0),
-            samples: Mutex::new(Samples::default()),
+            samples: Mutex::new(LatencySamples::default()),
             progressed: Notify::new(),
         }
     }
 
     /// A moment as a word that a task or an event can carry.
-    pub(crate) fn stamp(&self, at: Instant) -> String {
+    pub(crate) fn encode_time(&self, at: Instant) -> String {
         at.saturating_duration_since(self.epoch)
             .as_micros()
             .to_string()
     }
 
     /// How long ago a stamp was made.
-    pub(crate) fn since(&self, stamp: &str) -> Option<Duration> {
+    pub(crate) fn elapsed_since(&self, stamp: &str) -> Option<Duration> {
         let made = self.epoch + Duration::from_micros(stamp.parse().ok()?);
         Some(clock::instant().saturating_duration_since(made))
     }
 
     /// An attempt was offered; one that is not its task's first is work done twice.
-    pub(super) fn offered(&self, attempt_number: u32) {
+    pub(super) fn record_offered(&self, attempt_number: u32) {
         self.offered.fetch_add(1, Ordering::Relaxed);
         if attempt_number > 1 {
             self.reruns.fetch_add(1, Ordering::Relaxed);
@@ -59,14 +59,14 @@ impl Witness {
     }
 
     /// The relay has made the start of an attempt durable.
-    pub(super) fn runs(&self) {
+    pub(super) fn record_running(&self) {
         self.running.fetch_add(1, Ordering::Relaxed);
         self.progressed.notify_waiters();
     }
 
     /// One completion is durable.
-    pub(super) fn completed(&self, stamp: &str) {
-        if let Some(latency) = self.since(stamp) {
+    pub(super) fn record_completed(&self, stamp: &str) {
+        if let Some(latency) = self.elapsed_since(stamp) {
             self.samples
                 .lock()
                 .expect("no holder of this lock panics")
@@ -77,40 +77,40 @@ impl Witness {
     }
 
     /// The relay says that an attempt may not go on.
-    pub(super) fn taken_away(&self) {
-        self.taken_away.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn record_revoked(&self) {
+        self.revoked.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count(&self) -> u64 {
+    pub(crate) fn completed_count(&self) -> u64 {
         self.completed.load(Ordering::Relaxed)
     }
 
     /// Attempts that were fenced, killed, revoked or done again.
-    pub(crate) fn lost(&self) -> u64 {
-        self.taken_away.load(Ordering::Relaxed) + self.reruns.load(Ordering::Relaxed)
+    pub(crate) fn lost_count(&self) -> u64 {
+        self.revoked.load(Ordering::Relaxed) + self.reruns.load(Ordering::Relaxed)
     }
 
     /// Takes the latencies recorded so far and starts afresh.
-    pub(crate) fn take_samples(&self) -> Samples {
+    pub(crate) fn take_samples(&self) -> LatencySamples {
         std::mem::take(&mut *self.samples.lock().expect("no holder of this lock panics"))
     }
 
     /// Waits until `count` completions were seen.
-    pub(crate) async fn until_completed(&self, count: u64) {
-        self.until(&self.completed, count).await;
+    pub(crate) async fn wait_until_completed(&self, count: u64) {
+        self.wait_until(&self.completed, count).await;
     }
 
     /// Waits until the start of `count` attempts is durable.
-    pub(crate) async fn until_running(&self, count: u64) {
-        self.until(&self.running, count).await;
+    pub(crate) async fn wait_until_running(&self, count: u64) {
+        self.wait_until(&self.running, count).await;
     }
 
     /// Waits until `count` attempts were offered.
-    pub(crate) async fn until_offered(&self, count: u64) {
-        self.until(&self.offered, count).await;
+    pub(crate) async fn wait_until_offered(&self, count: u64) {
+        self.wait_until(&self.offered, count).await;
     }
 
-    async fn until(&self, counter: &AtomicU64, count: u64) {
+    async fn wait_until(&self, counter: &AtomicU64, count: u64) {
         loop {
             let progressed = self.progressed.notified();
             if counter.load(Ordering::Relaxed) >= count {

@@ -4,13 +4,13 @@ use baton_proto::to_json;
 use baton_proto::v1::{Input, InputState, ListTasksRequest};
 use clap::Args;
 
-use crate::answers::{self, Words};
-use crate::client::Relay;
+use crate::answers::{self, AnswerContent};
+use crate::client::RelayClient;
 use crate::commands::inbox;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
-use crate::errors::{CliError, Story};
-use crate::exit::Exit;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
+use crate::errors::{CliError, ErrorText};
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::input_view;
 use crate::submission::COMMAND_AGENT;
@@ -60,11 +60,11 @@ pub(crate) struct AnswerArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 impl AnswerArgs {
-    fn words(&mut self) -> Result<Words, CliError> {
+    fn take_content(&mut self) -> Result<AnswerContent, CliError> {
         let allow = (self.allow || self.deny).then_some(self.allow);
         if allow.is_none() && self.option.is_empty() && self.text.is_none() {
             return Err(CliError::usage(
@@ -72,7 +72,7 @@ impl AnswerArgs {
                 "say --allow or --deny to a permission, --option or --text to a question",
             ));
         }
-        Ok(Words {
+        Ok(AnswerContent {
             allow,
             for_attempt: self.for_attempt,
             message: std::mem::take(&mut self.message),
@@ -82,43 +82,46 @@ impl AnswerArgs {
     }
 }
 
-pub(crate) async fn run(mut args: AnswerArgs, console: &Console) -> Result<Exit, CliError> {
-    let words = args.words()?;
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = ids::task(&relay, &args.task).await?;
-    let input_id = ids::input(&relay, &task_id, &args.input_id).await?;
-    let input = find(&relay, &input_id, &task_id).await?;
-    let request = answers::request(&input, words)?;
+pub(crate) async fn run(
+    mut args: AnswerArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let words = args.take_content()?;
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = ids::resolve_task_id(&relay, &args.task).await?;
+    let input_id = ids::resolve_input_id(&relay, &task_id, &args.input_id).await?;
+    let input = find_input(&relay, &input_id, &task_id).await?;
+    let request = answers::build_answer_request(&input, words)?;
     let response = relay.inputs().answer(request).await?.into_inner();
     let after = response.input.unwrap_or(input);
     if args.json {
         console.json(&to_json(&after))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     if response.already_answered {
         console.note("this had been answered so before");
     }
-    console.line(&input_view::became(&after))?;
+    console.line(&input_view::outcome_text(&after))?;
     if after.state() == InputState::Answered {
         console.note(
             "it is stored and on its way; the agent gets it even if its daemon is away just now",
         );
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// Newest tasks in which an input that is no longer open is looked for; of older ones only --task tells.
-const LOOKED_AT: u32 = 50;
+const MAX_TASKS_SEARCHED: u32 = 50;
 
-async fn find(relay: &Relay, input_id: &str, task_id: &str) -> Result<Input, CliError> {
+async fn find_input(relay: &RelayClient, input_id: &str, task_id: &str) -> Result<Input, CliError> {
     let is_it = |input: &Input| input.input_id == input_id;
-    let listed = inbox::list(relay, task_id, !task_id.is_empty()).await?;
+    let listed = inbox::list_inputs(relay, task_id, !task_id.is_empty()).await?;
     let found = match listed.into_iter().find(is_it) {
-        None if task_id.is_empty() => closed(relay, is_it).await?,
+        None if task_id.is_empty() => find_closed_input(relay, is_it).await?,
         found => found,
     };
     found.ok_or_else(|| {
-        CliError::Usage(Story {
+        CliError::Usage(ErrorText {
             what: format!("nothing with the id {input_id:?} waits for an answer"),
             why: "it was answered, withdrawn or expired, its attempt has ended, or it never was".to_owned(),
             hint: "`baton inbox` lists what is open; with --task TASK this tells what became of one that is not"
@@ -128,15 +131,18 @@ async fn find(relay: &Relay, input_id: &str, task_id: &str) -> Result<Input, Cli
 }
 
 /// Who comes second learns who was quicker, so what was closed a moment ago is looked for, too.
-async fn closed(relay: &Relay, is_it: impl Fn(&Input) -> bool) -> Result<Option<Input>, CliError> {
+async fn find_closed_input(
+    relay: &RelayClient,
+    is_it: impl Fn(&Input) -> bool,
+) -> Result<Option<Input>, CliError> {
     let request = ListTasksRequest {
-        page_size: LOOKED_AT,
+        page_size: MAX_TASKS_SEARCHED,
         ..ListTasksRequest::default()
     };
     let newest = relay.tasks().list(request).await?.into_inner().tasks;
     // Plain commands ask nobody.
     for task in newest.iter().filter(|task| task.agent != COMMAND_AGENT) {
-        let listed = inbox::list(relay, &task.task_id, true).await?;
+        let listed = inbox::list_inputs(relay, &task.task_id, true).await?;
         if let Some(found) = listed.into_iter().find(&is_it) {
             return Ok(Some(found));
         }

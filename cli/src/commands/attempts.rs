@@ -4,16 +4,16 @@ use baton_proto::v1::{AttemptState, ListAttemptsRequest, ListAttemptsResponse, L
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 
-const PAGE: u32 = 200;
+const PAGE_SIZE: u32 = 200;
 
 #[derive(Args, Debug)]
 pub(crate) struct AttemptsArgs {
@@ -43,24 +43,24 @@ pub(crate) struct AttemptsArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: AttemptsArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(args: AttemptsArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let (json, limit) = (args.json, args.limit);
-    let found = list(&relay, args).await?;
+    let found = list_attempts(&relay, args).await?;
     if json {
         console.json(&to_json(&found))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    let mut table = Table::new(["TASK", "NO", "STATE", "DAEMON", "ATTEMPT", "FAILURE"]);
+    let mut table = TextTable::new(["TASK", "NO", "STATE", "DAEMON", "ATTEMPT", "FAILURE"]);
     for row in &found.attempts {
-        table.row(cells(row));
+        table.row(attempt_row(row));
     }
     if table.is_empty() {
         console.note("no such attempts");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
@@ -68,21 +68,24 @@ pub(crate) async fn run(args: AttemptsArgs, console: &Console) -> Result<Exit, C
     if !found.next_page_token.is_empty() {
         console.note(&format!("there are more than {limit}; raise --limit"));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// As many pages as the limit needs, in one answer.
-async fn list(relay: &Relay, args: AttemptsArgs) -> Result<ListAttemptsResponse, CliError> {
+async fn list_attempts(
+    relay: &RelayClient,
+    args: AttemptsArgs,
+) -> Result<ListAttemptsResponse, CliError> {
     let mut request = ListAttemptsRequest {
-        task_id: ids::task(relay, &args.task_id).await?,
+        task_id: ids::resolve_task_id(relay, &args.task_id).await?,
         states: args.states.into_iter().map(i32::from).collect(),
-        daemon: ids::daemon(relay, &args.daemon).await?,
+        daemon: ids::resolve_daemon(relay, &args.daemon).await?,
         ..ListAttemptsRequest::default()
     };
     let mut all = ListAttemptsResponse::default();
     let mut left = args.limit;
     loop {
-        request.page_size = left.min(PAGE);
+        request.page_size = left.min(PAGE_SIZE);
         let page = relay.operator().list_attempts(request.clone()).await?;
         let page = page.into_inner();
         left = left.saturating_sub(u32::try_from(page.attempts.len()).unwrap_or(u32::MAX));
@@ -95,7 +98,7 @@ async fn list(relay: &Relay, args: AttemptsArgs) -> Result<ListAttemptsResponse,
     }
 }
 
-fn cells(row: &ListedAttempt) -> [String; 6] {
+fn attempt_row(row: &ListedAttempt) -> [String; 6] {
     let attempt = row.attempt.clone().unwrap_or_default();
     [
         one_line(&row.task_id),

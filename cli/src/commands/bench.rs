@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::bench::load::Shape;
-use crate::bench::report::Report;
-use crate::bench::site::{Place, default_parent};
+use crate::bench::load::LoadShape;
+use crate::bench::report::BenchReport;
+use crate::bench::site::{BenchTarget, default_parent};
 use crate::bench::{compare, output, recover, storm, tasks, watch};
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::duration;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::stop;
 
 /// The relay runs in a process of its own with a fresh data directory; simulated daemons speak to it over loopback gRPC without
@@ -20,22 +20,22 @@ use crate::stop;
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Durable tasks from submit to completion: first as many as the relay takes, then at a fixed rate.
-    Tasks(TasksArgs),
+    Tasks(BenchTasksArgs),
     /// Output of attempts, stored and received by everybody who follows it.
-    Output(OutputArgs),
+    Output(BenchOutputArgs),
     /// A fleet whose connections all drop and return at once, some with attempts.
-    Storm(StormArgs),
+    Storm(BenchStormArgs),
     /// Submits with an empty and a full store, disk per finished task, and the time from a kill to serving again.
-    Recover(RecoverArgs),
+    Recover(BenchRecoverArgs),
     /// Many watchers of many tasks, also beside some that hardly read.
-    Watch(WatchArgs),
+    Watch(BenchWatchArgs),
     /// Two builds in one interleaved run: A B A B, medians and spread of every figure.
-    Compare(CompareArgs),
+    Compare(BenchCompareArgs),
 }
 
 /// Where to measure what, and how to tell.
 #[derive(Args, Debug)]
-struct PlaceArgs {
+struct BenchTargetArgs {
     /// Directory, on a real disk, in which the relay's data directory is made and removed again. Without it, the
     /// directory for temporary files is used, or the current one if that is in memory.
     #[arg(long, value_name = "DIR")]
@@ -51,7 +51,7 @@ struct PlaceArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct TasksArgs {
+pub(crate) struct BenchTasksArgs {
     /// Length of each of the two phases.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
@@ -86,11 +86,11 @@ pub(crate) struct TasksArgs {
     rate: Option<u32>,
 
     #[command(flatten)]
-    place: PlaceArgs,
+    place: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct OutputArgs {
+pub(crate) struct BenchOutputArgs {
     /// Attempts that write at the same time, each on a daemon of its own.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     writers: u16,
@@ -112,11 +112,11 @@ pub(crate) struct OutputArgs {
     rounds: u16,
 
     #[command(flatten)]
-    place: PlaceArgs,
+    place: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct StormArgs {
+pub(crate) struct BenchStormArgs {
     /// Daemons, each on a TCP connection of its own.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(2..=20_000))]
     daemons: u16,
@@ -134,11 +134,11 @@ pub(crate) struct StormArgs {
     limit: Duration,
 
     #[command(flatten)]
-    place: PlaceArgs,
+    place: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct RecoverArgs {
+pub(crate) struct BenchRecoverArgs {
     /// Finished tasks that are stored before the second look.
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     finished: u64,
@@ -160,11 +160,11 @@ pub(crate) struct RecoverArgs {
     retain_bytes: String,
 
     #[command(flatten)]
-    place: PlaceArgs,
+    place: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct WatchArgs {
+pub(crate) struct BenchWatchArgs {
     /// Tasks that are watched.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
     tasks: u16,
@@ -182,11 +182,11 @@ pub(crate) struct WatchArgs {
     every: Duration,
 
     #[command(flatten)]
-    place: PlaceArgs,
+    place: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct CompareArgs {
+pub(crate) struct BenchCompareArgs {
     /// The first build's executable.
     #[arg(long, value_name = "FILE")]
     a: PathBuf,
@@ -214,42 +214,49 @@ pub(crate) struct CompareArgs {
 }
 
 /// A bench that is interrupted takes its relay and its directory with it.
-pub(crate) async fn run(command: BenchCommand, console: &Console) -> Result<Exit, CliError> {
-    let stop = stop::on_signals()?;
+pub(crate) async fn run(
+    command: BenchCommand,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let stop = stop::cancel_on_signals()?;
     tokio::select! {
-        told = measure(command, console) => told,
-        () = stop.cancelled() => Ok(Exit::Interrupted),
+        told = run_bench(command, console) => told,
+        () = stop.cancelled() => Ok(CommandExit::Interrupted),
     }
 }
 
-async fn measure(command: BenchCommand, console: &Console) -> Result<Exit, CliError> {
+async fn run_bench(command: BenchCommand, console: &CliConsole) -> Result<CommandExit, CliError> {
     let (json, report) = match command {
         BenchCommand::Tasks(args) => {
-            let (json, place, plan) = args.plan();
+            let (json, place, plan) = args.into_plan();
             (json, tasks::run(&place, &plan, console).await?)
         }
         BenchCommand::Output(args) => {
-            let (json, place, plan) = args.plan();
+            let (json, place, plan) = args.into_plan();
             (json, output::run(&place, &plan, console).await?)
         }
         BenchCommand::Storm(args) => {
-            let (json, place, plan) = args.plan();
+            let (json, place, plan) = args.into_plan();
             (json, storm::run(&place, &plan, console).await?)
         }
         BenchCommand::Recover(args) => {
-            let (json, place, plan) = args.plan();
+            let (json, place, plan) = args.into_plan();
             (json, recover::run(&place, &plan, console).await?)
         }
         BenchCommand::Watch(args) => {
-            let (json, place, plan) = args.plan();
+            let (json, place, plan) = args.into_plan();
             (json, watch::run(&place, &plan, console).await?)
         }
         BenchCommand::Compare(args) => return compare(args, console).await,
     };
-    tell(&report, json, console)
+    print_report(&report, json, console)
 }
 
-fn tell(report: &Report, json: bool, console: &Console) -> Result<Exit, CliError> {
+fn print_report(
+    report: &BenchReport,
+    json: bool,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     if json {
         console.json(&report.json())?;
     } else {
@@ -257,19 +264,19 @@ fn tell(report: &Report, json: bool, console: &Console) -> Result<Exit, CliError
             console.line(&line)?;
         }
     }
-    Ok(if report.holds() {
-        Exit::Done
+    Ok(if report.all_checks_passed() {
+        CommandExit::Done
     } else {
-        Exit::NotCompleted
+        CommandExit::NotCompleted
     })
 }
 
-async fn compare(args: CompareArgs, console: &Console) -> Result<Exit, CliError> {
-    let plan = compare::Plan {
+async fn compare(args: BenchCompareArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let plan = compare::CompareBenchPlan {
         a: args.a,
         b: args.b,
         rounds: args.rounds.into(),
-        words: args.bench,
+        arguments: args.bench,
     };
     let comparison = compare::run(&plan, console).await?;
     if args.json {
@@ -279,12 +286,12 @@ async fn compare(args: CompareArgs, console: &Console) -> Result<Exit, CliError>
             console.line(&line)?;
         }
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-impl PlaceArgs {
-    fn place(self) -> (bool, Place) {
-        let place = Place {
+impl BenchTargetArgs {
+    fn into_target(self) -> (bool, BenchTarget) {
+        let place = BenchTarget {
             parent: self.data.unwrap_or_else(default_parent),
             program: self.relay_program,
         };
@@ -292,19 +299,19 @@ impl PlaceArgs {
     }
 }
 
-impl TasksArgs {
-    fn plan(self) -> (bool, Place, tasks::Plan) {
-        let (json, place) = self.place.place();
+impl BenchTasksArgs {
+    fn into_plan(self) -> (bool, BenchTarget, tasks::TasksBenchPlan) {
+        let (json, place) = self.place.into_target();
         let batch = self.batch.map(usize::from);
         let usual = if batch.is_some() { 1 } else { 64 };
-        let shape = Shape {
+        let shape = LoadShape {
             in_flight: self.in_flight.unwrap_or(usual).into(),
             batch,
         };
         let asked = batch.unwrap_or(0) * shape.in_flight * usize::from(self.connections);
         let held = 2 * u32::from(self.daemons) * self.slots;
         let room = held.max(u32::try_from(asked).unwrap_or(u32::MAX));
-        let plan = tasks::Plan {
+        let plan = tasks::TasksBenchPlan {
             window: Duration::from_secs(self.seconds),
             connections: self.connections.into(),
             shape,
@@ -317,10 +324,10 @@ impl TasksArgs {
     }
 }
 
-impl OutputArgs {
-    fn plan(self) -> (bool, Place, output::Plan) {
-        let (json, place) = self.place.place();
-        let plan = output::Plan {
+impl BenchOutputArgs {
+    fn into_plan(self) -> (bool, BenchTarget, output::OutputBenchPlan) {
+        let (json, place) = self.place.into_target();
+        let plan = output::OutputBenchPlan {
             writers: self.writers.into(),
             lines: self.lines,
             chunk_lines: self.chunk_lines.into(),
@@ -331,11 +338,11 @@ impl OutputArgs {
     }
 }
 
-impl StormArgs {
-    fn plan(self) -> (bool, Place, storm::Plan) {
-        let (json, place) = self.place.place();
+impl BenchStormArgs {
+    fn into_plan(self) -> (bool, BenchTarget, storm::StormBenchPlan) {
+        let (json, place) = self.place.into_target();
         let holders = self.holders.unwrap_or(self.daemons.div_ceil(10));
-        let plan = storm::Plan {
+        let plan = storm::StormBenchPlan {
             daemons: self.daemons.into(),
             holders: holders.min(self.daemons).into(),
             lease: self.lease,
@@ -345,24 +352,24 @@ impl StormArgs {
     }
 }
 
-impl RecoverArgs {
-    fn plan(self) -> (bool, Place, recover::Plan) {
-        let (json, place) = self.place.place();
-        let plan = recover::Plan {
+impl BenchRecoverArgs {
+    fn into_plan(self) -> (bool, BenchTarget, recover::RecoverBenchPlan) {
+        let (json, place) = self.place.into_target();
+        let plan = recover::RecoverBenchPlan {
             finished: self.finished,
             live: self.live,
             rate: self.rate,
             window: Duration::from_secs(self.seconds),
-            retain: self.retain_bytes,
+            retain_bytes: self.retain_bytes,
         };
         (json, place, plan)
     }
 }
 
-impl WatchArgs {
-    fn plan(self) -> (bool, Place, watch::Plan) {
-        let (json, place) = self.place.place();
-        let plan = watch::Plan {
+impl BenchWatchArgs {
+    fn into_plan(self) -> (bool, BenchTarget, watch::WatchBenchPlan) {
+        let (json, place) = self.place.into_target();
+        let plan = watch::WatchBenchPlan {
             tasks: self.tasks.into(),
             watchers_per_task: self.watchers.into(),
             calls: self.calls,

@@ -4,23 +4,23 @@ use baton_proto::to_json;
 use baton_proto::v1::{AgentBlockRequest, BlockDraft, BlockTaskRequest, Task};
 use clap::Args;
 
-use crate::args::{HolderArg, JsonArg, RequiredReason, TaskArg};
-use crate::client::Relay;
+use crate::args::{JsonOutputArg, LeaseHolderArg, RequiredReasonArg, TaskIdArg};
+use crate::client::RelayClient;
 use crate::commands::lease;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct BlockArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     #[command(flatten)]
-    why: RequiredReason,
+    why: RequiredReasonArg,
 
     /// What would help.
     #[arg(
@@ -32,32 +32,36 @@ pub(crate) struct BlockArgs {
     hint: String,
 
     #[command(flatten)]
-    holder: HolderArg,
+    holder: LeaseHolderArg,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: BlockArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find_because(&relay, &args.why).await?;
+pub(crate) async fn run(args: BlockArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve_with_reason(&relay, &args.why).await?;
     let as_json = args.json.json;
     let task = block(&relay, task_id.clone(), args).await?;
     if as_json {
-        console.json(&to_json(&task.ok_or_else(no_task)?))?;
+        console.json(&to_json(&task.ok_or_else(missing_task_error)?))?;
     } else {
         console.note(&format!(
             "parked; send it on with: baton resume {task_id} --reason TEXT"
         ));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// From outside, or by the one who holds it.
-async fn block(relay: &Relay, task_id: String, args: BlockArgs) -> Result<Option<Task>, CliError> {
+async fn block(
+    relay: &RelayClient,
+    task_id: String,
+    args: BlockArgs,
+) -> Result<Option<Task>, CliError> {
     let Some(attempt) = args.holder.attempt else {
         let request = BlockTaskRequest {
             task_id,
@@ -65,12 +69,13 @@ async fn block(relay: &Relay, task_id: String, args: BlockArgs) -> Result<Option
             resume_hint: args.hint,
         };
         let blocked = relay.tasks().block(request).await;
-        let blocked = blocked.map_err(|status| lease::holders_way(status.into(), "block"));
+        let blocked = blocked.map_err(|status| lease::with_holder_hint(status.into(), "block"));
         return Ok(blocked?.into_inner().task);
     };
-    let attempt = ids::attempt_because(relay, &task_id, &attempt, &args.why.reason).await?;
+    let attempt =
+        ids::resolve_attempt_id_with_reason(relay, &task_id, &attempt, &args.why.reason).await?;
     let request = AgentBlockRequest {
-        lease: Some(lease::held(task_id, attempt)?),
+        lease: Some(lease::lease_from_environment(task_id, attempt)?),
         block: Some(BlockDraft {
             reason: args.why.reason,
             resume_hint: args.hint,

@@ -4,14 +4,14 @@ use baton_proto::v1::{AttentionCause, BlockedTask, ListBlockedRequest, ListBlock
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::duration;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 
 #[derive(Args, Debug)]
 pub(crate) struct BlockedArgs {
@@ -24,12 +24,12 @@ pub(crate) struct BlockedArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: BlockedArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let mut tasks = list(&relay, args.limit).await?;
+pub(crate) async fn run(args: BlockedArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let mut tasks = list_blocked(&relay, args.limit).await?;
     tasks.truncate(args.limit.unwrap_or(usize::MAX));
     if args.json {
         let list = ListBlockedResponse {
@@ -37,24 +37,27 @@ pub(crate) async fn run(args: BlockedArgs, console: &Console) -> Result<Exit, Cl
             ..ListBlockedResponse::default()
         };
         console.json(&to_json(&list))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     if tasks.is_empty() {
         console.note("nothing waits for a person");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    let mut table = Table::new(["TASK", "SINCE", "CAUSE", "REASON", "GOAL"]);
+    let mut table = TextTable::new(["TASK", "SINCE", "CAUSE", "REASON", "GOAL"]);
     for task in &tasks {
-        table.row(cells(task));
+        table.row(blocked_row(task));
     }
     for line in table.lines() {
         console.line(&line)?;
     }
     console.note("send one on with: baton resume TASK --reason TEXT");
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn list(relay: &Relay, limit: Option<usize>) -> Result<Vec<BlockedTask>, CliError> {
+async fn list_blocked(
+    relay: &RelayClient,
+    limit: Option<usize>,
+) -> Result<Vec<BlockedTask>, CliError> {
     let mut request = ListBlockedRequest {
         page_size: 200,
         ..ListBlockedRequest::default()
@@ -72,12 +75,12 @@ async fn list(relay: &Relay, limit: Option<usize>) -> Result<Vec<BlockedTask>, C
     }
 }
 
-fn cells(task: &BlockedTask) -> [String; 5] {
+fn blocked_row(task: &BlockedTask) -> [String; 5] {
     let attention = task.attention.clone().unwrap_or_default();
     let cause = AttentionCause::try_from(attention.cause).unwrap_or_default();
     [
         task.task_id.clone(),
-        duration::short(task.age_ms),
+        duration::format_short(task.age_ms),
         cause.short_name().to_owned(),
         one_line(&attention.reason),
         one_line(&task.goal),

@@ -4,31 +4,34 @@ use baton_proto::to_json;
 use baton_proto::v1::{Checkpoint, ListCheckpointsRequest, ListCheckpointsResponse};
 use clap::Args;
 
-use crate::args::TaskArg;
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::TaskIdArg;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::goal_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointsArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// Print one JSON object with the list in `checkpoints`, and how many there ever were in `total`.
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find(&relay).await?;
-    let (checkpoints, total) = list(&relay, task_id).await?;
+pub(crate) async fn run(
+    args: CheckpointsArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
+    let (checkpoints, total) = list_checkpoints(&relay, task_id).await?;
     if args.json {
         let list = ListCheckpointsResponse {
             checkpoints,
@@ -36,13 +39,13 @@ pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit
             ..ListCheckpointsResponse::default()
         };
         console.json(&to_json(&list))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     if checkpoints.is_empty() {
         console.note("it has no checkpoint yet");
     }
     for checkpoint in &checkpoints {
-        for line in goal_view::checkpoint(checkpoint) {
+        for line in goal_view::checkpoint_lines(checkpoint) {
             console.line(&line)?;
         }
     }
@@ -50,11 +53,14 @@ pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit
     if dropped > 0 {
         console.note(&format!("{dropped} older ones are no longer kept"));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// All that are kept, and how many there ever were. Long ones take several pages.
-async fn list(relay: &Relay, task_id: String) -> Result<(Vec<Checkpoint>, u64), CliError> {
+async fn list_checkpoints(
+    relay: &RelayClient,
+    task_id: String,
+) -> Result<(Vec<Checkpoint>, u64), CliError> {
     let mut request = ListCheckpointsRequest {
         task_id,
         ..ListCheckpointsRequest::default()

@@ -3,23 +3,23 @@
 use baton_proto::v1::{AgentCompleteRequest, CompleteTaskRequest, Task};
 use clap::Args;
 
-use crate::args::{HolderArg, JsonArg, RequiredReason, TaskArg};
-use crate::client::Relay;
+use crate::args::{JsonOutputArg, LeaseHolderArg, RequiredReasonArg, TaskIdArg};
+use crate::client::RelayClient;
 use crate::commands::{force, lease};
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct CompleteArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     #[command(flatten)]
-    why: RequiredReason,
+    why: RequiredReasonArg,
 
     /// Complete it although files that it promised were not seen. This is on record, too.
     #[arg(long, conflicts_with = "attempt")]
@@ -35,27 +35,27 @@ pub(crate) struct CompleteArgs {
     result: String,
 
     #[command(flatten)]
-    holder: HolderArg,
+    holder: LeaseHolderArg,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: CompleteArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find_because(&relay, &args.why).await?;
+pub(crate) async fn run(args: CompleteArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve_with_reason(&relay, &args.why).await?;
     let as_json = args.json.json;
     let task = complete(&relay, task_id, args).await?;
-    force::show(&task.ok_or_else(no_task)?, as_json, console)?;
-    Ok(Exit::Done)
+    force::print_task(&task.ok_or_else(missing_task_error)?, as_json, console)?;
+    Ok(CommandExit::Done)
 }
 
 /// By hand, or by the one who holds it: what shows that its work is done is the summary of its progress then.
 async fn complete(
-    relay: &Relay,
+    relay: &RelayClient,
     task_id: String,
     args: CompleteArgs,
 ) -> Result<Option<Task>, CliError> {
@@ -67,27 +67,29 @@ async fn complete(
             result: args.result.into(),
         };
         let completed = relay.operator().complete_task(request).await;
-        let completed = completed.map_err(|status| lease::holders_way(status.into(), "complete"));
+        let completed =
+            completed.map_err(|status| lease::with_holder_hint(status.into(), "complete"));
         return Ok(completed?.into_inner().task);
     };
-    let attempt = ids::attempt_because(relay, &task_id, &attempt, &args.why.reason).await?;
+    let attempt =
+        ids::resolve_attempt_id_with_reason(relay, &task_id, &attempt, &args.why.reason).await?;
     let request = AgentCompleteRequest {
-        lease: Some(lease::held(task_id, attempt)?),
+        lease: Some(lease::lease_from_environment(task_id, attempt)?),
         result: args.result.into(),
         summary: args.why.reason,
         ..AgentCompleteRequest::default()
     };
     let completed = relay.agents().complete(request).await;
-    Ok(completed.map_err(files_elsewhere)?.into_inner().task)
+    Ok(completed.map_err(with_file_check_hint)?.into_inner().task)
 }
 
 /// An operator may say that files do not matter; the one who promised them may not.
-fn files_elsewhere(status: tonic::Status) -> CliError {
+fn with_file_check_hint(status: tonic::Status) -> CliError {
     match CliError::from(status) {
-        CliError::Refused(mut refusal) if refusal.machine_code == "contract_unmet" => {
-            refusal.story.hint = "this command looks at no files: complete it with the tools of `baton mcp --root DIR`, which do"
+        CliError::Rejected(mut refusal) if refusal.machine_code == "contract_unmet" => {
+            refusal.text.hint = "this command looks at no files: complete it with the tools of `baton mcp --root DIR`, which do"
                 .to_owned();
-            CliError::Refused(refusal)
+            CliError::Rejected(refusal)
         }
         other => other,
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::discovery::{self, DEFAULT_RELAY};
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::logging::LogArgs;
-use crate::servers::{Clocks, DaemonPlan, ReadyDaemon};
+use crate::servers::{DaemonStartOptions, ReadyDaemon, ServerClocks};
 use crate::{duration, pairs, stop};
 
 mod check;
@@ -20,16 +20,16 @@ mod check;
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct DaemonArgs {
     #[command(subcommand)]
-    verb: Option<DaemonVerb>,
+    verb: Option<DaemonCommand>,
 
     #[command(flatten)]
     server: DaemonServerArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum DaemonVerb {
+enum DaemonCommand {
     /// See whether a daemon would do well on this machine: agents, git, limits, directories, the relay.
-    Check(check::CheckArgs),
+    Check(check::DaemonCheckArgs),
 }
 
 impl DaemonArgs {
@@ -110,23 +110,23 @@ pub(crate) const DEFAULT_SLOTS: u32 = 4;
 
 pub(crate) async fn run(
     args: DaemonArgs,
-    console: &Console,
-    clocks: &Clocks,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
     match args.verb {
-        Some(DaemonVerb::Check(check)) => check::run(check, console, clocks).await,
+        Some(DaemonCommand::Check(check)) => check::run(check, console, clocks).await,
         None => serve(args.server, console, clocks).await,
     }
 }
 
 async fn serve(
     args: DaemonServerArgs,
-    console: &Console,
-    clocks: &Clocks,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
     args.log.init(None)?;
-    let stop = stop::on_signals()?;
-    let plan = plan(args);
+    let stop = stop::cancel_on_signals()?;
+    let plan = start_options(args);
     let started = format!(
         "baton daemon {} called {} for {}, data in {}",
         env!("CARGO_PKG_VERSION"),
@@ -146,15 +146,15 @@ async fn serve(
         console.note(&format!("health checks on http://{address}/healthz"));
     }
     daemon.run(stop).await?;
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn plan(args: DaemonServerArgs) -> DaemonPlan {
-    DaemonPlan {
+fn start_options(args: DaemonServerArgs) -> DaemonStartOptions {
+    DaemonStartOptions {
         relay: args.relay,
         // Required: the command line has none without it.
         token_file: args.token_file.unwrap_or_default(),
-        data: args.data.unwrap_or_else(default_data),
+        data: args.data.unwrap_or_else(default_daemon_dir),
         name: args.name.unwrap_or_else(machine_name),
         slots: args.slots,
         labels: args.labels,
@@ -165,12 +165,12 @@ fn plan(args: DaemonServerArgs) -> DaemonPlan {
         drain: args.drain,
         config: args.config,
         work_dir: args.work_dir,
-        hold: args.hold,
+        lease_extension: args.hold,
         health: args.health,
     }
 }
 
-pub(crate) fn default_data() -> PathBuf {
+pub(crate) fn default_daemon_dir() -> PathBuf {
     discovery::default_data_dir().join("daemon")
 }
 

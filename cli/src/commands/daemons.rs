@@ -7,14 +7,14 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, short_name_of, to_json};
 use clap::Args;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::{duration, inspect, task_view};
 
 #[derive(Args, Debug)]
@@ -32,44 +32,44 @@ pub(crate) struct DaemonsArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let listed = list(&relay, &args).await?;
+pub(crate) async fn run(args: DaemonsArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let listed = list_daemons(&relay, &args).await?;
     if args.json {
         console.json(&to_json(&listed))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     if args.forgotten {
-        return show_forgotten(&listed, console);
+        return print_forgotten(&listed, console);
     }
     if args.changes {
-        return show_changes(&listed, console);
+        return print_changes(&listed, console);
     }
     let daemons = listed.daemons;
     let now = clock::wall_ms();
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         "NAME", "STATE", "FREE", "LOAD", "AGENTS", "LABELS", "SEEN", "ID",
     ]);
     for daemon in &daemons {
-        table.row(row(daemon, now));
+        table.row(daemon_row(daemon, now));
     }
     if table.is_empty() {
         console.note("no daemons; start one with: baton daemon --token-file FILE, or try everything with: baton up");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    show_drains(&daemons, now, console)?;
-    show_attempts(&daemons, console)
+    print_drains(&daemons, now, console)?;
+    print_attempts(&daemons, console)
 }
 
 /// Who drained which, and why.
-fn show_drains(daemons: &[Daemon], now: u64, console: &Console) -> Result<(), CliError> {
-    let mut table = Table::new(["DRAINED", "SINCE", "BY", "REASON"]);
+fn print_drains(daemons: &[Daemon], now: u64, console: &CliConsole) -> Result<(), CliError> {
+    let mut table = TextTable::new(["DRAINED", "SINCE", "BY", "REASON"]);
     for daemon in daemons.iter().filter(|one| one.drained_at.is_some()) {
         table.row([
             one_line(&daemon.name),
@@ -88,15 +88,15 @@ fn show_drains(daemons: &[Daemon], now: u64, console: &Console) -> Result<(), Cl
 }
 
 /// What each attempt is doing.
-fn show_attempts(daemons: &[Daemon], console: &Console) -> Result<Exit, CliError> {
-    let mut table = Table::new(["DAEMON", "DOING", "AGENT", "AGE", "TASK", "ATTEMPT"]);
+fn print_attempts(daemons: &[Daemon], console: &CliConsole) -> Result<CommandExit, CliError> {
+    let mut table = TextTable::new(["DAEMON", "DOING", "AGENT", "AGE", "TASK", "ATTEMPT"]);
     for daemon in daemons {
         for held in &daemon.attempts {
             table.row([
                 one_line(&daemon.name),
-                one_line(&doing(held)),
+                one_line(&activity_text(held)),
                 one_line(&held.agent),
-                duration::short(held.age_ms),
+                duration::format_short(held.age_ms),
                 one_line(&held.task_id),
                 held.attempt_number.to_string(),
             ]);
@@ -108,11 +108,11 @@ fn show_attempts(daemons: &[Daemon], console: &Console) -> Result<Exit, CliError
             console.line(&line)?;
         }
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// Its phase says more than its state, and an open tool more than both.
-fn doing(held: &HeldAttempt) -> String {
+fn activity_text(held: &HeldAttempt) -> String {
     let state = short_name_of::<AttemptState>(held.state);
     match (held.tool_name.as_str(), held.phase()) {
         ("", LifecyclePhase::Unspecified) => state,
@@ -121,9 +121,12 @@ fn doing(held: &HeldAttempt) -> String {
     }
 }
 
-fn show_forgotten(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit, CliError> {
+fn print_forgotten(
+    listed: &ListDaemonsResponse,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let now = clock::wall_ms();
-    let mut table = Table::new(["NAME", "FORGOTTEN", "SEEN", "BY", "ID", "REASON"]);
+    let mut table = TextTable::new(["NAME", "FORGOTTEN", "SEEN", "BY", "ID", "REASON"]);
     for one in &listed.forgotten {
         table.row([
             one_line(&one.name),
@@ -136,23 +139,30 @@ fn show_forgotten(listed: &ListDaemonsResponse, console: &Console) -> Result<Exi
     }
     if table.is_empty() {
         console.note("nobody was forgotten on anybody's word");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn show_changes(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit, CliError> {
+fn print_changes(
+    listed: &ListDaemonsResponse,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let now = clock::wall_ms();
-    let mut table = Table::new(["NAME", "DONE", "WHEN", "CHANGE", "BY", "ID", "REASON"]);
+    let mut table = TextTable::new(["NAME", "DONE", "WHEN", "CHANGE", "BY", "ID", "REASON"]);
     for one in &listed.changes {
         table.row([
             one_line(&one.name),
             short_name_of::<DaemonOperation>(one.operation),
             task_view::age(one.changed_at.as_ref(), now),
-            format!("{} -> {}", standing(one.before), standing(one.after)),
+            format!(
+                "{} -> {}",
+                connection_text(one.before),
+                connection_text(one.after)
+            ),
             one_line(&one.by),
             one_line(&one.daemon_id),
             one_line(&one.reason),
@@ -160,15 +170,15 @@ fn show_changes(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit,
     }
     if table.is_empty() {
         console.note("no operator has drained or disconnected a daemon");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn standing(standing: Option<DaemonStanding>) -> String {
+fn connection_text(standing: Option<DaemonStanding>) -> String {
     let DaemonStanding { drained, connected } = standing.unwrap_or_default();
     let connected = if connected { "connected" } else { "away" };
     let drained = if drained { ", drained" } else { "" };
@@ -176,7 +186,10 @@ fn standing(standing: Option<DaemonStanding>) -> String {
 }
 
 /// All pages as one.
-async fn list(relay: &Relay, args: &DaemonsArgs) -> Result<ListDaemonsResponse, CliError> {
+async fn list_daemons(
+    relay: &RelayClient,
+    args: &DaemonsArgs,
+) -> Result<ListDaemonsResponse, CliError> {
     let mut request = ListDaemonsRequest {
         page_size: 200,
         include_forgotten: args.forgotten,
@@ -200,9 +213,9 @@ async fn list(relay: &Relay, args: &DaemonsArgs) -> Result<ListDaemonsResponse, 
     }
 }
 
-fn row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
-    let agents: Vec<String> = daemon.agents.iter().map(agent).collect();
-    let mut labels = inspect::pairs(&daemon.labels);
+fn daemon_row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
+    let agents: Vec<String> = daemon.agents.iter().map(agent_text).collect();
+    let mut labels = inspect::format_pairs(&daemon.labels);
     for capability in &daemon.capabilities {
         labels.push_str(" +");
         labels.push_str(capability);
@@ -215,7 +228,7 @@ fn row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
         one_line(&daemon.name),
         daemon.state().short_name().to_owned(),
         format!("{}/{}", daemon.free_slots, daemon.slots),
-        daemon.load.as_ref().map(load).unwrap_or_default(),
+        daemon.load.as_ref().map(load_text).unwrap_or_default(),
         one_line(&agents.join(",")),
         one_line(labels.trim()),
         task_view::age(daemon.last_heartbeat_at.as_ref(), now_ms),
@@ -224,7 +237,7 @@ fn row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
 }
 
 /// `claude 2.1.325`, or why it does not run.
-fn agent(agent: &AgentInfo) -> String {
+fn agent_text(agent: &AgentInfo) -> String {
     match (agent.problem.as_str(), agent.version.as_str()) {
         ("", "") => agent.name.clone(),
         ("", version) => format!("{} {version}", agent.name),
@@ -233,7 +246,7 @@ fn agent(agent: &AgentInfo) -> String {
 }
 
 /// Load average, and what is free of memory and disk.
-fn load(load: &DaemonLoad) -> String {
+fn load_text(load: &DaemonLoad) -> String {
     let parts = [
         load.load_1m.map(|load| format!("{load:.1}")),
         load.memory_available_percent

@@ -6,98 +6,120 @@ use std::path::Path;
 use baton_proto::ShortName;
 use baton_proto::v1::{CommandSpec, Input, SubmitRequest, TaskSpec, WatchInputsRequest};
 
-use crate::answers::{self, Words};
-use crate::client::Relay;
+use crate::answers::{self, AnswerContent};
+use crate::client::RelayClient;
 use crate::clock;
-use crate::commands::watch::{self, Show};
-use crate::console::Console;
+use crate::commands::watch::{self, WaitDisplay};
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::{ended_early, no_task};
+use crate::exit::CommandExit;
+use crate::follow::{missing_task_error, stream_closed_error};
 use crate::input_view;
 
 /// The name under which the daemon of the demo knows its agent.
-pub(crate) const AGENT: &str = "demo";
+pub(crate) const DEMO_AGENT: &str = "demo";
 
-const SCRIPT: &str = "\
+const DEMO_SCRIPT: &str = "\
 for step in 1 2 3; do echo \"step $step of 3\"; sleep 0.2; done
 echo \"the prompt was: $(cat)\"";
 
-pub(crate) async fn run(relay: &Relay, console: &Console) -> Result<Exit, CliError> {
-    let first = work(relay, console).await?;
-    if first != Exit::Done {
+pub(crate) async fn run(
+    relay: &RelayClient,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let first = run_command_demo(relay, console).await?;
+    if first != CommandExit::Done {
         return Ok(first);
     }
-    ask(relay, console).await
+    run_permission_demo(relay, console).await
 }
 
 /// Prints the task's id, its output as it comes, and the state it ended in.
-async fn work(relay: &Relay, console: &Console) -> Result<Exit, CliError> {
+async fn run_command_demo(
+    relay: &RelayClient,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let spec = TaskSpec {
         goal: "show one task from beginning to end".to_owned(),
         agent: "command".to_owned(),
         prompt: "hello from Baton".to_owned(),
         command: Some(CommandSpec {
-            argv: ["sh", "-c", SCRIPT].map(str::to_owned).to_vec(),
+            argv: ["sh", "-c", DEMO_SCRIPT].map(str::to_owned).to_vec(),
         }),
         ..TaskSpec::default()
     };
-    let task_id = submit(relay, spec, console).await?;
-    end(relay, &task_id, console).await
+    let task_id = submit_demo_task(relay, spec, console).await?;
+    wait_for_end(relay, &task_id, console).await
 }
 
 /// The same for an agent that asks. Nobody has to be there: the demo shows how to answer, and does.
-async fn ask(relay: &Relay, console: &Console) -> Result<Exit, CliError> {
+async fn run_permission_demo(
+    relay: &RelayClient,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let spec = TaskSpec {
         goal: "show a permission being asked".to_owned(),
-        agent: AGENT.to_owned(),
+        agent: DEMO_AGENT.to_owned(),
         prompt: "write a greeting".to_owned(),
         ..TaskSpec::default()
     };
-    let task_id = submit(relay, spec, console).await?;
+    let task_id = submit_demo_task(relay, spec, console).await?;
     let (ended, answered) = tokio::join!(
-        end(relay, &task_id, console),
-        answer(relay, &task_id, console)
+        wait_for_end(relay, &task_id, console),
+        answer_demo_input(relay, &task_id, console)
     );
     answered?;
     ended
 }
 
-async fn submit(relay: &Relay, spec: TaskSpec, console: &Console) -> Result<String, CliError> {
+async fn submit_demo_task(
+    relay: &RelayClient,
+    spec: TaskSpec,
+    console: &CliConsole,
+) -> Result<String, CliError> {
     let request = SubmitRequest {
         spec: Some(spec),
         ..SubmitRequest::default()
     };
     let response = relay.tasks().submit(request).await?.into_inner();
-    let task_id = response.task.ok_or_else(no_task)?.task_id;
+    let task_id = response.task.ok_or_else(missing_task_error)?.task_id;
     console.line(&format!("task {task_id}"))?;
     Ok(task_id)
 }
 
-async fn end(relay: &Relay, task_id: &str, console: &Console) -> Result<Exit, CliError> {
-    let task = watch::settle(relay, task_id, Show::Unattended, console).await?;
+async fn wait_for_end(
+    relay: &RelayClient,
+    task_id: &str,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let task =
+        watch::follow_until_settled(relay, task_id, WaitDisplay::Unattended, console).await?;
     console.line(task.state().short_name())?;
-    Ok(Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted))
+    Ok(CommandExit::for_task_state(task.state()).unwrap_or(CommandExit::NotCompleted))
 }
 
-async fn answer(relay: &Relay, task_id: &str, console: &Console) -> Result<(), CliError> {
-    let input = asked(relay, task_id).await?;
-    for line in input_view::lines(&input, clock::wall_ms(), console.data_style()) {
+async fn answer_demo_input(
+    relay: &RelayClient,
+    task_id: &str,
+    console: &CliConsole,
+) -> Result<(), CliError> {
+    let input = wait_for_input(relay, task_id).await?;
+    for line in input_view::input_lines(&input, clock::wall_ms(), console.data_style()) {
         console.line(&line)?;
     }
     console.note("the demo answers for you: --allow");
-    let yes = Words {
+    let yes = AnswerContent {
         allow: Some(true),
         message: "from the demo".to_owned(),
-        ..Words::default()
+        ..AnswerContent::default()
     };
-    let request = answers::request(&input, yes)?;
+    let request = answers::build_answer_request(&input, yes)?;
     let response = relay.inputs().answer(request).await?.into_inner();
-    console.line(&input_view::became(&response.input.unwrap_or(input)))
+    console.line(&input_view::outcome_text(&response.input.unwrap_or(input)))
 }
 
 /// Waits for the task to ask.
-async fn asked(relay: &Relay, task_id: &str) -> Result<Input, CliError> {
+async fn wait_for_input(relay: &RelayClient, task_id: &str) -> Result<Input, CliError> {
     let request = WatchInputsRequest {
         task_id: task_id.to_owned(),
     };
@@ -107,16 +129,16 @@ async fn asked(relay: &Relay, task_id: &str) -> Result<Input, CliError> {
             return Ok(input);
         }
     }
-    Err(ended_early())
+    Err(stream_closed_error())
 }
 
 /// Commands to paste into a second shell.
-pub(crate) fn where_to_look(data: Option<&Path>, demo: bool) -> String {
+pub(crate) fn next_steps_text(data: Option<&Path>, demo: bool) -> String {
     let flag = data
         .map(|data| format!(" --data {}", data.display()))
         .unwrap_or_default();
     let asking = if demo {
-        format!("baton submit{flag} --follow --agent {AGENT} --prompt 'write a greeting'\n  ")
+        format!("baton submit{flag} --follow --agent {DEMO_AGENT} --prompt 'write a greeting'\n  ")
     } else {
         String::new()
     };

@@ -5,67 +5,67 @@ use std::io::BufRead;
 
 use serde_json::{Value, json};
 
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 
-const SESSION: &str = "demo";
-const TOOL: &str = "greeting";
+const SESSION_ID: &str = "demo";
+const TOOL_CALL_ID: &str = "greeting";
 
 /// Runs until stdin is closed.
-pub(crate) fn run(console: &Console) -> Result<Exit, CliError> {
+pub(crate) fn run(console: &CliConsole) -> Result<CommandExit, CliError> {
     let mut turn = None;
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| CliError::local("read stdin", error))?;
         let Ok(message) = serde_json::from_str::<Value>(&line) else {
             continue;
         };
-        for answer in hear(&message, &mut turn) {
+        for answer in handle_message(&message, &mut turn) {
             console.json(&answer)?;
         }
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// What it says to a message. `turn` is the prompt that it works on.
-fn hear(message: &Value, turn: &mut Option<Value>) -> Vec<Value> {
+fn handle_message(message: &Value, turn: &mut Option<Value>) -> Vec<Value> {
     let id = &message["id"];
     match message["method"].as_str() {
         Some("initialize") => {
             let can = json!({"protocolVersion": 1, "agentCapabilities": {"loadSession": true}});
-            vec![answer(id, can)]
+            vec![response_message(id, can)]
         }
-        Some("session/new") => vec![answer(id, json!({"sessionId": SESSION}))],
-        Some("session/load") => vec![answer(id, json!({}))],
+        Some("session/new") => vec![response_message(id, json!({"sessionId": SESSION_ID}))],
+        Some("session/load") => vec![response_message(id, json!({}))],
         Some("session/prompt") => {
             *turn = Some(id.clone());
-            ask()
+            permission_messages()
         }
         Some(_) => Vec::new(),
         // What it asked for was answered.
         None => turn
             .take()
-            .map_or_else(Vec::new, |prompt| finish(message, &prompt)),
+            .map_or_else(Vec::new, |prompt| finish_turn(message, &prompt)),
     }
 }
 
-fn answer(id: &Value, result: Value) -> Value {
+fn response_message(id: &Value, result: Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "result": result})
 }
 
-fn update(update: Value) -> Value {
-    json!({"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": SESSION, "update": update}})
+fn update_message(update: Value) -> Value {
+    json!({"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": SESSION_ID, "update": update}})
 }
 
-fn say(text: &str) -> Value {
-    update(
+fn text_update(text: &str) -> Value {
+    update_message(
         json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}),
     )
 }
 
-fn ask() -> Vec<Value> {
+fn permission_messages() -> Vec<Value> {
     let call = json!({
-        "toolCallId": TOOL,
+        "toolCallId": TOOL_CALL_ID,
         "title": "Write greeting.txt",
         "kind": "edit",
         "status": "pending",
@@ -77,16 +77,16 @@ fn ask() -> Vec<Value> {
         {"optionId": "yes", "name": "Allow", "kind": "allow_once"},
         {"optionId": "no", "name": "Deny", "kind": "reject_once"},
     ]);
-    let params = json!({"sessionId": SESSION, "toolCall": call, "options": options});
+    let params = json!({"sessionId": SESSION_ID, "toolCall": call, "options": options});
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": "session/request_permission", "params": params});
     vec![
-        say("I would like to write a file, and ask before I do."),
-        update(started),
+        text_update("I would like to write a file, and ask before I do."),
+        update_message(started),
         request,
     ]
 }
 
-fn finish(answered: &Value, prompt: &Value) -> Vec<Value> {
+fn finish_turn(answered: &Value, prompt: &Value) -> Vec<Value> {
     let allowed = answered["result"]["outcome"]["optionId"] == "yes";
     let (status, words) = if allowed {
         (
@@ -97,9 +97,11 @@ fn finish(answered: &Value, prompt: &Value) -> Vec<Value> {
         ("failed", "It was not allowed, so I leave it.\n")
     };
     vec![
-        update(json!({"sessionUpdate": "tool_call_update", "toolCallId": TOOL, "status": status})),
-        say(words),
-        answer(prompt, json!({"stopReason": "end_turn"})),
+        update_message(
+            json!({"sessionUpdate": "tool_call_update", "toolCallId": TOOL_CALL_ID, "status": status}),
+        ),
+        text_update(words),
+        response_message(prompt, json!({"stopReason": "end_turn"})),
     ]
 }
 
@@ -112,11 +114,11 @@ mod tests {
         for (option, status) in [("yes", "completed"), ("no", "failed")] {
             let mut turn = None;
             let prompt = json!({"id": 7, "method": "session/prompt"});
-            let asked = hear(&prompt, &mut turn);
+            let asked = handle_message(&prompt, &mut turn);
             assert_eq!(asked[2]["method"], "session/request_permission");
             let outcome = json!({"outcome": "selected", "optionId": option});
             let told = json!({"id": 1, "result": {"outcome": outcome}});
-            let done = hear(&told, &mut turn);
+            let done = handle_message(&told, &mut turn);
             assert_eq!(done[0]["params"]["update"]["status"], status);
             assert_eq!(done[2]["id"], 7, "the prompt is answered");
         }

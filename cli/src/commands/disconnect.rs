@@ -4,12 +4,12 @@ use baton_proto::to_json;
 use baton_proto::v1::DisconnectDaemonRequest;
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 
 #[derive(Args, Debug)]
@@ -23,16 +23,19 @@ pub(crate) struct DisconnectArgs {
     reason: String,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(
+    args: DisconnectArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = DisconnectDaemonRequest {
-        daemon: ids::daemon_because(&relay, &args.daemon, &args.reason).await?,
+        daemon: ids::resolve_daemon_with_reason(&relay, &args.daemon, &args.reason).await?,
         reason: args.reason,
     };
     let answer = relay.fleet().disconnect_daemon(request).await?.into_inner();
@@ -45,5 +48,5 @@ pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit,
     } else {
         console.line("was not connected")?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

@@ -4,12 +4,12 @@ use baton_proto::v1::{Daemon, DaemonState, DrainDaemonRequest, UndrainDaemonRequ
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 
 #[derive(Args, Debug)]
@@ -27,14 +27,14 @@ pub(crate) struct DrainArgs {
     undo: bool,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(args: DrainArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let (json, undo) = (args.json.json, args.undo);
     let daemon = if args.undo {
         undrain(&relay, args).await?
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
     })?;
     if json {
         console.json(&to_json(&daemon))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     // It says itself that it drains, until it has heard.
     if undo && daemon.state() == DaemonState::Draining {
@@ -64,13 +64,13 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
             daemon.attempts.len()
         ));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
+async fn drain(relay: &RelayClient, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let reason = args.reason.unwrap_or_default();
     let request = DrainDaemonRequest {
-        daemon: ids::daemon_because(relay, &args.daemon, &reason).await?,
+        daemon: ids::resolve_daemon_with_reason(relay, &args.daemon, &reason).await?,
         reason,
         deadline_ms: None,
     };
@@ -82,9 +82,9 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
         .daemon)
 }
 
-async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
+async fn undrain(relay: &RelayClient, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = UndrainDaemonRequest {
-        daemon: ids::daemon(relay, &args.daemon).await?,
+        daemon: ids::resolve_daemon(relay, &args.daemon).await?,
         reason: args.reason.unwrap_or_default(),
     };
     Ok(relay

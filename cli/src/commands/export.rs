@@ -10,13 +10,13 @@ use baton_proto::v1::{ExportRequest, ExportTrailer};
 use clap::Args;
 use serde_json::json;
 
-use crate::client::Relay;
-use crate::console::Console;
-use crate::data::{self, Exported, Holder};
-use crate::discovery::RelayArgs;
-use crate::errors::{CliError, Story};
-use crate::exit::Exit;
-use crate::progress::{Meter, size};
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::data::{self, DataSource, ExportSummary};
+use crate::discovery::ConnectionArgs;
+use crate::errors::{CliError, ErrorText};
+use crate::exit::CommandExit;
+use crate::progress::{ProgressLine, format_size};
 use crate::sanitize::one_line;
 
 #[derive(Args, Debug)]
@@ -42,11 +42,11 @@ pub(crate) struct ExportArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 /// What was made, from whichever side.
-struct Made {
+struct ExportResult {
     bytes: u64,
     sha256: String,
     records: u64,
@@ -58,21 +58,23 @@ struct Made {
     missing: Option<String>,
 }
 
-pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: ExportArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
     if args.out.exists() && !args.force {
         return Err(CliError::usage(
             format!("{} is there already", args.out.display()),
             "name another file, or replace it with --force",
         ));
     }
-    let holder = Holder::find(&args.relay, console).await?;
-    let partial = Partial::begin(&args.out)?;
-    let mut meter = Meter::new(console, "export");
-    let out = BufWriter::with_capacity(1 << 20, partial.file()?);
+    let holder = DataSource::find(&args.relay, console).await?;
+    let partial = PartialFile::create(&args.out)?;
+    let mut meter = ProgressLine::new(console, "export");
+    let out = BufWriter::with_capacity(1 << 20, partial.open()?);
     let without = (args.without_output, args.without_tokens);
     let mut made = match &holder {
-        Holder::Relay(relay) => receive(relay, without, out, &mut meter).await?,
-        Holder::Nobody(data) => data::export(data, without, out, &mut meter).map(Made::from)?,
+        DataSource::Relay(relay) => receive_export(relay, without, out, &mut meter).await?,
+        DataSource::Directory(data) => {
+            data::export(data, without, out, &mut meter).map(ExportResult::from)?
+        }
     };
     // Whoever needs it one day must not be the first to read it.
     let (read_back, _) = data::verify_file(&partial.path, &mut meter, &mut |_| Ok(()))?;
@@ -80,18 +82,18 @@ pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, Cli
         let why = "what was written is not what was sent";
         return Err(CliError::local("read the export back", why));
     }
-    made.missing = read_back.missing();
+    made.missing = read_back.missing_data();
     partial.finish(&args.out)?;
     meter.clear();
-    show(&made, &args, console)
+    print_result(&made, &args, console)
 }
 
-async fn receive(
-    relay: &Relay,
+async fn receive_export(
+    relay: &RelayClient,
     (without_output, without_tokens): (bool, bool),
     mut out: impl Write,
-    meter: &mut Meter<'_>,
-) -> Result<Made, CliError> {
+    meter: &mut ProgressLine<'_>,
+) -> Result<ExportResult, CliError> {
     let request = ExportRequest {
         without_output,
         without_tokens,
@@ -108,19 +110,23 @@ async fn receive(
             Some(Item::Progress(progress)) => meter.show(&progress),
             Some(Item::Trailer(trailer)) if trailer.bytes == bytes => {
                 out.flush().map_err(unwritten)?;
-                return Ok(Made::from(&trailer));
+                return Ok(ExportResult::from(&trailer));
             }
             Some(Item::Trailer(_)) | None => break,
         }
     }
-    Err(CliError::Local(Story {
+    Err(CliError::Local(ErrorText {
         what: "the export is not complete".to_owned(),
         why: "the relay ended it early".to_owned(),
         hint: "look into the relay's log, then export again".to_owned(),
     }))
 }
 
-fn show(made: &Made, args: &ExportArgs, console: &Console) -> Result<Exit, CliError> {
+fn print_result(
+    made: &ExportResult,
+    args: &ExportArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let file = args.out.display().to_string();
     if args.json {
         console.json(&json!({
@@ -139,20 +145,20 @@ fn show(made: &Made, args: &ExportArgs, console: &Console) -> Result<Exit, CliEr
             "exported {} records as of commit {} to {file} ({})",
             made.records,
             made.commit_seq,
-            size(made.bytes)
+            format_size(made.bytes)
         ))?;
     }
     let Some(missing) = &made.missing else {
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     };
     console.note(&format!(
         "THIS EXPORT IS NOT WHOLE: {}; `baton verify` of the same data says more",
         one_line(missing)
     ));
-    Ok(Exit::NeedsAttention)
+    Ok(CommandExit::NeedsAttention)
 }
 
-impl From<&ExportTrailer> for Made {
+impl From<&ExportTrailer> for ExportResult {
     fn from(trailer: &ExportTrailer) -> Self {
         Self {
             bytes: trailer.bytes,
@@ -167,8 +173,8 @@ impl From<&ExportTrailer> for Made {
     }
 }
 
-impl From<Exported> for Made {
-    fn from(exported: Exported) -> Self {
+impl From<ExportSummary> for ExportResult {
+    fn from(exported: ExportSummary) -> Self {
         let incarnation = exported.head.incarnation;
         Self {
             bytes: exported.bytes,
@@ -188,23 +194,23 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// A file that does not have its name yet; dropping it removes it.
-struct Partial {
+struct PartialFile {
     path: PathBuf,
     finished: bool,
 }
 
-impl Partial {
-    fn begin(out: &Path) -> Result<Self, CliError> {
+impl PartialFile {
+    fn create(out: &Path) -> Result<Self, CliError> {
         let mut name = out.as_os_str().to_owned();
         name.push(".partial");
         let partial = Self {
             path: name.into(),
             finished: false,
         };
-        partial.file().map(|_| partial)
+        partial.open().map(|_| partial)
     }
 
-    fn file(&self) -> Result<File, CliError> {
+    fn open(&self) -> Result<File, CliError> {
         let mut options = OpenOptions::new();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
         options.open(&self.path).map_err(|error| {
@@ -226,7 +232,7 @@ impl Partial {
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.finished {
             drop(fs::remove_file(&self.path));

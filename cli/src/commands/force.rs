@@ -7,25 +7,25 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
-use crate::args::{RequiredReason, TasksArg};
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::{RequiredReasonArg, TaskIdsArg};
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::hints;
 use crate::ids;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 
 #[derive(Args, Debug)]
 pub(crate) struct ForceArgs {
     #[command(flatten)]
-    tasks: TasksArg,
+    tasks: TaskIdsArg,
 
     #[command(flatten)]
-    why: RequiredReason,
+    why: RequiredReasonArg,
 
     /// Only if this is still the task's open attempt. For one task.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
@@ -36,44 +36,63 @@ pub(crate) struct ForceArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn release(args: ForceArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
-    let Some(task_id) = only(&task_ids, &args.attempt)? else {
-        return many(&relay, ForceVerb::Release, args, task_ids, console).await;
+pub(crate) async fn release(
+    args: ForceArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_ids = args.tasks.resolve_with_reason(&relay, &args.why).await?;
+    let Some(task_id) = single_task_id(&task_ids, &args.attempt)? else {
+        return force_many(&relay, ForceVerb::Release, args, task_ids, console).await;
     };
     let request = ForceReleaseRequest {
-        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &args.why.reason).await?,
+        attempt_id: ids::resolve_attempt_id_with_reason(
+            &relay,
+            &task_id,
+            &args.attempt,
+            &args.why.reason,
+        )
+        .await?,
         task_id,
         reason: args.why.reason,
     };
     let answer = relay.operator().force_release(request).await?.into_inner();
-    let task = answer.task.ok_or_else(no_task)?;
-    show(&task, args.json, console)?;
+    let task = answer.task.ok_or_else(missing_task_error)?;
+    print_task(&task, args.json, console)?;
     console.note("its daemon is told to stop; the next attempt waits until the processes are gone or the lease is over");
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-pub(crate) async fn fail(args: ForceArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
-    let Some(task_id) = only(&task_ids, &args.attempt)? else {
-        return many(&relay, ForceVerb::Fail, args, task_ids, console).await;
+pub(crate) async fn fail(args: ForceArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_ids = args.tasks.resolve_with_reason(&relay, &args.why).await?;
+    let Some(task_id) = single_task_id(&task_ids, &args.attempt)? else {
+        return force_many(&relay, ForceVerb::Fail, args, task_ids, console).await;
     };
     let request = ForceFailRequest {
-        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &args.why.reason).await?,
+        attempt_id: ids::resolve_attempt_id_with_reason(
+            &relay,
+            &task_id,
+            &args.attempt,
+            &args.why.reason,
+        )
+        .await?,
         task_id,
         reason: args.why.reason,
     };
     let answer = relay.operator().force_fail(request).await?.into_inner();
-    show(&answer.task.ok_or_else(no_task)?, args.json, console)?;
-    Ok(Exit::Done)
+    print_task(
+        &answer.task.ok_or_else(missing_task_error)?,
+        args.json,
+        console,
+    )?;
+    Ok(CommandExit::Done)
 }
 
-fn only(task_ids: &[String], attempt: &str) -> Result<Option<String>, CliError> {
+fn single_task_id(task_ids: &[String], attempt: &str) -> Result<Option<String>, CliError> {
     match task_ids {
         [one] => Ok(Some(one.clone())),
         _several if !attempt.is_empty() => Err(CliError::usage(
@@ -84,24 +103,24 @@ fn only(task_ids: &[String], attempt: &str) -> Result<Option<String>, CliError> 
     }
 }
 
-async fn many(
-    relay: &Relay,
+async fn force_many(
+    relay: &RelayClient,
     verb: ForceVerb,
     args: ForceArgs,
     task_ids: Vec<String>,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let request = BulkForceRequest {
         verb: verb.into(),
         task_ids,
         reason: args.why.reason,
         allow_unsafe: false,
     };
-    rows(relay, request, args.json, console).await
+    run_bulk_force(relay, request, args.json, console).await
 }
 
 /// The state of a task after a verb.
-pub(crate) fn show(task: &Task, json: bool, console: &Console) -> Result<(), CliError> {
+pub(crate) fn print_task(task: &Task, json: bool, console: &CliConsole) -> Result<(), CliError> {
     if json {
         console.json(&to_json(task))
     } else {
@@ -110,17 +129,17 @@ pub(crate) fn show(task: &Task, json: bool, console: &Console) -> Result<(), Cli
 }
 
 /// One verb on many tasks: a row each. Exit 1 if any of them was refused.
-pub(crate) async fn rows(
-    relay: &Relay,
+pub(crate) async fn run_bulk_force(
+    relay: &RelayClient,
     request: BulkForceRequest,
     json: bool,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let answer = relay.operator().bulk_force(request).await?.into_inner();
     if json {
         console.json(&to_json(&answer))?;
     } else {
-        for line in table(&answer).lines() {
+        for line in result_table(&answer).lines() {
             console.line(&line)?;
         }
     }
@@ -134,21 +153,21 @@ pub(crate) async fn rows(
         )
     };
     match answer.results.iter().filter(refused).count() {
-        0 => Ok(Exit::Done),
+        0 => Ok(CommandExit::Done),
         count => {
             console.note(&format!("{count} of {} were refused", answer.results.len()));
-            Ok(Exit::NotCompleted)
+            Ok(CommandExit::NotCompleted)
         }
     }
 }
 
-fn table(answer: &BulkForceResponse) -> Table {
-    let mut table = Table::new(["TASK", "RESULT", "WHY"]);
+fn result_table(answer: &BulkForceResponse) -> TextTable {
+    let mut table = TextTable::new(["TASK", "RESULT", "WHY"]);
     for row in &answer.results {
         let (result, why) = match &row.result {
             Some(RowResult::Task(task)) => (task.state().short_name().to_owned(), String::new()),
             Some(RowResult::Error(error)) => {
-                let hint = hints::in_flags(&error.code, &error.field, error.hint.clone());
+                let hint = hints::hint_with_flags(&error.code, &error.field, error.hint.clone());
                 let why = format!("{}; {hint}", error.message);
                 (error.code.clone(), why)
             }

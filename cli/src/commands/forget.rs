@@ -4,12 +4,12 @@ use baton_proto::to_json;
 use baton_proto::v1::ForgetDaemonRequest;
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::sanitize::one_line;
 
@@ -24,16 +24,16 @@ pub(crate) struct ForgetArgs {
     reason: String,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: ForgetArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(args: ForgetArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = ForgetDaemonRequest {
-        daemon: ids::daemon_because(&relay, &args.daemon, &args.reason).await?,
+        daemon: ids::resolve_daemon_with_reason(&relay, &args.daemon, &args.reason).await?,
         reason: args.reason,
     };
     let response = relay.fleet().forget_daemon(request).await?.into_inner();
@@ -44,5 +44,5 @@ pub(crate) async fn run(args: ForgetArgs, console: &Console) -> Result<Exit, Cli
         console.line(&format!("forgot {}", one_line(&daemon.daemon_id)))?;
         console.note("if it comes back all the same, it gets a new id");
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

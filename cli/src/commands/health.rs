@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::commands::daemon;
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::servers;
 
 #[derive(Args, Debug)]
@@ -23,19 +23,19 @@ pub(crate) struct HealthArgs {
     json: bool,
 }
 
-pub(crate) async fn run(args: HealthArgs, console: &Console) -> Result<Exit, CliError> {
-    let data = args.data.unwrap_or_else(daemon::default_data);
+pub(crate) async fn run(args: HealthArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let data = args.data.unwrap_or_else(daemon::default_daemon_dir);
     let checkup = servers::daemon_health(data).await?;
     let exit = if checkup.healthy {
-        Exit::Done
+        CommandExit::Done
     } else {
-        Exit::NotCompleted
+        CommandExit::NotCompleted
     };
     if args.json {
-        console.line(&checkup.told)?;
+        console.line(&checkup.json)?;
         return Ok(exit);
     }
-    let told: serde_json::Value = serde_json::from_str(&checkup.told).unwrap_or_default();
+    let told: serde_json::Value = serde_json::from_str(&checkup.json).unwrap_or_default();
     if checkup.healthy {
         let count = |name: &str| told[name].as_u64().unwrap_or(0);
         let (running, slots) = (count("running"), count("slots"));

@@ -13,23 +13,23 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::client::Relay;
-use crate::console::Console;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
 use crate::data;
-use crate::discovery::RelayArgs;
+use crate::discovery::ConnectionArgs;
 use crate::duration;
-use crate::errors::{CliError, Story};
-use crate::exit::Exit;
-use crate::progress::Meter;
+use crate::errors::{CliError, ErrorText};
+use crate::exit::CommandExit;
+use crate::progress::ProgressLine;
 use crate::sanitize::one_line;
 
 /// One message of an upload.
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Chunks on their way to the relay. Full: reading the file waits.
-const AHEAD: usize = 4;
+const CHUNKS_IN_FLIGHT: usize = 4;
 /// Between two questions to a relay that is starting again, and how many are asked.
-const ASK_EVERY: Duration = Duration::from_millis(200);
-const ASKED: u32 = 150;
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+const MAX_POLLS: u32 = 150;
 
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
@@ -47,24 +47,24 @@ pub(crate) struct ImportArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: ImportArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
     let data = args.relay.data_dir();
-    let mut meter = Meter::new(console, "import");
+    let mut meter = ProgressLine::new(console, "import");
     let (summary, missing) = if args.relay.named_relay().is_some() || data::is_in_use(&data)? {
-        let relay = Relay::discover(&args.relay).await?;
+        let relay = RelayClient::discover(&args.relay).await?;
         // A bad file is found here already, before it crosses the network.
         let (checked, _) = data::verify_file(&args.file, &mut meter, &mut |_| Ok(()))?;
-        let missing = checked.missing();
+        let missing = checked.missing_data();
         if let Some(missing) = missing.clone().filter(|_| !args.accept_loss) {
-            return Err(data::not_whole(missing));
+            return Err(data::incomplete_export_error(missing));
         }
         let summary = upload(&relay, &args.file, checked.sha256, &mut meter).await?;
-        until_back(&args.relay, &summary.incarnation).await?;
+        wait_until_restarted(&args.relay, &summary.incarnation).await?;
         (summary, missing)
-    } else if data::is_free(&data) {
+    } else if data::can_import_into(&data) {
         let imported = data::import(&args.file, &data, args.accept_loss, &mut meter)?;
         let summary = ImportSummary {
             records: imported.trailer.puts,
@@ -81,21 +81,21 @@ pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, Cli
         ));
     };
     meter.clear();
-    show(&summary, missing.as_deref(), args.json, console)
+    print_summary(&summary, missing.as_deref(), args.json, console)
 }
 
 /// Sends the file and hears how it goes.
 async fn upload(
-    relay: &Relay,
+    relay: &RelayClient,
     file: &Path,
     sha256: [u8; 32],
-    meter: &mut Meter<'_>,
+    meter: &mut ProgressLine<'_>,
 ) -> Result<ImportSummary, CliError> {
     let input = File::open(file)
         .map_err(|error| CliError::local(format!("read {}", file.display()), error))?;
     let total = input.metadata().map(|metadata| metadata.len()).ok();
-    let (chunks, sent) = mpsc::channel(AHEAD);
-    let reading = tokio::task::spawn_blocking(move || read_out(input, sha256, &chunks));
+    let (chunks, sent) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let reading = tokio::task::spawn_blocking(move || send_file_chunks(input, sha256, &chunks));
     let mut answers = relay
         .operator()
         .import(ReceiverStream::new(sent))
@@ -119,14 +119,14 @@ async fn upload(
 }
 
 /// Ends quietly when nobody takes the chunks any more: the answer says why.
-fn read_out(
+fn send_file_chunks(
     mut input: File,
     sha256: [u8; 32],
     chunks: &mpsc::Sender<ImportRequest>,
 ) -> io::Result<()> {
     loop {
-        let mut chunk = Vec::with_capacity(CHUNK);
-        let read = Read::take(&mut input, CHUNK as u64).read_to_end(&mut chunk)?;
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let read = Read::take(&mut input, CHUNK_BYTES as u64).read_to_end(&mut chunk)?;
         let item = if read == 0 {
             Sent::Sha256(sha256.to_vec().into())
         } else {
@@ -140,29 +140,29 @@ fn read_out(
 }
 
 /// The relay has the data; it is only starting again with it.
-async fn until_back(args: &RelayArgs, incarnation: &str) -> Result<(), CliError> {
-    for _ in 0..ASKED {
-        if let Ok(relay) = Relay::discover(args).await
+async fn wait_until_restarted(args: &ConnectionArgs, incarnation: &str) -> Result<(), CliError> {
+    for _ in 0..MAX_POLLS {
+        if let Ok(relay) = RelayClient::discover(args).await
             && let Ok(info) = relay.operator().relay_info(RelayInfoRequest {}).await
             && info.get_ref().incarnation == incarnation
         {
             return Ok(());
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Err(CliError::Unreachable(Story {
+    Err(CliError::Unreachable(ErrorText {
         what: "the relay took the import, but is not back".to_owned(),
         why: String::new(),
         hint: "look into its log, and start it again if it has ended".to_owned(),
     }))
 }
 
-fn show(
+fn print_summary(
     summary: &ImportSummary,
     missing: Option<&str>,
     json: bool,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     if json {
         console.json(&json!({
             "records": summary.records,
@@ -181,7 +181,7 @@ fn show(
     console.note(&format!(
         "open tasks wait for {} after the relay's start, because an old daemon may still run them; once the old fleet \
          is down, let them go with `baton release-inherited --reason …`",
-        duration::short(summary.hold_ms)
+        duration::format_short(summary.hold_ms)
     ));
     if let Some(missing) = missing {
         console.note(&format!(
@@ -195,5 +195,5 @@ fn show(
             summary.findings
         ));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

@@ -8,16 +8,16 @@ use baton_proto::v1::{
 };
 use clap::Args;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::{Patience, ended_early};
+use crate::exit::CommandExit;
+use crate::follow::{ReconnectBackoff, stream_closed_error};
 use crate::ids;
 use crate::input_view;
-use crate::stop::Interrupt;
+use crate::stop::InterruptSignal;
 
 #[derive(Args, Debug)]
 pub(crate) struct InboxArgs {
@@ -43,36 +43,39 @@ pub(crate) struct InboxArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(mut args: InboxArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    args.task = ids::task(&relay, &args.task).await?;
+pub(crate) async fn run(
+    mut args: InboxArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    args.task = ids::resolve_task_id(&relay, &args.task).await?;
     if args.follow {
-        return follow(&relay, args, console).await;
+        return follow_until_interrupted(&relay, args, console).await;
     }
-    let inputs = list(&relay, &args.task, args.all).await?;
+    let inputs = list_inputs(&relay, &args.task, args.all).await?;
     if args.json {
         let list = ListInputsResponse {
             inputs,
             ..ListInputsResponse::default()
         };
         console.json(&to_json(&list))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     if inputs.is_empty() {
         console.note("nothing waits for an answer");
     }
     for input in &inputs {
-        show(input, false, console)?;
+        print_input(input, false, console)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// Every page of what is asked.
-pub(crate) async fn list(
-    relay: &Relay,
+pub(crate) async fn list_inputs(
+    relay: &RelayClient,
     task_id: &str,
     include_closed: bool,
 ) -> Result<Vec<Input>, CliError> {
@@ -93,56 +96,64 @@ pub(crate) async fn list(
     }
 }
 
-fn show(input: &Input, json: bool, console: &Console) -> Result<(), CliError> {
+fn print_input(input: &Input, json: bool, console: &CliConsole) -> Result<(), CliError> {
     if json {
         return console.json(&to_json(input));
     }
-    for line in input_view::lines(input, clock::wall_ms(), console.data_style()) {
+    for line in input_view::input_lines(input, clock::wall_ms(), console.data_style()) {
         console.line(&line)?;
     }
     console.flush()
 }
 
-async fn follow(relay: &Relay, args: InboxArgs, console: &Console) -> Result<Exit, CliError> {
-    let mut interrupt = Interrupt::listen()?;
+async fn follow_until_interrupted(
+    relay: &RelayClient,
+    args: InboxArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let mut interrupt = InterruptSignal::listen()?;
     tokio::select! {
-        ended = watch(relay, &args, console) => ended,
-        () = interrupt.pressed() => Ok(Exit::Interrupted),
+        ended = watch_inputs(relay, &args, console) => ended,
+        () = interrupt.wait() => Ok(CommandExit::Interrupted),
     }
 }
 
 /// A stream that broke is opened again; what was shown is not shown twice.
-async fn watch(relay: &Relay, args: &InboxArgs, console: &Console) -> Result<Exit, CliError> {
+async fn watch_inputs(
+    relay: &RelayClient,
+    args: &InboxArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let mut shown: HashMap<String, InputState> = HashMap::new();
-    let mut patience = Patience::default();
+    let mut patience = ReconnectBackoff::default();
     loop {
-        let error = match watch_once(relay, args, &mut shown, &mut patience, console).await {
-            Ok(()) => ended_early(),
+        let error = match watch_stream(relay, args, &mut shown, &mut patience, console).await {
+            Ok(()) => stream_closed_error(),
             Err(error) if error.is_transient() => error,
             Err(error) => return Err(error),
         };
-        patience.wait(error).await?;
+        patience.wait_or_give_up(error).await?;
     }
 }
 
-async fn watch_once(
-    relay: &Relay,
+async fn watch_stream(
+    relay: &RelayClient,
     args: &InboxArgs,
     shown: &mut HashMap<String, InputState>,
-    patience: &mut Patience,
-    console: &Console,
+    patience: &mut ReconnectBackoff,
+    console: &CliConsole,
 ) -> Result<(), CliError> {
     let request = WatchInputsRequest {
         task_id: args.task.clone(),
     };
     let mut inputs = relay.inputs().watch_inputs(request).await?.into_inner();
     while let Some(message) = inputs.message().await? {
-        *patience = Patience::default();
+        *patience = ReconnectBackoff::default();
         // An empty message says that a quiet stream lives.
         let Some(input) = message.input else { continue };
         let state = input.state();
         if shown.insert(input.input_id.clone(), state) != Some(state) {
-            show(&input, args.json, console)?;
+            print_input(&input, args.json, console)?;
         }
         if matches!(state, InputState::Received | InputState::Closed) {
             shown.remove(&input.input_id);

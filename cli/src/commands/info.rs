@@ -4,42 +4,42 @@ use baton_proto::v1::{RelayInfoRequest, RelayInfoResponse};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::task_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: InfoArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(args: InfoArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let info = relay.operator().relay_info(RelayInfoRequest {}).await?;
     let info = info.into_inner();
     if args.json.json {
         console.json(&to_json(&info))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    for (name, value) in facts(&info, clock::wall_ms()) {
+    for (name, value) in info_fields(&info, clock::wall_ms()) {
         console.line(&format!("{name:<12}{value}"))?;
     }
-    counters(&info, console)?;
-    Ok(Exit::Done)
+    print_counters(&info, console)?;
+    Ok(CommandExit::Done)
 }
 
-fn facts(info: &RelayInfoResponse, now_ms: u64) -> Vec<(&'static str, String)> {
+fn info_fields(info: &RelayInfoResponse, now_ms: u64) -> Vec<(&'static str, String)> {
     let you = format!(
         "{}, {} of tenant {}",
         one_line(&info.principal),
@@ -55,13 +55,13 @@ fn facts(info: &RelayInfoResponse, now_ms: u64) -> Vec<(&'static str, String)> {
         ("started", started),
         ("commit", info.commit_seq.to_string()),
         ("unreadable", info.unreadable_records.to_string()),
-        ("admitting", admitting(info)),
-        ("disk", disk(info)),
+        ("admitting", admission_text(info)),
+        ("disk", disk_text(info)),
         ("you", you),
     ]
 }
 
-fn admitting(info: &RelayInfoResponse) -> String {
+fn admission_text(info: &RelayInfoResponse) -> String {
     if info.admitting {
         return "yes".to_owned();
     }
@@ -73,7 +73,7 @@ fn admitting(info: &RelayInfoResponse) -> String {
     format!("no: {}", one_line(why))
 }
 
-fn disk(info: &RelayInfoResponse) -> String {
+fn disk_text(info: &RelayInfoResponse) -> String {
     let disk = info.disk.unwrap_or_default();
     let mib = |bytes: u64| bytes >> 20;
     format!(
@@ -85,11 +85,11 @@ fn disk(info: &RelayInfoResponse) -> String {
     )
 }
 
-fn counters(info: &RelayInfoResponse, console: &Console) -> Result<(), CliError> {
+fn print_counters(info: &RelayInfoResponse, console: &CliConsole) -> Result<(), CliError> {
     if info.counters.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new(["COUNTED", "REASON", "VALUE"]);
+    let mut table = TextTable::new(["COUNTED", "REASON", "VALUE"]);
     for counter in &info.counters {
         table.row([
             one_line(&counter.name),

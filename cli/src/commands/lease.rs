@@ -12,14 +12,14 @@ use baton_proto::{ShortName, to_json};
 use clap::Args;
 use serde_json::Value;
 
-use crate::args::{Reason, TaskArg};
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::{OptionalReasonArg, TaskIdArg};
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::duration;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::ids;
 
 #[derive(Args, Debug)]
@@ -33,13 +33,13 @@ pub(crate) struct ClaimArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct PickUpArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// The parked attempt that you saw; refused if another one is parked by now.
     #[arg(
@@ -51,29 +51,29 @@ pub(crate) struct PickUpArgs {
     attempt: String,
 
     #[command(flatten)]
-    why: Reason,
+    why: OptionalReasonArg,
 
     /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 /// A lease that was claimed or picked up.
 #[derive(Args, Debug)]
 pub(crate) struct LeaseArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// Id of the attempt.
     #[arg(value_name = "ATTEMPT")]
     attempt_id: String,
 
     /// The lease token, as `claim` and `pick-up` print it.
-    #[arg(skip = Secret::from_environment())]
-    token: Secret,
+    #[arg(skip = LeaseTokenSecret::from_environment())]
+    token: LeaseTokenSecret,
 }
 
 #[derive(Args, Debug)]
@@ -82,7 +82,7 @@ pub(crate) struct RenewArgs {
     lease: LeaseArgs,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
@@ -91,23 +91,23 @@ pub(crate) struct ReleaseArgs {
     lease: LeaseArgs,
 
     #[command(flatten)]
-    why: Reason,
+    why: OptionalReasonArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-const TOKEN: &str = "BATON_LEASE_TOKEN";
+const TOKEN_VARIABLE: &str = "BATON_LEASE_TOKEN";
 
 /// Whatever stands in the environment; its Debug shows nothing.
-struct Secret(Option<String>);
+struct LeaseTokenSecret(Option<String>);
 
-impl Secret {
+impl LeaseTokenSecret {
     fn from_environment() -> Self {
-        Self(std::env::var(TOKEN).ok())
+        Self(std::env::var(TOKEN_VARIABLE).ok())
     }
 
-    fn bytes(&self) -> Option<Vec<u8>> {
+    fn decode(&self) -> Option<Vec<u8>> {
         let hex = self.0.as_deref()?.trim();
         let pair = |place: usize| u8::from_str_radix(hex.get(place..place + 2)?, 16).ok();
         let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(pair).collect();
@@ -115,43 +115,50 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for LeaseTokenSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
 }
 
 impl LeaseArgs {
-    async fn named(self, relay: &Relay) -> Result<AgentLease, CliError> {
-        let task_id = self.task.find(relay).await?;
-        let attempt_id = ids::attempt(relay, &task_id, &self.attempt_id).await?;
-        proved(task_id, attempt_id, &self.token)
+    async fn resolve(self, relay: &RelayClient) -> Result<AgentLease, CliError> {
+        let task_id = self.task.resolve(relay).await?;
+        let attempt_id = ids::resolve_attempt_id(relay, &task_id, &self.attempt_id).await?;
+        agent_lease(task_id, attempt_id, &self.token)
     }
 }
 
 /// The lease of an attempt that the caller of another verb says to hold.
-pub(crate) fn held(task_id: String, attempt_id: String) -> Result<AgentLease, CliError> {
-    proved(task_id, attempt_id, &Secret::from_environment())
+pub(crate) fn lease_from_environment(
+    task_id: String,
+    attempt_id: String,
+) -> Result<AgentLease, CliError> {
+    agent_lease(task_id, attempt_id, &LeaseTokenSecret::from_environment())
 }
 
 /// Whoever holds the task speaks under its lease, which those verbs that others have too do not ask for.
-pub(crate) fn holders_way(error: CliError, verb: &str) -> CliError {
+pub(crate) fn with_holder_hint(error: CliError, verb: &str) -> CliError {
     match error {
-        CliError::Refused(mut refusal) if refusal.machine_code == "permission_denied" => {
-            refusal.story.hint = format!(
-                "whoever holds the task says whose lease it is: {TOKEN}=… baton {verb} TASK --attempt ATTEMPT …, with what \
+        CliError::Rejected(mut refusal) if refusal.machine_code == "permission_denied" => {
+            refusal.text.hint = format!(
+                "whoever holds the task says whose lease it is: {TOKEN_VARIABLE}=… baton {verb} TASK --attempt ATTEMPT …, with what \
                  `baton claim` or `baton pick-up TASK` printed"
             );
-            CliError::Refused(refusal)
+            CliError::Rejected(refusal)
         }
         other => other,
     }
 }
 
-fn proved(task_id: String, attempt_id: String, token: &Secret) -> Result<AgentLease, CliError> {
-    let token = token.bytes().ok_or_else(|| {
+fn agent_lease(
+    task_id: String,
+    attempt_id: String,
+    token: &LeaseTokenSecret,
+) -> Result<AgentLease, CliError> {
+    let token = token.decode().ok_or_else(|| {
         CliError::usage(
-            format!("{TOKEN} holds no lease token"),
+            format!("{TOKEN_VARIABLE} holds no lease token"),
             "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
         )
     })?;
@@ -164,37 +171,40 @@ fn proved(task_id: String, attempt_id: String, token: &Secret) -> Result<AgentLe
     })
 }
 
-pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn claim(args: ClaimArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = ClaimRequest {
-        task_id: ids::task(&relay, &args.task_id).await?,
+        task_id: ids::resolve_task_id(&relay, &args.task_id).await?,
         ..ClaimRequest::default()
     };
     match relay.agents().claim(request).await?.into_inner().grant {
-        Some(grant) => show(&grant, args.json, console),
+        Some(grant) => print_grant(&grant, args.json, console),
         None => {
             console.note("nothing waits for agents of this scope");
-            Ok(Exit::NotCompleted)
+            Ok(CommandExit::NotCompleted)
         }
     }
 }
 
-pub(crate) async fn pick_up(args: PickUpArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find(&relay).await?;
+pub(crate) async fn pick_up(
+    args: PickUpArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
     let request = PickUpRequest {
-        attempt_id: ids::attempt(&relay, &task_id, &args.attempt).await?,
+        attempt_id: ids::resolve_attempt_id(&relay, &task_id, &args.attempt).await?,
         task_id,
         reason: args.why.reason,
         ..PickUpRequest::default()
     };
     let grant = relay.agents().pick_up(request).await?.into_inner().grant;
-    show(&grant.ok_or_else(no_task)?, args.json, console)
+    print_grant(&grant.ok_or_else(missing_task_error)?, args.json, console)
 }
 
-pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let lease = Some(args.lease.named(&relay).await?);
+pub(crate) async fn renew(args: RenewArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let lease = Some(args.lease.resolve(&relay).await?);
     let renewed = relay.agents().renew(RenewRequest { lease }).await?;
     let renewed = renewed.into_inner();
     console.line(&format!("{} ms", renewed.granted_ms))?;
@@ -203,49 +213,56 @@ pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, Cl
             "a cancel was requested: stop, then give it back with: baton release TASK ATTEMPT",
         );
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn release(
+    args: ReleaseArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = AgentReleaseRequest {
-        lease: Some(args.lease.named(&relay).await?),
+        lease: Some(args.lease.resolve(&relay).await?),
         reason: args.why.reason,
         ..AgentReleaseRequest::default()
     };
     let response = relay.agents().release(request).await?.into_inner();
-    let task = response.task.ok_or_else(no_task)?;
+    let task = response.task.ok_or_else(missing_task_error)?;
     console.line(task.state().short_name())?;
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn show(grant: &AgentGrant, json: bool, console: &Console) -> Result<Exit, CliError> {
+fn print_grant(
+    grant: &AgentGrant,
+    json: bool,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     if json {
-        console.json(&with_token(grant))?;
-        return Ok(Exit::Done);
+        console.json(&grant_json(grant))?;
+        return Ok(CommandExit::Done);
     }
     let re = grant.r#ref.clone().unwrap_or_default();
     console.line(&format!("task {}", re.task_id))?;
     console.line(&format!("attempt {}", re.attempt_id))?;
-    console.line(&format!("token {}", token_of(grant)))?;
+    console.line(&format!("token {}", token_hex(grant)))?;
     console.note(&format!(
-        "the lease ends in {} unless it is renewed: {TOKEN}=… baton renew {} {}",
-        duration::short(grant.granted_ms),
+        "the lease ends in {} unless it is renewed: {TOKEN_VARIABLE}=… baton renew {} {}",
+        duration::format_short(grant.granted_ms),
         re.task_id,
         re.attempt_id
     ));
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// JSON of a message never shows a token, because it ends up in logs. This is the one moment at which the holder is told his.
-fn with_token(grant: &AgentGrant) -> Value {
+fn grant_json(grant: &AgentGrant) -> Value {
     let mut shown = to_json(grant);
-    shown["token"] = token_of(grant).into();
+    shown["token"] = token_hex(grant).into();
     shown
 }
 
 /// As the environment takes it back.
-fn token_of(grant: &AgentGrant) -> String {
+fn token_hex(grant: &AgentGrant) -> String {
     let token = grant.token.clone().unwrap_or_default().value;
     token.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -264,9 +281,9 @@ mod tests {
             granted_ms: 30_000,
             ..AgentGrant::default()
         };
-        let shown = with_token(&grant);
+        let shown = grant_json(&grant);
         let told = shown["token"].as_str().expect("a text").to_owned();
-        assert_eq!(Secret(Some(told)).bytes(), Some(value));
+        assert_eq!(LeaseTokenSecret(Some(told)).decode(), Some(value));
         assert_eq!(shown["grantedMs"], to_json(&grant)["grantedMs"]);
         assert_eq!(to_json(&grant)["token"], "redacted");
     }

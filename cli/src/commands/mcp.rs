@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::discovery::RelayArgs;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::mcp;
-use crate::servers::Clocks;
+use crate::servers::ServerClocks;
 
 #[derive(Args, Debug)]
 pub(crate) struct McpArgs {
@@ -17,10 +17,10 @@ pub(crate) struct McpArgs {
     root: Option<PathBuf>,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: McpArgs, clocks: &Clocks) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: McpArgs, clocks: &ServerClocks) -> Result<CommandExit, CliError> {
     mcp::serve(args.relay, args.root, &clocks.daemon).await?;
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

@@ -43,14 +43,14 @@ pub(crate) mod watch;
 
 use clap::Subcommand;
 
-use crate::console::Console;
+use crate::console::CliConsole;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::servers::Clocks;
+use crate::exit::CommandExit;
+use crate::servers::ServerClocks;
 
 /// Verbs that stand in `baton_proto::verbs` have their help line from there.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
     Up(up::UpArgs),
     /// Run a relay: the server that owns tasks, attempts and leases.
@@ -64,9 +64,9 @@ pub(crate) enum Command {
     /// Submit a task, and wait for it or follow it if asked to.
     Submit(Box<submit::SubmitArgs>),
     /// Follow the events of one task until it ends, with the task's exit code.
-    Watch(watch::WatchArgs),
+    Watch(watch::WatchTaskArgs),
     /// Print the output of one attempt.
-    Output(output::OutputArgs),
+    Output(output::ReadOutputArgs),
     Tasks(tasks::TasksArgs),
     Show(show::ShowArgs),
     Inspect(inspect::InspectArgs),
@@ -126,68 +126,72 @@ pub(crate) enum Command {
     DemoAgent,
 }
 
-impl Command {
+impl CliCommand {
     pub(crate) fn is_server(&self) -> bool {
         match self {
-            Command::Daemon(args) => args.is_server(),
+            CliCommand::Daemon(args) => args.is_server(),
             command => matches!(
                 command,
-                Command::Up(_) | Command::Relay(_) | Command::Bench(_)
+                CliCommand::Up(_) | CliCommand::Relay(_) | CliCommand::Bench(_)
             ),
         }
     }
 
     /// Whether its runtime has a thread that waits for stdin.
     pub(crate) fn reads_stdin(&self) -> bool {
-        matches!(self, Command::Mcp(_))
+        matches!(self, CliCommand::Mcp(_))
     }
 
-    pub(crate) async fn run(self, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {
+    pub(crate) async fn run(
+        self,
+        console: &CliConsole,
+        clocks: &ServerClocks,
+    ) -> Result<CommandExit, CliError> {
         match self {
-            Command::Up(args) => up::run(args, console, clocks).await,
-            Command::Relay(args) => relay::run(args, console, clocks).await,
-            Command::Daemon(args) => daemon::run(args, console, clocks).await,
-            Command::Health(args) => health::run(args, console).await,
-            Command::Info(args) => info::run(args, console).await,
-            Command::Submit(args) => submit::run(*args, console).await,
-            Command::Watch(args) => watch::run(args, console).await,
-            Command::Output(args) => output::run(args, console).await,
-            Command::Tasks(args) => tasks::run(args, console).await,
-            Command::Show(args) => show::run(args, console).await,
-            Command::Inspect(args) => inspect::run(args, console).await,
-            Command::Attempts(args) => attempts::run(args, console).await,
-            Command::Inbox(args) => inbox::run(args, console).await,
-            Command::Answer(args) => answer::run(args, console).await,
-            Command::Cancel(args) => cancel::run(args, console).await,
-            Command::Retry(args) => retry::run(args, console).await,
-            Command::Blocked(args) => blocked::run(args, console).await,
-            Command::Block(args) => block::run(args, console).await,
-            Command::Resume(args) => resume::run(args, console).await,
-            Command::Progress(args) => progress::run(args, console).await,
-            Command::Checkpoints(args) => checkpoints::run(args, console).await,
-            Command::Claim(args) => lease::claim(args, console).await,
-            Command::PickUp(args) => lease::pick_up(args, console).await,
-            Command::Renew(args) => lease::renew(args, console).await,
-            Command::Release(args) => lease::release(args, console).await,
-            Command::ForceRelease(args) => force::release(args, console).await,
-            Command::ForceFail(args) => force::fail(args, console).await,
-            Command::Complete(args) => complete::run(args, console).await,
-            Command::Pause(args) => pause::pause(args, console).await,
-            Command::Unpause(args) => pause::unpause(args, console).await,
-            Command::Scheduler(args) => scheduler::run(args, console).await,
-            Command::Daemons(args) => daemons::run(args, console).await,
-            Command::Drain(args) => drain::run(args, console).await,
-            Command::Disconnect(args) => disconnect::run(args, console).await,
-            Command::Forget(args) => forget::run(args, console).await,
-            Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
-            Command::Mcp(args) => mcp::run(args, clocks).await,
-            Command::Token(command) => token::run(command, console).await,
-            Command::Profile(command) => profile::run(command, console).await,
-            Command::Export(args) => export::run(args, console).await,
-            Command::Import(args) => import::run(args, console).await,
-            Command::Verify(args) => verify::run(args, console).await,
-            Command::Bench(command) => bench::run(command, console).await,
-            Command::DemoAgent => demo_agent::run(console),
+            CliCommand::Up(args) => up::run(args, console, clocks).await,
+            CliCommand::Relay(args) => relay::run(args, console, clocks).await,
+            CliCommand::Daemon(args) => daemon::run(args, console, clocks).await,
+            CliCommand::Health(args) => health::run(args, console).await,
+            CliCommand::Info(args) => info::run(args, console).await,
+            CliCommand::Submit(args) => submit::run(*args, console).await,
+            CliCommand::Watch(args) => watch::run(args, console).await,
+            CliCommand::Output(args) => output::run(args, console).await,
+            CliCommand::Tasks(args) => tasks::run(args, console).await,
+            CliCommand::Show(args) => show::run(args, console).await,
+            CliCommand::Inspect(args) => inspect::run(args, console).await,
+            CliCommand::Attempts(args) => attempts::run(args, console).await,
+            CliCommand::Inbox(args) => inbox::run(args, console).await,
+            CliCommand::Answer(args) => answer::run(args, console).await,
+            CliCommand::Cancel(args) => cancel::run(args, console).await,
+            CliCommand::Retry(args) => retry::run(args, console).await,
+            CliCommand::Blocked(args) => blocked::run(args, console).await,
+            CliCommand::Block(args) => block::run(args, console).await,
+            CliCommand::Resume(args) => resume::run(args, console).await,
+            CliCommand::Progress(args) => progress::run(args, console).await,
+            CliCommand::Checkpoints(args) => checkpoints::run(args, console).await,
+            CliCommand::Claim(args) => lease::claim(args, console).await,
+            CliCommand::PickUp(args) => lease::pick_up(args, console).await,
+            CliCommand::Renew(args) => lease::renew(args, console).await,
+            CliCommand::Release(args) => lease::release(args, console).await,
+            CliCommand::ForceRelease(args) => force::release(args, console).await,
+            CliCommand::ForceFail(args) => force::fail(args, console).await,
+            CliCommand::Complete(args) => complete::run(args, console).await,
+            CliCommand::Pause(args) => pause::pause(args, console).await,
+            CliCommand::Unpause(args) => pause::unpause(args, console).await,
+            CliCommand::Scheduler(args) => scheduler::run(args, console).await,
+            CliCommand::Daemons(args) => daemons::run(args, console).await,
+            CliCommand::Drain(args) => drain::run(args, console).await,
+            CliCommand::Disconnect(args) => disconnect::run(args, console).await,
+            CliCommand::Forget(args) => forget::run(args, console).await,
+            CliCommand::ReleaseInherited(args) => release_inherited::run(args, console).await,
+            CliCommand::Mcp(args) => mcp::run(args, clocks).await,
+            CliCommand::Token(command) => token::run(command, console).await,
+            CliCommand::Profile(command) => profile::run(command, console).await,
+            CliCommand::Export(args) => export::run(args, console).await,
+            CliCommand::Import(args) => import::run(args, console).await,
+            CliCommand::Verify(args) => verify::run(args, console).await,
+            CliCommand::Bench(command) => bench::run(command, console).await,
+            CliCommand::DemoAgent => demo_agent::run(console),
         }
     }
 }

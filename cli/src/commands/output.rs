@@ -4,21 +4,21 @@ use baton_proto::to_json;
 use baton_proto::v1::{AttemptState, OutputEnd, ReadOutputRequest};
 use clap::Args;
 
-use crate::args::TaskArg;
-use crate::client::Relay;
+use crate::args::TaskIdArg;
+use crate::client::RelayClient;
 use crate::commands::watch::cut_text;
-use crate::console::{Console, OutputSink};
-use crate::discovery::RelayArgs;
+use crate::console::{AgentOutputSink, CliConsole};
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::follow;
-use crate::output_reader::{OutputReader, Piece, is_for_people};
-use crate::stop::Interrupt;
+use crate::output_reader::{AttemptOutputReader, OutputReadItem, is_user_visible};
+use crate::stop::InterruptSignal;
 
 #[derive(Args, Debug)]
-pub(crate) struct OutputArgs {
+pub(crate) struct ReadOutputArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// Number of the attempt whose output is printed. Without it, the newest attempt's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -37,58 +37,61 @@ pub(crate) struct OutputArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find(&relay).await?;
+pub(crate) async fn run(
+    args: ReadOutputArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
     let request = ReadOutputRequest {
-        attempt_id: attempt_id(&relay, &task_id, &args).await?,
+        attempt_id: find_attempt_id(&relay, &task_id, &args).await?,
         task_id: task_id.clone(),
         from_offset: args.from,
         follow: args.follow,
         limit_bytes: 0,
     };
-    let mut reader = OutputReader::new(relay, request);
-    let mut sink = OutputSink::new(console);
-    let mut interrupt = Interrupt::listen()?;
+    let mut reader = AttemptOutputReader::new(relay, request);
+    let mut sink = AgentOutputSink::new(console);
+    let mut interrupt = InterruptSignal::listen()?;
     let mut cut_is_told = false;
     loop {
         let piece = tokio::select! {
             piece = reader.next() => piece?,
-            () = interrupt.pressed() => {
+            () = interrupt.wait() => {
                 sink.finish()?;
                 console.note(&format!("detached; come back with: baton output {task_id} --follow"));
-                return Ok(Exit::Interrupted);
+                return Ok(CommandExit::Interrupted);
             }
         };
         match &piece {
-            Piece::Bytes(chunk) if args.json => console.json(&to_json(chunk))?,
-            Piece::Cut(cut) if args.json => console.json(&to_json(cut))?,
-            Piece::End(end) if args.json => console.json(&to_json(end))?,
-            Piece::Bytes(chunk) if is_for_people(chunk) => sink.write(&chunk.data)?,
-            Piece::Bytes(_) => {}
-            Piece::Cut(cut) => {
+            OutputReadItem::Bytes(chunk) if args.json => console.json(&to_json(chunk))?,
+            OutputReadItem::Cut(cut) if args.json => console.json(&to_json(cut))?,
+            OutputReadItem::End(end) if args.json => console.json(&to_json(end))?,
+            OutputReadItem::Bytes(chunk) if is_user_visible(chunk) => sink.write(&chunk.data)?,
+            OutputReadItem::Bytes(_) => {}
+            OutputReadItem::Cut(cut) => {
                 cut_is_told |= cut.length_unknown;
                 console.note(&cut_text(cut));
             }
-            Piece::End(_) => {}
+            OutputReadItem::End(_) => {}
         }
-        if let Piece::End(end) = &piece {
+        if let OutputReadItem::End(end) = &piece {
             sink.finish()?;
-            if !args.json && !cut_is_told && ends_unsaid(end) {
+            if !args.json && !cut_is_told && has_unknown_end(end) {
                 console.note(
                     "[the attempt ended without saying where its output ends: more may be missing]",
                 );
             }
-            return Ok(Exit::Done);
+            return Ok(CommandExit::Done);
         }
     }
 }
 
 /// It is over and never said how much there is of it. What still runs is not complete either, and nobody thinks so.
-fn ends_unsaid(end: &OutputEnd) -> bool {
+fn has_unknown_end(end: &OutputEnd) -> bool {
     let over = match end.state() {
         AttemptState::Completed
         | AttemptState::Failed
@@ -113,11 +116,15 @@ fn ends_unsaid(end: &OutputEnd) -> bool {
 }
 
 /// Empty for the newest one, which the relay chooses.
-async fn attempt_id(relay: &Relay, task_id: &str, args: &OutputArgs) -> Result<String, CliError> {
+async fn find_attempt_id(
+    relay: &RelayClient,
+    task_id: &str,
+    args: &ReadOutputArgs,
+) -> Result<String, CliError> {
     let Some(number) = args.attempt else {
         return Ok(String::new());
     };
-    let task = follow::get(relay, task_id).await?;
+    let task = follow::get_task(relay, task_id).await?;
     let attempt = task
         .attempts
         .iter()
@@ -148,8 +155,8 @@ mod tests {
             complete,
             ..OutputEnd::default()
         };
-        assert!(ends_unsaid(&end(AttemptState::Lost, false)));
-        assert!(!ends_unsaid(&end(AttemptState::Completed, true)));
-        assert!(!ends_unsaid(&end(AttemptState::Streaming, false)));
+        assert!(has_unknown_end(&end(AttemptState::Lost, false)));
+        assert!(!has_unknown_end(&end(AttemptState::Completed, true)));
+        assert!(!has_unknown_end(&end(AttemptState::Streaming, false)));
     }
 }

@@ -8,22 +8,22 @@ use baton_proto::v1::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::sanitize::one_line;
 use crate::{clock, duration};
 
 /// Between two looks at what still runs.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Exactly one kind of them.
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
-pub(crate) struct Targets {
+pub(crate) struct PauseTargetArgs {
     /// Ids of tasks, or as much of each as no other task has.
     #[arg(value_name = "TASK")]
     task_ids: Vec<String>,
@@ -38,44 +38,48 @@ pub(crate) struct Targets {
 }
 
 #[derive(Clone, Debug)]
-enum Target {
+enum PauseTarget {
     Task(String),
     Tenant(String),
     Scheduler,
 }
 
-impl Targets {
+impl PauseTargetArgs {
     /// For a verb that needs a reason: a blank one is refused before anything is looked for.
-    async fn all_because(self, relay: &Relay, reason: &str) -> Result<Vec<Target>, CliError> {
-        let task_ids = ids::tasks_because(relay, &self.task_ids, reason).await?;
-        Ok(self.among(task_ids))
+    async fn resolve_with_reason(
+        self,
+        relay: &RelayClient,
+        reason: &str,
+    ) -> Result<Vec<PauseTarget>, CliError> {
+        let task_ids = ids::resolve_task_ids_with_reason(relay, &self.task_ids, reason).await?;
+        Ok(self.into_targets(task_ids))
     }
 
-    async fn all(self, relay: &Relay) -> Result<Vec<Target>, CliError> {
+    async fn resolve(self, relay: &RelayClient) -> Result<Vec<PauseTarget>, CliError> {
         let mut task_ids = Vec::new();
         for given in &self.task_ids {
-            task_ids.push(ids::task(relay, given).await?);
+            task_ids.push(ids::resolve_task_id(relay, given).await?);
         }
-        Ok(self.among(task_ids))
+        Ok(self.into_targets(task_ids))
     }
 
-    fn among(self, task_ids: Vec<String>) -> Vec<Target> {
+    fn into_targets(self, task_ids: Vec<String>) -> Vec<PauseTarget> {
         if self.scheduler {
-            return vec![Target::Scheduler];
+            return vec![PauseTarget::Scheduler];
         }
         match self.tenant {
-            Some(tenant) => vec![Target::Tenant(tenant)],
-            None => task_ids.into_iter().map(Target::Task).collect(),
+            Some(tenant) => vec![PauseTarget::Tenant(tenant)],
+            None => task_ids.into_iter().map(PauseTarget::Task).collect(),
         }
     }
 }
 
-impl Target {
+impl PauseTarget {
     fn name(&self) -> String {
         match self {
-            Target::Task(id) => one_line(id),
-            Target::Tenant(name) => format!("tenant {}", one_line(name)),
-            Target::Scheduler => "all dispatching".to_owned(),
+            PauseTarget::Task(id) => one_line(id),
+            PauseTarget::Tenant(name) => format!("tenant {}", one_line(name)),
+            PauseTarget::Scheduler => "all dispatching".to_owned(),
         }
     }
 }
@@ -83,7 +87,7 @@ impl Target {
 #[derive(Args, Debug)]
 pub(crate) struct PauseArgs {
     #[command(flatten)]
-    targets: Targets,
+    targets: PauseTargetArgs,
 
     /// Why, for those who wonder why it waits.
     #[arg(long, value_name = "TEXT")]
@@ -98,13 +102,13 @@ pub(crate) struct PauseArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct UnpauseArgs {
     #[command(flatten)]
-    targets: Targets,
+    targets: PauseTargetArgs,
 
     /// Why, for those who look at it later.
     #[arg(
@@ -120,19 +124,23 @@ pub(crate) struct UnpauseArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn pause(args: PauseArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn pause(args: PauseArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let mut rows = Vec::new();
-    for target in args.targets.all_because(&relay, &args.reason).await? {
+    for target in args
+        .targets
+        .resolve_with_reason(&relay, &args.reason)
+        .await?
+    {
         let name = target.name();
         let request = PauseRequest {
             target: Some(match target {
-                Target::Task(id) => pause_request::Target::TaskId(id),
-                Target::Tenant(tenant) => pause_request::Target::Tenant(tenant),
-                Target::Scheduler => pause_request::Target::Scheduler(true),
+                PauseTarget::Task(id) => pause_request::Target::TaskId(id),
+                PauseTarget::Tenant(tenant) => pause_request::Target::Tenant(tenant),
+                PauseTarget::Scheduler => pause_request::Target::Scheduler(true),
             }),
             reason: args.reason.clone(),
         };
@@ -141,23 +149,26 @@ pub(crate) async fn pause(args: PauseArgs, console: &Console) -> Result<Exit, Cl
         let word = |already| if already { "paused before" } else { "paused" };
         rows.push((name, already.map(word).map_err(CliError::from)));
     }
-    let exit = tell(rows, args.json, console)?;
+    let exit = print_outcomes(rows, args.json, console)?;
     match args.drain {
-        Some(most) if exit == Exit::Done => drained(&relay, most, console).await,
+        Some(most) if exit == CommandExit::Done => wait_until_drained(&relay, most, console).await,
         Some(_) | None => Ok(exit),
     }
 }
 
-pub(crate) async fn unpause(args: UnpauseArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn unpause(
+    args: UnpauseArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let mut rows = Vec::new();
-    for target in args.targets.all(&relay).await? {
+    for target in args.targets.resolve(&relay).await? {
         let name = target.name();
         let request = UnpauseRequest {
             target: Some(match target {
-                Target::Task(id) => unpause_request::Target::TaskId(id),
-                Target::Tenant(tenant) => unpause_request::Target::Tenant(tenant),
-                Target::Scheduler => unpause_request::Target::Scheduler(true),
+                PauseTarget::Task(id) => unpause_request::Target::TaskId(id),
+                PauseTarget::Tenant(tenant) => unpause_request::Target::Tenant(tenant),
+                PauseTarget::Scheduler => unpause_request::Target::Scheduler(true),
             }),
             reason: args.reason.clone(),
         };
@@ -166,20 +177,24 @@ pub(crate) async fn unpause(args: UnpauseArgs, console: &Console) -> Result<Exit
         let word = |was| if was { "unpaused" } else { "was not paused" };
         rows.push((name, was.map(word).map_err(CliError::from)));
     }
-    tell(rows, args.json, console)
+    print_outcomes(rows, args.json, console)
 }
 
-type Row = (String, Result<&'static str, CliError>);
+type PauseOutcome = (String, Result<&'static str, CliError>);
 
 /// One that was refused is that refusal; of several, each has its row.
-fn tell(mut rows: Vec<Row>, json: bool, console: &Console) -> Result<Exit, CliError> {
+fn print_outcomes(
+    mut rows: Vec<PauseOutcome>,
+    json: bool,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     if let [(_, Err(_))] = &rows[..]
         && let Some((_, Err(error))) = rows.pop()
     {
         return Err(error);
     }
     if json {
-        let row = |(name, outcome): &Row| match outcome {
+        let row = |(name, outcome): &PauseOutcome| match outcome {
             Ok(word) => json!({ "target": name, "result": word }),
             Err(error) => json!({ "target": name, "error": error.to_string() }),
         };
@@ -196,10 +211,17 @@ fn tell(mut rows: Vec<Row>, json: bool, console: &Console) -> Result<Exit, CliEr
     let worst = rows
         .iter()
         .filter_map(|(_, outcome)| outcome.as_ref().err());
-    Ok(worst.map(CliError::exit).next().unwrap_or(Exit::Done))
+    Ok(worst
+        .map(CliError::exit)
+        .next()
+        .unwrap_or(CommandExit::Done))
 }
 
-async fn drained(relay: &Relay, most: Duration, console: &Console) -> Result<Exit, CliError> {
+async fn wait_until_drained(
+    relay: &RelayClient,
+    most: Duration,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let end = clock::instant() + most;
     loop {
         let request = SchedulerStatusRequest {};
@@ -210,15 +232,15 @@ async fn drained(relay: &Relay, most: Duration, console: &Console) -> Result<Exi
             .into_inner();
         if status.running == 0 {
             console.note("nothing runs any more");
-            return Ok(Exit::Done);
+            return Ok(CommandExit::Done);
         }
         if clock::instant() >= end {
             console.note(&format!(
                 "{} tasks still run; dispatching stays paused",
                 status.running
             ));
-            return Ok(Exit::NotCompleted);
+            return Ok(CommandExit::NotCompleted);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -6,29 +6,29 @@ use baton_proto::v1::{
 };
 use clap::{Args, Subcommand};
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::pairs::{self, Deadline, DeadlineName};
+use crate::exit::CommandExit;
+use crate::pairs::{self, DeadlineName, NamedDeadline};
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::{duration, inspect, submission, task_view};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// Store a profile, replacing one of that name. Tasks already submitted keep theirs.
-    Put(PutArgs),
+    Put(PutProfileArgs),
     /// List the stored profiles.
-    List(ListArgs),
+    List(ListProfilesArgs),
     /// Remove a profile.
-    Rm(RemoveArgs),
+    Rm(RemoveProfileArgs),
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct PutArgs {
+pub(crate) struct PutProfileArgs {
     /// Name of the profile: letters a-z, digits, - and _.
     #[arg(value_name = "NAME")]
     name: String,
@@ -36,47 +36,50 @@ pub(crate) struct PutArgs {
     /// Deadline of the profile: process_start, prompt_write, first_event, first_visible_event, stream_idle,
     /// tool_idle, user_input or cleanup_term. May be repeated; without any, the profile is empty and arms nothing.
     #[arg(long = "deadline", value_name = "NAME=DURATION", value_parser = pairs::deadline)]
-    deadlines: Vec<Deadline>,
+    deadlines: Vec<NamedDeadline>,
 
     /// Print the stored profile as one JSON object.
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListProfilesArgs {
     /// Print one JSON object with the list in `profiles`.
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct RemoveArgs {
+pub(crate) struct RemoveProfileArgs {
     /// Name of the profile.
     #[arg(value_name = "NAME")]
     name: String,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(command: ProfileCommand, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(
+    command: ProfileCommand,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     match command {
-        ProfileCommand::Put(args) => put(args, console).await,
-        ProfileCommand::List(args) => list(args, console).await,
-        ProfileCommand::Rm(args) => remove(args, console).await,
+        ProfileCommand::Put(args) => put_profile(args, console).await,
+        ProfileCommand::List(args) => list_profiles(args, console).await,
+        ProfileCommand::Rm(args) => remove_profile(args, console).await,
     }
 }
 
-async fn put(args: PutArgs, console: &Console) -> Result<Exit, CliError> {
-    let profile = profile(&args.deadlines)?;
-    let relay = Relay::discover(&args.relay).await?;
+async fn put_profile(args: PutProfileArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let profile = build_profile(&args.deadlines)?;
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = PutProfileRequest {
         name: args.name,
         profile: Some(profile),
@@ -91,10 +94,10 @@ async fn put(args: PutArgs, console: &Console) -> Result<Exit, CliError> {
             "stored"
         });
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn profile(deadlines: &[Deadline]) -> Result<DeadlineProfile, CliError> {
+fn build_profile(deadlines: &[NamedDeadline]) -> Result<DeadlineProfile, CliError> {
     let mut profile = Some(DeadlineProfile::default());
     for deadline in deadlines {
         if matches!(deadline.name, DeadlineName::Queue | DeadlineName::Total) {
@@ -103,7 +106,7 @@ fn profile(deadlines: &[Deadline]) -> Result<DeadlineProfile, CliError> {
                 "set them for each task: baton submit --deadline queue=1h",
             ));
         }
-        submission::set(
+        submission::set_deadline(
             &mut profile,
             deadline.name,
             duration::millis(deadline.after),
@@ -112,8 +115,11 @@ fn profile(deadlines: &[Deadline]) -> Result<DeadlineProfile, CliError> {
     Ok(profile.unwrap_or_default())
 }
 
-async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+async fn list_profiles(
+    args: ListProfilesArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let response = relay
         .operator()
         .list_profiles(ListProfilesRequest {})
@@ -121,26 +127,26 @@ async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
         .into_inner();
     if args.json {
         console.json(&to_json(&response))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     let now = clock::wall_ms();
-    let mut table = Table::new(["NAME", "AGE", "BY", "DEADLINES"]);
+    let mut table = TextTable::new(["NAME", "AGE", "BY", "DEADLINES"]);
     for profile in &response.profiles {
-        table.row(row(profile, now));
+        table.row(profile_row(profile, now));
     }
     if table.is_empty() {
         console.note(
             "no profiles; store one with: baton profile put patient --deadline stream_idle=10m",
         );
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
+fn profile_row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
     let deadlines = named
         .profile
         .as_ref()
@@ -154,12 +160,15 @@ fn row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
     ]
 }
 
-async fn remove(args: RemoveArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+async fn remove_profile(
+    args: RemoveProfileArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     relay
         .operator()
         .delete_profile(DeleteProfileRequest { name: args.name })
         .await?;
     console.note("removed");
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

@@ -6,21 +6,21 @@ use baton_proto::v1::{
 };
 use clap::Args;
 
-use crate::args::{HolderArg, JsonArg, TaskArg};
-use crate::client::Relay;
+use crate::args::{JsonOutputArg, LeaseHolderArg, TaskIdArg};
+use crate::client::RelayClient;
 use crate::commands::lease;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::goal_view;
 use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ProgressArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// Replace the summary.
     #[arg(long, value_name = "TEXT")]
@@ -39,30 +39,30 @@ pub(crate) struct ProgressArgs {
     failed: Vec<(String, String)>,
 
     #[command(flatten)]
-    holder: HolderArg,
+    holder: LeaseHolderArg,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find(&relay).await?;
+pub(crate) async fn run(args: ProgressArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
     let json = args.json.json;
     let attempt = args.holder.attempt.clone();
-    let task = match (update(args), attempt) {
+    let task = match (progress_update(args), attempt) {
         (Some(update), Some(attempt)) => {
-            let attempt = ids::attempt(&relay, &task_id, &attempt).await?;
+            let attempt = ids::resolve_attempt_id(&relay, &task_id, &attempt).await?;
             let request = AgentProgressRequest {
-                lease: Some(lease::held(task_id.clone(), attempt)?),
+                lease: Some(lease::lease_from_environment(task_id.clone(), attempt)?),
                 update: Some(update),
                 ..AgentProgressRequest::default()
             };
             relay.agents().progress(request).await?;
-            get(&relay, task_id).await?
+            get_task(&relay, task_id).await?
         }
         (Some(update), None) => {
             let request = UpdateProgressRequest {
@@ -71,27 +71,27 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
             };
             let updated = relay.tasks().update_progress(request).await;
             let updated =
-                updated.map_err(|status| lease::holders_way(status.into(), "progress"))?;
+                updated.map_err(|status| lease::with_holder_hint(status.into(), "progress"))?;
             updated.into_inner().task
         }
-        (None, _) => get(&relay, task_id).await?,
+        (None, _) => get_task(&relay, task_id).await?,
     };
-    let task = task.ok_or_else(no_task)?;
+    let task = task.ok_or_else(missing_task_error)?;
     if json {
         console.json(&to_json(&task))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     let Some(progress) = &task.progress else {
         console.note("nothing was told of its progress yet");
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     };
-    for line in goal_view::progress(progress) {
+    for line in goal_view::progress_lines(progress) {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn get(relay: &Relay, task_id: String) -> Result<Option<Task>, CliError> {
+async fn get_task(relay: &RelayClient, task_id: String) -> Result<Option<Task>, CliError> {
     let request = GetTaskRequest {
         task_id,
         include_spec: false,
@@ -110,7 +110,7 @@ fn with_reason(text: &str) -> Result<(String, String), String> {
 }
 
 /// None where there is nothing to add.
-fn update(args: ProgressArgs) -> Option<ProgressUpdate> {
+fn progress_update(args: ProgressArgs) -> Option<ProgressUpdate> {
     let failed = |(item, reason)| FailedItem { item, reason };
     let update = ProgressUpdate {
         summary: args.summary,

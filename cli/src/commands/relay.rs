@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::again::Again;
-use crate::console::Console;
+use crate::again::RestartState;
+use crate::console::CliConsole;
 use crate::discovery::{self, DEFAULT_LISTEN};
 use crate::duration;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::logging::LogArgs;
-use crate::servers::{Clocks, RelayPlan, Retention, RunningRelay};
+use crate::servers::{RelayStartOptions, Retention, RunningRelay, ServerClocks};
 use crate::size;
 use crate::stop;
 
@@ -108,30 +108,30 @@ pub(crate) struct RelayServerArgs {
 
 pub(crate) async fn run(
     args: RelayServerArgs,
-    console: &Console,
-    clocks: &Clocks,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
     args.log.init(None)?;
-    let stop = stop::on_signals()?;
-    let plan = plan(args)?;
+    let stop = stop::cancel_on_signals()?;
+    let plan = start_options(args)?;
     // A relay without room waits for it, and must be stoppable meanwhile.
     let mut relay = tokio::select! {
         started = RunningRelay::start(&plan, clocks) => started?,
-        () = stop.cancelled() => return Ok(Exit::Done),
+        () = stop.cancelled() => return Ok(CommandExit::Done),
     };
-    console.note(&started(&relay.url, &plan));
+    console.note(&started_message(&relay.url, &plan));
     tokio::select! {
         () = stop.cancelled() => relay.stop().await?,
-        ended = relay.ended() => ended?,
+        ended = relay.wait_for_end() => ended?,
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn plan(args: RelayServerArgs) -> Result<RelayPlan, CliError> {
-    let retention = retention(&args)?;
-    Ok(RelayPlan {
+fn start_options(args: RelayServerArgs) -> Result<RelayStartOptions, CliError> {
+    let retention = retention_config(&args)?;
+    Ok(RelayStartOptions {
         retention,
-        again: Some(Again::from_environment()),
+        restart: Some(RestartState::from_environment()),
         data: args.data.unwrap_or_else(discovery::default_data_dir),
         listen: args.listen,
         tls: args.tls_cert.zip(args.tls_key),
@@ -148,28 +148,28 @@ fn plan(args: RelayServerArgs) -> Result<RelayPlan, CliError> {
 }
 
 /// Less than this does not hold what sled and the output log need to turn round in.
-const LEAST_PART: u64 = 64 << 20;
+const MIN_PART_BYTES: u64 = 64 << 20;
 
-fn retention(args: &RelayServerArgs) -> Result<Retention, CliError> {
+fn retention_config(args: &RelayServerArgs) -> Result<Retention, CliError> {
     let usual = Retention::within(args.retain_bytes);
-    let output_bytes = args.retain_output_bytes.unwrap_or(usual.output_bytes);
+    let output_bytes = args.retain_output_bytes.unwrap_or(usual.max_output_bytes);
     let for_records = args.retain_bytes.saturating_sub(output_bytes);
-    if for_records < LEAST_PART || output_bytes < LEAST_PART {
+    if for_records < MIN_PART_BYTES || output_bytes < MIN_PART_BYTES {
         return Err(CliError::usage(
             "--retain-bytes leaves less than 64 MiB for records, or for output",
             "give at least 256MiB in all, or change --retain-output-bytes",
         ));
     }
     Ok(Retention {
-        age: args.retain_for,
-        output_bytes,
-        at_least: args.retain_at_least,
-        daemons: args.forget_daemons,
+        max_age: args.retain_for,
+        max_output_bytes: output_bytes,
+        min_age: args.retain_at_least,
+        daemon_max_age: args.forget_daemons,
         ..usual
     })
 }
 
-pub(crate) fn started(url: &str, plan: &RelayPlan) -> String {
+pub(crate) fn started_message(url: &str, plan: &RelayStartOptions) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
         "baton relay {version} {LISTENING_ON}{url}, data in {}",

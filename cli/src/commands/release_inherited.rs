@@ -4,12 +4,12 @@ use baton_proto::to_json;
 use baton_proto::v1::ReleaseInheritedRequest;
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 
 #[derive(Args, Debug)]
 pub(crate) struct ReleaseInheritedArgs {
@@ -18,14 +18,17 @@ pub(crate) struct ReleaseInheritedArgs {
     reason: String,
 
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: ReleaseInheritedArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(
+    args: ReleaseInheritedArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = ReleaseInheritedRequest {
         reason: args.reason,
     };
@@ -33,12 +36,12 @@ pub(crate) async fn run(args: ReleaseInheritedArgs, console: &Console) -> Result
     let response = response.into_inner();
     if args.json.json {
         console.json(&to_json(&response))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     console.line(&format!("released {}", response.released))?;
     if response.released == 0 {
         console
             .note("nothing was held; tasks wait for this only after an import or an accepted loss");
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

@@ -4,23 +4,23 @@ use baton_proto::to_json;
 use baton_proto::v1::{ResumeAnswer, ResumeTaskRequest};
 use clap::Args;
 
-use crate::args::{RequiredReason, TaskArg};
-use crate::client::Relay;
-use crate::commands::watch::{self, Show};
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::args::{RequiredReasonArg, TaskIdArg};
+use crate::client::RelayClient;
+use crate::commands::watch::{self, WaitDisplay};
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ResumeArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     #[command(flatten)]
-    why: RequiredReason,
+    why: RequiredReasonArg,
 
     /// Further instructions for the agent.
     #[arg(
@@ -53,38 +53,40 @@ pub(crate) struct ResumeArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find_because(&relay, &args.why).await?;
+pub(crate) async fn run(args: ResumeArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve_with_reason(&relay, &args.why).await?;
     let reason = args.why.reason;
     let request = ResumeTaskRequest {
         task_id: task_id.clone(),
-        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &reason).await?,
+        attempt_id: ids::resolve_attempt_id_with_reason(&relay, &task_id, &args.attempt, &reason)
+            .await?,
         reason,
         instructions: args.instructions,
-        answers: args.answers.iter().map(|said| answer(said)).collect(),
+        answers: args.answers.iter().map(|said| parse_answer(said)).collect(),
     };
     let response = relay.tasks().resume(request).await?.into_inner();
     if args.wait {
-        let end = watch::until_settled(&relay, &task_id, Show::Progress, console).await?;
+        let end =
+            watch::wait_until_settled(&relay, &task_id, WaitDisplay::Progress, console).await?;
         if let (true, Some(task)) = (args.json, &end.task) {
             console.json(&to_json(task))?;
         }
         return Ok(end.exit);
     }
     if args.json {
-        console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
+        console.json(&to_json(&response.task.ok_or_else(missing_task_error)?))?;
     } else {
         console.line(&response.attempt_id)?;
         console.note(&format!("follow it with: baton watch {task_id}"));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn answer(said: &str) -> ResumeAnswer {
+fn parse_answer(said: &str) -> ResumeAnswer {
     // An answer may have an equals sign of its own: `set DEBUG=1`.
     let question = said.find("?=").map(|at| at + 1);
     let question = question.or_else(|| said.find(" = "));
@@ -104,18 +106,18 @@ mod tests {
 
     #[test]
     fn an_answer_stands_alone_or_behind_its_question() {
-        let both = answer("which key? = the blue one");
+        let both = parse_answer("which key? = the blue one");
         assert_eq!(
             (&*both.question, &*both.answer),
             ("which key?", "the blue one")
         );
-        let close = answer("which key?=the blue one");
+        let close = parse_answer("which key?=the blue one");
         assert_eq!(
             (&*close.question, &*close.answer),
             ("which key?", "the blue one")
         );
         for alone in ["yes", "set DEBUG=1", "a==b"] {
-            let said = answer(alone);
+            let said = parse_answer(alone);
             assert_eq!((&*said.question, &*said.answer), ("", alone));
         }
     }

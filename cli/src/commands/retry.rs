@@ -4,23 +4,23 @@ use baton_proto::to_json;
 use baton_proto::v1::{BulkForceRequest, ForceVerb, RetryTaskRequest};
 use clap::Args;
 
-use crate::args::{RequiredReason, TasksArg};
-use crate::client::Relay;
+use crate::args::{RequiredReasonArg, TaskIdsArg};
+use crate::client::RelayClient;
 use crate::commands::force;
-use crate::commands::watch::{self, Show};
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::commands::watch::{self, WaitDisplay};
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 
 #[derive(Args, Debug)]
 pub(crate) struct RetryArgs {
     #[command(flatten)]
-    tasks: TasksArg,
+    tasks: TaskIdsArg,
 
     #[command(flatten)]
-    why: RequiredReason,
+    why: RequiredReasonArg,
 
     /// Retry although the earlier attempt may already have had effects.
     #[arg(long)]
@@ -36,14 +36,14 @@ pub(crate) struct RetryArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
+pub(crate) async fn run(args: RetryArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_ids = args.tasks.resolve_with_reason(&relay, &args.why).await?;
     let [task_id] = &task_ids[..] else {
-        return many(&relay, args, task_ids, console).await;
+        return retry_many(&relay, args, task_ids, console).await;
     };
     let request = RetryTaskRequest {
         task_id: task_id.clone(),
@@ -52,30 +52,32 @@ pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliE
     };
     let response = relay.operator().retry_task(request).await?.into_inner();
     if args.wait {
-        let task = response.task.ok_or_else(no_task)?;
+        let task = response.task.ok_or_else(missing_task_error)?;
         // What was before the retry is an old story.
         let from = task.revision;
-        let end = watch::until_settled_from(&relay, task_id, from, Show::Progress, console).await?;
+        let end =
+            watch::wait_until_settled_from(&relay, task_id, from, WaitDisplay::Progress, console)
+                .await?;
         if let (true, Some(task)) = (args.json, &end.task) {
             console.json(&to_json(task))?;
         }
         return Ok(end.exit);
     }
     if args.json {
-        console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
+        console.json(&to_json(&response.task.ok_or_else(missing_task_error)?))?;
     } else {
         console.line(&response.attempt_id)?;
         console.note(&format!("follow it with: baton watch {task_id}"));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn many(
-    relay: &Relay,
+async fn retry_many(
+    relay: &RelayClient,
     args: RetryArgs,
     task_ids: Vec<String>,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     if args.wait {
         return Err(CliError::usage(
             "--wait waits for one task, and several were given",
@@ -88,5 +90,5 @@ async fn many(
         reason: args.why.reason,
         allow_unsafe: args.allow_unsafe,
     };
-    force::rows(relay, request, args.json, console).await
+    force::run_bulk_force(relay, request, args.json, console).await
 }

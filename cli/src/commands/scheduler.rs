@@ -4,27 +4,30 @@ use baton_proto::to_json;
 use baton_proto::v1::{PauseChange, SchedulerStatusRequest, SchedulerStatusResponse};
 use clap::Args;
 
-use crate::args::JsonArg;
-use crate::client::Relay;
+use crate::args::JsonOutputArg;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::sanitize::one_line;
 use crate::{duration, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct SchedulerArgs {
     #[command(flatten)]
-    json: JsonArg,
+    json: JsonOutputArg,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: SchedulerArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+pub(crate) async fn run(
+    args: SchedulerArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = SchedulerStatusRequest {};
     let status = relay
         .operator()
@@ -33,15 +36,15 @@ pub(crate) async fn run(args: SchedulerArgs, console: &Console) -> Result<Exit, 
         .into_inner();
     if args.json.json {
         console.json(&to_json(&status))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    for line in lines(&status, clock::wall_ms()) {
+    for line in status_lines(&status, clock::wall_ms()) {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
+fn status_lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
     let field =
         |name: &str, value: String| format!("{:<14}{}", format!("{name}:"), one_line(&value));
     let dispatching = match (status.paused, &*status.pause_reason) {
@@ -52,7 +55,7 @@ fn lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
         0 => String::new(),
         _ => format!(
             ", the oldest for {}",
-            duration::short(status.oldest_queued_ms)
+            duration::format_short(status.oldest_queued_ms)
         ),
     };
     let mut lines = vec![
@@ -85,11 +88,11 @@ fn lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
         lines.push(field("held back", status.inherited.to_string()));
     }
     let changes = status.pause_changes.iter();
-    lines.extend(changes.map(|one| field("change", change(one, now_ms))));
+    lines.extend(changes.map(|one| field("change", change_text(one, now_ms))));
     lines
 }
 
-fn change(change: &PauseChange, now_ms: u64) -> String {
+fn change_text(change: &PauseChange, now_ms: u64) -> String {
     let what = match &*change.tenant {
         "*" => "all dispatching".to_owned(),
         tenant => format!("tenant {tenant}"),

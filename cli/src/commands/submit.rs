@@ -8,13 +8,13 @@ use baton_proto::to_json;
 use baton_proto::v1::{SubmitRequest, Task, WaitsFor};
 use clap::Args;
 
-use crate::client::Relay;
-use crate::commands::watch::{self, Show};
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::client::RelayClient;
+use crate::commands::watch::{self, WaitDisplay};
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::no_task;
+use crate::exit::CommandExit;
+use crate::follow::missing_task_error;
 use crate::task_flags::SubmissionArgs;
 use crate::waiting;
 
@@ -67,11 +67,11 @@ pub(crate) struct SubmitArgs {
     submission: SubmissionArgs,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, CliError> {
-    let prompt = prompt(args.prompt, args.prompt_file.as_deref())?;
+pub(crate) async fn run(args: SubmitArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let prompt = read_prompt(args.prompt, args.prompt_file.as_deref())?;
     let instructions = args
         .instructions_file
         .as_deref()
@@ -80,35 +80,35 @@ pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, Cli
     let request = SubmitRequest {
         spec: Some(
             args.submission
-                .spec(prompt, instructions.unwrap_or_default())?,
+                .into_spec(prompt, instructions.unwrap_or_default())?,
         ),
         idempotency_key: args.idempotency_key,
         traceparent: args.traceparent,
     };
-    let relay = Relay::discover(&args.relay).await?;
+    let relay = RelayClient::discover(&args.relay).await?;
     let response = relay
         .tasks()
         .submit(request)
         .await
-        .map_err(doubtful)?
+        .map_err(with_uncertain_hint)?
         .into_inner();
-    let task = response.task.ok_or_else(no_task)?;
+    let task = response.task.ok_or_else(missing_task_error)?;
     if response.existed {
         console.note("this idempotency key was used before; this is the task it made");
     }
     if !(args.wait || args.follow) {
-        accepted(&task, args.json, console)?;
-        say_if_it_waits(&relay, &task, console).await;
-        return Ok(Exit::Done);
+        print_accepted(&task, args.json, console)?;
+        note_if_waiting(&relay, &task, console).await;
+        return Ok(CommandExit::Done);
     }
     console.note(&format!("task {}", task.task_id));
-    say_if_it_waits(&relay, &task, console).await;
+    note_if_waiting(&relay, &task, console).await;
     let show = match (args.json, args.follow) {
-        (true, true) => Show::Events,
-        (false, true) => Show::Output,
-        (true | false, false) => Show::Progress,
+        (true, true) => WaitDisplay::Events,
+        (false, true) => WaitDisplay::Output,
+        (true | false, false) => WaitDisplay::Progress,
     };
-    let end = watch::until_settled(&relay, &task.task_id, show, console).await?;
+    let end = watch::wait_until_settled(&relay, &task.task_id, show, console).await?;
     if let Some(task) = &end.task
         && args.json
         && !args.follow
@@ -119,15 +119,15 @@ pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, Cli
 }
 
 /// A mistyped name must not wait for a day in silence.
-async fn say_if_it_waits(relay: &Relay, task: &Task, console: &Console) {
+async fn note_if_waiting(relay: &RelayClient, task: &Task, console: &CliConsole) {
     if matches!(task.waits_for(), WaitsFor::Daemon | WaitsFor::Pause)
-        && let Some(why) = waiting::why(relay, &task.task_id).await
+        && let Some(why) = waiting::wait_reason(relay, &task.task_id).await
     {
         console.note(&format!("it waits: {why}"));
     }
 }
 
-fn accepted(task: &Task, json: bool, console: &Console) -> Result<(), CliError> {
+fn print_accepted(task: &Task, json: bool, console: &CliConsole) -> Result<(), CliError> {
     if json {
         console.json(&to_json(task))?;
     } else {
@@ -138,7 +138,7 @@ fn accepted(task: &Task, json: bool, console: &Console) -> Result<(), CliError> 
 }
 
 /// A submit whose answer was lost may have been stored all the same.
-fn doubtful(status: tonic::Status) -> CliError {
+fn with_uncertain_hint(status: tonic::Status) -> CliError {
     let error = CliError::from(status);
     match error {
         CliError::Unreachable(mut story) => {
@@ -148,14 +148,14 @@ fn doubtful(status: tonic::Status) -> CliError {
             CliError::Unreachable(story)
         }
         CliError::Usage(_)
-        | CliError::Refused(_)
+        | CliError::Rejected(_)
         | CliError::Local(_)
         | CliError::Damaged(_)
         | CliError::OutputClosed => error,
     }
 }
 
-fn prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliError> {
+fn read_prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliError> {
     match (text, file) {
         (Some(text), _) => Ok(text),
         (None, Some(path)) if path == Path::new("-") => {

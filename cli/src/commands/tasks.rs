@@ -7,21 +7,21 @@ use baton_proto::{ShortName, to_json};
 use clap::Args;
 use prost_types::Timestamp;
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::sanitize::one_line;
 use crate::submission;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::{duration, inspect, pairs, task_view, waiting};
 
-const PAGE: u32 = 200;
+const PAGE_SIZE: u32 = 200;
 /// Waiting tasks of which the list says whether anybody could take them.
-const LOOKED_INTO: u32 = 20;
+const MAX_WAIT_REASONS: u32 = 20;
 
 #[derive(Args, Debug)]
 pub(crate) struct TasksArgs {
@@ -68,28 +68,31 @@ pub(crate) struct TasksArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(mut args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    args.daemon = ids::daemon(&relay, &args.daemon).await?;
+pub(crate) async fn run(
+    mut args: TasksArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    args.daemon = ids::resolve_daemon(&relay, &args.daemon).await?;
     let now = clock::wall_ms();
     let (json, limit) = (args.json, args.limit);
-    let wanted = request(args, now);
+    let wanted = list_request(args, now);
     let filtered = wanted != ListTasksRequest::default();
-    let response = list(&relay, wanted, limit).await?;
+    let response = list_tasks(&relay, wanted, limit).await?;
     if json {
         console.json(&to_json(&response))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    let mut table = Table::new(["TASK", "STATE", "AGENT", "ATTEMPTS", "AGE", "ABOUT"]);
-    let mut looks = LOOKED_INTO;
+    let mut table = TextTable::new(["TASK", "STATE", "AGENT", "ATTEMPTS", "AGE", "ABOUT"]);
+    let mut looks = MAX_WAIT_REASONS;
     for task in &response.tasks {
-        let mut row = row(task, now);
+        let mut row = task_row(task, now);
         if task.waits_for() == WaitsFor::Daemon && looks > 0 {
             looks -= 1;
-            let why = waiting::why_not_soon(&relay, &task.task_id).await;
+            let why = waiting::long_wait_reason(&relay, &task.task_id).await;
             row[5] = match why {
                 Some(why) => format!("{why}; {}", row[5]),
                 None => std::mem::take(&mut row[5]),
@@ -103,10 +106,10 @@ pub(crate) async fn run(mut args: TasksArgs, console: &Console) -> Result<Exit, 
         } else {
             "no tasks; submit one with: baton submit -- echo hello"
         });
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     for line in table.lines() {
-        console.line(&console.cut(line))?;
+        console.line(&console.truncate_to_terminal(line))?;
     }
     if response.skipped > 0 {
         console.note(&format!(
@@ -117,10 +120,10 @@ pub(crate) async fn run(mut args: TasksArgs, console: &Console) -> Result<Exit, 
     if !response.next_page_token.is_empty() {
         console.note(&format!("there are more than {limit}; raise --limit"));
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-fn request(args: TasksArgs, now_ms: u64) -> ListTasksRequest {
+fn list_request(args: TasksArgs, now_ms: u64) -> ListTasksRequest {
     let since = args
         .since
         .map(|since| timestamp(now_ms.saturating_sub(duration::millis(since))));
@@ -128,7 +131,7 @@ fn request(args: TasksArgs, now_ms: u64) -> ListTasksRequest {
         states: args.states.into_iter().map(i32::from).collect(),
         agent: args.agent,
         conversation_id: args.conversation,
-        labels: submission::map(args.labels),
+        labels: submission::pairs_to_map(args.labels),
         since,
         daemon: args.daemon,
         ..ListTasksRequest::default()
@@ -142,15 +145,15 @@ fn timestamp(ms: u64) -> Timestamp {
 }
 
 /// As many pages as `limit` needs, in one answer.
-async fn list(
-    relay: &Relay,
+async fn list_tasks(
+    relay: &RelayClient,
     mut request: ListTasksRequest,
     limit: u32,
 ) -> Result<ListTasksResponse, CliError> {
     let mut all = ListTasksResponse::default();
     let mut left = limit;
     loop {
-        request.page_size = left.min(PAGE);
+        request.page_size = left.min(PAGE_SIZE);
         let page = relay.tasks().list(request.clone()).await?.into_inner();
         left = left.saturating_sub(u32::try_from(page.tasks.len()).unwrap_or(u32::MAX));
         all.tasks.extend(page.tasks);
@@ -163,15 +166,16 @@ async fn list(
     }
 }
 
-fn row(task: &Task, now_ms: u64) -> [String; 6] {
+fn task_row(task: &Task, now_ms: u64) -> [String; 6] {
     // Work that is held after an import is held for long: the list says so.
-    let held = task_view::waits(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
-    let held = held.or_else(|| task_view::held_up(task));
-    let submitted = || match task_view::about(task) {
-        nothing if nothing.is_empty() => one_line(&inspect::pairs(&task.labels)),
+    let held =
+        task_view::wait_text(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
+    let held = held.or_else(|| task_view::pending_action_text(task));
+    let submitted = || match task_view::task_description(task) {
+        nothing if nothing.is_empty() => one_line(&inspect::format_pairs(&task.labels)),
         about => about,
     };
-    let why = held.or_else(|| task_view::why(task));
+    let why = held.or_else(|| task_view::reason_text(task));
     let about = match why {
         Some(why) => format!("{why}; {}", submitted()),
         None => submitted(),

@@ -13,29 +13,29 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, to_json};
 use clap::{Args, Subcommand};
 
-use crate::client::Relay;
+use crate::client::RelayClient;
 use crate::clock;
-use crate::console::Console;
-use crate::discovery::RelayArgs;
+use crate::console::CliConsole;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::ids;
 use crate::sanitize::one_line;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::{duration, task_view};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a token and print its secret, which is shown this once.
-    Create(CreateArgs),
+    Create(CreateTokenArgs),
     /// List tokens, without their secrets.
-    List(ListArgs),
+    List(ListTokensArgs),
     /// End a token at once, and the streams that use it.
-    Revoke(RevokeArgs),
+    Revoke(RevokeTokenArgs),
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateTokenArgs {
     /// Name for people, for example the machine or program that will use it. The default is its role.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -75,11 +75,11 @@ pub(crate) struct CreateArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListTokensArgs {
     /// Also list tokens that were revoked or have expired.
     #[arg(long)]
     all: bool,
@@ -89,11 +89,11 @@ pub(crate) struct ListArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct RevokeArgs {
+pub(crate) struct RevokeTokenArgs {
     /// Id of the token, as `baton token list` shows it, or as much of it as no other has.
     #[arg(value_name = "TOKEN_ID")]
     token_id: String,
@@ -103,26 +103,32 @@ pub(crate) struct RevokeArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
 /// `read-only` is how people write it.
-fn role(text: &str) -> Result<Role, baton_proto::UnknownName> {
+fn role(text: &str) -> Result<Role, baton_proto::UnknownShortName> {
     Role::from_short_name(&text.replace('-', "_"))
 }
 
-pub(crate) async fn run(command: TokenCommand, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(
+    command: TokenCommand,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     match command {
-        TokenCommand::Create(args) => create(args, console).await,
-        TokenCommand::List(args) => list(args, console).await,
-        TokenCommand::Revoke(args) => revoke(args, console).await,
+        TokenCommand::Create(args) => create_token(args, console).await,
+        TokenCommand::List(args) => print_tokens(args, console).await,
+        TokenCommand::Revoke(args) => revoke_token(args, console).await,
     }
 }
 
-async fn create(args: CreateArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+async fn create_token(
+    args: CreateTokenArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     // A file that cannot be written must not cost a token.
-    let mut file = args.out.as_deref().map(private_file).transpose()?;
+    let mut file = args.out.as_deref().map(create_private_file).transpose()?;
     let request = CreateTokenRequest {
         name: args
             .name
@@ -140,9 +146,9 @@ async fn create(args: CreateArgs, console: &Console) -> Result<Exit, CliError> {
     let response = response?.into_inner();
     if args.json {
         console.json(&to_json(&response))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
-    let (token, secret) = parts(response)?;
+    let (token, secret) = token_and_secret(response)?;
     match &mut file {
         Some(file) => writeln!(file, "{secret}")
             .and_then(|()| file.sync_all())
@@ -155,11 +161,11 @@ async fn create(args: CreateArgs, console: &Console) -> Result<Exit, CliError> {
         token.token_id,
         one_line(&token.tenant)
     ));
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
 /// The token's record and its secret.
-pub(crate) fn parts(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
+pub(crate) fn token_and_secret(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
     match (response.token, response.secret) {
         (Some(token), Some(secret)) => Ok((token, secret.value)),
         (None | Some(_), None | Some(_)) => Err(CliError::local(
@@ -169,7 +175,7 @@ pub(crate) fn parts(response: CreateTokenResponse) -> Result<(Token, String), Cl
     }
 }
 
-fn private_file(path: &Path) -> Result<std::fs::File, CliError> {
+fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
     OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -183,29 +189,29 @@ fn private_file(path: &Path) -> Result<std::fs::File, CliError> {
         })
 }
 
-async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let tokens = all(&relay, args.all).await?;
+async fn print_tokens(args: ListTokensArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let tokens = list_tokens(&relay, args.all).await?;
     if args.json {
         let response = ListTokensResponse {
             tokens,
             next_page_token: String::new(),
         };
         console.json(&to_json(&response))?;
-        return Ok(Exit::Done);
+        return Ok(CommandExit::Done);
     }
     let now = clock::wall_ms();
-    let mut table = Table::new(["TOKEN", "NAME", "ROLE", "TENANT", "AGE", "STATUS"]);
+    let mut table = TextTable::new(["TOKEN", "NAME", "ROLE", "TENANT", "AGE", "STATUS"]);
     for token in &tokens {
-        table.row(row(token, now));
+        table.row(token_row(token, now));
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn all(relay: &Relay, include_ended: bool) -> Result<Vec<Token>, CliError> {
+async fn list_tokens(relay: &RelayClient, include_ended: bool) -> Result<Vec<Token>, CliError> {
     let mut request = ListTokensRequest {
         include_ended,
         page_size: 200,
@@ -226,7 +232,7 @@ async fn all(relay: &Relay, include_ended: bool) -> Result<Vec<Token>, CliError>
     }
 }
 
-fn row(token: &Token, now_ms: u64) -> [String; 6] {
+fn token_row(token: &Token, now_ms: u64) -> [String; 6] {
     let expired = token
         .expires_at
         .as_ref()
@@ -246,10 +252,13 @@ fn row(token: &Token, now_ms: u64) -> [String; 6] {
     ]
 }
 
-async fn revoke(args: RevokeArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
+async fn revoke_token(
+    args: RevokeTokenArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
     let request = RevokeTokenRequest {
-        token_id: ids::token(&relay, &args.token_id).await?,
+        token_id: ids::resolve_token_id(&relay, &args.token_id).await?,
     };
     let response = relay.operator().revoke_token(request).await?.into_inner();
     if let (true, Some(token)) = (args.json, &response.token) {
@@ -257,5 +266,5 @@ async fn revoke(args: RevokeArgs, console: &Console) -> Result<Exit, CliError> {
     } else {
         console.note("revoked");
     }
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }

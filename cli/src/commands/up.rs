@@ -9,23 +9,24 @@ use clap::Args;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::again::Again;
-use crate::client::Relay;
+use crate::again::RestartState;
+use crate::client::RelayClient;
 use crate::commands::{daemon, demo, relay};
-use crate::console::Console;
-use crate::discovery::{self, DEFAULT_LISTEN, RelayArgs};
+use crate::console::CliConsole;
+use crate::discovery::{self, ConnectionArgs, DEFAULT_LISTEN};
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::logging::LogArgs;
 use crate::servers::{
-    Clocks, DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, Retention, RunningRelay,
+    DAEMON_TOKEN_FILE, DaemonStartOptions, ReadyDaemon, RelayStartOptions, Retention, RunningRelay,
+    ServerClocks,
 };
 use crate::stop;
 
 /// Stopping a laptop's relay and daemon should not keep a person waiting.
-const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// `up` talks to a person; the log is for trouble.
-const QUIET: &str = "warn";
+const LOG_FILTER: &str = "warn";
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
@@ -70,22 +71,24 @@ pub(crate) struct UpArgs {
 
 pub(crate) async fn run(
     args: UpArgs,
-    console: &Console,
-    clocks: &Clocks,
-) -> Result<Exit, CliError> {
-    args.log.init(Some(QUIET))?;
-    let stop = stop::on_signals()?;
-    let place = Place::choose(&args)?;
-    let plan = relay_plan(place.path(), &args)?;
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
+    args.log.init(Some(LOG_FILTER))?;
+    let stop = stop::cancel_on_signals()?;
+    let place = DataLocation::choose(&args)?;
+    let plan = relay_options(place.path(), &args)?;
     // A relay without room waits for it, and must be stoppable meanwhile.
     let mut relay = tokio::select! {
         started = RunningRelay::start(&plan, clocks) => started?,
-        () = stop.cancelled() => return Ok(Exit::Done),
+        () = stop.cancelled() => return Ok(CommandExit::Done),
     };
-    console.note(&relay::started(&relay.url, &plan));
-    let daemon = ReadyDaemon::open(daemon_plan(&args, &relay.url, place.path()), clocks);
+    console.note(&relay::started_message(&relay.url, &plan));
+    let daemon = ReadyDaemon::open(daemon_options(&args, &relay.url, place.path()), clocks);
     let result = match daemon {
-        Ok(daemon) => with_daemon(&args, daemon, &mut relay, place.path(), &stop, console).await,
+        Ok(daemon) => {
+            run_with_daemon(&args, daemon, &mut relay, place.path(), &stop, console).await
+        }
         Err(error) => Err(error),
     };
     relay.stop().await?;
@@ -93,26 +96,26 @@ pub(crate) async fn run(
 }
 
 /// Runs the daemon beside what the person wants, and stops it in any case.
-async fn with_daemon(
+async fn run_with_daemon(
     args: &UpArgs,
     daemon: ReadyDaemon,
     relay: &mut RunningRelay,
     data: &Path,
     stop: &CancellationToken,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     let url = relay.url.clone();
-    let welcomed = daemon.welcomed();
-    let work = daemon.watch_work();
+    let welcomed = daemon.wait_until_connected();
+    let work = daemon.activity();
     console.note(&format!("tasks run in {}", daemon.work_dir.display()));
     let daemon_stop = CancellationToken::new();
     let mut running = pin!(daemon.run(daemon_stop.clone()));
     let result = tokio::select! {
-        ended = relay.ended() => ended.map(|()| Exit::NotCompleted),
-        ended = &mut running => return ended.map(|()| Exit::NotCompleted),
-        result = stay(args, &url, data, welcomed, stop, console) => result,
+        ended = relay.wait_for_end() => ended.map(|()| CommandExit::NotCompleted),
+        ended = &mut running => return ended.map(|()| CommandExit::NotCompleted),
+        result = serve_until_stopped(args, &url, data, welcomed, stop, console) => result,
     };
-    if let Some(words) = ends_with_us(work.running()) {
+    if let Some(words) = running_tasks_warning(work.running()) {
         console.note(&words);
     }
     daemon_stop.cancel();
@@ -121,7 +124,7 @@ async fn with_daemon(
 }
 
 /// Whoever stops it should not find out later what that has cost.
-fn ends_with_us(running: u32) -> Option<String> {
+fn running_tasks_warning(running: u32) -> Option<String> {
     let run = match running {
         0 => return None,
         1 => "1 task runs".to_owned(),
@@ -130,38 +133,38 @@ fn ends_with_us(running: u32) -> Option<String> {
     Some(format!(
         "{run}; what does not finish in the next {} s ends with `baton up`: it is tried again where that is safe, and else \
          waits for you (`baton blocked`). Work that is to go on over a restart needs `baton relay` and `baton daemon --token-file FILE`",
-        DRAIN.as_secs()
+        DRAIN_LIMIT.as_secs()
     ))
 }
 
 /// Where the data is, and whether it goes away again.
-enum Place {
+enum DataLocation {
     Kept(PathBuf),
     Temporary(TempDir),
 }
 
-impl Place {
+impl DataLocation {
     fn choose(args: &UpArgs) -> Result<Self, CliError> {
         match (&args.data, args.exit) {
-            (Some(data), _) => Ok(Place::Kept(data.clone())),
-            (None, false) => Ok(Place::Kept(discovery::default_data_dir())),
+            (Some(data), _) => Ok(DataLocation::Kept(data.clone())),
+            (None, false) => Ok(DataLocation::Kept(discovery::default_data_dir())),
             (None, true) => tempfile::Builder::new()
                 .prefix("baton-demo-")
                 .tempdir()
-                .map(Place::Temporary)
+                .map(DataLocation::Temporary)
                 .map_err(|error| CliError::local("make a temporary directory", error)),
         }
     }
 
     fn path(&self) -> &Path {
         match self {
-            Place::Kept(path) => path,
-            Place::Temporary(dir) => dir.path(),
+            DataLocation::Kept(path) => path,
+            DataLocation::Temporary(dir) => dir.path(),
         }
     }
 }
 
-fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
+fn relay_options(data: &Path, args: &UpArgs) -> Result<RelayStartOptions, CliError> {
     let default = if args.exit {
         "127.0.0.1:0"
     } else {
@@ -178,17 +181,17 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
             "listen on 127.0.0.1, or run `baton relay` and `baton daemon --token-file FILE` with TLS",
         ));
     }
-    Ok(RelayPlan {
+    Ok(RelayStartOptions {
         data: data.to_owned(),
         listen,
         tls: None,
         insecure: false,
         otlp: args.otlp.clone(),
-        drain: DRAIN,
+        drain: DRAIN_LIMIT,
         accept_loss: false,
         retention: Retention::default(),
         // A temporary directory would be another one.
-        again: (!args.exit).then(Again::from_environment),
+        restart: (!args.exit).then(RestartState::from_environment),
         max_open: None,
         max_open_per_tenant: None,
         max_connections: None,
@@ -197,8 +200,8 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
     })
 }
 
-fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
-    DaemonPlan {
+fn daemon_options(args: &UpArgs, url: &str, data: &Path) -> DaemonStartOptions {
+    DaemonStartOptions {
         relay: url.to_owned(),
         token_file: data.join(DAEMON_TOKEN_FILE),
         data: data.join("daemon"),
@@ -210,49 +213,49 @@ fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
         allow_command: true,
         demo: args.demo,
         ca: None,
-        drain: DRAIN,
+        drain: DRAIN_LIMIT,
         config: args.config.clone(),
         work_dir: args.work_dir.clone(),
         // Relay and daemon end together, and so does what they run.
-        hold: Duration::ZERO,
+        lease_extension: Duration::ZERO,
         health: None,
     }
 }
 
 /// The demo if wanted, then up until a signal.
-async fn stay(
+async fn serve_until_stopped(
     args: &UpArgs,
     url: &str,
     data: &Path,
     welcomed: impl Future<Output = ()>,
     stop: &CancellationToken,
-    console: &Console,
-) -> Result<Exit, CliError> {
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
     tokio::select! {
         () = welcomed => {}
-        () = stop.cancelled() => return Ok(Exit::Done),
+        () = stop.cancelled() => return Ok(CommandExit::Done),
     }
-    if args.demo && Again::from_environment().is_first() {
+    if args.demo && RestartState::from_environment().is_first_start() {
         let exit = tokio::select! {
-            exit = show_demo(url, data, console) => exit?,
-            () = stop.cancelled() => Exit::Interrupted,
+            exit = run_demo(url, data, console) => exit?,
+            () = stop.cancelled() => CommandExit::Interrupted,
         };
-        if args.exit || exit != Exit::Done {
+        if args.exit || exit != CommandExit::Done {
             return Ok(exit);
         }
     }
-    console.note(&demo::where_to_look(args.data.as_deref(), args.demo));
+    console.note(&demo::next_steps_text(args.data.as_deref(), args.demo));
     stop.cancelled().await;
-    Ok(Exit::Done)
+    Ok(CommandExit::Done)
 }
 
-async fn show_demo(url: &str, data: &Path, console: &Console) -> Result<Exit, CliError> {
-    let connection = RelayArgs {
+async fn run_demo(url: &str, data: &Path, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let connection = ConnectionArgs {
         relay: Some(url.to_owned()),
         data: Some(data.to_owned()),
-        ..RelayArgs::default()
+        ..ConnectionArgs::default()
     };
-    demo::run(&Relay::discover(&connection).await?, console).await
+    demo::run(&RelayClient::discover(&connection).await?, console).await
 }
 
 #[cfg(test)]
@@ -261,8 +264,8 @@ mod tests {
 
     #[test]
     fn who_stops_it_is_told_what_that_ends_and_nothing_where_nothing_runs() {
-        assert_eq!(ends_with_us(0), None);
-        let words = ends_with_us(2).expect("two run");
+        assert_eq!(running_tasks_warning(0), None);
+        let words = running_tasks_warning(2).expect("two run");
         assert!(
             words.starts_with("2 tasks run;") && words.contains("baton blocked"),
             "{words}"

@@ -7,13 +7,13 @@ use baton_proto::v1::verify_response::Item;
 use baton_proto::v1::{VerifyFinding, VerifyRequest, VerifyResponse, VerifySummary};
 use clap::Args;
 
-use crate::client::Relay;
-use crate::console::Console;
-use crate::data::{self, Holder};
-use crate::discovery::RelayArgs;
+use crate::client::RelayClient;
+use crate::console::CliConsole;
+use crate::data::{self, DataSource};
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::progress::Meter;
+use crate::exit::CommandExit;
+use crate::progress::ProgressLine;
 use crate::sanitize::one_line;
 
 #[derive(Args, Debug)]
@@ -32,38 +32,38 @@ pub(crate) struct VerifyArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: VerifyArgs, console: &Console) -> Result<Exit, CliError> {
-    let mut meter = Meter::new(console, "verify");
-    let mut on_finding = |finding| show_finding(finding, args.json, console);
+pub(crate) async fn run(args: VerifyArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let mut meter = ProgressLine::new(console, "verify");
+    let mut on_finding = |finding| print_finding(finding, args.json, console);
     let summary = if let Some(file) = &args.file {
         data::verify_file(file, &mut meter, &mut on_finding)?.1
     } else {
-        match Holder::find(&args.relay, console).await? {
-            Holder::Relay(relay) => {
-                ask(&relay, !args.without_output, &mut meter, &mut on_finding).await?
+        match DataSource::find(&args.relay, console).await? {
+            DataSource::Relay(relay) => {
+                verify_on_relay(&relay, !args.without_output, &mut meter, &mut on_finding).await?
             }
-            Holder::Nobody(data) => {
+            DataSource::Directory(data) => {
                 data::verify(&data, !args.without_output, &mut meter, &mut on_finding)?
             }
         }
     };
     meter.clear();
-    show_summary(&summary, args.json, console)?;
+    print_summary(&summary, args.json, console)?;
     Ok(if summary.findings == 0 {
-        Exit::Done
+        CommandExit::Done
     } else {
-        Exit::NotCompleted
+        CommandExit::NotCompleted
     })
 }
 
-async fn ask(
-    relay: &Relay,
+async fn verify_on_relay(
+    relay: &RelayClient,
     include_output: bool,
-    meter: &mut Meter<'_>,
-    on_finding: data::OnFinding<'_>,
+    meter: &mut ProgressLine<'_>,
+    on_finding: data::FindingCallback<'_>,
 ) -> Result<VerifySummary, CliError> {
     let request = VerifyRequest { include_output };
     let mut answers = relay.operator().verify(request).await?.into_inner();
@@ -84,7 +84,7 @@ async fn ask(
     ))
 }
 
-fn show_finding(finding: VerifyFinding, json: bool, console: &Console) -> Result<(), CliError> {
+fn print_finding(finding: VerifyFinding, json: bool, console: &CliConsole) -> Result<(), CliError> {
     if json {
         let item = Some(Item::Finding(finding));
         return console.json(&to_json(&VerifyResponse { item }));
@@ -93,7 +93,11 @@ fn show_finding(finding: VerifyFinding, json: bool, console: &Console) -> Result
     console.line(&format!("{kind} {key}: {}", one_line(&finding.message)))
 }
 
-fn show_summary(summary: &VerifySummary, json: bool, console: &Console) -> Result<(), CliError> {
+fn print_summary(
+    summary: &VerifySummary,
+    json: bool,
+    console: &CliConsole,
+) -> Result<(), CliError> {
     if json {
         let item = Some(Item::Summary(*summary));
         return console.json(&to_json(&VerifyResponse { item }));

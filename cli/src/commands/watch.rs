@@ -5,23 +5,23 @@ use baton_proto::v1::{OutputCut, Task, TaskEvent, TaskEventKind, TaskState, Watc
 use baton_proto::{ShortName, v1::CutReason};
 use clap::Args;
 
-use crate::args::TaskArg;
-use crate::client::Relay;
+use crate::args::TaskIdArg;
+use crate::client::RelayClient;
 use crate::commands::inbox;
-use crate::console::{Console, OutputSink};
-use crate::discovery::RelayArgs;
+use crate::console::{AgentOutputSink, CliConsole};
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
-use crate::exit::Exit;
-use crate::follow::{self, Follow, Step};
-use crate::output_reader::{OutputReader, Piece, is_for_people};
-use crate::prompting::Prompting;
-use crate::stop::Interrupt;
-use crate::task_view::{self, Progress};
+use crate::exit::CommandExit;
+use crate::follow::{self, TaskFollowStep, TaskFollower};
+use crate::output_reader::{AttemptOutputReader, OutputReadItem, is_user_visible};
+use crate::prompting::InputPrompt;
+use crate::stop::InterruptSignal;
+use crate::task_view::{self, ChangeLines};
 
 #[derive(Args, Debug)]
-pub(crate) struct WatchArgs {
+pub(crate) struct WatchTaskArgs {
     #[command(flatten)]
-    task: TaskArg,
+    task: TaskIdArg,
 
     /// Only show events after this revision of the task.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -36,38 +36,41 @@ pub(crate) struct WatchArgs {
     json: bool,
 
     #[command(flatten)]
-    relay: RelayArgs,
+    relay: ConnectionArgs,
 }
 
-pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
-    let relay = Relay::discover(&args.relay).await?;
-    let task_id = args.task.find(&relay).await?;
+pub(crate) async fn run(
+    args: WatchTaskArgs,
+    console: &CliConsole,
+) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
     let request = WatchTaskRequest {
         task_id: task_id.clone(),
         from_revision: args.from_revision,
         history_only: args.history,
     };
-    let mut follow = Follow::new(&relay, request);
-    let mut interrupt = Interrupt::listen()?;
+    let mut follow = TaskFollower::new(&relay, request);
+    let mut interrupt = InterruptSignal::listen()?;
     loop {
         let step = tokio::select! {
             step = follow.next() => step?,
-            () = interrupt.pressed() => return Ok(detached(&task_id, console)),
+            () = interrupt.wait() => return Ok(note_detached(&task_id, console)),
         };
         match &step {
-            Step::Event(event) if args.json => console.json(&to_json(&**event))?,
-            Step::Event(event) => {
+            TaskFollowStep::Event(event) if args.json => console.json(&to_json(&**event))?,
+            TaskFollowStep::Event(event) => {
                 console.line(&task_view::event_line(event, console.data_style()))?;
                 if event.task_state() == TaskState::Running && !args.history {
-                    say_how_to_answer(&relay, event, console).await?;
+                    note_open_input(&relay, event, console).await?;
                 }
             }
-            Step::HistoryCut { from, to } => console.note(&history_cut_text(*from, *to)),
-            Step::CaughtUp(_) | Step::Output(_) => {}
-            Step::Ended if args.history => return Ok(Exit::Done),
-            Step::Ended => {
-                let task = follow::get(&relay, &task_id).await?;
-                return Ok(Exit::of_task(task.state()).unwrap_or(Exit::Done));
+            TaskFollowStep::HistoryCut { from, to } => console.note(&history_cut_text(*from, *to)),
+            TaskFollowStep::CaughtUp(_) | TaskFollowStep::Output(_) => {}
+            TaskFollowStep::Ended if args.history => return Ok(CommandExit::Done),
+            TaskFollowStep::Ended => {
+                let task = follow::get_task(&relay, &task_id).await?;
+                return Ok(CommandExit::for_task_state(task.state()).unwrap_or(CommandExit::Done));
             }
         }
     }
@@ -75,7 +78,7 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
 
 /// What a waiting command prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Show {
+pub(crate) enum WaitDisplay {
     /// State changes, on stderr.
     Progress,
     /// State changes on stderr, output of the attempts on stdout; what is asked is asked the person at the terminal.
@@ -88,141 +91,141 @@ pub(crate) enum Show {
 
 /// How waiting ended.
 #[derive(Debug)]
-pub(crate) struct Settled {
-    pub exit: Exit,
+pub(crate) struct WaitResult {
+    pub exit: CommandExit,
     /// Absent after Ctrl-C.
     pub task: Option<Task>,
 }
 
 /// Waits until the task has ended or needs attention; Ctrl-C ends the waiting only.
-pub(crate) async fn until_settled(
-    relay: &Relay,
+pub(crate) async fn wait_until_settled(
+    relay: &RelayClient,
     task_id: &str,
-    show: Show,
-    console: &Console,
-) -> Result<Settled, CliError> {
-    until_settled_from(relay, task_id, 0, show, console).await
+    show: WaitDisplay,
+    console: &CliConsole,
+) -> Result<WaitResult, CliError> {
+    wait_until_settled_from(relay, task_id, 0, show, console).await
 }
 
 /// The same without what was before this revision: it may have ended then, too.
-pub(crate) async fn until_settled_from(
-    relay: &Relay,
+pub(crate) async fn wait_until_settled_from(
+    relay: &RelayClient,
     task_id: &str,
     from_revision: u64,
-    show: Show,
-    console: &Console,
-) -> Result<Settled, CliError> {
-    let mut interrupt = Interrupt::listen()?;
+    show: WaitDisplay,
+    console: &CliConsole,
+) -> Result<WaitResult, CliError> {
+    let mut interrupt = InterruptSignal::listen()?;
     let request = WatchTaskRequest {
         task_id: task_id.to_owned(),
         from_revision,
         ..WatchTaskRequest::default()
     };
     let task = tokio::select! {
-        task = settle_from(relay, request, show, console) => task?,
-        () = interrupt.pressed() => {
-            return Ok(Settled { exit: detached(task_id, console), task: None });
+        task = follow_until_settled_from(relay, request, show, console) => task?,
+        () = interrupt.wait() => {
+            return Ok(WaitResult { exit: note_detached(task_id, console), task: None });
         }
     };
-    let exit = Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted);
-    if exit == Exit::NeedsAttention {
+    let exit = CommandExit::for_task_state(task.state()).unwrap_or(CommandExit::NotCompleted);
+    if exit == CommandExit::NeedsAttention {
         console.note(&format!("see what it needs with: baton show {task_id}"));
     }
-    Ok(Settled {
+    Ok(WaitResult {
         exit,
         task: Some(task),
     })
 }
 
 /// The task as it settled.
-pub(crate) async fn settle(
-    relay: &Relay,
+pub(crate) async fn follow_until_settled(
+    relay: &RelayClient,
     task_id: &str,
-    show: Show,
-    console: &Console,
+    show: WaitDisplay,
+    console: &CliConsole,
 ) -> Result<Task, CliError> {
     let request = WatchTaskRequest {
         task_id: task_id.to_owned(),
         ..WatchTaskRequest::default()
     };
-    settle_from(relay, request, show, console).await
+    follow_until_settled_from(relay, request, show, console).await
 }
 
-async fn settle_from(
-    relay: &Relay,
+async fn follow_until_settled_from(
+    relay: &RelayClient,
     request: WatchTaskRequest,
-    show: Show,
-    console: &Console,
+    show: WaitDisplay,
+    console: &CliConsole,
 ) -> Result<Task, CliError> {
     let task_id = request.task_id.clone();
-    let mut follow = Follow::new(relay, request);
-    if matches!(show, Show::Output | Show::Unattended) {
+    let mut follow = TaskFollower::new(relay, request);
+    if matches!(show, WaitDisplay::Output | WaitDisplay::Unattended) {
         follow = follow.with_output();
     }
-    let mut printer = Printer {
+    let mut printer = FollowPrinter {
         console,
         show,
-        progress: Progress::default(),
-        sink: OutputSink::new(console),
+        progress: ChangeLines::default(),
+        sink: AgentOutputSink::new(console),
     };
     let mut person = match show {
-        Show::Output => Prompting::begin(console),
-        Show::Unattended | Show::Progress | Show::Events => None,
+        WaitDisplay::Output => InputPrompt::start(console),
+        WaitDisplay::Unattended | WaitDisplay::Progress | WaitDisplay::Events => None,
     };
     loop {
         let step = tokio::select! {
             step = follow.next() => step?,
-            line = typed(&mut person) => {
+            line = next_typed_line(&mut person) => {
                 if let Some(person) = &mut person {
-                    person.take(&line, relay, console).await?;
+                    person.submit_typed_line(&line, relay, console).await?;
                 }
                 continue;
             }
         };
-        printer.step(&step)?;
-        if let Step::Event(event) = &step {
+        printer.print_step(&step)?;
+        if let TaskFollowStep::Event(event) = &step {
             match &mut person {
-                Some(person) => person.hear(relay, event, console).await?,
-                None if matches!(show, Show::Output | Show::Progress) => {
-                    say_how_to_answer(relay, event, console).await?;
+                Some(person) => person.handle_event(relay, event, console).await?,
+                None if matches!(show, WaitDisplay::Output | WaitDisplay::Progress) => {
+                    note_open_input(relay, event, console).await?;
                 }
                 None => {}
             }
         }
-        let settled = match follow.settled(&step) {
+        let settled = match follow.exit_if_settled(&step) {
             // Who reads events wants all of them, and the last one of a finished task is still to come.
-            Some(exit) => show != Show::Events || exit == Exit::NeedsAttention,
-            None => step == Step::Ended,
+            Some(exit) => show != WaitDisplay::Events || exit == CommandExit::NeedsAttention,
+            None => step == TaskFollowStep::Ended,
         };
         if settled {
             break;
         }
     }
-    printer.finish(follow.unread()).await?;
-    let task = follow::get(relay, &task_id).await?;
-    console.note(&task_view::ending(&task, console.note_style()));
+    printer.finish(follow.unread_outputs()).await?;
+    let task = follow::get_task(relay, &task_id).await?;
+    console.note(&task_view::ending_line(&task, console.note_style()));
     Ok(task)
 }
 
-async fn typed(person: &mut Option<Prompting>) -> String {
+async fn next_typed_line(person: &mut Option<InputPrompt>) -> String {
     match person {
-        Some(person) => person.typed().await,
+        Some(person) => person.next_typed_line().await,
         None => std::future::pending().await,
     }
 }
 
 /// Nobody sees a task wait without being told what for. What its own rules have answered waits for nobody.
-async fn say_how_to_answer(
-    relay: &Relay,
+async fn note_open_input(
+    relay: &RelayClient,
     event: &TaskEvent,
-    console: &Console,
+    console: &CliConsole,
 ) -> Result<(), CliError> {
     let task = &event.task_id;
     let asked = event.kind() == TaskEventKind::InputAsked;
     if !asked {
         return Ok(());
     }
-    let open = match inbox::list(relay, task, false).await {
+    let open = match inbox::list_inputs(relay, task, false).await {
         Ok(open) => !open.is_empty(),
         // The task is followed on; that it asked is known.
         Err(error) if error.is_transient() => true,
@@ -236,51 +239,53 @@ async fn say_how_to_answer(
     Ok(())
 }
 
-struct Printer<'a> {
-    console: &'a Console,
-    show: Show,
-    progress: Progress,
-    sink: OutputSink<'a>,
+struct FollowPrinter<'a> {
+    console: &'a CliConsole,
+    show: WaitDisplay,
+    progress: ChangeLines,
+    sink: AgentOutputSink<'a>,
 }
 
-impl Printer<'_> {
-    fn step(&mut self, step: &Step) -> Result<(), CliError> {
+impl FollowPrinter<'_> {
+    fn print_step(&mut self, step: &TaskFollowStep) -> Result<(), CliError> {
         match step {
-            Step::Event(event) if self.show == Show::Events => {
+            TaskFollowStep::Event(event) if self.show == WaitDisplay::Events => {
                 self.console.json(&to_json(&**event))
             }
-            Step::Event(event) => {
-                if let Some(line) = self.progress.line(event, self.console.note_style()) {
+            TaskFollowStep::Event(event) => {
+                if let Some(line) = self.progress.next_line(event, self.console.note_style()) {
                     self.console.note(&line);
                 }
                 Ok(())
             }
-            Step::Output(piece) => self.piece(piece),
-            Step::HistoryCut { .. } | Step::CaughtUp(_) | Step::Ended => Ok(()),
+            TaskFollowStep::Output(piece) => self.print_piece(piece),
+            TaskFollowStep::HistoryCut { .. }
+            | TaskFollowStep::CaughtUp(_)
+            | TaskFollowStep::Ended => Ok(()),
         }
     }
 
-    fn piece(&mut self, piece: &Piece) -> Result<(), CliError> {
+    fn print_piece(&mut self, piece: &OutputReadItem) -> Result<(), CliError> {
         match piece {
-            Piece::Bytes(chunk) if is_for_people(chunk) => self.sink.write(&chunk.data),
-            Piece::Bytes(_) => Ok(()),
-            Piece::Cut(cut) => {
+            OutputReadItem::Bytes(chunk) if is_user_visible(chunk) => self.sink.write(&chunk.data),
+            OutputReadItem::Bytes(_) => Ok(()),
+            OutputReadItem::Cut(cut) => {
                 self.console.note(&cut_text(cut));
                 Ok(())
             }
-            Piece::End(_) => Ok(()),
+            OutputReadItem::End(_) => Ok(()),
         }
     }
 
     /// Prints what was stored but not shown yet when the task settled.
-    async fn finish(mut self, unread: Vec<OutputReader>) -> Result<(), CliError> {
+    async fn finish(mut self, unread: Vec<AttemptOutputReader>) -> Result<(), CliError> {
         for mut reader in unread {
             loop {
                 let piece = reader.next().await?;
-                if matches!(piece, Piece::End(_)) {
+                if matches!(piece, OutputReadItem::End(_)) {
                     break;
                 }
-                self.piece(&piece)?;
+                self.print_piece(&piece)?;
             }
         }
         self.sink.finish()
@@ -310,10 +315,10 @@ pub(crate) fn cut_text(cut: &OutputCut) -> String {
 }
 
 /// Ctrl-C ends the looking, never the task.
-fn detached(task_id: &str, console: &Console) -> Exit {
+fn note_detached(task_id: &str, console: &CliConsole) -> CommandExit {
     console.note(&format!(
         "detached; the task goes on\n  come back with: baton watch {task_id}\n  see its output: baton output {task_id} \
          --follow\n  stop it with:   baton cancel {task_id}"
     ));
-    Exit::Interrupted
+    CommandExit::Interrupted
 }

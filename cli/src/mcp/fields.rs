@@ -1,31 +1,31 @@
 //! What a tool takes: fields of one of a few shapes. The JSON schema that a client is shown and the check that its
 //! arguments meet are made from the same description, so neither can say what the other does not.
 
-use baton_contract::bounds::{self, Size};
+use baton_contract::bounds::{self, TextLimit};
 use baton_contract::check_path;
 use serde_json::{Map, Value, json};
 
 /// One argument, or one member of an object.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Field {
+pub(super) struct ArgumentField {
     pub(super) name: &'static str,
-    pub(super) shape: Shape,
+    pub(super) shape: ArgumentShape,
     pub(super) required: bool,
     pub(super) help: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Shape {
+pub(super) enum ArgumentShape {
     /// Also empty.
-    Text(Size),
+    Text(TextLimit),
     /// Empty is left out; anything else has something to read in it.
-    Maybe(Size),
+    OptionalText(TextLimit),
     /// Something to read.
-    Words(Size),
+    NonBlankText(TextLimit),
     /// Of a task or an attempt.
     Id,
     /// A word for machines; empty is left out.
-    Name(Size),
+    Name(TextLimit),
     /// Of a required file.
     Path,
     /// In hex; empty is left out.
@@ -37,24 +37,28 @@ pub(super) enum Shape {
     },
     Flag,
     List {
-        of: &'static Shape,
+        of: &'static ArgumentShape,
         most: usize,
     },
-    Object(&'static [Field]),
+    Object(&'static [ArgumentField]),
     Labels,
 }
 
 /// What is wrong with arguments: where, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct ArgumentError {
     /// The relay's words for the same faults.
     pub(super) code: &'static str,
     pub(super) field: String,
     pub(super) why: String,
 }
 
-pub(super) const fn field(name: &'static str, shape: Shape, help: &'static str) -> Field {
-    Field {
+pub(super) const fn field(
+    name: &'static str,
+    shape: ArgumentShape,
+    help: &'static str,
+) -> ArgumentField {
+    ArgumentField {
         name,
         shape,
         required: false,
@@ -62,7 +66,7 @@ pub(super) const fn field(name: &'static str, shape: Shape, help: &'static str) 
     }
 }
 
-impl Field {
+impl ArgumentField {
     pub(super) const fn required(self) -> Self {
         Self {
             required: true,
@@ -71,11 +75,11 @@ impl Field {
     }
 
     /// JSON schemas count characters only.
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         match self.shape {
-            Shape::Text(most @ Size::Bytes(_))
-            | Shape::Maybe(most @ Size::Bytes(_))
-            | Shape::Words(most @ Size::Bytes(_)) => {
+            ArgumentShape::Text(most @ TextLimit::Bytes(_))
+            | ArgumentShape::OptionalText(most @ TextLimit::Bytes(_))
+            | ArgumentShape::NonBlankText(most @ TextLimit::Bytes(_)) => {
                 format!("{} At most {most} of UTF-8.", self.help)
             }
             _counted => self.help.to_owned(),
@@ -84,11 +88,11 @@ impl Field {
 }
 
 /// Schema of an object with these fields and no others.
-pub(super) fn object_schema(fields: &[Field]) -> Map<String, Value> {
+pub(super) fn object_schema(fields: &[ArgumentField]) -> Map<String, Value> {
     let properties = fields.iter().map(|field| {
         let mut schema = field.shape.schema();
         if let Value::Object(schema) = &mut schema {
-            schema.insert("description".to_owned(), field.words().into());
+            schema.insert("description".to_owned(), field.description().into());
         }
         (field.name.to_owned(), schema)
     });
@@ -106,10 +110,10 @@ pub(super) fn object_schema(fields: &[Field]) -> Map<String, Value> {
 
 /// Refuses what the schema does not allow: the first thing that is wrong.
 pub(super) fn check_object(
-    fields: &[Field],
+    fields: &[ArgumentField],
     given: &Map<String, Value>,
     at: &str,
-) -> Result<(), Wrong> {
+) -> Result<(), ArgumentError> {
     let path = |name: &str| match at {
         "" => name.to_owned(),
         at => format!("{at}.{name}"),
@@ -117,13 +121,15 @@ pub(super) fn check_object(
     for field in fields {
         match given.get(field.name) {
             Some(value) => field.shape.check(value, &path(field.name))?,
-            None if field.required => return wrong("missing", &path(field.name), "it is required"),
+            None if field.required => {
+                return argument_error("missing", &path(field.name), "it is required");
+            }
             None => {}
         }
     }
     let known = |name: &String| fields.iter().any(|field| field.name == name);
     match given.keys().find(|name| !known(name)) {
-        Some(unknown) => wrong(
+        Some(unknown) => argument_error(
             "unknown_argument",
             &path(unknown),
             "there is no such argument",
@@ -132,112 +138,123 @@ pub(super) fn check_object(
     }
 }
 
-fn wrong(code: &'static str, field: &str, why: impl Into<String>) -> Result<(), Wrong> {
-    Err(Wrong {
+fn argument_error(
+    code: &'static str,
+    field: &str,
+    why: impl Into<String>,
+) -> Result<(), ArgumentError> {
+    Err(ArgumentError {
         code,
         field: field.to_owned(),
         why: why.into(),
     })
 }
 
-impl Shape {
+impl ArgumentShape {
     fn schema(&self) -> Value {
         match self {
-            Shape::Text(most) => json!({"type": "string", "maxLength": most.most()}),
-            Shape::Maybe(most) => {
-                json!({"type": "string", "maxLength": most.most(), "pattern": "^$|\\S"})
+            ArgumentShape::Text(most) => json!({"type": "string", "maxLength": most.limit()}),
+            ArgumentShape::OptionalText(most) => {
+                json!({"type": "string", "maxLength": most.limit(), "pattern": "^$|\\S"})
             }
-            Shape::Words(most) => {
-                json!({"type": "string", "minLength": 1, "maxLength": most.most(), "pattern": "\\S"})
+            ArgumentShape::NonBlankText(most) => {
+                json!({"type": "string", "minLength": 1, "maxLength": most.limit(), "pattern": "\\S"})
             }
-            Shape::Id => json!({"type": "string", "pattern": ID_PATTERN}),
-            Shape::Name(most) => {
-                json!({"type": "string", "maxLength": most.most(), "pattern": NAME_PATTERN})
+            ArgumentShape::Id => json!({"type": "string", "pattern": ID_PATTERN}),
+            ArgumentShape::Name(most) => {
+                json!({"type": "string", "maxLength": most.limit(), "pattern": NAME_PATTERN})
             }
-            Shape::Path => {
+            ArgumentShape::Path => {
                 let most = baton_contract::PATH_BYTES_MAX;
                 json!({"type": "string", "minLength": 1, "maxLength": most})
             }
-            Shape::Sha256 => json!({"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
-            Shape::OneOf(words) => json!({"type": "string", "enum": words}),
-            Shape::Number {
+            ArgumentShape::Sha256 => json!({"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
+            ArgumentShape::OneOf(words) => json!({"type": "string", "enum": words}),
+            ArgumentShape::Number {
                 least,
                 most: u64::MAX,
             } => json!({"type": "integer", "minimum": least}),
-            Shape::Number { least, most } => {
+            ArgumentShape::Number { least, most } => {
                 json!({"type": "integer", "minimum": least, "maximum": most})
             }
-            Shape::Flag => json!({"type": "boolean"}),
-            Shape::List { of, most } => {
+            ArgumentShape::Flag => json!({"type": "boolean"}),
+            ArgumentShape::List { of, most } => {
                 json!({"type": "array", "items": of.schema(), "maxItems": most})
             }
-            Shape::Object(fields) => Value::Object(object_schema(fields)),
-            Shape::Labels => json!({
+            ArgumentShape::Object(fields) => Value::Object(object_schema(fields)),
+            ArgumentShape::Labels => json!({
                 "type": "object",
-                "maxProperties": bounds::LABELS,
+                "maxProperties": bounds::MAX_LABELS,
                 "propertyNames": {"pattern": "^[A-Za-z0-9._/-]{1,63}$"},
-                "additionalProperties": {"type": "string", "maxLength": bounds::LABEL_VALUE.most()},
+                "additionalProperties": {"type": "string", "maxLength": bounds::LABEL_VALUE.limit()},
             }),
         }
     }
 
-    fn check(&self, value: &Value, at: &str) -> Result<(), Wrong> {
+    fn check(&self, value: &Value, at: &str) -> Result<(), ArgumentError> {
         match (self, value) {
-            (Shape::Text(most), Value::String(text)) => check_text(text, *most, at),
-            (Shape::Words(most), Value::String(text)) => {
+            (ArgumentShape::Text(most), Value::String(text)) => check_text(text, *most, at),
+            (ArgumentShape::NonBlankText(most), Value::String(text)) => {
                 check_text(text, *most, at)?;
                 match text.trim() {
-                    "" => wrong("blank", at, "it is blank"),
+                    "" => argument_error("blank", at, "it is blank"),
                     _said => Ok(()),
                 }
             }
-            (Shape::Maybe(_) | Shape::Name(_) | Shape::Sha256, Value::String(text))
-                if text.is_empty() =>
-            {
-                Ok(())
+            (
+                ArgumentShape::OptionalText(_) | ArgumentShape::Name(_) | ArgumentShape::Sha256,
+                Value::String(text),
+            ) if text.is_empty() => Ok(()),
+            (ArgumentShape::OptionalText(most), Value::String(_)) => {
+                ArgumentShape::NonBlankText(*most).check(value, at)
             }
-            (Shape::Maybe(most), Value::String(_)) => Shape::Words(*most).check(value, at),
-            (Shape::Id, Value::String(text)) => match is_id(text) {
+            (ArgumentShape::Id, Value::String(text)) => match is_id(text) {
                 true => Ok(()),
-                false if text.trim().is_empty() => wrong("blank", at, "it is blank"),
-                false => wrong("malformed_id", at, "it is not an id"),
+                false if text.trim().is_empty() => argument_error("blank", at, "it is blank"),
+                false => argument_error("malformed_id", at, "it is not an id"),
             },
-            (Shape::Name(most), Value::String(text)) => {
+            (ArgumentShape::Name(most), Value::String(text)) => {
                 check_text(text, *most, at)?;
                 let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
                 match bounds::is_name(text) {
                     true => Ok(()),
-                    false => wrong("malformed_name", at, rule),
+                    false => argument_error("malformed_name", at, rule),
                 }
             }
-            (Shape::Path, Value::String(text)) => match check_path(text) {
+            (ArgumentShape::Path, Value::String(text)) => match check_path(text) {
                 Ok(()) => Ok(()),
-                Err(fault) => wrong("bad_path", at, fault.rule()),
+                Err(fault) => argument_error("bad_path", at, fault.fix_hint()),
             },
-            (Shape::Sha256, Value::String(text)) => match bounds::is_sha256_hex(text) {
+            (ArgumentShape::Sha256, Value::String(text)) => match bounds::is_sha256_hex(text) {
                 true => Ok(()),
-                false => wrong("bad_digest", at, "it is not a SHA-256 of 64 digits 0-9a-f"),
+                false => {
+                    argument_error("bad_digest", at, "it is not a SHA-256 of 64 digits 0-9a-f")
+                }
             },
-            (Shape::OneOf(words), Value::String(word)) => match words.contains(&word.as_str()) {
-                true => Ok(()),
-                false => wrong(
-                    "unknown_enum_value",
-                    at,
-                    format!("it is one of {}", words.join(", ")),
-                ),
-            },
-            (Shape::Number { least, most }, Value::Number(_)) => match whole(value) {
-                Some(number) if (*least..=*most).contains(&number) => Ok(()),
-                Some(_) | None => wrong(
-                    "out_of_range",
-                    at,
-                    format!("it is a whole number from {least} to {most}"),
-                ),
-            },
-            (Shape::Flag, Value::Bool(_)) => Ok(()),
-            (Shape::List { of, most }, Value::Array(items)) => {
+            (ArgumentShape::OneOf(words), Value::String(word)) => {
+                match words.contains(&word.as_str()) {
+                    true => Ok(()),
+                    false => argument_error(
+                        "unknown_enum_value",
+                        at,
+                        format!("it is one of {}", words.join(", ")),
+                    ),
+                }
+            }
+            (ArgumentShape::Number { least, most }, Value::Number(_)) => {
+                match whole_number(value) {
+                    Some(number) if (*least..=*most).contains(&number) => Ok(()),
+                    Some(_) | None => argument_error(
+                        "out_of_range",
+                        at,
+                        format!("it is a whole number from {least} to {most}"),
+                    ),
+                }
+            }
+            (ArgumentShape::Flag, Value::Bool(_)) => Ok(()),
+            (ArgumentShape::List { of, most }, Value::Array(items)) => {
                 if items.len() > *most {
-                    return wrong(
+                    return argument_error(
                         "too_many",
                         at,
                         format!("it has {} entries, and may have {most}", items.len()),
@@ -246,27 +263,33 @@ impl Shape {
                 let mut entries = items.iter().enumerate();
                 entries.try_for_each(|(index, item)| of.check(item, &format!("{at}[{index}]")))
             }
-            (Shape::Object(fields), Value::Object(given)) => check_object(fields, given, at),
-            (Shape::Labels, Value::Object(given)) => check_labels(given, at),
-            (shape, _) => wrong("wrong_type", at, format!("it must be {}", shape.kind())),
+            (ArgumentShape::Object(fields), Value::Object(given)) => {
+                check_object(fields, given, at)
+            }
+            (ArgumentShape::Labels, Value::Object(given)) => check_labels(given, at),
+            (shape, _) => argument_error(
+                "wrong_type",
+                at,
+                format!("it must be {}", shape.type_name()),
+            ),
         }
     }
 
-    fn kind(&self) -> &'static str {
+    fn type_name(&self) -> &'static str {
         match self {
-            Shape::Text(_)
-            | Shape::Maybe(_)
-            | Shape::Words(_)
-            | Shape::Id
-            | Shape::Name(_)
-            | Shape::Path
-            | Shape::Sha256
-            | Shape::OneOf(_) => "a string",
-            Shape::Number { .. } => "a whole number",
-            Shape::Flag => "true or false",
-            Shape::List { .. } => "a list",
-            Shape::Object(_) => "an object",
-            Shape::Labels => "an object of strings",
+            ArgumentShape::Text(_)
+            | ArgumentShape::OptionalText(_)
+            | ArgumentShape::NonBlankText(_)
+            | ArgumentShape::Id
+            | ArgumentShape::Name(_)
+            | ArgumentShape::Path
+            | ArgumentShape::Sha256
+            | ArgumentShape::OneOf(_) => "a string",
+            ArgumentShape::Number { .. } => "a whole number",
+            ArgumentShape::Flag => "true or false",
+            ArgumentShape::List { .. } => "a list",
+            ArgumentShape::Object(_) => "an object",
+            ArgumentShape::Labels => "an object of strings",
         }
     }
 }
@@ -281,41 +304,41 @@ fn is_id(text: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || hex(b))
 }
 
-pub(super) fn check_text(text: &str, most: Size, at: &str) -> Result<(), Wrong> {
-    if !most.holds(text) {
-        return wrong("too_large", at, format!("it may have {most}"));
+pub(super) fn check_text(text: &str, most: TextLimit, at: &str) -> Result<(), ArgumentError> {
+    if !most.allows(text) {
+        return argument_error("too_large", at, format!("it may have {most}"));
     }
     match text.contains('\0') {
-        true => wrong("zero_byte", at, "it has a zero byte"),
+        true => argument_error("zero_byte", at, "it has a zero byte"),
         false => Ok(()),
     }
 }
 
-fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), Wrong> {
-    let most = bounds::LABELS;
+fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentError> {
+    let most = bounds::MAX_LABELS;
     if given.len() > most {
         let why = format!("it has {} entries, and may have {most}", given.len());
-        return wrong("too_many", at, why);
+        return argument_error("too_many", at, why);
     }
     for (key, value) in given {
         let at = format!("{at}.{key}");
         let Value::String(value) = value else {
-            return wrong("wrong_type", &at, "it must be a string");
+            return argument_error("wrong_type", &at, "it must be a string");
         };
         if !bounds::is_label_key(key) {
             let rule = "a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'";
-            return wrong("bad_label", &at, rule);
+            return argument_error("bad_label", &at, rule);
         }
         if !bounds::is_label_value(value) {
             let rule = "a value has at most 256 bytes and no control characters";
-            return wrong("bad_label", &at, rule);
+            return argument_error("bad_label", &at, rule);
         }
     }
     Ok(())
 }
 
 /// JSON knows one kind of number: 3.0 is as whole as 3.
-fn whole(value: &Value) -> Option<u64> {
+fn whole_number(value: &Value) -> Option<u64> {
     let fraction = || {
         let number = value.as_f64().filter(|number| number.fract() == 0.0)?;
         format!("{number:.0}").parse().ok()
@@ -325,9 +348,9 @@ fn whole(value: &Value) -> Option<u64> {
 
 /// Arguments that met their fields.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Args(pub(super) Map<String, Value>);
+pub(super) struct McpArguments(pub(super) Map<String, Value>);
 
-impl Args {
+impl McpArguments {
     /// Empty when it was not given.
     pub(super) fn text(&self, name: &str) -> String {
         self.given_text(name).unwrap_or_default()
@@ -338,7 +361,7 @@ impl Args {
     }
 
     pub(super) fn number(&self, name: &str) -> Option<u64> {
-        self.0.get(name).and_then(whole)
+        self.0.get(name).and_then(whole_number)
     }
 
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
@@ -350,10 +373,10 @@ impl Args {
         texts.map(str::to_owned).collect()
     }
 
-    pub(super) fn objects(&self, name: &str) -> impl Iterator<Item = Args> {
+    pub(super) fn objects(&self, name: &str) -> impl Iterator<Item = McpArguments> {
         self.list(name)
             .filter_map(Value::as_object)
-            .map(|object| Args(object.clone()))
+            .map(|object| McpArguments(object.clone()))
     }
 
     pub(super) fn pairs(&self, name: &str) -> impl Iterator<Item = (String, String)> {
@@ -377,25 +400,34 @@ impl Args {
 mod tests {
     use super::*;
 
-    const ITEM: Shape = Shape::Object(&[
-        field("item", Shape::Words(Size::Chars(3)), "").required(),
-        field("reason", Shape::Text(Size::Chars(3)), ""),
+    const ITEM: ArgumentShape = ArgumentShape::Object(&[
+        field("item", ArgumentShape::NonBlankText(TextLimit::Chars(3)), "").required(),
+        field("reason", ArgumentShape::Text(TextLimit::Chars(3)), ""),
     ]);
-    const FIELDS: [Field; 11] = [
-        field("words", Shape::Words(Size::Chars(5)), "w").required(),
-        field("word", Shape::OneOf(&["a", "b"]), "o"),
-        field("number", Shape::Number { least: 1, most: 9 }, "n"),
-        field("items", Shape::List { of: &ITEM, most: 2 }, "i"),
-        field("flag", Shape::Flag, "f"),
-        field("labels", Shape::Labels, "l"),
-        field("bytes", Shape::Maybe(Size::Bytes(4)), "b"),
-        field("id", Shape::Id, "i"),
-        field("name", Shape::Name(Size::Bytes(4)), "n"),
-        field("path", Shape::Path, "p"),
-        field("digest", Shape::Sha256, "d"),
+    const FIELDS: [ArgumentField; 11] = [
+        field(
+            "words",
+            ArgumentShape::NonBlankText(TextLimit::Chars(5)),
+            "w",
+        )
+        .required(),
+        field("word", ArgumentShape::OneOf(&["a", "b"]), "o"),
+        field("number", ArgumentShape::Number { least: 1, most: 9 }, "n"),
+        field("items", ArgumentShape::List { of: &ITEM, most: 2 }, "i"),
+        field("flag", ArgumentShape::Flag, "f"),
+        field("labels", ArgumentShape::Labels, "l"),
+        field(
+            "bytes",
+            ArgumentShape::OptionalText(TextLimit::Bytes(4)),
+            "b",
+        ),
+        field("id", ArgumentShape::Id, "i"),
+        field("name", ArgumentShape::Name(TextLimit::Bytes(4)), "n"),
+        field("path", ArgumentShape::Path, "p"),
+        field("digest", ArgumentShape::Sha256, "d"),
     ];
 
-    fn judged(arguments: Value) -> Result<(), String> {
+    fn check_sample(arguments: Value) -> Result<(), String> {
         let Value::Object(given) = arguments else {
             unreachable!()
         };
@@ -409,7 +441,7 @@ mod tests {
             "bytes": "éé", "id": "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10", "name": "", "path": "a/b", "digest": "",
             "items": [{"item": "x"}, {"item": "y", "reason": ""}],
         });
-        assert_eq!(judged(whole), Ok(()));
+        assert_eq!(check_sample(whole), Ok(()));
         for (arguments, field) in [
             (json!({}), "words"),
             (json!({"words": " \t"}), "words"),
@@ -445,7 +477,7 @@ mod tests {
             (json!({"words": "a", "other": 1}), "other"),
         ] {
             assert_eq!(
-                judged(arguments.clone()),
+                check_sample(arguments.clone()),
                 Err(field.to_owned()),
                 "{arguments}"
             );

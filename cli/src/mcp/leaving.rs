@@ -7,49 +7,51 @@
 
 use baton_proto::v1::BlockDraft;
 
-use super::alone::{Alone, fresh_id};
-use super::answer::Answer;
-use super::lease::Lease;
+use super::alone::{StandaloneHandler, new_call_id};
+use super::answer::ToolResult;
+use super::lease::AgentLeaseState;
 
 /// The relay's word for a task that somebody wants to end.
 const BEING_CANCELED: &str = "being_canceled";
-const UNTOLD: &str =
+const NEVER_STARTED_REASON: &str =
     "the agent's session ended before the agent was told that it holds the task; nothing was done";
-const HINT: &str = "see what the agent has done already, outside of Baton too; then resume the task, or pick it up";
+const RESUME_HINT: &str = "see what the agent has done already, outside of Baton too; then resume the task, or pick it up";
 
-impl Alone {
+impl StandaloneHandler {
     /// Sees to what is held. Whether that is heard makes no difference to whoever leaves.
-    pub(super) async fn leave(&mut self) {
-        let lease = self.held.borrow().clone();
-        let Some(lease) = lease.filter(|lease| lease.check(self.clock.now()).is_ok()) else {
+    pub(super) async fn hand_back_task(&mut self) {
+        let lease = self.current_lease.borrow().clone();
+        let Some(lease) = lease.filter(|lease| lease.check_valid(self.clock.now()).is_ok()) else {
             return;
         };
-        let seen_to = self.see_to(&lease).await;
+        let seen_to = self.hand_back_under(&lease).await;
         if seen_to.is_ok() {
-            self.held.send_replace(None);
+            self.current_lease.send_replace(None);
         }
     }
 
-    async fn see_to(&mut self, lease: &Lease) -> Answer {
-        self.call_id = fresh_id();
-        if !lease.told {
-            return self.release_for(lease, UNTOLD.to_owned()).await;
+    async fn hand_back_under(&mut self, lease: &AgentLeaseState) -> ToolResult {
+        self.call_id = new_call_id();
+        if !lease.known_to_agent {
+            return self
+                .release_task(lease, NEVER_STARTED_REASON.to_owned())
+                .await;
         }
-        let how = self.session.how_it_ended();
+        let how = self.session.end_reason();
         let reason = format!("the agent's session ended while it held the task: {how}");
         if lease.cancel_requested {
-            return self.cancel_for(lease, reason).await;
+            return self.cancel_task(lease, reason).await;
         }
         let block = BlockDraft {
             reason: reason.clone(),
-            resume_hint: HINT.to_owned(),
+            resume_hint: RESUME_HINT.to_owned(),
             checkpoint: None,
         };
-        match self.block_for(lease, block).await {
+        match self.block_task(lease, block).await {
             // It was wanted since the last renewal, so nobody has told yet.
             Err(refusal) if refusal.code == BEING_CANCELED => {
-                self.call_id = fresh_id();
-                self.cancel_for(lease, reason).await
+                self.call_id = new_call_id();
+                self.cancel_task(lease, reason).await
             }
             answer => answer,
         }

@@ -5,48 +5,48 @@ use std::time::Duration;
 
 use tonic::{Response, Status};
 
-use super::answer::{Refusal, UNAUTHENTICATED, UNAVAILABLE};
-use crate::client::Relay;
-use crate::discovery::RelayArgs;
+use super::answer::{ToolRejection, UNAUTHENTICATED, UNAVAILABLE};
+use crate::client::RelayClient;
+use crate::discovery::ConnectionArgs;
 
 /// Before each further try.
-const PAUSES: [Duration; 3] = [
+const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_millis(200),
     Duration::from_millis(600),
     Duration::from_millis(1500),
 ];
 /// For one try.
-pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
-pub(super) struct Line {
-    args: RelayArgs,
-    relay: Option<Relay>,
+pub(super) struct RelayConnection {
+    args: ConnectionArgs,
+    relay: Option<RelayClient>,
 }
 
-impl Line {
-    pub(super) fn new(args: RelayArgs) -> Self {
+impl RelayConnection {
+    pub(super) fn new(args: ConnectionArgs) -> Self {
         Self { args, relay: None }
     }
 
     /// Asks until there is an answer, or no hope of one.
-    pub(super) async fn ask<T>(
+    pub(super) async fn call<T>(
         &mut self,
-        question: impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
-    ) -> Result<T, Refusal> {
-        self.ask_within(PATIENCE, question).await
+        question: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+    ) -> Result<T, ToolRejection> {
+        self.call_with_timeout(CALL_TIMEOUT, question).await
     }
 
     /// The same for what cannot wait so long.
-    pub(super) async fn ask_within<T>(
+    pub(super) async fn call_with_timeout<T>(
         &mut self,
         patience: Duration,
-        question: impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
-    ) -> Result<T, Refusal> {
-        let mut pauses = PAUSES.into_iter();
+        question: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+    ) -> Result<T, ToolRejection> {
+        let mut pauses = RETRY_DELAYS.into_iter();
         let mut may_read_token_again = true;
         loop {
-            let refusal = match self.ask_once(patience, &question).await {
+            let refusal = match self.call_once(patience, &question).await {
                 Ok(answer) => return Ok(answer),
                 Err(refusal) => refusal,
             };
@@ -64,20 +64,20 @@ impl Line {
         }
     }
 
-    async fn ask_once<T>(
+    async fn call_once<T>(
         &mut self,
         patience: Duration,
-        question: &impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
-    ) -> Result<T, Refusal> {
+        question: &impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+    ) -> Result<T, ToolRejection> {
         let relay = match self.relay.take() {
             Some(relay) => relay,
-            None => Relay::discover(&self.args).await?,
+            None => RelayClient::discover(&self.args).await?,
         };
         let relay = self.relay.insert(relay);
         let asked = tokio::time::timeout(patience, question(relay)).await;
         let late = |_| {
             let next = "see whether the relay is up, then call again";
-            Refusal::new(
+            ToolRejection::new(
                 UNAVAILABLE,
                 "relay_silent",
                 "the relay did not answer in time",

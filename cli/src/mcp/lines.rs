@@ -16,25 +16,25 @@ use serde_json::error::Category;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, BufReader, Empty, empty};
 
 /// Of one line, without its end.
-pub(super) const LONGEST: usize = 16 * 1024 * 1024;
+pub(super) const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
 /// Some editors write one.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-type Heard = RxJsonRpcMessage<RoleServer>;
-type Said = TxJsonRpcMessage<RoleServer>;
+type IncomingMessage = RxJsonRpcMessage<RoleServer>;
+type OutgoingMessage = TxJsonRpcMessage<RoleServer>;
 
 /// Reads by itself, and writes as the library does.
-pub(super) struct Lines<R, W: AsyncWrite> {
+pub(super) struct JsonLineTransport<R, W: AsyncWrite> {
     reader: BufReader<R>,
     /// As much of the present line as has come. Every step can be dropped in the middle, and goes on here.
     line: Vec<u8>,
     /// The present line was too long, and has its answer.
-    skips: bool,
+    is_skipping: bool,
     writer: AsyncRwTransport<RoleServer, Empty, W>,
-    answering: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>,
+    pending_answer: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>,
 }
 
-impl<R, W> Lines<R, W>
+impl<R, W> JsonLineTransport<R, W>
 where
     R: AsyncRead + Send + Unpin,
     W: AsyncWrite + Send + Unpin + 'static,
@@ -43,14 +43,16 @@ where
         Self {
             reader: BufReader::new(reader),
             line: Vec::new(),
-            skips: false,
+            is_skipping: false,
             writer: AsyncRwTransport::new(empty(), writer),
-            answering: None,
+            pending_answer: None,
         }
     }
 
     /// None when the line is closed; what had no end by then was not meant to be heard.
-    async fn next(&mut self) -> io::Result<Option<Result<Heard, Unread>>> {
+    async fn next_message(
+        &mut self,
+    ) -> io::Result<Option<Result<IncomingMessage, UnreadableLine>>> {
         loop {
             let come = self.reader.fill_buf().await?;
             if come.is_empty() {
@@ -58,52 +60,56 @@ where
             }
             let end = come.iter().position(|byte| *byte == b'\n');
             let piece = &come[..end.unwrap_or(come.len())];
-            let room = LONGEST.saturating_sub(self.line.len());
+            let room = MAX_LINE_BYTES.saturating_sub(self.line.len());
             let is_too_long = piece.len() > room;
-            if !self.skips {
+            if !self.is_skipping {
                 self.line.extend_from_slice(&piece[..piece.len().min(room)]);
             }
             let taken = piece.len() + usize::from(end.is_some());
             self.reader.consume(taken);
-            let skipped = self.skips;
-            self.skips = end.is_none() && (skipped || is_too_long);
+            let skipped = self.is_skipping;
+            self.is_skipping = end.is_none() && (skipped || is_too_long);
             if !skipped && (is_too_long || end.is_some()) {
                 let line = std::mem::take(&mut self.line);
                 if is_too_long {
-                    return Ok(Some(Err(Unread::too_long(&line))));
+                    return Ok(Some(Err(UnreadableLine::too_long(&line))));
                 }
                 if !line.trim_ascii().is_empty() {
-                    return Ok(Some(read(&line)));
+                    return Ok(Some(parse_line(&line)));
                 }
             }
         }
     }
 }
 
-impl<R, W> Transport<RoleServer> for Lines<R, W>
+impl<R, W> Transport<RoleServer> for JsonLineTransport<R, W>
 where
     R: AsyncRead + Send + Unpin,
     W: AsyncWrite + Send + Unpin + 'static,
 {
     type Error = io::Error;
 
-    fn send(&mut self, item: Said) -> impl Future<Output = io::Result<()>> + Send + 'static {
+    fn send(
+        &mut self,
+        item: OutgoingMessage,
+    ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         self.writer.send(item)
     }
 
-    async fn receive(&mut self) -> Option<Heard> {
+    async fn receive(&mut self) -> Option<IncomingMessage> {
         loop {
             // One after the other: who only sends what nobody can read waits for the answers to be taken.
-            if let Some(answering) = &mut self.answering {
+            if let Some(answering) = &mut self.pending_answer {
                 let answered = answering.await;
-                self.answering = None;
+                self.pending_answer = None;
                 answered.ok()?;
             }
-            match self.next().await.ok()?? {
+            match self.next_message().await.ok()?? {
                 Ok(heard) => return Some(heard),
                 Err(unread) => {
-                    let answer = unread.answer();
-                    self.answering = answer.map(|answer| Box::pin(self.writer.send(answer)) as _);
+                    let answer = unread.into_error_message();
+                    self.pending_answer =
+                        answer.map(|answer| Box::pin(self.writer.send(answer)) as _);
                 }
             }
         }
@@ -116,65 +122,70 @@ where
 
 /// A line that is no message, and what can be known of it.
 #[derive(Debug)]
-struct Unread {
+struct UnreadableLine {
     code: ErrorCode,
     why: String,
-    known: Known,
+    envelope: LineEnvelope,
 }
 
-fn read(line: &[u8]) -> Result<Heard, Unread> {
+fn parse_line(line: &[u8]) -> Result<IncomingMessage, UnreadableLine> {
     let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
-    serde_json::from_slice(line).map_err(|error| Unread {
+    serde_json::from_slice(line).map_err(|error| UnreadableLine {
         code: match error.classify() {
             Category::Syntax | Category::Eof | Category::Io => ErrorCode::PARSE_ERROR,
             Category::Data => ErrorCode::INVALID_REQUEST,
         },
         why: error.to_string(),
-        known: Known::of(line),
+        envelope: LineEnvelope::scan(line),
     })
 }
 
-impl Unread {
+impl UnreadableLine {
     fn too_long(beginning: &[u8]) -> Self {
         Self {
             code: ErrorCode::PARSE_ERROR,
-            why: format!("the line is longer than {LONGEST} bytes"),
-            known: Known::of(beginning),
+            why: format!("the line is longer than {MAX_LINE_BYTES} bytes"),
+            envelope: LineEnvelope::scan(beginning),
         }
     }
 
     /// None for what was itself an answer: answers to answers would never end.
-    fn answer(self) -> Option<Said> {
-        let Self { code, why, known } = self;
+    fn into_error_message(self) -> Option<OutgoingMessage> {
+        let Self {
+            code,
+            why,
+            envelope: known,
+        } = self;
         let words = format!(
             "the message cannot be read, and nothing was done: {why}; send one JSON-RPC 2.0 message a line, in UTF-8 and \
              without halves of surrogate pairs"
         );
         let error = ErrorData::new(code, words, None);
-        (!known.is_answer).then(|| Said::error(error, known.id))
+        (!known.is_answer).then(|| OutgoingMessage::error(error, known.id))
     }
 }
 
 /// What is found in a line that may break off, be too deep or hold what is no text: only the outermost names are looked at, and
 /// what is between them is passed over unread.
 #[derive(Debug, Default)]
-struct Known {
+struct LineEnvelope {
     id: Option<RequestId>,
     is_answer: bool,
 }
 
-impl Known {
-    fn of(line: &[u8]) -> Self {
+impl LineEnvelope {
+    fn scan(line: &[u8]) -> Self {
         let mut known = Self::default();
         // Where it breaks off is no matter: what came before is known.
-        let _ = serde_json::Deserializer::from_slice(line).deserialize_map(Names(&mut known));
+        let _ =
+            serde_json::Deserializer::from_slice(line).deserialize_map(EnvelopeVisitor(&mut known));
         known
     }
 }
 
-struct Names<'a>(&'a mut Known);
+struct EnvelopeVisitor<'a>(&'a mut LineEnvelope);
 
-impl<'de> Visitor<'de> for Names<'_> {
+impl<'de> Visitor<'de> for EnvelopeVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -204,55 +215,58 @@ mod tests {
     use serde_json::{Value, json};
     use tokio::io::{AsyncWriteExt, DuplexStream, Lines as Answers, ReadHalf, WriteHalf, split};
 
-    use super::super::server::{Server, Standing};
+    use super::super::server::{McpServer, ServerMode};
     use super::*;
 
-    struct Client {
+    struct McpTestClient {
         out: WriteHalf<DuplexStream>,
         answers: Answers<BufReader<ReadHalf<DuplexStream>>>,
     }
 
-    impl Client {
+    impl McpTestClient {
         /// Of a server that has been greeted.
-        async fn greeted() -> Self {
+        async fn initialized() -> Self {
             let (near, far) = tokio::io::duplex(64 * 1024);
             let (reader, writer) = split(far);
-            let (server, mut calls) = Server::new(Standing::Inside);
+            let (server, mut calls) = McpServer::new(ServerMode::InsideAttempt);
             tokio::spawn(async move { while calls.recv().await.is_some() {} });
             tokio::spawn(async move {
-                let running = server.serve(Lines::new(reader, writer)).await.unwrap();
+                let running = server
+                    .serve(JsonLineTransport::new(reader, writer))
+                    .await
+                    .unwrap();
                 running.waiting().await
             });
             let (answers, out) = split(near);
             let answers = BufReader::new(answers).lines();
             let mut client = Self { out, answers };
             // Also before the greeting.
-            assert_eq!(client.ask(b"what?").await["error"]["code"], -32700);
+            assert_eq!(client.request(b"what?").await["error"]["code"], -32700);
             let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
                 "protocolVersion": "2025-06-18", "capabilities": {},
                 "clientInfo": {"name": "test", "version": "1"}}});
-            let told = client.ask(hello.to_string().as_bytes()).await;
+            let told = client.request(hello.to_string().as_bytes()).await;
             assert_eq!(told["result"]["serverInfo"]["name"], "baton");
             let ready = br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
-            client.say(ready).await;
+            client.send_line(ready).await;
             client
         }
 
-        async fn say(&mut self, line: &[u8]) {
+        async fn send_line(&mut self, line: &[u8]) {
             self.out.write_all(line).await.unwrap();
             self.out.write_all(b"\n").await.unwrap();
         }
 
-        async fn ask(&mut self, line: &[u8]) -> Value {
-            self.say(line).await;
+        async fn request(&mut self, line: &[u8]) -> Value {
+            self.send_line(line).await;
             let answer = self.answers.next_line().await.unwrap();
             serde_json::from_str(&answer.expect("an answer")).unwrap()
         }
 
         /// The next answer is this one's: nothing else was on its way.
-        async fn is_there(&mut self) {
+        async fn expect_idle(&mut self) {
             let ping = br#"{"jsonrpc":"2.0","id":"ping","method":"ping"}"#;
-            assert_eq!(self.ask(ping).await["id"], "ping");
+            assert_eq!(self.request(ping).await["id"], "ping");
         }
     }
 
@@ -265,9 +279,9 @@ mod tests {
 
     #[tokio::test]
     async fn every_line_that_nobody_can_read_is_answered_under_its_id_where_it_has_one() {
-        let mut client = Client::greeted().await;
+        let mut client = McpTestClient::initialized().await;
         let deep = [vec![b'['; 5_000], vec![b']'; 5_000]].concat();
-        let long = [b"\"".as_slice(), &vec![b'x'; LONGEST], b"\""].concat();
+        let long = [b"\"".as_slice(), &vec![b'x'; MAX_LINE_BYTES], b"\""].concat();
         let late =
             br#"{"method":"tools/call","params":{"name":"\ud83d"},"jsonrpc":"2.0","id":"7"}"#;
         for (line, id) in [
@@ -283,13 +297,13 @@ mod tests {
             (long, Value::Null),
             (br#"{"id":[1],"\ud83d":1}"#.to_vec(), Value::Null),
         ] {
-            let answer = client.ask(&line).await;
+            let answer = client.request(&line).await;
             let shown = String::from_utf8_lossy(&line[..line.len().min(120)]);
             assert_eq!(answer["error"]["code"], -32700, "{shown}: {answer}");
             assert_eq!(answer["id"], id, "{shown}: {answer}");
-            client.is_there().await;
+            client.expect_idle().await;
         }
-        let answer = client.ask(br#"{"jsonrpc":"2.0","id":9}"#).await;
+        let answer = client.request(br#"{"jsonrpc":"2.0","id":9}"#).await;
         assert_eq!(
             (&answer["id"], &answer["error"]["code"]),
             (&json!(9), &json!(-32600))
@@ -298,32 +312,34 @@ mod tests {
 
     #[tokio::test]
     async fn answers_that_cannot_be_read_and_empty_lines_are_passed_over() {
-        let mut client = Client::greeted().await;
+        let mut client = McpTestClient::initialized().await;
         client
-            .say(br#"{"jsonrpc":"2.0","id":1,"result":"\ud83d"}"#)
+            .send_line(br#"{"jsonrpc":"2.0","id":1,"result":"\ud83d"}"#)
             .await;
-        client.say(br#"{"jsonrpc":"2.0","error":"\ud83d"}"#).await;
-        client.say(b" \r").await;
-        client.is_there().await;
+        client
+            .send_line(br#"{"jsonrpc":"2.0","error":"\ud83d"}"#)
+            .await;
+        client.send_line(b" \r").await;
+        client.expect_idle().await;
         let marked = [
             BYTE_ORDER_MARK,
             br#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#,
         ]
         .concat();
-        assert_eq!(client.ask(&marked).await["id"], 2);
+        assert_eq!(client.request(&marked).await["id"], 2);
     }
 
     #[tokio::test]
     async fn arguments_that_are_no_object_are_wrong_arguments_and_not_an_unknown_method() {
-        let mut client = Client::greeted().await;
+        let mut client = McpTestClient::initialized().await;
         for arguments in [json!([]), json!("text"), json!(7)] {
             let line = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": "task_get", "arguments": arguments}});
-            let answer = client.ask(line.to_string().as_bytes()).await;
+            let answer = client.request(line.to_string().as_bytes()).await;
             assert_eq!(answer["error"]["code"], -32602, "{answer}");
             assert_eq!(answer["id"], 1);
         }
         let line = br#"{"jsonrpc":"2.0","id":1,"method":"tools/cull","params":{}}"#;
-        assert_eq!(client.ask(line).await["error"]["code"], -32601);
+        assert_eq!(client.request(line).await["error"]["code"], -32601);
     }
 }

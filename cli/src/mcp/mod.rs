@@ -23,65 +23,70 @@ use baton_daemon::{Clock, tools};
 use rmcp::ServiceExt;
 use tokio::sync::mpsc;
 
-use alone::Alone;
-use lines::Lines;
-use server::{Asked, Server, Standing};
-use session::Session;
+use alone::StandaloneHandler;
+use lines::JsonLineTransport;
+use server::{McpServer, PendingToolCall, ServerMode};
+use session::ServerShutdown;
 
-use crate::discovery::RelayArgs;
+use crate::discovery::ConnectionArgs;
 use crate::errors::CliError;
 
 /// Serves until the client closes its end, or a signal says so. Only who holds something has to hear signals.
 pub(crate) async fn serve(
-    relay: RelayArgs,
+    relay: ConnectionArgs,
     root: Option<PathBuf>,
     clock: &Clock,
 ) -> Result<(), CliError> {
-    if let Some(place) = tools::find() {
-        let session = Session::without_signals();
-        return run(Standing::Inside, session, |calls| {
+    if let Some(place) = tools::find_endpoint() {
+        let session = ServerShutdown::without_signals();
+        return run_server(ServerMode::InsideAttempt, session, |calls| {
             inside::serve(place, calls)
         })
         .await;
     }
     // Whether the relay is there shows when it is asked; a token that is missing will not come by itself.
     if let Err(error) = relay.token() {
-        let session = Session::without_signals();
-        return run(Standing::Unconfigured(error.to_string()), session, nobody).await;
+        let session = ServerShutdown::without_signals();
+        return run_server(
+            ServerMode::Unconfigured(error.to_string()),
+            session,
+            discard_calls,
+        )
+        .await;
     }
-    let session = Session::until_signals()?;
-    let alone = Alone::new(relay, root, clock.clone(), session.clone());
-    run(Standing::Alone, session, |calls| alone.serve(calls)).await
+    let session = ServerShutdown::with_signals()?;
+    let alone = StandaloneHandler::new(relay, root, clock.clone(), session.clone());
+    run_server(ServerMode::Standalone, session, |calls| alone.serve(calls)).await
 }
 
-async fn run<F: Future<Output = ()>>(
-    standing: Standing,
-    session: Session,
-    answering: impl FnOnce(mpsc::Receiver<Asked>) -> F,
+async fn run_server<F: Future<Output = ()>>(
+    standing: ServerMode,
+    session: ServerShutdown,
+    answering: impl FnOnce(mpsc::Receiver<PendingToolCall>) -> F,
 ) -> Result<(), CliError> {
-    let (server, calls) = Server::new(standing);
+    let (server, calls) = McpServer::new(standing);
     let talking = async move {
         let talked = tokio::select! {
-            talked = talk(server) => talked,
-            () = session.told_to_stop() => Ok(()),
+            talked = serve_stdio(server) => talked,
+            () = session.wait_for_signal() => Ok(()),
         };
-        session.end();
+        session.close();
         talked
     };
     // The server's end drops the calls, and with them whoever answers comes to its end.
     tokio::join!(talking, answering(calls)).0
 }
 
-async fn talk(server: Server) -> Result<(), CliError> {
+async fn serve_stdio(server: McpServer) -> Result<(), CliError> {
     let failed =
         |error: &dyn std::fmt::Display| CliError::local("speak the Model Context Protocol", error);
     let (stdin, stdout) = rmcp::transport::stdio();
-    let running = server.serve(Lines::new(stdin, stdout)).await;
+    let running = server.serve(JsonLineTransport::new(stdin, stdout)).await;
     let running = running.map_err(|error| failed(&error))?;
     running.waiting().await.map_err(|error| failed(&error))?;
     Ok(())
 }
 
-async fn nobody(mut calls: mpsc::Receiver<Asked>) {
+async fn discard_calls(mut calls: mpsc::Receiver<PendingToolCall>) {
     while calls.recv().await.is_some() {}
 }

@@ -7,9 +7,9 @@ use baton_proto::v1::{
 };
 use baton_proto::worker::{Finish, FinishOutcome};
 
-use super::fields::Args;
+use super::fields::McpArguments;
 
-fn evidence(args: &Args) -> Vec<Evidence> {
+fn evidence(args: &McpArguments) -> Vec<Evidence> {
     let entries = args.objects("evidence").map(|entry| Evidence {
         kind: entry.text("kind"),
         r#ref: entry.text("ref"),
@@ -18,7 +18,7 @@ fn evidence(args: &Args) -> Vec<Evidence> {
     entries.collect()
 }
 
-pub(super) fn progress(args: &Args) -> ProgressUpdate {
+pub(super) fn progress(args: &McpArguments) -> ProgressUpdate {
     let failed = args.objects("failed_items").map(|entry| FailedItem {
         item: entry.text("item"),
         reason: entry.text("reason"),
@@ -32,7 +32,7 @@ pub(super) fn progress(args: &Args) -> ProgressUpdate {
     }
 }
 
-pub(super) fn checkpoint(args: &Args) -> CheckpointDraft {
+pub(super) fn checkpoint(args: &McpArguments) -> CheckpointDraft {
     CheckpointDraft {
         summary: args.text("summary"),
         cursor: args.text("cursor"),
@@ -42,7 +42,7 @@ pub(super) fn checkpoint(args: &Args) -> CheckpointDraft {
     }
 }
 
-pub(super) fn block(args: &Args) -> BlockDraft {
+pub(super) fn block(args: &McpArguments) -> BlockDraft {
     BlockDraft {
         reason: args.text("reason"),
         resume_hint: args.text("resume_hint"),
@@ -50,7 +50,7 @@ pub(super) fn block(args: &Args) -> BlockDraft {
     }
 }
 
-pub(super) fn finish(args: &Args) -> Finish {
+pub(super) fn finish(args: &McpArguments) -> Finish {
     let outcome = match args.text("outcome").as_str() {
         "failed" => FinishOutcome::Failed,
         "canceled" => FinishOutcome::Canceled,
@@ -65,7 +65,7 @@ pub(super) fn finish(args: &Args) -> Finish {
     }
 }
 
-pub(super) fn list(args: &Args) -> ListTasksRequest {
+pub(super) fn list(args: &McpArguments) -> ListTasksRequest {
     let states = args.texts("states");
     let states = states
         .iter()
@@ -80,7 +80,7 @@ pub(super) fn list(args: &Args) -> ListTasksRequest {
     }
 }
 
-pub(super) fn list_blocked(args: &Args) -> ListBlockedRequest {
+pub(super) fn list_blocked(args: &McpArguments) -> ListBlockedRequest {
     ListBlockedRequest {
         agent_scope: args.text("agent_scope"),
         page_size: page_size(args),
@@ -89,13 +89,13 @@ pub(super) fn list_blocked(args: &Args) -> ListBlockedRequest {
     }
 }
 
-fn page_size(args: &Args) -> u32 {
+fn page_size(args: &McpArguments) -> u32 {
     let size = args.number("page_size").unwrap_or_default();
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
 /// A task that is held by whoever submits it.
-pub(super) fn spec(args: &Args) -> TaskSpec {
+pub(super) fn spec(args: &McpArguments) -> TaskSpec {
     let goal = args.text("goal");
     let prompt = args
         .given_text("prompt")
@@ -144,7 +144,7 @@ mod tests {
         }) else {
             unreachable!()
         };
-        let block = block(&Args(given));
+        let block = block(&McpArguments(given));
         let checkpoint = block.checkpoint.unwrap();
         assert_eq!(
             (block.reason.as_str(), block.resume_hint.as_str()),

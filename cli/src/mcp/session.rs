@@ -9,58 +9,58 @@ use crate::errors::CliError;
 use crate::stop;
 
 /// To answer what was asked and to see to what is held, in all. Clients wait two to four seconds before they kill.
-const LEAVING: Duration = Duration::from_secs(5);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
-pub(super) struct Session {
-    over: CancellationToken,
+pub(super) struct ServerShutdown {
+    client_closed: CancellationToken,
     /// By a signal.
-    stop: CancellationToken,
+    signaled: CancellationToken,
 }
 
-impl Session {
+impl ServerShutdown {
     /// Signals do to the process what they always do.
     pub(super) fn without_signals() -> Self {
         Self {
-            over: CancellationToken::new(),
-            stop: CancellationToken::new(),
+            client_closed: CancellationToken::new(),
+            signaled: CancellationToken::new(),
         }
     }
 
     /// The first signal ends the session, the second one the process.
-    pub(super) fn until_signals() -> Result<Self, CliError> {
+    pub(super) fn with_signals() -> Result<Self, CliError> {
         Ok(Self {
-            over: CancellationToken::new(),
-            stop: stop::on_signals_and_hangup()?,
+            client_closed: CancellationToken::new(),
+            signaled: stop::cancel_on_signals_and_hangup()?,
         })
     }
 
-    pub(super) fn end(&self) {
-        self.over.cancel();
+    pub(super) fn close(&self) {
+        self.client_closed.cancel();
     }
 
     /// Nobody hears an answer any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.is_cancelled() || self.stop.is_cancelled()
+    pub(super) fn is_stopping(&self) -> bool {
+        self.client_closed.is_cancelled() || self.signaled.is_cancelled()
     }
 
-    pub(super) async fn over(&self) {
-        tokio::select! { () = self.over.cancelled() => {}, () = self.stop.cancelled() => {} }
+    pub(super) async fn wait_until_stopping(&self) {
+        tokio::select! { () = self.client_closed.cancelled() => {}, () = self.signaled.cancelled() => {} }
     }
 
-    pub(super) async fn told_to_stop(&self) {
-        self.stop.cancelled().await;
+    pub(super) async fn wait_for_signal(&self) {
+        self.signaled.cancelled().await;
     }
 
     /// When there is no more time, whatever is left to do.
-    pub(super) async fn time_to_leave(&self) {
-        self.over().await;
-        tokio::time::sleep(LEAVING).await;
+    pub(super) async fn wait_for_deadline(&self) {
+        self.wait_until_stopping().await;
+        tokio::time::sleep(SHUTDOWN_LIMIT).await;
     }
 
     /// For those who find its task.
-    pub(super) fn how_it_ended(&self) -> &'static str {
-        if self.stop.is_cancelled() {
+    pub(super) fn end_reason(&self) -> &'static str {
+        if self.signaled.is_cancelled() {
             "its tools were told to stop by a signal"
         } else {
             "it closed the line to its tools"

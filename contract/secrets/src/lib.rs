@@ -11,47 +11,47 @@ use std::sync::Arc;
 
 use regex_lite::Captures;
 
-use shapes::{SHAPES, Shape};
+use shapes::{CREDENTIAL_PATTERNS, CredentialPattern};
 
-const GONE: &str = "[redacted]";
+const REDACTED: &str = "[redacted]";
 
 /// The words without credentials; borrowed where there are none.
-pub fn without(words: &str) -> Cow<'_, str> {
+pub fn redact(words: &str) -> Cow<'_, str> {
     let lower = words.to_ascii_lowercase();
     let mut clean = Cow::Borrowed(words);
-    for shape in SHAPES.iter() {
-        let marked = shape.marks.iter().any(|mark| lower.contains(mark));
-        if marked && holds(shape, &clean) {
+    for shape in CREDENTIAL_PATTERNS.iter() {
+        let marked = shape.keywords.iter().any(|mark| lower.contains(mark));
+        if marked && contains_secret(shape, &clean) {
             let gone = shape
                 .expression
-                .replace_all(&clean, |found: &Captures<'_>| replaced(shape, found));
+                .replace_all(&clean, |found: &Captures<'_>| redact_match(shape, found));
             clean = Cow::Owned(gone.into_owned());
         }
     }
     clean
 }
 
-fn holds(shape: &Shape, words: &str) -> bool {
+fn contains_secret(shape: &CredentialPattern, words: &str) -> bool {
     let mut found = shape.expression.captures_iter(words);
     found.any(|found| is_secret(shape, &found))
 }
 
-fn is_secret(shape: &Shape, found: &Captures<'_>) -> bool {
+fn is_secret(shape: &CredentialPattern, found: &Captures<'_>) -> bool {
     let secret = found.name("secret").or_else(|| found.get(0));
     let name = found.name("name").map_or("", |name| name.as_str());
     secret.is_some_and(|secret| {
         let value = unquoted(secret.as_str());
-        !value.is_empty() && value != GONE && (shape.is_secret)(name, value)
+        !value.is_empty() && value != REDACTED && (shape.is_secret)(name, value)
     })
 }
 
 /// What stood before and behind the secret stays: it tells a reader what was here.
-fn replaced(shape: &Shape, found: &Captures<'_>) -> String {
+fn redact_match(shape: &CredentialPattern, found: &Captures<'_>) -> String {
     if !is_secret(shape, found) {
         return found[0].to_owned();
     }
     let part = |name| found.name(name).map_or("", |part| part.as_str());
-    format!("{}{GONE}{}", part("before"), part("behind"))
+    format!("{}{REDACTED}{}", part("before"), part("behind"))
 }
 
 fn unquoted(value: &str) -> &str {
@@ -59,8 +59,8 @@ fn unquoted(value: &str) -> &str {
 }
 
 /// In place; says whether something went.
-pub fn remove(words: &mut Arc<str>) -> bool {
-    match without(words) {
+pub fn redact_in_place(words: &mut Arc<str>) -> bool {
+    match redact(words) {
         Cow::Borrowed(_) => false,
         Cow::Owned(clean) => {
             let changed = *clean != **words;

@@ -29,7 +29,7 @@ fn credentials_go_wherever_they_stand() {
         "-----BEGIN PRIVATE KEY-----\ncut sho",
     ] {
         let words = format!("é before {secret} after");
-        let clean = without(&words);
+        let clean = redact(&words);
         assert!(!clean.contains(secret), "{clean}");
         assert!(clean.starts_with("é before [redacted]"), "{clean}");
     }
@@ -100,7 +100,7 @@ fn what_stands_around_a_credential_stays() {
         ("btn_0123456789abcdefXY", "btn_[redacted]"),
         ("rlt_AAAAAAAAAAAAAAAAAAAA\nend", "rlt_[redacted]\nend"),
     ] {
-        assert_eq!(without(words), clean);
+        assert_eq!(redact(words), clean);
     }
 }
 
@@ -131,20 +131,20 @@ fn ids_digests_counts_and_names_stay() {
         "password=******** secret: [redacted]",
     ] {
         assert!(
-            matches!(without(words), Cow::Borrowed(_)),
+            matches!(redact(words), Cow::Borrowed(_)),
             "{words}: {}",
-            without(words)
+            redact(words)
         );
     }
 }
 
 #[test]
 fn what_was_cleaned_once_stays_as_it_is() {
-    let once = without(
+    let once = redact(
         "password=hunter2 Bearer abcdefgh12 btn_0123456789abcdefXY https://a:b@c/ {\"secret\":\"x\"}",
     );
     let once = once.into_owned();
-    assert_eq!(without(&once), once);
+    assert_eq!(redact(&once), once);
 }
 
 /// Names of secrets in every spelling.
@@ -185,7 +185,7 @@ fn camel(name: &str) -> String {
 }
 
 /// How a name and its value stand in a text.
-fn stands(name: &str, value: &str, how: u8) -> String {
+fn place_secret(name: &str, value: &str, how: u8) -> String {
     match how {
         0 => format!("{name}={value}"),
         1 => format!("{name}: {value}"),
@@ -199,7 +199,7 @@ fn stands(name: &str, value: &str, how: u8) -> String {
 }
 
 /// Words, numbers, ids and digests, as they stand in reports.
-fn ordinary() -> impl Strategy<Value = String> {
+fn ordinary_text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z]{1,12}",
         "[A-Z][a-z]{1,8}",
@@ -223,14 +223,14 @@ proptest! {
         name in secret_name(),
         value in "[A-Za-z0-9+/!#%]{4,12}[G-Z][0-9]{4}x",
         how in 0..8_u8,
-        before in ordinary(),
+        before in ordinary_text(),
     ) {
-        let words = format!("{before} {} end", stands(&name, &value, how));
-        let clean = without(&words);
+        let words = format!("{before} {} end", place_secret(&name, &value, how));
+        let clean = redact(&words);
         prop_assert!(!clean.contains(&value), "{words} -> {clean}");
         prop_assert!(clean.contains(&name) && clean.starts_with(&before), "{clean}");
         prop_assert!(clean.ends_with(" end"), "{clean}");
-        prop_assert_eq!(without(&clean), clean.clone());
+        prop_assert_eq!(redact(&clean), clean.clone());
     }
 
     #[test]
@@ -240,21 +240,21 @@ proptest! {
         value in "[A-Za-z0-9!#%:.-]{3,12}[G-Z][0-9]{3}x",
     ) {
         let words = format!("see {scheme}://{user}:{value}@db.example:5432/x?y=1 end");
-        let clean = without(&words);
+        let clean = redact(&words);
         let left = format!("see {scheme}://{user}:[redacted]@db.example:5432/x?y=1 end");
         prop_assert_eq!(clean, left);
     }
 
     #[test]
-    fn ordinary_words_stay(parts in proptest::collection::vec(ordinary(), 1..12)) {
+    fn ordinary_words_stay(parts in proptest::collection::vec(ordinary_text(), 1..12)) {
         let words = parts.join(" ");
-        let clean = without(&words);
+        let clean = redact(&words);
         prop_assert!(matches!(clean, Cow::Borrowed(_)), "{words} -> {clean}");
     }
 
     #[test]
     fn no_text_is_too_strange(words in "\\PC{0,64}(password|Bearer |\\\\\"secret\\\\\":|://a:)\\PC{0,64}") {
-        let once = without(&words).into_owned();
-        prop_assert_eq!(without(&once), once.clone());
+        let once = redact(&words).into_owned();
+        prop_assert_eq!(redact(&once), once.clone());
     }
 }

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 /// Ceiling of the first wait.
-const FIRST: Duration = Duration::from_millis(500);
+const FIRST_CEILING: Duration = Duration::from_millis(500);
 /// No ceiling grows beyond this.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_CEILING: Duration = Duration::from_secs(60);
 
 /// What the next wait depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Retry {
+pub struct ReconnectState {
     /// Attempts to connect that failed since the last healthy session.
     pub failures: u32,
     /// What the relay asked for when it turned the daemon away.
@@ -18,7 +18,7 @@ pub struct Retry {
     /// Time left on the shortest lease that is still held.
     pub shortest_lease: Option<Duration>,
     /// The most that a relay which is back may be kept waiting for the last words of attempts.
-    pub last_words: Option<Duration>,
+    pub max_result_delay: Option<Duration>,
 }
 
 /// Full jitter under a doubling ceiling; `random` is uniform in `0.0..1.0`.
@@ -26,14 +26,14 @@ pub struct Retry {
 /// The relay's wish is a lower bound. A held lease beats both: reconnecting must happen while there is
 /// still time to renew, so a quarter of what is left is the most that is waited. Results that nobody has heard keep the
 /// ceiling low: a relay that comes back waits for them only a little.
-pub fn delay(retry: Retry, random: f64) -> Duration {
+pub fn reconnect_delay(retry: ReconnectState, random: f64) -> Duration {
     let hurried_by = retry
-        .last_words
+        .max_result_delay
         .filter(|_| !mutant!(BackoffIgnoresLastWords));
-    let ceiling = FIRST
+    let ceiling = FIRST_CEILING
         .saturating_mul(1 << retry.failures.min(7))
-        .min(hurried_by.unwrap_or(LONGEST))
-        .min(LONGEST);
+        .min(hurried_by.unwrap_or(MAX_CEILING))
+        .min(MAX_CEILING);
     let jittered = ceiling.mul_f64(random.clamp(0.0, 1.0));
     let wished = retry
         .retry_after
@@ -49,25 +49,25 @@ pub fn delay(retry: Retry, random: f64) -> Duration {
 mod tests {
     use super::*;
 
-    const IDLE: Retry = Retry {
+    const IDLE: ReconnectState = ReconnectState {
         failures: 0,
         retry_after: None,
         shortest_lease: None,
-        last_words: None,
+        max_result_delay: None,
     };
 
     #[test]
     fn ceiling_doubles_from_half_a_second_to_a_minute_and_jitter_is_full() {
         let ceilings: Vec<u128> = [0, 1, 2, 6, 7, 8, u32::MAX]
-            .map(|failures| delay(Retry { failures, ..IDLE }, 1.0).as_millis())
+            .map(|failures| reconnect_delay(ReconnectState { failures, ..IDLE }, 1.0).as_millis())
             .to_vec();
         assert_eq!(
             ceilings,
             [500, 1_000, 2_000, 32_000, 60_000, 60_000, 60_000]
         );
         assert_eq!(
-            delay(
-                Retry {
+            reconnect_delay(
+                ReconnectState {
                     failures: 9,
                     ..IDLE
                 },
@@ -76,8 +76,8 @@ mod tests {
             Duration::ZERO
         );
         assert_eq!(
-            delay(
-                Retry {
+            reconnect_delay(
+                ReconnectState {
                     failures: 1,
                     ..IDLE
                 },
@@ -89,40 +89,40 @@ mod tests {
 
     #[test]
     fn the_relays_wish_is_kept_unless_a_lease_would_run_out() {
-        let asked = Retry {
+        let asked = ReconnectState {
             retry_after: Some(Duration::from_secs(20)),
             ..IDLE
         };
-        assert!(delay(asked, 0.0) >= Duration::from_secs(20));
-        let holding = Retry {
+        assert!(reconnect_delay(asked, 0.0) >= Duration::from_secs(20));
+        let holding = ReconnectState {
             shortest_lease: Some(Duration::from_secs(8)),
             ..asked
         };
-        assert_eq!(delay(holding, 0.9), Duration::from_secs(2));
-        let ended = Retry {
+        assert_eq!(reconnect_delay(holding, 0.9), Duration::from_secs(2));
+        let ended = ReconnectState {
             shortest_lease: Some(Duration::ZERO),
             ..asked
         };
-        assert_eq!(delay(ended, 0.9), Duration::ZERO);
+        assert_eq!(reconnect_delay(ended, 0.9), Duration::ZERO);
     }
 
     #[test]
     fn a_result_that_nobody_has_heard_is_not_kept_for_a_minute() {
-        let holding = Retry {
+        let holding = ReconnectState {
             failures: 9,
-            last_words: Some(Duration::from_secs(5)),
+            max_result_delay: Some(Duration::from_secs(5)),
             ..IDLE
         };
-        assert_eq!(delay(holding, 1.0), Duration::from_secs(5));
-        let first = Retry {
+        assert_eq!(reconnect_delay(holding, 1.0), Duration::from_secs(5));
+        let first = ReconnectState {
             failures: 0,
             ..holding
         };
-        assert_eq!(delay(first, 1.0), FIRST);
-        let asked = Retry {
+        assert_eq!(reconnect_delay(first, 1.0), FIRST_CEILING);
+        let asked = ReconnectState {
             retry_after: Some(Duration::from_secs(20)),
             ..holding
         };
-        assert!(delay(asked, 0.0) >= Duration::from_secs(20));
+        assert!(reconnect_delay(asked, 0.0) >= Duration::from_secs(20));
     }
 }

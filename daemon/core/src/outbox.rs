@@ -13,59 +13,62 @@ use bytes::Bytes;
 mod entry;
 mod log;
 
-pub use entry::{Acked, Base, Body, CutWhy, Entry, Leaves, Logged, Progress, Record, Step};
-pub use log::{Durable, Log};
+pub use entry::{
+    AckedPosition, ControlBody, LoggedEntry, OutboxEntry, OutboxNumbering, OutputCutReason,
+    ProgressChange, QueuedRecord, RequiredDurability, TranscriptProgress,
+};
+pub use log::{DurablePosition, OutboxLog};
 
-use entry::Kept;
+use entry::PendingRecord;
 
 /// Unacknowledged output kept per attempt.
 pub const OUTPUT_LIMIT: usize = 16 * 1024 * 1024;
 
 #[derive(Debug)]
 pub struct Outbox<C, L, T> {
-    records: VecDeque<Kept<C, L, T>>,
+    records: VecDeque<PendingRecord<C, L, T>>,
     /// Records at the front that went out on the present stream.
-    sent: usize,
+    sent_count: usize,
     last_control_seq: u64,
     /// Offset of the next output byte.
     end_offset: u64,
-    acked: Acked,
+    acked: AckedPosition,
     /// The disk does not know of the newest acknowledgement. It is told with the next change: what is replayed for want of it
     /// is dropped by the relay.
     acked_unlogged: bool,
     /// Another daemon appended up to this number, and the relay has not said since what it has.
     taken_over_at: Option<u64>,
-    progress: Progress,
-    held: usize,
+    progress: TranscriptProgress,
+    output_bytes: usize,
     /// Charged for control frames.
-    untold: usize,
+    control_bytes: usize,
     limit: usize,
-    log: Log<C, L, T>,
+    log: OutboxLog<C, L, T>,
 }
 
-impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
+impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
     /// Nothing leaves before the disk has it.
     pub fn new(limit: usize) -> Self {
-        Self::with(limit, Log::on_disk())
+        Self::with_log(limit, OutboxLog::on_disk())
     }
 
     /// The disk is not asked: for what may be lost with the daemon.
     pub fn in_memory(limit: usize) -> Self {
-        Self::with(limit, Log::in_memory())
+        Self::with_log(limit, OutboxLog::in_memory())
     }
 
-    fn with(limit: usize, log: Log<C, L, T>) -> Self {
+    fn with_log(limit: usize, log: OutboxLog<C, L, T>) -> Self {
         Self {
             records: VecDeque::new(),
-            sent: 0,
+            sent_count: 0,
             last_control_seq: 0,
             end_offset: 0,
-            acked: Acked::default(),
+            acked: AckedPosition::default(),
             acked_unlogged: false,
             taken_over_at: None,
-            progress: Progress::default(),
-            held: 0,
-            untold: 0,
+            progress: TranscriptProgress::default(),
+            output_bytes: 0,
+            control_bytes: 0,
             limit,
             log,
         }
@@ -73,28 +76,28 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
 
     /// What another daemon left on the disk, taken over by this one. Nothing of it leaves before the disk is asked again: what
     /// was written may not have been synced.
-    pub fn restore(limit: usize, entries: impl IntoIterator<Item = Logged<C, L, T>>) -> Self {
+    pub fn restore(limit: usize, entries: impl IntoIterator<Item = LoggedEntry<C, L, T>>) -> Self {
         let mut outbox = Self::new(limit);
         for logged in entries {
-            outbox.log.replayed(logged.serial);
-            outbox.progress.replay(logged.progress);
-            outbox.apply(logged.entry, logged.serial, logged.leaves);
+            outbox.log.on_replayed(logged.serial);
+            outbox.progress.apply_change(logged.progress);
+            outbox.apply(logged.entry, logged.serial, logged.required_durability);
         }
-        outbox.log.replayed_all(&outbox.progress);
-        outbox.commit(Entry::TakenOver, Leaves::Written);
+        outbox.log.finish_replay(&outbox.progress);
+        outbox.commit(OutboxEntry::TakenOver, RequiredDurability::Written);
         outbox.cut_to_limit();
         outbox
     }
 
     /// Numbers a control frame and keeps it; the number is returned.
-    pub fn push_control(&mut self, body: C, observed_at: T, leaves: Leaves) -> u64 {
+    pub fn push_control(&mut self, body: C, observed_at: T, leaves: RequiredDurability) -> u64 {
         let seq = self.last_control_seq + 1;
-        let record = Record::Control {
+        let record = QueuedRecord::Control {
             seq,
             observed_at,
             body,
         };
-        self.commit(Entry::Frame(record), leaves);
+        self.commit(OutboxEntry::Frame(record), leaves);
         seq
     }
 
@@ -102,72 +105,72 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
         if bytes.is_empty() {
             return;
         }
-        let record = Record::Output {
+        let record = QueuedRecord::Output {
             offset: self.end_offset,
             after_control_seq: self.last_control_seq,
             observed_at,
             label,
             bytes,
         };
-        self.commit(Entry::Frame(record), Leaves::Written);
+        self.commit(OutboxEntry::Frame(record), RequiredDurability::Written);
         self.cut_to_limit();
     }
 
     /// The next `length` bytes of output will never come.
-    pub fn push_cut(&mut self, length: u64, why: CutWhy, observed_at: T) {
+    pub fn push_cut(&mut self, length: u64, why: OutputCutReason, observed_at: T) {
         if length == 0 {
             return;
         }
-        let record = Record::Cut {
+        let record = QueuedRecord::Cut {
             offset: self.end_offset,
             length,
-            why,
+            reason: why,
             after_control_seq: self.last_control_seq,
             observed_at,
         };
-        self.commit(Entry::Frame(record), Leaves::Written);
+        self.commit(OutboxEntry::Frame(record), RequiredDurability::Written);
     }
 
     /// How far the transcript is folded once the next record is in; stored with that record. Where one step of the fold comes to
     /// several records, the position moves with the last of them and the snapshot with each, or a crash in between loses the rest.
-    pub fn advance(&mut self, progress: Progress) {
+    pub fn set_progress(&mut self, progress: TranscriptProgress) {
         self.progress = progress;
     }
 
     /// Stores how far the transcript is folded, also where that came to no frame.
     pub fn store_progress(&mut self) {
-        if self.log.lacks(&self.progress) {
-            self.commit(Entry::Advanced, Leaves::Written);
+        if self.log.is_progress_unlogged(&self.progress) {
+            self.commit(OutboxEntry::ProgressOnly, RequiredDurability::Written);
         }
     }
 
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &TranscriptProgress {
         &self.progress
     }
 
     /// The next record to put on the wire, in order; none while the disk does not have it.
-    pub fn next_unsent(&self) -> Option<&Record<C, L, T>> {
-        let kept = self.records.get(self.sent)?;
+    pub fn next_unsent(&self) -> Option<&QueuedRecord<C, L, T>> {
+        let kept = self.records.get(self.sent_count)?;
         self.log
-            .lets_go(kept.serial, kept.leaves)
+            .may_send(kept.serial, kept.required_durability)
             .then_some(&kept.record)
     }
 
     pub fn mark_sent(&mut self) {
-        self.sent = (self.sent + 1).min(self.records.len());
+        self.sent_count = (self.sent_count + 1).min(self.records.len());
     }
 
     /// Whatever is not acknowledged goes out again.
-    pub fn rewind(&mut self) {
+    pub fn resend_unacked(&mut self) {
         if mutant!(ReplaySkipped) {
             return;
         }
-        self.sent = 0;
+        self.sent_count = 0;
     }
 
     /// A new stream, and what the relay has. After a take-over, what was appended since is numbered after that: the relay may know
     /// frames that the disk has lost.
-    pub fn settle(&mut self, acked: Acked) {
+    pub fn apply_settlement(&mut self, acked: AckedPosition) {
         if let Some(at) = self.taken_over_at {
             let known = if mutant!(NumbersReused) {
                 0
@@ -175,18 +178,21 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
                 acked.control_seq
             };
             let raised_by = known.saturating_sub(at);
-            self.commit(Entry::Settled { raised_by }, Leaves::Synced);
+            self.commit(
+                OutboxEntry::Renumbered { raised_by },
+                RequiredDurability::Synced,
+            );
         }
-        self.rewind();
+        self.resend_unacked();
         self.ack(acked);
     }
 
     /// Cumulative per numbering. Older or impossible numbers change nothing.
-    pub fn ack(&mut self, acked: Acked) {
+    pub fn ack(&mut self, acked: AckedPosition) {
         let taken = acked.control_seq + u64::from(mutant!(AckTakesUnacked));
         let control_seq = taken.min(self.last_control_seq);
         let output_offset = acked.output_offset.min(self.end_offset);
-        let newest = Acked {
+        let newest = AckedPosition {
             control_seq: control_seq.max(self.acked.control_seq),
             output_offset: output_offset.max(self.acked.output_offset),
         };
@@ -197,38 +203,41 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
     }
 
     /// Nobody wants what is left: forgets it, and goes on numbering after it.
-    pub fn drop_unacked(&mut self) {
-        self.ack(Acked {
+    pub fn discard_unacked(&mut self) {
+        self.ack(AckedPosition {
             control_seq: self.last_control_seq,
             output_offset: self.end_offset,
         });
     }
 
     /// Of the control frames only the last is still wanted, and goes out again with all output.
-    pub fn keep_last_control(&mut self) {
+    pub fn drop_all_but_last_control(&mut self) {
         let control_before = self.last_control_seq;
-        self.commit(Entry::Forgotten { control_before }, Leaves::Written);
-        self.rewind();
+        self.commit(
+            OutboxEntry::ControlFramesDropped { control_before },
+            RequiredDurability::Written,
+        );
+        self.resend_unacked();
     }
 
     /// Forgets everything and numbers the next control frame `seq`.
     pub fn restart_at(&mut self, seq: u64) {
         let last = seq.saturating_sub(1);
-        let acked = Acked {
+        let acked = AckedPosition {
             control_seq: last,
             output_offset: self.end_offset,
         };
         self.acked_unlogged = false;
-        let base = Base {
+        let base = OutboxNumbering {
             last_control_seq: last,
             end_offset: self.end_offset,
             acked,
             taken_over_at: None,
         };
-        self.commit(Entry::Base(base), Leaves::Written);
+        self.commit(OutboxEntry::Reset(base), RequiredDurability::Written);
     }
 
-    pub fn acked(&self) -> Acked {
+    pub fn acked(&self) -> AckedPosition {
         self.acked
     }
 
@@ -241,37 +250,37 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
     }
 
     /// Bytes of memory held by output that nobody acknowledged.
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn output_bytes(&self) -> usize {
+        self.output_bytes
     }
 
     /// Bytes of memory held by control frames that nobody acknowledged. They are never dropped, so whoever has more to say is held
     /// back by this.
-    pub fn untold(&self) -> usize {
-        self.untold
+    pub fn control_bytes(&self) -> usize {
+        self.control_bytes
     }
 
     /// Smallest offset that can still be replayed as bytes.
-    pub fn oldest_output(&self) -> u64 {
+    pub fn oldest_output_offset(&self) -> u64 {
         let held = self.records.iter().find_map(|kept| match kept.record {
-            Record::Output { offset, .. } => Some(offset),
-            Record::Control { .. } | Record::Cut { .. } => None,
+            QueuedRecord::Output { offset, .. } => Some(offset),
+            QueuedRecord::Control { .. } | QueuedRecord::Cut { .. } => None,
         });
         held.unwrap_or(self.end_offset)
     }
 
     /// What is to be written, and how the writing goes.
-    pub fn log(&self) -> &Log<C, L, T> {
+    pub fn log(&self) -> &OutboxLog<C, L, T> {
         &self.log
     }
 
-    pub fn log_mut(&mut self) -> &mut Log<C, L, T> {
+    pub fn log_mut(&mut self) -> &mut OutboxLog<C, L, T> {
         &mut self.log
     }
 
     /// Everything that is kept as the content of a new file; what was to be written before is in it.
-    pub fn image(&mut self) -> Vec<Logged<C, L, T>> {
-        let base = Base {
+    pub fn rewrite_entries(&mut self) -> Vec<LoggedEntry<C, L, T>> {
+        let base = OutboxNumbering {
             last_control_seq: self.last_control_seq,
             end_offset: self.end_offset,
             acked: self.acked,
@@ -282,68 +291,74 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
             .records
             .iter()
             .skip(usize::from(mutant!(ImageForgets)))
-            .map(|kept| (Entry::Frame(kept.record.clone()), kept.leaves));
-        let entries = std::iter::once((Entry::Base(base), Leaves::Synced)).chain(frames);
+            .map(|kept| {
+                (
+                    OutboxEntry::Frame(kept.record.clone()),
+                    kept.required_durability,
+                )
+            });
+        let entries =
+            std::iter::once((OutboxEntry::Reset(base), RequiredDurability::Synced)).chain(frames);
         self.log.replace_all(entries, &self.progress)
     }
 
     /// One change: to the disk and to this outbox.
-    fn commit(&mut self, entry: Entry<C, L, T>, leaves: Leaves) {
+    fn commit(&mut self, entry: OutboxEntry<C, L, T>, leaves: RequiredDurability) {
         if std::mem::take(&mut self.acked_unlogged) {
             // With the progress of before: the disk may stop between the two.
-            let acked = Entry::Acked(self.acked);
-            self.log.append(&acked, Leaves::Written, None);
+            let acked = OutboxEntry::Acked(self.acked);
+            self.log.append(&acked, RequiredDurability::Written, None);
         }
         let serial = self.log.append(&entry, leaves, Some(&self.progress));
         self.apply(entry, serial, leaves);
     }
 
-    fn apply(&mut self, entry: Entry<C, L, T>, serial: u64, leaves: Leaves) {
+    fn apply(&mut self, entry: OutboxEntry<C, L, T>, serial: u64, leaves: RequiredDurability) {
         match entry {
-            Entry::Frame(record) => self.apply_frame(Kept {
-                weight: record.weight(),
+            OutboxEntry::Frame(record) => self.apply_frame(PendingRecord {
+                control_memory: record.control_memory(),
                 record,
                 serial,
-                leaves,
+                required_durability: leaves,
             }),
-            Entry::Acked(acked) => self.apply_acked(acked),
-            Entry::Base(base) => self.apply_base(base),
-            Entry::Forgotten { control_before } => {
+            OutboxEntry::Acked(acked) => self.apply_acked(acked),
+            OutboxEntry::Reset(base) => self.apply_reset(base),
+            OutboxEntry::ControlFramesDropped { control_before } => {
                 self.records
                     .retain(|kept| !kept.record.is_control_before(control_before));
-                self.untold = self.records.iter().map(|kept| kept.weight).sum();
-                self.sent = 0;
+                self.control_bytes = self.records.iter().map(|kept| kept.control_memory).sum();
+                self.sent_count = 0;
             }
-            Entry::TakenOver => {
+            OutboxEntry::TakenOver => {
                 self.taken_over_at.get_or_insert(self.last_control_seq);
             }
-            Entry::Settled { raised_by } => self.apply_settled(raised_by, serial),
-            Entry::Advanced => {}
+            OutboxEntry::Renumbered { raised_by } => self.apply_renumbering(raised_by, serial),
+            OutboxEntry::ProgressOnly => {}
         }
     }
 
-    fn apply_frame(&mut self, kept: Kept<C, L, T>) {
+    fn apply_frame(&mut self, kept: PendingRecord<C, L, T>) {
         match &kept.record {
-            Record::Control { seq, .. } => {
+            QueuedRecord::Control { seq, .. } => {
                 self.last_control_seq = self.last_control_seq.max(*seq);
-                self.untold += kept.weight;
+                self.control_bytes += kept.control_memory;
                 self.records.push_back(kept);
             }
-            Record::Output { offset, bytes, .. } => {
+            QueuedRecord::Output { offset, bytes, .. } => {
                 self.end_offset = self.end_offset.max(offset + bytes.len() as u64);
-                self.held += kept.record.cost();
+                self.output_bytes += kept.record.output_memory();
                 self.records.push_back(kept);
             }
-            Record::Cut { offset, length, .. } => {
+            QueuedRecord::Cut { offset, length, .. } => {
                 self.end_offset = self.end_offset.max(offset + length);
-                self.place_cut(kept);
+                self.insert_cut(kept);
             }
         }
     }
 
-    fn apply_base(&mut self, base: Base) {
+    fn apply_reset(&mut self, base: OutboxNumbering) {
         self.records.clear();
-        (self.sent, self.held, self.untold) = (0, 0, 0);
+        (self.sent_count, self.output_bytes, self.control_bytes) = (0, 0, 0);
         self.last_control_seq = base.last_control_seq;
         self.end_offset = base.end_offset;
         self.acked = base.acked;
@@ -351,48 +366,51 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
     }
 
     /// The new numbers must be on the disk before anything leaves under them, or the next daemon would raise them again.
-    fn apply_settled(&mut self, raised_by: u64, serial: u64) {
+    fn apply_renumbering(&mut self, raised_by: u64, serial: u64) {
         let Some(above) = self.taken_over_at.take() else {
             return;
         };
         for kept in &mut self.records {
-            if kept.record.raise(above, raised_by) {
-                (kept.serial, kept.leaves) = (serial, Leaves::Synced);
+            if kept.record.renumber(above, raised_by) {
+                (kept.serial, kept.required_durability) = (serial, RequiredDurability::Synced);
             }
         }
         self.last_control_seq += raised_by;
     }
 
-    fn apply_acked(&mut self, acked: Acked) {
+    fn apply_acked(&mut self, acked: AckedPosition) {
         self.acked = acked;
         let mut kept_sent = 0;
         let (mut held, mut untold) = (0, 0);
         let mut left = VecDeque::with_capacity(self.records.len());
         for (index, kept) in self.records.drain(..).enumerate() {
-            let Some(record) = kept.record.beyond(acked) else {
+            let Some(record) = kept.record.unacked_part(acked) else {
                 continue;
             };
-            kept_sent += usize::from(index < self.sent);
-            held += record.cost();
-            untold += kept.weight;
-            left.push_back(Kept { record, ..kept });
+            kept_sent += usize::from(index < self.sent_count);
+            held += record.output_memory();
+            untold += kept.control_memory;
+            left.push_back(PendingRecord { record, ..kept });
         }
-        (self.records, self.sent) = (left, kept_sent);
-        (self.held, self.untold) = (held, untold);
+        (self.records, self.sent_count) = (left, kept_sent);
+        (self.output_bytes, self.control_bytes) = (held, untold);
     }
 
     fn cut_to_limit(&mut self) {
-        while self.held > self.limit && !mutant!(OutputUnbounded) && self.cut_oldest_output() {}
+        while self.output_bytes > self.limit
+            && !mutant!(OutputUnbounded)
+            && self.cut_oldest_output()
+        {}
     }
 
     /// The newest record always stays: a chunk is far smaller than the limit.
     fn cut_oldest_output(&mut self) -> bool {
         let count = self.records.len();
         let mut older = self.records.iter().take(count.saturating_sub(1));
-        let cut = older.find_map(|kept| kept.record.as_cut(CutWhy::Overflow));
+        let cut = older.find_map(|kept| kept.record.to_cut(OutputCutReason::Overflow));
         match cut {
             Some(cut) => {
-                self.commit(Entry::Frame(cut), Leaves::Written);
+                self.commit(OutboxEntry::Frame(cut), RequiredDurability::Written);
                 true
             }
             None => false,
@@ -400,7 +418,7 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
     }
 
     /// A cut takes the place of the output that it covers; where none is kept it stands behind everything.
-    fn place_cut(&mut self, cut: Kept<C, L, T>) {
+    fn insert_cut(&mut self, cut: PendingRecord<C, L, T>) {
         let covered = self
             .records
             .iter()
@@ -409,7 +427,7 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
             self.records.push_back(cut);
             return;
         };
-        self.held -= self.records[index].record.cost();
+        self.output_bytes -= self.records[index].record.output_memory();
         if mutant!(CutNotRecorded) {
             self.records.remove(index);
             return;
@@ -420,8 +438,8 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
 
     /// Joins the cut at `index` to a cut right before it, unless one of them is already on the wire.
     fn merge_cut(&mut self, index: usize) {
-        let both_sent = index < self.sent;
-        let neither_sent = index > self.sent;
+        let both_sent = index < self.sent_count;
+        let neither_sent = index > self.sent_count;
         if index == 0 || !(both_sent || neither_sent) {
             return;
         }
@@ -430,10 +448,10 @@ impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
             self.records[index].record.clone(),
         );
         let before = &mut self.records[index - 1];
-        if before.record.join(&later) {
+        if before.record.merge_cut(&later) {
             before.serial = before.serial.max(serial);
             self.records.remove(index);
-            self.sent -= usize::from(both_sent);
+            self.sent_count -= usize::from(both_sent);
         }
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 /// A point on the daemon's own time line, in milliseconds since boot. Never leaves the machine: shims
 /// count on the same line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(u64);
+pub struct BootTime(u64);
 
-impl Moment {
+impl BootTime {
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
     }

@@ -13,26 +13,26 @@ use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
-use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
-use super::turn::{RESULT_MAX, Turn, cut};
-use super::usage::{Dollars, Tokens};
-use super::wire::{Cut, Dialect, METHOD_NOT_FOUND, Rpc, text};
-use calls::Calls;
+use super::event::{AgentEvent, AgentExit, AgentInputAnswer, InputKey, StdinMessage};
+use super::failure::{self, ANSWER_TOO_LONG, FailureClass, TurnFailure};
+use super::turn::{MAX_RESULT_BYTES, TurnState, truncate};
+use super::usage::{DollarAmount, TokenCounts};
+use super::wire::{METHOD_NOT_FOUND, OversizedMessage, RpcDialect, RpcMessage, text_at};
+use calls::AcpToolCalls;
 
-pub(crate) use opening::{Linked, Opening};
+pub(crate) use opening::{AcpOpening, LinkedFile};
 
-const WIRE: Dialect = Dialect::Standard;
+const WIRE: RpcDialect = RpcDialect::Standard;
 
 /// Bytes of one piece of text that are kept, to tell an error by.
-const PIECE_MAX: usize = 4096;
+const MAX_PIECE_BYTES: usize = 4096;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Acp {
-    turn: Turn,
-    opening: Opening,
+pub(crate) struct AcpAdapter {
+    turn: TurnState,
+    opening: AcpOpening,
     /// Requests of ours by id; an answer without one is nobody's.
-    waiting: BTreeMap<String, Request>,
+    waiting: BTreeMap<String, AcpRequest>,
     next_id: u64,
     /// It could load the session too, should it not know how to resume it.
     #[serde(default)]
@@ -40,19 +40,19 @@ pub(crate) struct Acp {
     /// Options that are still to be set before the prompt.
     settings: Vec<(String, Value)>,
     /// The session's price now, and before this turn; unknown in one that is older than the process.
-    cost: Option<Dollars>,
-    cost_before: Option<Dollars>,
+    cost: Option<DollarAmount>,
+    cost_before: Option<DollarAmount>,
     model: Option<String>,
-    beside: Beside,
+    beside: ProgramSignals,
     #[serde(default)]
-    calls: Calls,
+    calls: AcpToolCalls,
     /// A permission was denied in this turn.
     denied: bool,
 }
 
 /// What a program says beside its agent, from which one can tell that a normal end is none.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Beside {
+struct ProgramSignals {
     /// It says that its system has failed, and has not taken that back.
     broken: bool,
     /// The last text, when it belonged to no message: all pieces of it that came in a row.
@@ -66,28 +66,28 @@ struct Beside {
     names_messages: bool,
     /// What its requests to the model used, where it says so behind each of them.
     #[serde(default)]
-    used: Option<Tokens>,
+    used: Option<TokenCounts>,
 }
 
-impl Beside {
-    fn note_words(&mut self, words: &str) {
+impl ProgramSignals {
+    fn remember_text(&mut self, words: &str) {
         if words.is_empty() {
             return;
         }
         let last = self.last.get_or_insert_default();
-        let room = RESULT_MAX.saturating_sub(last.len());
-        last.push_str(cut(words, room));
-        self.piece = cut(words, PIECE_MAX).to_owned();
+        let room = MAX_RESULT_BYTES.saturating_sub(last.len());
+        last.push_str(truncate(words, room));
+        self.piece = truncate(words, MAX_PIECE_BYTES).to_owned();
     }
 
-    fn forget_words(&mut self) {
+    fn forget_text(&mut self) {
         self.last = None;
         self.piece.clear();
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Request {
+enum AcpRequest {
     Initialize,
     OpenSession,
     Set,
@@ -95,74 +95,92 @@ enum Request {
     Other,
 }
 
-impl Acp {
-    pub(crate) fn new(opening: Opening) -> Self {
+impl AcpAdapter {
+    pub(crate) fn new(opening: AcpOpening) -> Self {
         let fresh = opening.resume.is_none();
         Self {
-            turn: Turn::default(),
+            turn: TurnState::default(),
             opening,
             waiting: BTreeMap::new(),
             next_id: 0,
             loads_instead: false,
             settings: Vec::new(),
-            cost: fresh.then(Dollars::default),
+            cost: fresh.then(DollarAmount::default),
             cost_before: None,
             model: None,
-            beside: Beside::default(),
-            calls: Calls::default(),
+            beside: ProgramSignals::default(),
+            calls: AcpToolCalls::default(),
             denied: false,
         }
     }
 
-    pub(super) fn line(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
-        match Rpc::read(message) {
-            Some(Rpc::Request { id, method, params }) => {
+    pub(super) fn on_message(
+        &mut self,
+        json: &str,
+        message: &Value,
+        out: &mut Vec<AgentEvent>,
+    ) -> bool {
+        match RpcMessage::read(message) {
+            Some(RpcMessage::Request { id, method, params }) => {
                 self.on_request(json, id, method, params, out);
             }
-            Some(Rpc::Notice { method, params }) => match method {
+            Some(RpcMessage::Notification { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
                 "$/cancel_request" => self.on_cancel_request(params, out),
                 // About itself, as its own methods are.
-                "auth/status_update" | "elicitation/complete" => self.turn.aside(json, out),
-                _ if method.starts_with('_') => self.turn.aside(json, out),
-                _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+                "auth/status_update" | "elicitation/complete" => self.turn.push_aside(json, out),
+                _ if method.starts_with('_') => self.turn.push_aside(json, out),
+                _ => self
+                    .turn
+                    .push_output(OutputKind::Opaque, false, json, None, out),
             },
-            Some(Rpc::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
+            Some(RpcMessage::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
                 Some(request) => self.on_result(request, result, out),
-                None => self.turn.say(OutputKind::Opaque, false, json, None, out),
+                None => self
+                    .turn
+                    .push_output(OutputKind::Opaque, false, json, None, out),
             },
-            Some(Rpc::Error { id, error }) => {
+            Some(RpcMessage::Error { id, error }) => {
                 let request = self.waiting.remove(&id.to_string());
-                self.turn.say(OutputKind::System, false, json, None, out);
-                self.on_error(request.unwrap_or(Request::Other), error, out);
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
+                self.on_error(request.unwrap_or(AcpRequest::Other), error, out);
             }
             None => return false,
         }
         true
     }
 
-    fn on_result(&mut self, request: Request, result: &Value, out: &mut Vec<AgentEvent>) {
+    fn on_result(&mut self, request: AcpRequest, result: &Value, out: &mut Vec<AgentEvent>) {
         match request {
-            Request::Initialize => self.on_initialized(result, out),
-            Request::OpenSession => self.on_session(result, out),
-            Request::Set => self.go_on(out),
-            Request::Prompt => self.on_prompt_result(result, out),
-            Request::Other => {}
+            AcpRequest::Initialize => self.on_initialized(result, out),
+            AcpRequest::OpenSession => self.on_session(result, out),
+            AcpRequest::Set => self.send_next_setting(out),
+            AcpRequest::Prompt => self.on_prompt_result(result, out),
+            AcpRequest::Other => {}
         }
     }
 
     /// A message was too long to be read.
-    pub(super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
-        let class = match cut.settle(WIRE, &mut self.waiting, out) {
-            Some(Request::OpenSession) if self.opening.resume.is_some() => {
+    pub(super) fn on_oversized_message(
+        &mut self,
+        cut: &OversizedMessage,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let class = match cut.resolve_waiting(WIRE, &mut self.waiting, out) {
+            Some(AcpRequest::OpenSession) if self.opening.resume.is_some() => {
                 FailureClass::ResumeFailed
             }
-            Some(Request::Initialize | Request::OpenSession | Request::Set | Request::Prompt) => {
-                FailureClass::OutputInvalid
-            }
-            Some(Request::Other) | None => return,
+            Some(
+                AcpRequest::Initialize
+                | AcpRequest::OpenSession
+                | AcpRequest::Set
+                | AcpRequest::Prompt,
+            ) => FailureClass::OutputInvalid,
+            Some(AcpRequest::Other) | None => return,
         };
-        self.turn.fail(Failure::new(class, ANSWER_TOO_LONG), out);
+        self.turn
+            .fail_turn(TurnFailure::new(class, ANSWER_TOO_LONG), out);
     }
 
     /// Files and terminals are the agent's own affair: this client has said that it serves neither.
@@ -178,51 +196,54 @@ impl Acp {
             "session/request_permission" => self.on_permission(json, id, params, out),
             "elicitation/create" => self.on_elicitation(json, id, params, out),
             _ => {
-                self.turn.say(OutputKind::Opaque, false, json, None, out);
+                self.turn
+                    .push_output(OutputKind::Opaque, false, json, None, out);
                 let problem = format!("this client does not serve {method}");
-                let refusal = WIRE.refuse(id, METHOD_NOT_FOUND, &problem);
+                let refusal = WIRE.error_response(id, METHOD_NOT_FOUND, &problem);
                 out.push(AgentEvent::Write(refusal));
             }
         }
     }
 
-    pub(super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        match Rpc::read(message) {
-            Some(Rpc::Request { id, method, .. }) => {
+    pub(super) fn on_written(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match RpcMessage::read(message) {
+            Some(RpcMessage::Request { id, method, .. }) => {
                 let request = match method {
-                    "initialize" => Request::Initialize,
-                    "session/new" | "session/load" | "session/resume" => Request::OpenSession,
+                    "initialize" => AcpRequest::Initialize,
+                    "session/new" | "session/load" | "session/resume" => AcpRequest::OpenSession,
                     "session/set_mode" | "session/set_model" | "session/set_config_option" => {
-                        Request::Set
+                        AcpRequest::Set
                     }
                     "session/prompt" => {
                         self.on_prompt_written(out);
-                        Request::Prompt
+                        AcpRequest::Prompt
                     }
-                    _ => Request::Other,
+                    _ => AcpRequest::Other,
                 };
                 self.next_id = self.next_id.max(id.as_u64().unwrap_or(0) + 1);
                 self.waiting.insert(id.to_string(), request);
             }
-            Some(Rpc::Notice {
+            Some(RpcMessage::Notification {
                 method: "session/cancel",
                 ..
             }) => {
-                self.turn.interrupt();
+                self.turn.mark_interrupted();
             }
-            Some(Rpc::Result { id, result }) => {
+            Some(RpcMessage::Result { id, result }) => {
                 let key = InputKey(id.to_string());
-                let needs = self.turn.needs(&key);
-                let denied = needs.and_then(|needs| asking::denied(needs, result));
-                self.turn.answered(&key, out);
+                let needs = self.turn.answer_context(&key);
+                let denied = needs.and_then(|needs| asking::denied_tool(needs, result));
+                self.turn.close_answered(&key, out);
                 if let Some(tool) = denied {
                     self.denied = true;
                     // Not every agent says so itself.
-                    self.turn.tool_finished(&tool, true, out);
+                    self.turn.on_tool_finished(&tool, true, out);
                 }
             }
-            Some(Rpc::Error { id, .. }) => self.turn.answered(&InputKey(id.to_string()), out),
-            Some(Rpc::Notice { .. }) | None => {}
+            Some(RpcMessage::Error { id, .. }) => {
+                self.turn.close_answered(&InputKey(id.to_string()), out)
+            }
+            Some(RpcMessage::Notification { .. }) | None => {}
         }
     }
 
@@ -231,46 +252,50 @@ impl Acp {
         self.opening.instructions = None;
         self.opening.context.clear();
         if !self.turn.is_running() {
-            self.beside = Beside::default();
-            self.calls = Calls::default();
+            self.beside = ProgramSignals::default();
+            self.calls = AcpToolCalls::default();
             self.denied = false;
             self.cost_before = self.cost;
         }
-        self.turn.prompt_written(out);
+        self.turn.on_prompt_written(out);
     }
 
-    pub(super) fn further(&self, prompt: &str) -> Option<Message> {
+    pub(super) fn further_prompt(&self, prompt: &str) -> Option<StdinMessage> {
         let blocks = json!([{"type": "text", "text": prompt}]);
         let params = json!({"sessionId": self.turn.conversation()?, "prompt": blocks});
         Some(WIRE.request(self.next_id, "session/prompt", params))
     }
 
-    pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
-        asking::answer(self.turn.needs(key)?, answer)
+    pub(super) fn answer_message(
+        &self,
+        key: &InputKey,
+        answer: &AgentInputAnswer,
+    ) -> Option<StdinMessage> {
+        asking::answer_message(self.turn.answer_context(key)?, answer)
     }
 
     /// After it, what is still open has to be answered as canceled.
-    pub(super) fn interrupt(&self) -> Vec<Message> {
+    pub(super) fn interrupt_messages(&self) -> Vec<StdinMessage> {
         let Some(session) = self.turn.conversation() else {
             return Vec::new();
         };
-        let cancel = WIRE.notice("session/cancel", Some(json!({"sessionId": session})));
+        let cancel = WIRE.notification("session/cancel", Some(json!({"sessionId": session})));
         let open = self
             .turn
             .open_inputs()
-            .filter_map(|key| asking::canceled(self.turn.needs(key)?));
+            .filter_map(|key| asking::cancel_message(self.turn.answer_context(key)?));
         std::iter::once(cancel).chain(open).collect()
     }
 
-    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
+    pub(super) fn on_exit(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
         let resuming = self.opening.resume.is_some();
         let failure = || failure::exit_failure(exit, resuming, stderr);
-        self.turn.process_ended(failure, out);
+        self.turn.on_process_end(failure, out);
     }
 
     /// Of our session, or of none.
-    fn is_ours(&self, params: &Value) -> bool {
-        let session = text(params, "/sessionId");
+    fn is_own_session(&self, params: &Value) -> bool {
+        let session = text_at(params, "/sessionId");
         session.is_empty()
             || self
                 .turn

@@ -2,39 +2,44 @@
 
 use proptest::prelude::*;
 
-use super::event::{AgentEvent, AgentExit, Outcome};
-use super::launch::Wanted;
-use super::translator::Translator;
+use super::event::{AgentEvent, AgentExit, TurnOutcome};
+use super::launch::LaunchRequest;
+use super::translator::AgentTranslator;
 use crate::config::AgentWire;
 
-const KINDS: [AgentWire; 4] = [
+const AGENT_WIRES: [AgentWire; 4] = [
     AgentWire::Claude,
     AgentWire::CodexAppServer,
     AgentWire::CodexExec,
     AgentWire::Acp,
 ];
 
-fn translator(kind: AgentWire, resume: bool) -> Translator {
-    let wanted = Wanted {
+fn translator(kind: AgentWire, resume: bool) -> AgentTranslator {
+    let wanted = LaunchRequest {
         prompt: "go".to_owned(),
         cwd: "/work".to_owned(),
         resume: resume.then(|| "abc".to_owned()),
-        ..Wanted::default()
+        ..LaunchRequest::default()
     };
     kind.launch(&wanted).unwrap().translator
 }
 
 /// Plays it as a daemon would: what is to be written is written at once.
-fn events(kind: AgentWire, resume: bool, chunks: &[&[u8]], exit: AgentExit) -> Vec<AgentEvent> {
+fn translate_chunks(
+    kind: AgentWire,
+    resume: bool,
+    chunks: &[&[u8]],
+    exit: AgentExit,
+) -> Vec<AgentEvent> {
     let mut translator = translator(kind, resume);
-    let opening = translator.opening();
-    let mut all = translator.wrote(&opening.bytes);
+    let opening = translator.first_message();
+    let mut all = translator.on_written(&opening.bytes);
     for chunk in chunks {
-        translator.stdout(chunk);
-        while let Some(said) = translator.next() {
+        translator.push_stdout(chunk);
+        while let Some(said) = translator.next_events() {
             for event in said {
                 let written = match &event {
-                    AgentEvent::Write(message) => translator.wrote(&message.bytes),
+                    AgentEvent::Write(message) => translator.on_written(&message.bytes),
                     _ => Vec::new(),
                 };
                 all.push(event);
@@ -42,12 +47,12 @@ fn events(kind: AgentWire, resume: bool, chunks: &[&[u8]], exit: AgentExit) -> V
             }
         }
     }
-    all.extend(translator.exited(exit, ""));
+    all.extend(translator.on_exit(exit, ""));
     all
 }
 
 /// Pieces of every wire, so that what comes is nearly right more often than chance would have it.
-const PIECES: [&str; 34] = [
+const LINE_PIECES: [&str; 34] = [
     r#"{"type":"system","subtype":"init","session_id":"abc","model":"m"}"#,
     r#"{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1"}}}"#,
     r#"{"type":"stream_event","event":{"type":"content_block_delta","delta":{"type":"text_delta","text":"hé"}}}"#,
@@ -84,9 +89,9 @@ const PIECES: [&str; 34] = [
     "\u{7}not json \u{0}",
 ];
 
-fn bytes() -> impl Strategy<Value = Vec<u8>> {
+fn random_bytes() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
-        8 => prop::sample::select(&PIECES[..]).prop_map(|piece| format!("{piece}\n").into_bytes()),
+        8 => prop::sample::select(&LINE_PIECES[..]).prop_map(|piece| format!("{piece}\n").into_bytes()),
         1 => prop::collection::vec(any::<u8>(), 0..40),
     ];
     prop::collection::vec(piece, 0..25).prop_map(|pieces| pieces.concat())
@@ -97,7 +102,7 @@ proptest! {
 
     #[test]
     fn any_bytes_in_any_chunks_come_to_the_same_events(
-        bytes in bytes(),
+        bytes in random_bytes(),
         resume in any::<bool>(),
         code in prop_oneof![Just(0), Just(1), Just(143)],
         mut cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
@@ -106,10 +111,10 @@ proptest! {
         at.extend([0, bytes.len()]);
         at.sort_unstable();
         let chunks: Vec<&[u8]> = at.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
-        for kind in KINDS {
+        for kind in AGENT_WIRES {
             let exit = AgentExit::Code(code);
-            let whole = events(kind, resume, &[&bytes], exit);
-            let cut = events(kind, resume, &chunks, exit);
+            let whole = translate_chunks(kind, resume, &[&bytes], exit);
+            let cut = translate_chunks(kind, resume, &chunks, exit);
             prop_assert_eq!(&whole, &cut);
             prop_assert!(
                 whole.iter().any(|event| matches!(event, AgentEvent::Ended(_))),
@@ -122,21 +127,26 @@ proptest! {
 #[test]
 fn a_line_without_its_end_is_held_and_one_that_is_no_message_is_told() {
     let mut claude = translator(AgentWire::Claude, false);
-    claude.stdout(b"{\"type\":");
-    assert_eq!((claude.next(), claude.held()), (None, 8));
-    claude.stdout(b"1}\n\n[]\n");
-    let odd: Vec<AgentEvent> = std::iter::from_fn(|| claude.next()).flatten().collect();
+    claude.push_stdout(b"{\"type\":");
+    assert_eq!((claude.next_events(), claude.buffered_bytes()), (None, 8));
+    claude.push_stdout(b"1}\n\n[]\n");
+    let odd: Vec<AgentEvent> = std::iter::from_fn(|| claude.next_events())
+        .flatten()
+        .collect();
     assert_eq!(odd, [1, 3].map(|line| AgentEvent::Malformed { line }));
-    assert_eq!(claude.held(), 0);
+    assert_eq!(claude.buffered_bytes(), 0);
 }
 
 #[test]
 fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
-    let long = format!("{{\"type\":\"{}\"}}\n", "x".repeat(super::lines::LINE_MAX));
-    let said = format!("{long}not json\n{}\n", PIECES[8]);
+    let long = format!(
+        "{{\"type\":\"{}\"}}\n",
+        "x".repeat(super::lines::MAX_LINE_BYTES)
+    );
+    let said = format!("{long}not json\n{}\n", LINE_PIECES[8]);
     for size in [1 << 16, said.len()] {
         let chunks: Vec<&[u8]> = said.as_bytes().chunks(size).collect();
-        let events = events(AgentWire::Claude, false, &chunks, AgentExit::Code(0));
+        let events = translate_chunks(AgentWire::Claude, false, &chunks, AgentExit::Code(0));
         let length = long.len() as u64 - 1;
         assert!(events.contains(&AgentEvent::LineCut { length }));
         assert!(events.contains(&AgentEvent::Malformed { line: 2 }));
@@ -150,7 +160,7 @@ fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
         &b"\xef\xbb\xbf{\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"s\"}\r\n"[..],
         &b"{\"type\":\"result\",\"subtype\":\"success\",\"is_error\":false,\"result\":\"a\xffb \\ud83d\"}"[..],
     ];
-    let events = events(
+    let events = translate_chunks(
         AgentWire::Claude,
         false,
         &[&said.concat()],
@@ -158,28 +168,28 @@ fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
     );
     let is = |wanted: fn(&AgentEvent) -> bool| events.iter().filter(|event| wanted(event)).count();
     assert_eq!(is(|event| matches!(event, AgentEvent::Malformed { .. })), 0);
-    assert_eq!(is(|event| *event == AgentEvent::Mended { line: 2 }), 1);
+    assert_eq!(is(|event| *event == AgentEvent::Repaired { line: 2 }), 1);
     let ended = events.iter().find_map(|event| match event {
         AgentEvent::Ended(ending) => Some(ending.outcome.clone()),
         _ => None,
     });
     let result = "a\u{fffd}b \u{fffd}".to_owned();
-    assert_eq!(ended, Some(Outcome::Result(result)));
+    assert_eq!(ended, Some(TurnOutcome::Result(result)));
 }
 
 /// What an agent is told and how its turn ends when it says this, with `x` in it made too long to be read.
-fn with_a_line_too_long(kind: AgentWire, resume: bool, said: &[&str]) -> Vec<AgentEvent> {
-    let long = "x".repeat(super::lines::LINE_MAX);
+fn events_after_oversized_line(kind: AgentWire, resume: bool, said: &[&str]) -> Vec<AgentEvent> {
+    let long = "x".repeat(super::lines::MAX_LINE_BYTES);
     let said = said.iter().map(|line| line.replace('x', &long) + "\n");
     let said: String = said.collect();
-    events(kind, resume, &[said.as_bytes()], AgentExit::Code(0))
+    translate_chunks(kind, resume, &[said.as_bytes()], AgentExit::Code(0))
 }
 
-fn first_end(events: &[AgentEvent]) -> Option<&'static str> {
+fn first_failure_code(events: &[AgentEvent]) -> Option<&'static str> {
     events.iter().find_map(|event| match event {
         AgentEvent::Ended(ending) => match &ending.outcome {
-            Outcome::Failed(failure) => Some(failure.code()),
-            Outcome::Result(_) | Outcome::Interrupted => None,
+            TurnOutcome::Failed(failure) => Some(failure.code()),
+            TurnOutcome::Result(_) | TurnOutcome::Interrupted => None,
         },
         _ => None,
     })
@@ -192,8 +202,8 @@ fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
         r#"{"id":1,"result":{"thread":"x"}}"#,
     ];
     let ends = |resume| {
-        let events = with_a_line_too_long(AgentWire::CodexAppServer, resume, &thread);
-        first_end(&events)
+        let events = events_after_oversized_line(AgentWire::CodexAppServer, resume, &thread);
+        first_failure_code(&events)
     };
     assert_eq!(ends(true), Some("resume_failed"));
     assert_eq!(ends(false), Some("output_invalid"));
@@ -204,8 +214,8 @@ fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
         r#"{"id":9,"method":"session/request_permission","params":{"toolCall":"x"}}"#,
         r#"{"id":2,"result":{"stopReason":"x"}}"#,
     ];
-    let events = with_a_line_too_long(AgentWire::Acp, false, &session);
-    assert_eq!(first_end(&events), Some("output_invalid"));
+    let events = events_after_oversized_line(AgentWire::Acp, false, &session);
+    assert_eq!(first_failure_code(&events), Some("output_invalid"));
     let refused = |events: &[AgentEvent], id: &str| {
         let written = events.iter().filter_map(|event| match event {
             AgentEvent::Write(message) => Some(String::from_utf8_lossy(&message.bytes)),
@@ -217,17 +227,21 @@ fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
     };
     assert_eq!(refused(&events, r#""id":9"#), 1);
     let asked = [r#"{"type":"control_request","request_id":"r","request":{"input":"x"}}"#];
-    let events = with_a_line_too_long(AgentWire::Claude, false, &asked);
+    let events = events_after_oversized_line(AgentWire::Claude, false, &asked);
     assert_eq!(refused(&events, r#""request_id":"r""#), 1);
 }
 
 #[test]
 fn the_end_of_stdin_is_no_prompt() {
     let mut exec = translator(AgentWire::CodexExec, false);
-    let opening = exec.opening();
-    exec.wrote(&opening.bytes);
-    exec.stdout(b"{\"type\":\"turn.completed\"}\n");
-    assert!(exec.next().is_some());
-    assert_eq!(exec.wrote(b""), []);
-    assert_eq!(exec.exited(AgentExit::Code(0), ""), [], "it has ended once");
+    let opening = exec.first_message();
+    exec.on_written(&opening.bytes);
+    exec.push_stdout(b"{\"type\":\"turn.completed\"}\n");
+    assert!(exec.next_events().is_some());
+    assert_eq!(exec.on_written(b""), []);
+    assert_eq!(
+        exec.on_exit(AgentExit::Code(0), ""),
+        [],
+        "it has ended once"
+    );
 }

@@ -11,27 +11,27 @@ use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
+use super::event::{AgentEvent, AgentExit, AgentInputAnswer, InputKey, StdinMessage};
 use super::failure;
-use super::turn::Turn;
-use super::usage::Dollars;
-use super::wire::{list, text};
-use threads::Began;
+use super::turn::TurnState;
+use super::usage::DollarAmount;
+use super::wire::{list_at, text_at};
+use threads::ToolOrigin;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Claude {
-    turn: Turn,
+pub(crate) struct ClaudeAdapter {
+    turn: TurnState,
     /// It was started to go on with a conversation.
     resuming: bool,
     /// It has said that it is ready.
     initialized: bool,
     model: Option<String>,
-    streamed: Streamed,
+    streamed: StreamedMessage,
     /// Tools that run, by their ids.
     #[serde(default)]
-    tools: BTreeMap<String, Began>,
+    tools: BTreeMap<String, ToolOrigin>,
     /// Its price so far; unknown when the conversation is older than the process.
-    cost: Option<Dollars>,
+    cost: Option<DollarAmount>,
     /// The provider's last error, which comes before the result that it makes.
     api_error: String,
     /// Control requests that were written to it.
@@ -40,34 +40,41 @@ pub(crate) struct Claude {
 
 /// What of the message that comes now has come in pieces; the whole message repeats it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Streamed {
+struct StreamedMessage {
     message: String,
     text: bool,
     thinking: bool,
 }
 
-impl Claude {
+impl ClaudeAdapter {
     pub(super) fn new(resuming: bool) -> Self {
         Self {
-            turn: Turn::default(),
+            turn: TurnState::default(),
             resuming,
             initialized: false,
             model: None,
-            streamed: Streamed::default(),
+            streamed: StreamedMessage::default(),
             tools: BTreeMap::new(),
-            cost: (!resuming).then(Dollars::default),
+            cost: (!resuming).then(DollarAmount::default),
             api_error: String::new(),
             requests: 0,
         }
     }
 
     /// The prompt is the first thing that it reads.
-    pub(super) fn prompt(text: &str) -> Message {
+    pub(super) fn prompt_message(text: &str) -> StdinMessage {
         let content = json!([{"type": "text", "text": text}]);
-        Message::line(&json!({"type": "user", "message": {"role": "user", "content": content}}))
+        StdinMessage::json_line(
+            &json!({"type": "user", "message": {"role": "user", "content": content}}),
+        )
     }
 
-    pub(super) fn line(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
+    pub(super) fn on_message(
+        &mut self,
+        json: &str,
+        message: &Value,
+        out: &mut Vec<AgentEvent>,
+    ) -> bool {
         let Some(kind) = message.get("type").and_then(Value::as_str) else {
             return false;
         };
@@ -79,90 +86,101 @@ impl Claude {
             "result" => self.on_result(message, out),
             "control_request" => self.on_control_request(json, message, out),
             "control_cancel_request" => {
-                let key = InputKey(text(message, "/request_id").to_owned());
-                self.turn.withdrawn(&key, "the agent withdrew it", out);
+                let key = InputKey(text_at(message, "/request_id").to_owned());
+                self.turn
+                    .close_withdrawn(&key, "the agent withdrew it", out);
             }
             "control_response" | "rate_limit_event" | "auth_status" | "tool_use_summary"
-            | "prompt_suggestion" | "command_lifecycle" | "conversation_reset" => {
-                self.turn.say(OutputKind::System, false, json, None, out)
-            }
+            | "prompt_suggestion" | "command_lifecycle" | "conversation_reset" => self
+                .turn
+                .push_output(OutputKind::System, false, json, None, out),
             "tool_progress" => self.on_tool_progress(json, message, out),
             "error" => {
                 let error = message.get("error").unwrap_or(&Value::Null);
-                self.api_error = [text(error, "/type"), text(error, "/message")].join(" ");
-                self.turn.say(OutputKind::System, false, json, None, out);
+                self.api_error = [text_at(error, "/type"), text_at(error, "/message")].join(" ");
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
             }
             // The line is open; whether anybody works is not said.
             "keep_alive" => {}
-            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            _ => self
+                .turn
+                .push_output(OutputKind::Opaque, false, json, None, out),
         }
         if kind != "stream_event" {
-            self.feed_parents(message, out);
+            self.mark_parents_active(message, out);
         }
         true
     }
 
     fn on_system(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        if text(message, "/subtype") == "init" {
+        if text_at(message, "/subtype") == "init" {
             self.initialized = true;
-            self.model = Some(text(message, "/model").to_owned()).filter(|model| !model.is_empty());
-            self.turn.begin_unless_begun(out);
-            self.turn.converses(text(message, "/session_id"), out);
+            self.model =
+                Some(text_at(message, "/model").to_owned()).filter(|model| !model.is_empty());
+            self.turn.begin_if_not_begun(out);
+            self.turn
+                .set_conversation(text_at(message, "/session_id"), out);
         }
         // How a task of an agent beside this one goes: the life of the tool that started it.
-        let tool = Some(text(message, "/tool_use_id")).filter(|tool| self.turn.is_open(tool));
-        self.turn.say(OutputKind::System, false, json, tool, out);
+        let tool =
+            Some(text_at(message, "/tool_use_id")).filter(|tool| self.turn.is_tool_open(tool));
+        self.turn
+            .push_output(OutputKind::System, false, json, tool, out);
     }
 
     /// Says that the tool lives; one that only keeps the line open does not.
     fn on_tool_progress(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         let lives = message.get("heartbeat") != Some(&Value::Bool(true));
-        let tool = Some(text(message, "/tool_use_id")).filter(|tool| lives && !tool.is_empty());
-        self.turn.say(OutputKind::System, false, json, tool, out);
+        let tool = Some(text_at(message, "/tool_use_id")).filter(|tool| lives && !tool.is_empty());
+        self.turn
+            .push_output(OutputKind::System, false, json, tool, out);
     }
 
     /// Pieces of a message. Those of a subagent are not shown; its messages are, as they end.
     fn on_stream_event(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        let thread = text(message, "/parent_tool_use_id");
-        let kind = text(message, "/event/type");
-        let id = text(message, "/event/message/id");
+        let thread = text_at(message, "/parent_tool_use_id");
+        let kind = text_at(message, "/event/type");
+        let id = text_at(message, "/event/message/id");
         if kind == "message_start" {
-            self.message_begins(thread, id, out);
+            self.on_message_start(thread, id, out);
         }
         if !thread.is_empty() {
-            let tools = self.ancestors(thread);
+            let tools = self.open_ancestors(thread);
             for tool in &tools {
-                self.turn.stirs(json, Some(tool), out);
+                self.turn.push_silent_activity(json, Some(tool), out);
             }
             // One that goes on behind the back of its tool is work all the same.
             if tools.is_empty() {
-                self.turn.stirs(json, None, out);
+                self.turn.push_silent_activity(json, None, out);
             }
             return;
         }
-        match (kind, text(message, "/event/delta/type")) {
+        match (kind, text_at(message, "/event/delta/type")) {
             ("message_start", _) => {
-                self.streamed = Streamed {
+                self.streamed = StreamedMessage {
                     message: id.to_owned(),
-                    ..Streamed::default()
+                    ..StreamedMessage::default()
                 };
-                self.turn.heard(out);
+                self.turn.mark_active(out);
             }
             ("content_block_delta", "text_delta") => {
                 self.streamed.text = true;
                 let id = self.streamed.message.clone();
-                let piece = text(message, "/event/delta/text");
-                self.turn.speak(piece, Some(&id), out);
+                let piece = text_at(message, "/event/delta/text");
+                self.turn.push_text(piece, Some(&id), out);
             }
             ("content_block_delta", "thinking_delta") => {
                 self.streamed.thinking = true;
-                match text(message, "/event/delta/thinking") {
-                    "" => self.turn.stirs(json, None, out),
-                    piece => self.turn.say(OutputKind::Thinking, false, piece, None, out),
+                match text_at(message, "/event/delta/thinking") {
+                    "" => self.turn.push_silent_activity(json, None, out),
+                    piece => self
+                        .turn
+                        .push_output(OutputKind::Thinking, false, piece, None, out),
                 }
             }
-            ("content_block_delta", _) => self.turn.stirs(json, None, out),
-            _ => self.turn.heard(out),
+            ("content_block_delta", _) => self.turn.push_silent_activity(json, None, out),
+            _ => self.turn.mark_active(out),
         }
     }
 
@@ -170,33 +188,35 @@ impl Claude {
         if message.get("is_api_error_message") == Some(&Value::Bool(true)) {
             // No words of the agent: the provider's, and the result that follows says the same.
             self.api_error = ["/error", "/api_error", "/api_error_type"]
-                .map(|path| text(message, path))
+                .map(|path| text_at(message, path))
                 .join(" ");
-            self.turn.say(OutputKind::System, false, json, None, out);
+            self.turn
+                .push_output(OutputKind::System, false, json, None, out);
             return;
         }
-        let subagent = text(message, "/parent_tool_use_id");
-        let id = text(message, "/message/id");
-        self.message_begins(subagent, id, out);
+        let subagent = text_at(message, "/parent_tool_use_id");
+        let id = text_at(message, "/message/id");
+        self.on_message_start(subagent, id, out);
         let repeated = subagent.is_empty() && !id.is_empty() && id == self.streamed.message;
-        for block in list(message, "/message/content") {
-            match text(block, "/type") {
+        for block in list_at(message, "/message/content") {
+            match text_at(block, "/type") {
                 "text" if repeated && self.streamed.text => {}
                 "text" if subagent.is_empty() => {
-                    self.turn.speak(text(block, "/text"), Some(id), out);
+                    self.turn.push_text(text_at(block, "/text"), Some(id), out);
                 }
                 "text" => {
-                    let words = text(block, "/text");
+                    let words = text_at(block, "/text");
                     self.turn
-                        .say(OutputKind::Text, false, words, Some(subagent), out);
+                        .push_output(OutputKind::Text, false, words, Some(subagent), out);
                 }
                 "thinking" if repeated && self.streamed.thinking => {}
                 "thinking" => {
-                    let words = text(block, "/thinking");
-                    self.turn.say(OutputKind::Thinking, false, words, None, out);
+                    let words = text_at(block, "/thinking");
+                    self.turn
+                        .push_output(OutputKind::Thinking, false, words, None, out);
                 }
                 "tool_use" | "server_tool_use" | "mcp_tool_use" => {
-                    let began = Began {
+                    let began = ToolOrigin {
                         thread: subagent.to_owned(),
                         message: id.to_owned(),
                     };
@@ -205,85 +225,90 @@ impl Claude {
                 kind if kind.ends_with("_tool_result") => self.on_tool_result(block, out),
                 _ => self
                     .turn
-                    .say(OutputKind::Opaque, false, block.to_string(), None, out),
+                    .push_output(OutputKind::Opaque, false, block.to_string(), None, out),
             }
         }
     }
 
-    fn on_tool_use(&mut self, block: &Value, began: Began, out: &mut Vec<AgentEvent>) {
-        let id = text(block, "/id");
-        self.turn.tool_started(id, text(block, "/name"), out);
-        if self.turn.is_open(id) {
+    fn on_tool_use(&mut self, block: &Value, began: ToolOrigin, out: &mut Vec<AgentEvent>) {
+        let id = text_at(block, "/id");
+        self.turn.on_tool_started(id, text_at(block, "/name"), out);
+        if self.turn.is_tool_open(id) {
             self.tools.insert(id.to_owned(), began);
         }
         self.turn
-            .say(OutputKind::ToolCall, true, block.to_string(), Some(id), out);
+            .push_output(OutputKind::ToolCall, true, block.to_string(), Some(id), out);
     }
 
     fn on_tool_result(&mut self, block: &Value, out: &mut Vec<AgentEvent>) {
-        let id = text(block, "/tool_use_id");
+        let id = text_at(block, "/tool_use_id");
         let failed = block.get("is_error") == Some(&Value::Bool(true));
-        self.turn.say(
+        self.turn.push_output(
             OutputKind::ToolResult,
             true,
             content_text(block),
             Some(id),
             out,
         );
-        self.tool_ends(id, failed, out);
+        self.on_tool_end(id, failed, out);
     }
 
     fn on_user(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        let results = list(message, "/message/content").iter();
+        let results = list_at(message, "/message/content").iter();
         let mut results = results
-            .filter(|block| text(block, "/type") == "tool_result")
+            .filter(|block| text_at(block, "/type") == "tool_result")
             .peekable();
         if results.peek().is_none() {
-            self.turn.say(OutputKind::System, false, json, None, out);
+            self.turn
+                .push_output(OutputKind::System, false, json, None, out);
         }
         for block in results {
             self.on_tool_result(block, out);
         }
     }
 
-    pub(super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        match text(message, "/type") {
-            "user" => self.turn.prompt_written(out),
+    pub(super) fn on_written(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match text_at(message, "/type") {
+            "user" => self.turn.on_prompt_written(out),
             "control_request" => {
                 self.requests += 1;
-                if text(message, "/request/subtype") == "interrupt" {
-                    self.turn.interrupt();
+                if text_at(message, "/request/subtype") == "interrupt" {
+                    self.turn.mark_interrupted();
                 }
             }
             "control_response" => {
-                let key = InputKey(text(message, "/response/request_id").to_owned());
+                let key = InputKey(text_at(message, "/response/request_id").to_owned());
                 if message.pointer("/response/response/interrupt") == Some(&Value::Bool(true)) {
-                    self.turn.interrupt();
+                    self.turn.mark_interrupted();
                 }
-                self.turn.answered(&key, out);
+                self.turn.close_answered(&key, out);
             }
             _ => {}
         }
     }
 
-    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
+    pub(super) fn on_exit(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
         let resuming = self.resuming;
         let failure = || failure::exit_failure(exit, resuming, stderr);
-        self.turn.process_ended(failure, out);
+        self.turn.on_process_end(failure, out);
     }
 
-    pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
-        asking::answer(self.turn.needs(key)?, key, answer)
+    pub(super) fn answer_message(
+        &self,
+        key: &InputKey,
+        answer: &AgentInputAnswer,
+    ) -> Option<StdinMessage> {
+        asking::answer_message(self.turn.answer_context(key)?, key, answer)
     }
 
-    pub(super) fn cut(beginning: &str) -> Option<Message> {
-        asking::cut(beginning)
+    pub(super) fn oversized_response(beginning: &str) -> Option<StdinMessage> {
+        asking::oversized_response(beginning)
     }
 
-    pub(super) fn interrupt(&self) -> Vec<Message> {
+    pub(super) fn interrupt_messages(&self) -> Vec<StdinMessage> {
         let id = format!("baton-{}", self.requests);
         let request = json!({"subtype": "interrupt"});
-        vec![Message::line(
+        vec![StdinMessage::json_line(
             &json!({"type": "control_request", "request_id": id, "request": request}),
         )]
     }
@@ -294,8 +319,8 @@ fn content_text(block: &Value) -> String {
     match block.get("content") {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(|part| match text(part, "/type") {
-                "text" => text(part, "/text").to_owned(),
+            let texts = parts.iter().map(|part| match text_at(part, "/type") {
+                "text" => text_at(part, "/text").to_owned(),
                 "image" => "[image]".to_owned(),
                 _ => part.to_string(),
             });

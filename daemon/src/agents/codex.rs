@@ -10,16 +10,16 @@ use baton_proto::v1::OutputKind;
 use serde_json::Value;
 
 use super::event::AgentEvent;
-use super::turn::Turn;
-use super::wire::{list, text};
+use super::turn::TurnState;
+use super::wire::{list_at, text_at};
 
-pub(crate) use app_server::{AppServer, Opening};
-pub(crate) use exec::Exec;
+pub(crate) use app_server::{CodexAppServer, CodexOpening};
+pub(crate) use exec::CodexExec;
 
 /// What an item of a thread is.
-enum Item {
-    Words,
-    Thoughts,
+enum CodexItem {
+    Message,
+    Reasoning,
     /// With the tool's name.
     Tool(String),
     /// What it means to do, for people to read.
@@ -29,16 +29,18 @@ enum Item {
     Unknown,
 }
 
-impl Item {
-    fn of(item: &Value) -> Self {
-        match text(item, "/type") {
-            "agent_message" | "agentMessage" => Self::Words,
-            "reasoning" => Self::Thoughts,
-            "mcp_tool_call" | "mcpToolCall" => {
-                Self::Tool(format!("{}.{}", text(item, "/server"), text(item, "/tool")))
-            }
+impl CodexItem {
+    fn of_json(item: &Value) -> Self {
+        match text_at(item, "/type") {
+            "agent_message" | "agentMessage" => Self::Message,
+            "reasoning" => Self::Reasoning,
+            "mcp_tool_call" | "mcpToolCall" => Self::Tool(format!(
+                "{}.{}",
+                text_at(item, "/server"),
+                text_at(item, "/tool")
+            )),
             "dynamicToolCall" | "collab_tool_call" | "collabToolCall" | "collabAgentToolCall" => {
-                Self::Tool(text(item, "/tool").to_owned())
+                Self::Tool(text_at(item, "/tool").to_owned())
             }
             kind @ ("command_execution" | "commandExecution" | "file_change" | "fileChange"
             | "web_search" | "webSearch" | "imageView" | "imageGeneration" | "sleep") => {
@@ -54,42 +56,52 @@ impl Item {
 }
 
 /// `started` and `completed` are both known: an item may come with its end only.
-fn on_item(turn: &mut Turn, item: &Value, ended: bool, streamed: bool, out: &mut Vec<AgentEvent>) {
-    let id = text(item, "/id");
-    match Item::of(item) {
-        Item::Words if ended && streamed => turn.heard(out),
-        Item::Words if ended => turn.speak(text(item, "/text"), Some(id), out),
-        Item::Thoughts if ended && !streamed => {
-            turn.say(OutputKind::Thinking, false, thoughts(item), None, out);
+fn on_item(
+    turn: &mut TurnState,
+    item: &Value,
+    ended: bool,
+    streamed: bool,
+    out: &mut Vec<AgentEvent>,
+) {
+    let id = text_at(item, "/id");
+    match CodexItem::of_json(item) {
+        CodexItem::Message if ended && streamed => turn.mark_active(out),
+        CodexItem::Message if ended => turn.push_text(text_at(item, "/text"), Some(id), out),
+        CodexItem::Reasoning if ended && !streamed => {
+            turn.push_output(OutputKind::Thinking, false, reasoning_text(item), None, out);
         }
-        Item::Words | Item::Thoughts => turn.heard(out),
-        Item::Tool(name) => {
-            turn.tool_started(id, &name, out);
+        CodexItem::Message | CodexItem::Reasoning => turn.mark_active(out),
+        CodexItem::Tool(name) => {
+            turn.on_tool_started(id, &name, out);
             if ended {
                 let output = if streamed {
                     String::new()
                 } else {
                     tool_output(item)
                 };
-                turn.say(OutputKind::ToolResult, true, output, Some(id), out);
-                turn.tool_finished(id, has_failed(item), out);
+                turn.push_output(OutputKind::ToolResult, true, output, Some(id), out);
+                turn.on_tool_finished(id, has_failed(item), out);
             } else {
-                turn.say(OutputKind::ToolCall, true, item.to_string(), Some(id), out);
+                turn.push_output(OutputKind::ToolCall, true, item.to_string(), Some(id), out);
             }
         }
-        Item::Plan if ended => {
-            turn.say(OutputKind::System, true, text(item, "/text"), None, out);
+        CodexItem::Plan if ended => {
+            turn.push_output(OutputKind::System, true, text_at(item, "/text"), None, out);
         }
-        Item::Plan => turn.heard(out),
-        Item::Note => turn.say(OutputKind::System, false, item.to_string(), None, out),
-        Item::Unknown => turn.say(OutputKind::Opaque, false, item.to_string(), None, out),
+        CodexItem::Plan => turn.mark_active(out),
+        CodexItem::Note => turn.push_output(OutputKind::System, false, item.to_string(), None, out),
+        CodexItem::Unknown => {
+            turn.push_output(OutputKind::Opaque, false, item.to_string(), None, out)
+        }
     }
 }
 
-fn thoughts(item: &Value) -> String {
-    let parts = list(item, "/summary").iter().chain(list(item, "/content"));
+fn reasoning_text(item: &Value) -> String {
+    let parts = list_at(item, "/summary")
+        .iter()
+        .chain(list_at(item, "/content"));
     let parts: Vec<&str> = parts.filter_map(Value::as_str).collect();
-    match text(item, "/text") {
+    match text_at(item, "/text") {
         "" => parts.join("\n"),
         text => text.to_owned(),
     }
@@ -110,14 +122,16 @@ fn tool_output(item: &Value) -> String {
 fn has_failed(item: &Value) -> bool {
     let code = item.get("exit_code").or_else(|| item.get("exitCode"));
     let error = item.get("error").or_else(|| item.get("failure"));
-    matches!(text(item, "/status"), "failed" | "declined" | "interrupted")
-        || code.and_then(Value::as_i64).is_some_and(|code| code != 0)
+    matches!(
+        text_at(item, "/status"),
+        "failed" | "declined" | "interrupted"
+    ) || code.and_then(Value::as_i64).is_some_and(|code| code != 0)
         || error.is_some_and(|error| !error.is_null())
         || item.get("success") == Some(&Value::Bool(false))
 }
 
 /// A word about an item that goes on: it is no news to a person, and life to a tool.
-fn on_progress(turn: &mut Turn, json: &str, item: &str, out: &mut Vec<AgentEvent>) {
+fn on_progress(turn: &mut TurnState, json: &str, item: &str, out: &mut Vec<AgentEvent>) {
     let item = Some(item).filter(|item| !item.is_empty());
-    turn.say(OutputKind::System, false, json, item, out);
+    turn.push_output(OutputKind::System, false, json, item, out);
 }

@@ -4,17 +4,17 @@ use std::path::Path;
 
 use baton_proto::v1::{AgentKind, AgentOptions, AttemptRef, Dispatch, RejectCode};
 
-use super::launch::{ContextFile, ToolServer, Wanted};
-use super::translator::Translator;
-use super::{Refusal, command};
+use super::launch::{ContextFile, LaunchRequest, ToolServer};
+use super::translator::AgentTranslator;
+use super::{DispatchRefusal, command};
 use crate::config::{AgentConfig, AgentWire};
-use crate::conversations::Known;
+use crate::conversations::KnownConversation;
 use crate::process::ChildSpec;
 use crate::shim::framing::LARGEST_MESSAGE;
-use crate::tools::Handed;
+use crate::tools::AgentToolAccess;
 
 /// Options that every kind takes in its own way; what it makes of a value is checked with the task.
-pub(super) const OPTIONS: [&str; 5] = [
+pub(super) const AGENT_OPTIONS: [&str; 5] = [
     "model",
     "effort",
     "permission_mode",
@@ -22,7 +22,7 @@ pub(super) const OPTIONS: [&str; 5] = [
     "context_refs",
 ];
 
-pub(super) fn kind(wire: AgentWire) -> AgentKind {
+pub(super) fn agent_kind(wire: AgentWire) -> AgentKind {
     match wire {
         AgentWire::Claude => AgentKind::Claude,
         AgentWire::CodexAppServer | AgentWire::CodexExec => AgentKind::Codex,
@@ -32,44 +32,44 @@ pub(super) fn kind(wire: AgentWire) -> AgentKind {
 
 /// Which agent, and where it works.
 #[derive(Clone, Copy)]
-pub(super) struct Desk<'a> {
+pub(super) struct CodingAgentContext<'a> {
     pub(super) wire: AgentWire,
     pub(super) config: &'a AgentConfig,
     pub(super) daemon_id: &'a str,
     /// Absolute.
     pub(super) cwd: &'a Path,
     /// Where the task asks for tools.
-    pub(super) handed: Option<&'a Handed>,
+    pub(super) tool_access: Option<&'a AgentToolAccess>,
 }
 
 /// `known` is what this daemon kept of the conversation.
-pub(super) fn plan(
-    desk: Desk<'_>,
+pub(super) fn plan_coding_agent(
+    desk: CodingAgentContext<'_>,
     attempt: &AttemptRef,
     dispatch: &Dispatch,
-    known: Option<&Known>,
-) -> Result<(ChildSpec, Translator), Refusal> {
-    check(dispatch)?;
+    known: Option<&KnownConversation>,
+) -> Result<(ChildSpec, AgentTranslator), DispatchRefusal> {
+    check_dispatch(dispatch)?;
     let cwd = desk.cwd.to_owned();
-    let mut child = command::child(desk.config, attempt, dispatch, desk.daemon_id, cwd)?;
-    let wanted = Wanted {
-        tools: desk.handed.map(tool_server),
-        ..wanted(dispatch, desk.cwd, known)
+    let mut child = command::child_spec(desk.config, attempt, dispatch, desk.daemon_id, cwd)?;
+    let wanted = LaunchRequest {
+        tools: desk.tool_access.map(tool_server),
+        ..launch_request(dispatch, desk.cwd, known)
     };
     check_size(&wanted)?;
     let launch = desk
         .wire
         .launch(&wanted)
-        .map_err(|error| Refusal::new(RejectCode::UnsupportedOption, error.to_string()))?;
+        .map_err(|error| DispatchRefusal::new(RejectCode::UnsupportedOption, error.to_string()))?;
     child.args.extend(launch.args.into_iter().map(Into::into));
     Ok((child, launch.translator))
 }
 
-fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
+fn check_dispatch(dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let argv = dispatch.command.as_ref().map(|command| &command.argv);
     if argv.is_some_and(|argv| !argv.is_empty()) {
         let message = "a coding agent takes no command line; its prompt says what to do";
-        return Err(Refusal::new(RejectCode::UnsupportedOption, message));
+        return Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message));
     }
     let options = dispatch.options.clone().unwrap_or_default();
     let words = [
@@ -80,7 +80,7 @@ fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
         &dispatch.agent_session_id,
     ];
     if words.iter().any(|word| word.contains('\0')) {
-        return Err(Refusal::new(
+        return Err(DispatchRefusal::new(
             RejectCode::Invalid,
             "an option cannot hold NUL",
         ));
@@ -89,26 +89,30 @@ fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
 }
 
 /// What a message to the agent has beside the task's own words: names of fields, ids, the directory.
-const ENVELOPE: usize = 64 * 1024;
+const ENVELOPE_BYTES: usize = 64 * 1024;
 
 /// A message goes to the agent whole, and through its keeper, who takes no longer ones. As JSON, since most wires carry
 /// it so.
-fn check_size(wanted: &Wanted) -> Result<(), Refusal> {
+fn check_size(wanted: &LaunchRequest) -> Result<(), DispatchRefusal> {
     let as_json = |text: &String| serde_json::Value::from(text.as_str()).to_string().len();
     let files = wanted.context.iter();
     let files = files.map(|file| as_json(&file.path) + as_json(&file.name) + wanted.cwd.len() + 64);
     let length = as_json(&wanted.prompt) + as_json(&wanted.instructions) + files.sum::<usize>();
-    let most = LARGEST_MESSAGE - ENVELOPE;
+    let most = LARGEST_MESSAGE - ENVELOPE_BYTES;
     if length <= most {
         return Ok(());
     }
     let message = format!(
         "the prompt and what goes with it come to {length} bytes; an agent can be told {most} at once"
     );
-    Err(Refusal::new(RejectCode::Invalid, message))
+    Err(DispatchRefusal::new(RejectCode::Invalid, message))
 }
 
-fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
+fn launch_request(
+    dispatch: &Dispatch,
+    cwd: &Path,
+    known: Option<&KnownConversation>,
+) -> LaunchRequest {
     let AgentOptions {
         model,
         effort,
@@ -116,17 +120,17 @@ fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
         instructions,
         context_refs,
     } = dispatch.options.clone().unwrap_or_default();
-    let resume = resumed(dispatch, known);
+    let resume = session_to_resume(dispatch, known);
     let same = known.filter(|known| Some(&known.agent_session_id) == resume.as_ref());
     let context = context_refs.into_iter().map(|file| ContextFile {
         path: file.path,
         name: file.name,
     });
-    Wanted {
+    LaunchRequest {
         prompt: match resume {
             Some(_) => dispatch.prompt.clone(),
-            None => with_checkpoint(dispatch),
-        } + &said(dispatch),
+            None => prompt_with_checkpoint(dispatch),
+        } + &resume_note(dispatch),
         cwd: cwd.to_string_lossy().into_owned(),
         resume,
         model,
@@ -139,7 +143,7 @@ fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
     }
 }
 
-fn tool_server(handed: &Handed) -> ToolServer {
+fn tool_server(handed: &AgentToolAccess) -> ToolServer {
     ToolServer {
         program: handed.program.to_string_lossy().into_owned(),
         args: vec!["mcp".to_owned()],
@@ -147,7 +151,7 @@ fn tool_server(handed: &Handed) -> ToolServer {
 }
 
 /// An earlier attempt of the same task knows best where it stood; else the turn before, as this daemon remembers it.
-fn resumed(dispatch: &Dispatch, known: Option<&Known>) -> Option<String> {
+fn session_to_resume(dispatch: &Dispatch, known: Option<&KnownConversation>) -> Option<String> {
     let known = known.map(|known| &known.agent_session_id);
     let told = Some(&dispatch.agent_session_id).filter(|id| !id.is_empty());
     let resume = told.or(known).filter(|_| !dispatch.fresh_conversation);
@@ -155,7 +159,7 @@ fn resumed(dispatch: &Dispatch, known: Option<&Known>) -> Option<String> {
 }
 
 /// An agent that remembers nothing is told where the work stood.
-fn with_checkpoint(dispatch: &Dispatch) -> String {
+fn prompt_with_checkpoint(dispatch: &Dispatch) -> String {
     let left = dispatch.resume.as_ref();
     let checkpoint = left.and_then(|resume| resume.checkpoint.as_ref());
     let Some(checkpoint) = checkpoint.filter(|left| !left.summary.trim().is_empty()) else {
@@ -172,7 +176,7 @@ fn with_checkpoint(dispatch: &Dispatch) -> String {
 }
 
 /// What whoever sent a parked task on has to say; also to an agent that remembers the rest.
-fn said(dispatch: &Dispatch) -> String {
+fn resume_note(dispatch: &Dispatch) -> String {
     let Some(resume) = &dispatch.resume else {
         return String::new();
     };
@@ -200,7 +204,10 @@ mod tests {
 
     use super::*;
 
-    fn planned(wire: AgentWire, dispatch: &Dispatch) -> Result<(ChildSpec, Translator), Refusal> {
+    fn planned(
+        wire: AgentWire,
+        dispatch: &Dispatch,
+    ) -> Result<(ChildSpec, AgentTranslator), DispatchRefusal> {
         let config = AgentConfig::Coding {
             wire,
             program: "agent".into(),
@@ -208,14 +215,14 @@ mod tests {
             env: BTreeMap::from([("KEY".to_owned(), "value".to_owned())]),
             task_env: Vec::new(),
         };
-        let desk = Desk {
+        let desk = CodingAgentContext {
             wire,
             config: &config,
             daemon_id: "d",
             cwd: Path::new("/work/sub"),
-            handed: None,
+            tool_access: None,
         };
-        plan(desk, &AttemptRef::default(), dispatch, None)
+        plan_coding_agent(desk, &AttemptRef::default(), dispatch, None)
     }
 
     #[test]
@@ -267,20 +274,21 @@ mod tests {
             assert_eq!(refusal.code, RejectCode::Invalid);
             assert!(refusal.message.contains("2097152"), "{}", refusal.message);
             let (_, mut translator) =
-                planned(wire, &dispatch(LARGEST_MESSAGE / 2 - ENVELOPE)).unwrap();
-            assert!(translator.opening().bytes.len() < LARGEST_MESSAGE);
+                planned(wire, &dispatch(LARGEST_MESSAGE / 2 - ENVELOPE_BYTES)).unwrap();
+            assert!(translator.first_message().bytes.len() < LARGEST_MESSAGE);
         }
     }
 
     #[test]
     fn a_conversation_is_gone_on_with_where_it_is_known_unless_it_begins_anew() {
-        let known = Known::example("remembered");
+        let known = KnownConversation::example("remembered");
         let told = |id: &str, fresh| Dispatch {
             agent_session_id: id.to_owned(),
             fresh_conversation: fresh,
             ..Dispatch::default()
         };
-        let resume = |dispatch: &Dispatch, known| resumed(dispatch, known).unwrap_or_default();
+        let resume =
+            |dispatch: &Dispatch, known| session_to_resume(dispatch, known).unwrap_or_default();
         assert_eq!(resume(&told("own", false), Some(&known)), "own");
         assert_eq!(resume(&told("", false), Some(&known)), "remembered");
         assert_eq!(resume(&told("", false), None), "");
@@ -302,7 +310,8 @@ mod tests {
             }),
             ..Dispatch::default()
         };
-        let prompt = |dispatch: &Dispatch| wanted(dispatch, Path::new("/work"), None).prompt;
+        let prompt =
+            |dispatch: &Dispatch| launch_request(dispatch, Path::new("/work"), None).prompt;
         let told = prompt(&dispatch);
         assert!(
             told.starts_with("Do it.\n") && told.contains("half done"),
@@ -331,7 +340,7 @@ mod tests {
                 resume: Some(resume.clone()),
                 ..Dispatch::default()
             };
-            let told = wanted(&dispatch, Path::new("/work"), None).prompt;
+            let told = launch_request(&dispatch, Path::new("/work"), None).prompt;
             assert!(told.starts_with("Do it.\n"), "{told}");
             assert!(told.contains("access is there"), "{told}");
             assert!(

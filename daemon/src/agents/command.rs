@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use baton_proto::TraceParent;
 use baton_proto::v1::{AgentOptions, AttemptRef, Dispatch, RejectCode};
 
-use super::Refusal;
+use super::DispatchRefusal;
 use crate::config::AgentConfig;
-use crate::process::{ChildSpec, Owner, check_variable, child_environment};
+use crate::process::{ChildSpec, ProcessOwner, check_variable_name, child_environment};
 
 /// A command takes no options.
-pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
+pub(super) fn check_options(dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let AgentOptions {
         model,
         effort,
@@ -30,21 +30,21 @@ pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
     ];
     if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
         let message = format!("a command takes no option {option}");
-        return Err(Refusal::new(RejectCode::UnsupportedOption, message));
+        return Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message));
     }
     Ok(())
 }
 
-pub(super) fn child(
+pub(super) fn child_spec(
     config: &AgentConfig,
     attempt: &AttemptRef,
     dispatch: &Dispatch,
     daemon_id: &str,
     cwd: PathBuf,
-) -> Result<ChildSpec, Refusal> {
+) -> Result<ChildSpec, DispatchRefusal> {
     check_variables(config, dispatch)?;
     let (program, args) = command_line(config, dispatch)?;
-    let owner = Owner {
+    let owner = ProcessOwner {
         attempt_id: &attempt.attempt_id,
         daemon_id,
         traceparent: TraceParent::parse(&attempt.traceparent),
@@ -61,33 +61,34 @@ pub(super) fn child(
         args,
         cwd,
         environment: child_environment(std::env::vars_os(), variables, &owner),
-        group: None,
+        control_group: None,
     })
 }
 
 /// A variable can say what a program loads and where it sends what it knows, so an agent that the operator chose takes those
 /// that the operator named. Baton's own are nobody's to set, and left out everywhere.
-fn check_variables(config: &AgentConfig, dispatch: &Dispatch) -> Result<(), Refusal> {
+fn check_variables(config: &AgentConfig, dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let mut names = dispatch.env.keys();
-    let refused = names.find(|name| check_variable(name).is_ok() && !config.takes_variable(name));
+    let refused =
+        names.find(|name| check_variable_name(name).is_ok() && !config.allows_task_variable(name));
     refused.map_or(Ok(()), |name| {
         let message = format!(
             "the agent takes no variable {name} from tasks; its operator can allow it with task_env in daemon.toml"
         );
-        Err(Refusal::new(RejectCode::UnsupportedOption, message))
+        Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message))
     })
 }
 
 fn command_line(
     config: &AgentConfig,
     dispatch: &Dispatch,
-) -> Result<(OsString, Vec<OsString>), Refusal> {
+) -> Result<(OsString, Vec<OsString>), DispatchRefusal> {
     let argv = dispatch
         .command
         .as_ref()
         .map_or(&[][..], |command| &command.argv);
     if argv.iter().any(|word| word.contains('\0')) {
-        return Err(Refusal::new(
+        return Err(DispatchRefusal::new(
             RejectCode::Invalid,
             "a command line cannot hold NUL",
         ));
@@ -96,7 +97,7 @@ fn command_line(
     match config {
         AgentConfig::AnyCommand => match words.next() {
             Some(program) if !program.is_empty() => Ok((program, words.collect())),
-            Some(_) | None => Err(Refusal::new(
+            Some(_) | None => Err(DispatchRefusal::new(
                 RejectCode::Invalid,
                 "the dispatch names no program to run",
             )),

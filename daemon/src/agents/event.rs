@@ -3,14 +3,14 @@
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 
-use super::failure::Failure;
+use super::failure::TurnFailure;
 use super::usage::TurnUsage;
 
 /// What an agent has said, or what has to be done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AgentEvent {
     Phase(TurnPhase),
-    Output(Output),
+    Output(AgentOutput),
     ToolStarted {
         id: String,
         name: String,
@@ -19,7 +19,7 @@ pub(crate) enum AgentEvent {
         id: String,
         failed: bool,
     },
-    InputAsked(Input),
+    InputAsked(AgentInput),
     /// An answer is on its way to the agent.
     InputAnswered {
         key: InputKey,
@@ -32,13 +32,13 @@ pub(crate) enum AgentEvent {
     /// The agent's own id of its conversation, when it becomes known or changes.
     Conversation(String),
     /// To be written to the agent's stdin.
-    Write(Message),
+    Write(StdinMessage),
     /// Somebody has to look at these bytes that were no message; they are counted and skipped.
     Malformed {
         line: u64,
     },
     /// Some characters of this line were none; it was read without them.
-    Mended {
+    Repaired {
         line: u64,
     },
     /// A line was longer than [`super::lines::LINE_MAX`] and was not read.
@@ -46,7 +46,7 @@ pub(crate) enum AgentEvent {
         length: u64,
     },
     /// The turn is over. Once per prompt.
-    Ended(Ending),
+    Ended(TurnEnding),
 }
 
 /// Phases of a turn that only its wire can tell. Each once per turn, in this order.
@@ -58,7 +58,7 @@ pub(crate) enum TurnPhase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Output {
+pub(crate) struct AgentOutput {
     pub(crate) kind: OutputKind,
     /// A person would see it.
     pub(crate) visible: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Output {
 
 /// Bytes for the agent's stdin, whole or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Message {
+pub(crate) struct StdinMessage {
     /// Text in a snapshot: an array of numbers would be four times as long.
     #[serde(with = "text")]
     pub(crate) bytes: Vec<u8>,
@@ -76,8 +76,8 @@ pub(crate) struct Message {
     pub(crate) last: bool,
 }
 
-impl Message {
-    pub(crate) fn line(value: &serde_json::Value) -> Self {
+impl StdinMessage {
+    pub(crate) fn json_line(value: &serde_json::Value) -> Self {
         Self::text_line(value.to_string())
     }
 
@@ -110,22 +110,22 @@ pub(crate) struct InputKey(pub(crate) String);
 
 /// Something that the agent waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Input {
+pub(crate) struct AgentInput {
     pub(crate) key: InputKey,
     pub(crate) tool_call_id: Option<String>,
-    pub(crate) ask: Ask,
+    pub(crate) kind: AgentInputKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
-    Permission(Permission),
+pub(crate) enum AgentInputKind {
+    Permission(ToolPermission),
     /// Asked together, answered together.
-    Questions(Vec<Question>),
+    Questions(Vec<AgentQuestion>),
 }
 
 /// Leave to use a tool with exactly these arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Permission {
+pub(crate) struct ToolPermission {
     pub(crate) tool_name: String,
     /// What a person sees, and what the answer is bound to.
     pub(crate) arguments: String,
@@ -136,23 +136,23 @@ pub(crate) struct Permission {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Question {
+pub(crate) struct AgentQuestion {
     pub(crate) text: String,
     pub(crate) header: String,
     pub(crate) multi_select: bool,
-    pub(crate) options: Vec<Choice>,
+    pub(crate) options: Vec<QuestionChoice>,
     pub(crate) allow_free_text: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Choice {
+pub(crate) struct QuestionChoice {
     pub(crate) label: String,
     pub(crate) description: String,
 }
 
 /// What somebody answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum AgentInputAnswer {
     Allow {
         /// Not only this once, and not longer than the attempt.
         for_attempt: bool,
@@ -161,30 +161,30 @@ pub(crate) enum Answer {
         message: String,
     },
     /// One for each question, in their order.
-    Replies(Vec<Reply>),
+    Replies(Vec<QuestionResponse>),
     /// Nobody did, in time.
     None,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Reply {
+pub(crate) struct QuestionResponse {
     pub(crate) labels: Vec<String>,
     pub(crate) text: String,
 }
 
 /// How a turn ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ending {
-    pub(crate) outcome: Outcome,
+pub(crate) struct TurnEnding {
+    pub(crate) outcome: TurnOutcome,
     /// Of this turn alone; absent when the agent does not say.
     pub(crate) usage: Option<TurnUsage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Outcome {
+pub(crate) enum TurnOutcome {
     /// The final text.
     Result(String),
-    Failed(Failure),
+    Failed(TurnFailure),
     /// It stopped because somebody told it to.
     Interrupted,
 }

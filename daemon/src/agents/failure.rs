@@ -8,8 +8,8 @@ use baton_proto::codes;
 use serde::{Deserialize, Serialize};
 
 pub(super) use exit::exit_failure;
-use words::{class_of_status, class_of_words, status_in};
-pub(super) use words::{is_error_text, told_status};
+pub(super) use words::{class_of_named_status, is_error_text};
+use words::{class_of_status, class_of_text, status_in};
 
 /// One of the registered failure codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,13 +31,13 @@ pub(crate) enum FailureClass {
 }
 
 /// What it means to the user that there was no process, by the code that says why.
-pub(super) fn without_process(code: &str) -> Option<&'static str> {
+pub(super) fn startup_user_message(code: &str) -> Option<&'static str> {
     let classes = [
         FailureClass::ProviderMissing,
         FailureClass::BadCwd,
         FailureClass::SpawnFailed,
     ];
-    let mut words = classes.into_iter().map(FailureClass::code_and_words);
+    let mut words = classes.into_iter().map(FailureClass::code_and_user_message);
     words
         .find(|(known, _)| *known == code)
         .map(|(_, words)| words)
@@ -45,7 +45,7 @@ pub(super) fn without_process(code: &str) -> Option<&'static str> {
 
 /// What happened, for the operator, and what it means, for the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Failure {
+pub(crate) struct TurnFailure {
     pub(crate) class: FailureClass,
     pub(crate) message: String,
 }
@@ -54,30 +54,30 @@ pub(crate) struct Failure {
 pub(super) const ANSWER_TOO_LONG: &str = "the agent's answer was too long to be read";
 
 /// Characters of an agent's own words that are kept.
-const MESSAGE_MAX: usize = 2048;
+const MAX_MESSAGE_CHARS: usize = 2048;
 
-impl Failure {
+impl TurnFailure {
     pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
         let message: String = message.into();
         let message = match message.trim() {
-            "" => class.code_and_words().1,
+            "" => class.code_and_user_message().1,
             words => words,
         };
-        let message = message.chars().take(MESSAGE_MAX).collect();
+        let message = message.chars().take(MAX_MESSAGE_CHARS).collect();
         Self { class, message }
     }
 
     pub(crate) fn code(&self) -> &'static str {
-        self.class.code_and_words().0
+        self.class.code_and_user_message().0
     }
 
     pub(crate) fn user_message(&self) -> &'static str {
-        self.class.code_and_words().1
+        self.class.code_and_user_message().1
     }
 }
 
 impl FailureClass {
-    fn code_and_words(self) -> (&'static str, &'static str) {
+    fn code_and_user_message(self) -> (&'static str, &'static str) {
         match self {
             Self::ProviderAuth => (
                 codes::PROVIDER_AUTH,
@@ -134,11 +134,11 @@ impl FailureClass {
 }
 
 /// What a provider's error comes to: by its status when there is one, else by its words.
-pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -> Failure {
+pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -> TurnFailure {
     let by_status = status
         .or_else(|| status_in(message))
         .and_then(class_of_status);
-    let by_words = || class_of_words(kind).or_else(|| class_of_words(message));
+    let by_words = || class_of_text(kind).or_else(|| class_of_text(message));
     let overflow = || by_words().filter(|class| *class == FailureClass::ContextOverflow);
     // A request that is too long is a bad request like any other, until one reads on.
     let class = overflow()
@@ -150,7 +150,7 @@ pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -
     } else {
         message
     };
-    Failure::new(class, message)
+    TurnFailure::new(class, message)
 }
 
 #[cfg(test)]
@@ -310,7 +310,7 @@ mod tests {
             UnsupportedOption,
         ];
         let told: std::collections::BTreeMap<&str, &str> =
-            classes.map(FailureClass::code_and_words).into();
+            classes.map(FailureClass::code_and_user_message).into();
         assert_eq!(told.len(), classes.len());
         for (code, words) in told {
             assert!(
@@ -319,6 +319,6 @@ mod tests {
             );
         }
         // An operator is never told nothing.
-        assert!(!Failure::new(Refusal, " ").message.is_empty());
+        assert!(!TurnFailure::new(Refusal, " ").message.is_empty());
     }
 }

@@ -3,20 +3,22 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::event::{Answer, Ask, Choice, Question, Reply};
-use super::turn::permission;
-use super::wire::{list, text};
+use super::event::{
+    AgentInputAnswer, AgentInputKind, AgentQuestion, QuestionChoice, QuestionResponse,
+};
+use super::turn::permission_input;
+use super::wire::{list_at, text_at};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Form {
-    fields: Vec<Field>,
+pub(super) struct ElicitationForm {
+    fields: Vec<FormField>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Field {
+struct FormField {
     name: String,
-    question: Question,
-    kind: FieldKind,
+    question: AgentQuestion,
+    kind: FormFieldKind,
     /// What each option stands for, in their order.
     values: Vec<Value>,
     /// The field for an answer in free text beside the options.
@@ -24,7 +26,7 @@ struct Field {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum FieldKind {
+enum FormFieldKind {
     Text,
     Number,
     One,
@@ -34,15 +36,15 @@ enum FieldKind {
 }
 
 /// How a field for free text beside another one is called.
-const BESIDE: &str = "_custom";
+const FREE_TEXT_SUFFIX: &str = "_custom";
 
-impl Form {
+impl ElicitationForm {
     /// None for one that cannot be put as questions, such as a page to visit.
     pub(super) fn read(params: &Value) -> Option<Self> {
         if !matches!(
-            text(params, "/mode"),
+            text_at(params, "/mode"),
             "form" | "openai/form" | "openaiForm" | ""
-        ) || !text(params, "/url").is_empty()
+        ) || !text_at(params, "/url").is_empty()
         {
             return None;
         }
@@ -55,19 +57,19 @@ impl Form {
             Some(properties) => properties.as_object()?,
         };
         let is_beside = |name: &str| {
-            let main = name.strip_suffix(BESIDE);
+            let main = name.strip_suffix(FREE_TEXT_SUFFIX);
             main.is_some_and(|main| properties.contains_key(main))
         };
-        let message = text(params, "/message");
+        let message = text_at(params, "/message");
         let own: Vec<(&String, &Value)> = properties
             .iter()
             .filter(|(name, _)| !is_beside(name))
             .collect();
         let alone = own.len() == 1;
         let fields = own.into_iter().map(|(name, property)| {
-            let beside = format!("{name}{BESIDE}");
+            let beside = format!("{name}{FREE_TEXT_SUFFIX}");
             let beside = properties.contains_key(&beside).then_some(beside);
-            Field::read(name, property, alone, message, beside)
+            FormField::read(name, property, alone, message, beside)
         });
         let fields = fields.collect::<Option<_>>()?;
         Some(Self { fields })
@@ -75,9 +77,13 @@ impl Form {
 
     /// One without fields wants a yes or a no: it is leave for what the request says, and so are the tools that Codex asks
     /// for. None when that is nothing, or too long to be shown.
-    pub(super) fn ask(&self, params: &Value, can_allow_for_attempt: bool) -> Option<Ask> {
+    pub(super) fn to_input(
+        &self,
+        params: &Value,
+        can_allow_for_attempt: bool,
+    ) -> Option<AgentInputKind> {
         if !self.fields.is_empty() {
-            return Some(Ask::Questions(self.questions()));
+            return Some(AgentInputKind::Questions(self.questions()));
         }
         let names = ["serverName", "mcp_server_name", "message", "_meta"];
         let shown = names.into_iter().filter_map(|name| {
@@ -89,50 +95,50 @@ impl Form {
             return None;
         }
         let who = [
-            text(params, "/serverName"),
-            text(params, "/mcp_server_name"),
+            text_at(params, "/serverName"),
+            text_at(params, "/mcp_server_name"),
         ]
         .concat();
-        let name = match (who.as_str(), text(params, "/_meta/tool_name")) {
+        let name = match (who.as_str(), text_at(params, "/_meta/tool_name")) {
             ("", "") => "confirmation".to_owned(),
             (who, "") => who.to_owned(),
             (who, tool) => format!("{who}.{tool}"),
         };
         let shown = Value::Object(shown).to_string();
-        permission(
+        permission_input(
             &name,
             &shown,
-            text(params, "/message"),
+            text_at(params, "/message"),
             can_allow_for_attempt,
         )
     }
 
-    fn questions(&self) -> Vec<Question> {
+    fn questions(&self) -> Vec<AgentQuestion> {
         self.fields
             .iter()
             .map(|field| field.question.clone())
             .collect()
     }
 
-    pub(super) fn answer(&self, answer: &Answer) -> Value {
+    pub(super) fn answer_json(&self, answer: &AgentInputAnswer) -> Value {
         match answer {
-            Answer::Replies(replies) => {
+            AgentInputAnswer::Replies(replies) => {
                 let mut content = Map::new();
                 for (field, reply) in self.fields.iter().zip(replies) {
                     field.fill_in(reply, &mut content);
                 }
                 json!({"action": "accept", "content": content})
             }
-            Answer::Deny { .. } => json!({"action": "decline"}),
-            Answer::Allow { .. } if self.fields.is_empty() => {
+            AgentInputAnswer::Deny { .. } => json!({"action": "decline"}),
+            AgentInputAnswer::Allow { .. } if self.fields.is_empty() => {
                 json!({"action": "accept", "content": {}})
             }
-            Answer::Allow { .. } | Answer::None => json!({"action": "cancel"}),
+            AgentInputAnswer::Allow { .. } | AgentInputAnswer::None => json!({"action": "cancel"}),
         }
     }
 }
 
-impl Field {
+impl FormField {
     fn read(
         name: &str,
         property: &Value,
@@ -140,37 +146,37 @@ impl Field {
         message: &str,
         beside: Option<String>,
     ) -> Option<Self> {
-        let (kind, choices) = match text(property, "/type") {
-            "string" if choices(property).is_empty() => (FieldKind::Text, Vec::new()),
-            "string" => (FieldKind::One, choices(property)),
-            "number" | "integer" => (FieldKind::Number, Vec::new()),
+        let (kind, choices) = match text_at(property, "/type") {
+            "string" if choices(property).is_empty() => (FormFieldKind::Text, Vec::new()),
+            "string" => (FormFieldKind::One, choices(property)),
+            "number" | "integer" => (FormFieldKind::Number, Vec::new()),
             "boolean" => {
                 let yes_no = [("Yes", true), ("No", false)];
                 (
-                    FieldKind::One,
+                    FormFieldKind::One,
                     yes_no
                         .map(|(label, value)| choice(label, "", json!(value)))
                         .to_vec(),
                 )
             }
-            "array" => list_of(property.get("items")?)?,
+            "array" => list_field(property.get("items")?)?,
             _ => return None,
         };
-        let title = text(property, "/title");
-        let description = text(property, "/description");
+        let title = text_at(property, "/title");
+        let description = text_at(property, "/description");
         let words = [description, title, name];
         let own = words
             .into_iter()
             .find(|words| !words.is_empty())
             .unwrap_or(name);
         let alone = alone && !message.is_empty();
-        let (options, values): (Vec<Choice>, Vec<Value>) = choices.into_iter().unzip();
+        let (options, values): (Vec<QuestionChoice>, Vec<Value>) = choices.into_iter().unzip();
         Some(Self {
             name: name.to_owned(),
-            question: Question {
+            question: AgentQuestion {
                 text: if alone { message } else { own }.to_owned(),
                 header: title.to_owned(),
-                multi_select: kind == FieldKind::Many,
+                multi_select: kind == FormFieldKind::Many,
                 allow_free_text: options.is_empty() || beside.is_some(),
                 options,
             },
@@ -180,19 +186,19 @@ impl Field {
         })
     }
 
-    fn fill_in(&self, reply: &Reply, content: &mut Map<String, Value>) {
+    fn fill_in(&self, reply: &QuestionResponse, content: &mut Map<String, Value>) {
         let chosen = self.question.options.iter().zip(&self.values);
         let chosen = chosen.filter(|(option, _)| reply.labels.contains(&option.label));
         let mut chosen = chosen.map(|(_, value)| value.clone());
         let value = match self.kind {
-            FieldKind::Text => Some(json!(reply.text)),
+            FormFieldKind::Text => Some(json!(reply.text)),
             // What is no number is left out, and the agent says so.
-            FieldKind::Number => serde_json::from_str(reply.text.trim())
+            FormFieldKind::Number => serde_json::from_str(reply.text.trim())
                 .ok()
                 .filter(Value::is_number),
-            FieldKind::One => chosen.next(),
-            FieldKind::Many => Some(Value::Array(chosen.collect())),
-            FieldKind::Lines => {
+            FormFieldKind::One => chosen.next(),
+            FormFieldKind::Many => Some(Value::Array(chosen.collect())),
+            FormFieldKind::Lines => {
                 let lines = reply.text.lines().map(str::trim);
                 Some(lines.filter(|line| !line.is_empty()).collect())
             }
@@ -207,28 +213,32 @@ impl Field {
 }
 
 /// Some of several choices, or words. What else a list may hold nobody could type in.
-fn list_of(items: &Value) -> Option<(FieldKind, Vec<(Choice, Value)>)> {
+fn list_field(items: &Value) -> Option<(FormFieldKind, Vec<(QuestionChoice, Value)>)> {
     let choices = choices(items);
     if !choices.is_empty() {
-        return Some((FieldKind::Many, choices));
+        return Some((FormFieldKind::Many, choices));
     }
-    (text(items, "/type") == "string").then(|| (FieldKind::Lines, Vec::new()))
+    (text_at(items, "/type") == "string").then(|| (FormFieldKind::Lines, Vec::new()))
 }
 
 /// `oneOf` or `anyOf` with titles, or a bare `enum`. Labels are made unique: they are how an answer names its option.
-fn choices(property: &Value) -> Vec<(Choice, Value)> {
-    let titled = list(property, "/oneOf")
+fn choices(property: &Value) -> Vec<(QuestionChoice, Value)> {
+    let titled = list_at(property, "/oneOf")
         .iter()
-        .chain(list(property, "/anyOf"));
+        .chain(list_at(property, "/anyOf"));
     let titled = titled.filter_map(|option| {
         let value = option.get("const")?;
-        let title = text(option, "/title");
+        let title = text_at(option, "/title");
         let plain = value.as_str().unwrap_or_default();
         let label = if title.is_empty() { plain } else { title };
-        Some(choice(label, text(option, "/description"), value.clone()))
+        Some(choice(
+            label,
+            text_at(option, "/description"),
+            value.clone(),
+        ))
     });
-    let names = list(property, "/enumNames");
-    let bare = list(property, "/enum")
+    let names = list_at(property, "/enumNames");
+    let bare = list_at(property, "/enum")
         .iter()
         .enumerate()
         .map(|(at, value)| {
@@ -239,7 +249,7 @@ fn choices(property: &Value) -> Vec<(Choice, Value)> {
                 value.clone(),
             )
         });
-    let mut unique: Vec<(Choice, Value)> = Vec::new();
+    let mut unique: Vec<(QuestionChoice, Value)> = Vec::new();
     for (mut option, value) in titled.chain(bare) {
         if option.label.is_empty() {
             option.label = value.to_string();
@@ -252,8 +262,8 @@ fn choices(property: &Value) -> Vec<(Choice, Value)> {
     unique
 }
 
-fn choice(label: &str, description: &str, value: Value) -> (Choice, Value) {
-    let choice = Choice {
+fn choice(label: &str, description: &str, value: Value) -> (QuestionChoice, Value) {
+    let choice = QuestionChoice {
         label: label.to_owned(),
         description: description.to_owned(),
     };
@@ -266,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_form_is_asked_field_by_field_and_filled_in_by_value() {
-        let form = Form::read(
+        let form = ElicitationForm::read(
             &json!({"mode": "form", "message": "About it", "requestedSchema": {
                 "properties": {
                     "colour": {"type": "string", "title": "Colour", "oneOf": [
@@ -287,7 +297,7 @@ mod tests {
             .unwrap();
         assert!(colour.allow_free_text && !colour.multi_select);
         assert_eq!(colour.options[1].label, "Red (\"b\")");
-        let reply = |labels: &[&str], text: &str| Reply {
+        let reply = |labels: &[&str], text: &str| QuestionResponse {
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             text: text.to_owned(),
         };
@@ -297,28 +307,31 @@ mod tests {
             "count" => reply(&[], " 3 "),
             _ => reply(&["No"], ""),
         });
-        let answer = form.answer(&Answer::Replies(replies.collect()));
+        let answer = form.answer_json(&AgentInputAnswer::Replies(replies.collect()));
         let content = json!({
             "colour": "b", "colour_custom": "a note", "sizes": ["S", "M"], "count": 3, "sure": false,
         });
         assert_eq!(answer, json!({"action": "accept", "content": content}));
-        assert_eq!(form.answer(&Answer::None), json!({"action": "cancel"}));
+        assert_eq!(
+            form.answer_json(&AgentInputAnswer::None),
+            json!({"action": "cancel"})
+        );
     }
 
     #[test]
     fn a_list_without_choices_is_what_the_person_wrote() {
         let form = |items: Value| {
             let tags = json!({"type": "array", "items": items});
-            Form::read(&json!({"requestedSchema": {"properties": {"tags": tags}}}))
+            ElicitationForm::read(&json!({"requestedSchema": {"properties": {"tags": tags}}}))
         };
         let words = form(json!({"type": "string"})).unwrap();
         let asked = &words.questions()[0];
         assert!(asked.allow_free_text && !asked.multi_select);
-        let reply = Reply {
+        let reply = QuestionResponse {
             text: "one thing\n\n another ".to_owned(),
-            ..Reply::default()
+            ..QuestionResponse::default()
         };
-        let answer = words.answer(&Answer::Replies(vec![reply]));
+        let answer = words.answer_json(&AgentInputAnswer::Replies(vec![reply]));
         let content = json!({"tags": ["one thing", "another"]});
         assert_eq!(answer, json!({"action": "accept", "content": content}));
         assert_eq!(
@@ -330,17 +343,20 @@ mod tests {
 
     #[test]
     fn what_is_no_form_is_none() {
-        assert_eq!(Form::read(&json!({"mode": "url", "url": "http://x"})), None);
+        assert_eq!(
+            ElicitationForm::read(&json!({"mode": "url", "url": "http://x"})),
+            None
+        );
         let odd = json!({"requestedSchema": {"properties": {"a": {"type": "object"}}}});
-        assert_eq!(Form::read(&odd), None);
+        assert_eq!(ElicitationForm::read(&odd), None);
     }
 
     #[test]
     fn a_form_without_fields_is_a_question_of_leave() {
         let params = json!({"mode": "form", "serverName": "files", "message": "Delete it?",
             "requestedSchema": {"type": "object", "properties": {}}});
-        let form = Form::read(&params).unwrap();
-        let Some(Ask::Permission(asked)) = form.ask(&params, false) else {
+        let form = ElicitationForm::read(&params).unwrap();
+        let Some(AgentInputKind::Permission(asked)) = form.to_input(&params, false) else {
             panic!("it is no permission");
         };
         assert_eq!(asked.tool_name, "files");
@@ -348,13 +364,16 @@ mod tests {
             asked.arguments,
             r#"{"message":"Delete it?","serverName":"files"}"#
         );
-        let allow = Answer::Allow { for_attempt: false };
+        let allow = AgentInputAnswer::Allow { for_attempt: false };
         assert_eq!(
-            form.answer(&allow),
+            form.answer_json(&allow),
             json!({"action": "accept", "content": {}})
         );
-        assert_eq!(form.answer(&Answer::None), json!({"action": "cancel"}));
+        assert_eq!(
+            form.answer_json(&AgentInputAnswer::None),
+            json!({"action": "cancel"})
+        );
         // What says nothing cannot be allowed.
-        assert_eq!(form.ask(&json!({}), false), None);
+        assert_eq!(form.to_input(&json!({}), false), None);
     }
 }

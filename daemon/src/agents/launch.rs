@@ -6,17 +6,17 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::acp::{self, Acp};
-use super::claude::Claude;
-use super::codex::{self, AppServer, Exec};
-use super::translator::{Translator, Wire};
-use super::turn::cut;
-use super::usage::Tokens;
+use super::acp::{self, AcpAdapter};
+use super::claude::ClaudeAdapter;
+use super::codex::{self, CodexAppServer, CodexExec};
+use super::translator::{AgentAdapter, AgentTranslator};
+use super::turn::truncate;
+use super::usage::TokenCounts;
 use crate::config::AgentWire;
 
 /// What a task asks for. Empty means: as the agent is set up.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct LaunchRequest {
     pub(crate) prompt: String,
     /// Absolute.
     pub(crate) cwd: String,
@@ -28,7 +28,7 @@ pub(crate) struct Wanted {
     pub(crate) instructions: String,
     pub(crate) context: Vec<ContextFile>,
     /// What the conversation had used before, where that is known.
-    pub(crate) used_before: Option<Tokens>,
+    pub(crate) used_before: Option<TokenCounts>,
     /// Baton's own tools, where the task asks for them.
     pub(crate) tools: Option<ToolServer>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct ToolServer {
 }
 
 /// What agents call the server.
-pub(crate) const SERVER: &str = "baton";
+pub(crate) const TOOL_SERVER_NAME: &str = "baton";
 
 /// A file or folder that the agent should look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,9 +54,9 @@ pub(crate) struct ContextFile {
 
 /// Arguments after the operator's own, and who reads what comes.
 #[derive(Clone, Debug)]
-pub(crate) struct Launch {
+pub(crate) struct AgentLaunch {
     pub(crate) args: Vec<String>,
-    pub(crate) translator: Translator,
+    pub(crate) translator: AgentTranslator,
 }
 
 /// Names the option that this kind cannot take.
@@ -80,25 +80,29 @@ const CLAUDE_MODES: [&str; 6] = [
 const CODEX_SANDBOXES: [&str; 3] = ["read-only", "workspace-write", "danger-full-access"];
 
 /// What Linux takes as one argument, with the NUL behind it.
-const ARGUMENT_MAX: usize = 128 * 1024;
+const MAX_ARGUMENT_BYTES: usize = 128 * 1024;
 
 impl AgentWire {
-    pub(crate) fn launch(self, wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
+    pub(crate) fn launch(self, wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
         let launch = match self {
-            Self::Claude => claude(wanted),
-            Self::CodexAppServer => app_server(wanted),
-            Self::CodexExec => exec(wanted),
-            Self::Acp => Ok(acp(wanted)),
+            Self::Claude => launch_claude(wanted),
+            Self::CodexAppServer => launch_app_server(wanted),
+            Self::CodexExec => launch_exec(wanted),
+            Self::Acp => Ok(launch_acp(wanted)),
         }?;
-        match launch.args.iter().find(|arg| arg.len() >= ARGUMENT_MAX) {
-            Some(arg) => Err(too_long(wanted, arg)),
+        match launch
+            .args
+            .iter()
+            .find(|arg| arg.len() >= MAX_ARGUMENT_BYTES)
+        {
+            Some(arg) => Err(argument_too_long(wanted, arg)),
             None => Ok(launch),
         }
     }
 }
 
 /// The system would refuse to start anything with it.
-fn too_long(wanted: &Wanted, arg: &str) -> UnsupportedOption {
+fn argument_too_long(wanted: &LaunchRequest, arg: &str) -> UnsupportedOption {
     let options = [
         ("instructions", wanted.instructions.len()),
         ("model", wanted.model.len()),
@@ -111,13 +115,13 @@ fn too_long(wanted: &Wanted, arg: &str) -> UnsupportedOption {
     let longest = options.into_iter().max_by_key(|(_, length)| *length);
     UnsupportedOption {
         option: longest.map_or("instructions", |(option, _)| option),
-        value: format!("{}…", cut(arg, 64)),
-        takes: format!("it on its command line, with less than {ARGUMENT_MAX} bytes"),
+        value: format!("{}…", truncate(arg, 64)),
+        takes: format!("it on its command line, with less than {MAX_ARGUMENT_BYTES} bytes"),
     }
 }
 
-fn claude(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
-    one_of("permission_mode", &wanted.permission_mode, &CLAUDE_MODES)?;
+fn launch_claude(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of("permission_mode", &wanted.permission_mode, &CLAUDE_MODES)?;
     let fixed = "-p --output-format stream-json --input-format stream-json --verbose \
                  --include-partial-messages --permission-prompt-tool stdio";
     let mut args: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
@@ -135,45 +139,46 @@ fn claude(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
     }
     if let Some(tools) = &wanted.tools {
         let server = json!({"type": "stdio", "command": tools.program, "args": tools.args});
-        let config = json!({"mcpServers": {SERVER: server}});
+        let config = json!({"mcpServers": {TOOL_SERVER_NAME: server}});
         args.push(format!("--mcp-config={config}"));
         // The task asked for them, so nobody has to be asked again.
-        args.push(format!("--allowedTools=mcp__{SERVER}"));
+        args.push(format!("--allowedTools=mcp__{TOOL_SERVER_NAME}"));
     }
-    let wire = Wire::Claude(Claude::new(wanted.resume.is_some()));
-    let translator = Translator::new(wire, prompt_with_context(wanted));
-    Ok(Launch { args, translator })
+    let wire = AgentAdapter::Claude(ClaudeAdapter::new(wanted.resume.is_some()));
+    let translator = AgentTranslator::new(wire, prompt_with_context(wanted));
+    Ok(AgentLaunch { args, translator })
 }
 
-fn app_server(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
-    one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
-    let opening = codex::Opening {
+fn launch_app_server(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
+    let opening = codex::CodexOpening {
         prompt: prompt_with_context(wanted),
         cwd: wanted.cwd.clone(),
         resume: wanted.resume.clone(),
-        model: given(&wanted.model),
-        effort: given(&wanted.effort),
-        instructions: given(&wanted.instructions),
-        sandbox: given(&wanted.permission_mode),
+        model: non_empty(&wanted.model),
+        effort: non_empty(&wanted.effort),
+        instructions: non_empty(&wanted.instructions),
+        sandbox: non_empty(&wanted.permission_mode),
     };
-    let wire = Wire::CodexAppServer(AppServer::new(opening));
-    let mut args = codex_tools(wanted);
+    let wire = AgentAdapter::CodexAppServer(CodexAppServer::new(opening));
+    let mut args = codex_tool_settings(wanted);
     args.push("app-server".to_owned());
-    Ok(Launch {
+    Ok(AgentLaunch {
         args,
-        translator: Translator::new(wire, ""),
+        translator: AgentTranslator::new(wire, ""),
     })
 }
 
-fn exec(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
-    one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
+fn launch_exec(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
     // Where it works is the operator's choice, and need not be a repository.
     let mut args = vec!["exec", "--json", "--skip-git-repo-check"];
-    let sandbox = given(&wanted.permission_mode).unwrap_or_else(|| "workspace-write".to_owned());
+    let sandbox =
+        non_empty(&wanted.permission_mode).unwrap_or_else(|| "workspace-write".to_owned());
     args.extend(["--sandbox", &sandbox]);
-    let model = given(&wanted.model).map(|model| format!("--model={model}"));
+    let model = non_empty(&wanted.model).map(|model| format!("--model={model}"));
     let setting = |name: &str, value: &str| {
-        let value = given(value).map(toml::Value::String);
+        let value = non_empty(value).map(toml::Value::String);
         value.map(|value| format!("--config={name}={value}"))
     };
     let effort = setting("model_reasoning_effort", &wanted.effort);
@@ -184,26 +189,28 @@ fn exec(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
             .flatten()
             .map(String::as_str),
     );
-    let tools = codex_tools(wanted);
+    let tools = codex_tool_settings(wanted);
     args.extend(tools.iter().map(String::as_str));
     if let Some(thread) = &wanted.resume {
         args.extend(["resume", thread]);
     }
     args.push("-");
     let args = args.into_iter().map(str::to_owned).collect();
-    let exec = Exec::new(wanted.resume.clone(), wanted.used_before);
-    let translator = Translator::new(Wire::CodexExec(exec), prompt_with_context(wanted));
-    Ok(Launch { args, translator })
+    let exec = CodexExec::new(wanted.resume.clone(), wanted.used_before);
+    let translator =
+        AgentTranslator::new(AgentAdapter::CodexExec(exec), prompt_with_context(wanted));
+    Ok(AgentLaunch { args, translator })
 }
 
 /// Settings for this run alone: nothing is written, and two runs cannot meet.
-fn codex_tools(wanted: &Wanted) -> Vec<String> {
+fn codex_tool_settings(wanted: &LaunchRequest) -> Vec<String> {
     let Some(tools) = &wanted.tools else {
         return Vec::new();
     };
     let args = tools.args.iter().cloned().map(toml::Value::String);
-    let setting =
-        |name: &str, value: toml::Value| format!("--config=mcp_servers.{SERVER}.{name}={value}");
+    let setting = |name: &str, value: toml::Value| {
+        format!("--config=mcp_servers.{TOOL_SERVER_NAME}.{name}={value}")
+    };
     vec![
         setting("command", toml::Value::String(tools.program.clone())),
         setting("args", toml::Value::Array(args.collect())),
@@ -211,25 +218,25 @@ fn codex_tools(wanted: &Wanted) -> Vec<String> {
 }
 
 /// Whether a session offers what is asked for is known when it is open; then, and before the prompt, it is refused.
-fn acp(wanted: &Wanted) -> Launch {
-    let link = |file: &ContextFile| acp::Linked {
+fn launch_acp(wanted: &LaunchRequest) -> AgentLaunch {
+    let link = |file: &ContextFile| acp::LinkedFile {
         uri: file_uri(&Path::new(&wanted.cwd).join(&file.path)),
-        name: shown(file).to_owned(),
+        name: display_name(file).to_owned(),
     };
-    let opening = acp::Opening {
+    let opening = acp::AcpOpening {
         prompt: wanted.prompt.clone(),
         cwd: wanted.cwd.clone(),
         resume: wanted.resume.clone(),
-        model: given(&wanted.model),
-        effort: given(&wanted.effort),
-        mode: given(&wanted.permission_mode),
-        instructions: given(&wanted.instructions),
+        model: non_empty(&wanted.model),
+        effort: non_empty(&wanted.effort),
+        mode: non_empty(&wanted.permission_mode),
+        instructions: non_empty(&wanted.instructions),
         context: wanted.context.iter().map(link).collect(),
         tools: wanted.tools.clone(),
     };
-    Launch {
+    AgentLaunch {
         args: Vec::new(),
-        translator: Translator::new(Wire::Acp(Acp::new(opening)), ""),
+        translator: AgentTranslator::new(AgentAdapter::Acp(AcpAdapter::new(opening)), ""),
     }
 }
 
@@ -244,11 +251,15 @@ fn file_uri(path: &Path) -> String {
     format!("file://{}", encoded.collect::<String>())
 }
 
-fn given(value: &str) -> Option<String> {
+fn non_empty(value: &str) -> Option<String> {
     (!value.is_empty()).then(|| value.to_owned())
 }
 
-fn one_of(option: &'static str, value: &str, known: &[&str]) -> Result<(), UnsupportedOption> {
+fn check_one_of(
+    option: &'static str,
+    value: &str,
+    known: &[&str],
+) -> Result<(), UnsupportedOption> {
     if value.is_empty() || known.contains(&value) {
         return Ok(());
     }
@@ -259,7 +270,7 @@ fn one_of(option: &'static str, value: &str, known: &[&str]) -> Result<(), Unsup
     })
 }
 
-fn shown(file: &ContextFile) -> &str {
+fn display_name(file: &ContextFile) -> &str {
     if file.name.is_empty() {
         &file.path
     } else {
@@ -268,7 +279,7 @@ fn shown(file: &ContextFile) -> &str {
 }
 
 /// Files go by name only; the agent reads them where they are.
-fn prompt_with_context(wanted: &Wanted) -> String {
+fn prompt_with_context(wanted: &LaunchRequest) -> String {
     if wanted.context.is_empty() {
         return wanted.prompt.clone();
     }
@@ -287,8 +298,8 @@ fn prompt_with_context(wanted: &Wanted) -> String {
 mod tests {
     use super::*;
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn wanted() -> LaunchRequest {
+        LaunchRequest {
             prompt: "do it".to_owned(),
             cwd: "/work".to_owned(),
             resume: Some("abc".to_owned()),
@@ -299,7 +310,7 @@ mod tests {
                 path: "a/b".to_owned(),
                 name: String::new(),
             }],
-            ..Wanted::default()
+            ..LaunchRequest::default()
         }
     }
 
@@ -314,7 +325,7 @@ mod tests {
         ] {
             assert!(claude.args.iter().any(|given| given == arg), "{arg}");
         }
-        let opening = String::from_utf8(claude.translator.opening().bytes).unwrap();
+        let opening = String::from_utf8(claude.translator.first_message().bytes).unwrap();
         assert!(
             opening.contains("- a/b") && opening.ends_with("}\n"),
             "{opening}"
@@ -335,7 +346,7 @@ mod tests {
             "-",
         ];
         assert_eq!(exec.args, expected);
-        let opening = exec.translator.opening();
+        let opening = exec.translator.first_message();
         assert!(opening.last, "its stdin is closed behind the prompt");
     }
 
@@ -349,8 +360,8 @@ mod tests {
 
     #[test]
     fn what_no_command_line_takes_is_refused_by_name() {
-        let wanted = Wanted {
-            instructions: "x".repeat(ARGUMENT_MAX),
+        let wanted = LaunchRequest {
+            instructions: "x".repeat(MAX_ARGUMENT_BYTES),
             ..wanted()
         };
         for kind in [AgentWire::Claude, AgentWire::CodexExec] {
@@ -366,7 +377,7 @@ mod tests {
 
     #[test]
     fn tools_reach_each_kind_by_its_own_configuration() {
-        let wanted = Wanted {
+        let wanted = LaunchRequest {
             tools: Some(ToolServer {
                 program: "/opt/a \"b\"/baton".to_owned(),
                 args: vec!["mcp".to_owned()],
@@ -396,7 +407,7 @@ mod tests {
             }
         }
         let bare = AgentWire::Claude
-            .launch(&Wanted {
+            .launch(&LaunchRequest {
                 tools: None,
                 ..wanted
             })
@@ -406,7 +417,7 @@ mod tests {
 
     #[test]
     fn an_option_that_a_kind_cannot_take_is_named_before_anything_runs() {
-        let wanted = Wanted {
+        let wanted = LaunchRequest {
             permission_mode: "yolo".to_owned(),
             ..wanted()
         };

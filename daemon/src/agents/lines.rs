@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 /// A longer line is counted and thrown away.
-pub(crate) const LINE_MAX: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
 
 /// So much of it is kept: enough to see what it would have been.
-const BEGINNING: usize = 256;
+const BEGINNING_BYTES: usize = 256;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum OutputLine {
     Whole(Vec<u8>),
     /// Longer than [`LINE_MAX`]: this many bytes, the newline not counted, and the first of them.
     TooLong {
@@ -21,12 +21,12 @@ pub(crate) enum Line {
 /// Bytes that were read and are not yet lines. After a restart they are read again: they are not part of the stored
 /// state. Only those of a line that is too long are gone, and their number is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LineCutter {
+pub(crate) struct LineSplitter {
     #[serde(skip)]
-    held: Vec<u8>,
+    buffer: Vec<u8>,
     /// Of `held`: before this, lines were taken.
     #[serde(skip)]
-    taken: usize,
+    consumed: usize,
     /// Of what is left: so much has no newline in it.
     #[serde(skip)]
     searched: usize,
@@ -36,68 +36,68 @@ pub(crate) struct LineCutter {
     beginning: Vec<u8>,
 }
 
-impl LineCutter {
+impl LineSplitter {
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.held.drain(..std::mem::take(&mut self.taken));
-        self.held.extend_from_slice(bytes);
+        self.buffer.drain(..std::mem::take(&mut self.consumed));
+        self.buffer.extend_from_slice(bytes);
     }
 
     /// The next line that has its end.
-    pub(crate) fn next(&mut self) -> Option<Line> {
-        let rest = &self.held[self.taken + self.searched..];
+    pub(crate) fn next(&mut self) -> Option<OutputLine> {
+        let rest = &self.buffer[self.consumed + self.searched..];
         let Some(at) = rest.iter().position(|byte| *byte == b'\n') else {
-            self.searched = self.held();
-            self.throw_away_too_much();
+            self.searched = self.buffered_bytes();
+            self.discard_oversized();
             return None;
         };
         let length = self.searched + at;
-        let line = self.line(length);
-        self.taken += length + 1;
+        let line = self.take_line(length);
+        self.consumed += length + 1;
         self.searched = 0;
         Some(line)
     }
 
     /// No more comes: a last line without its newline.
-    pub(crate) fn finish(&mut self) -> Option<Line> {
-        let length = self.held();
+    pub(crate) fn finish(&mut self) -> Option<OutputLine> {
+        let length = self.buffered_bytes();
         let empty = length == 0 && self.thrown_away == 0;
-        let line = (!empty).then(|| self.line(length));
-        self.taken += length;
+        let line = (!empty).then(|| self.take_line(length));
+        self.consumed += length;
         self.searched = 0;
         line
     }
 
     /// Bytes that were pushed and would have to be pushed again after a restart.
-    pub(crate) fn held(&self) -> usize {
-        self.held.len() - self.taken
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.buffer.len() - self.consumed
     }
 
-    fn line(&mut self, length: usize) -> Line {
-        if self.thrown_away > 0 || length > LINE_MAX {
+    fn take_line(&mut self, length: usize) -> OutputLine {
+        if self.thrown_away > 0 || length > MAX_LINE_BYTES {
             self.note_beginning();
             let before = std::mem::take(&mut self.thrown_away);
-            return Line::TooLong {
+            return OutputLine::TooLong {
                 length: before + length as u64,
                 beginning: std::mem::take(&mut self.beginning),
             };
         }
-        Line::Whole(self.held[self.taken..self.taken + length].to_vec())
+        OutputLine::Whole(self.buffer[self.consumed..self.consumed + length].to_vec())
     }
 
     fn note_beginning(&mut self) {
         if self.thrown_away == 0 {
-            let rest = &self.held[self.taken..];
-            self.beginning = rest[..BEGINNING.min(rest.len())].to_vec();
+            let rest = &self.buffer[self.consumed..];
+            self.beginning = rest[..BEGINNING_BYTES.min(rest.len())].to_vec();
         }
     }
 
-    fn throw_away_too_much(&mut self) {
-        let length = self.held();
-        if self.thrown_away > 0 || length > LINE_MAX {
+    fn discard_oversized(&mut self) {
+        let length = self.buffered_bytes();
+        if self.thrown_away > 0 || length > MAX_LINE_BYTES {
             self.note_beginning();
             self.thrown_away += length as u64;
-            self.held = Vec::new();
-            self.taken = 0;
+            self.buffer = Vec::new();
+            self.consumed = 0;
             self.searched = 0;
         }
     }
@@ -107,23 +107,23 @@ impl LineCutter {
 mod tests {
     use super::*;
 
-    fn whole(text: &str) -> Line {
-        Line::Whole(text.as_bytes().to_vec())
+    fn whole(text: &str) -> OutputLine {
+        OutputLine::Whole(text.as_bytes().to_vec())
     }
 
-    fn lines(cutter: &mut LineCutter, bytes: &[u8]) -> Vec<Line> {
+    fn lines(cutter: &mut LineSplitter, bytes: &[u8]) -> Vec<OutputLine> {
         cutter.push(bytes);
         std::iter::from_fn(|| cutter.next()).collect()
     }
 
     #[test]
     fn a_line_is_the_same_in_one_piece_and_in_many() {
-        let mut cutter = LineCutter::default();
+        let mut cutter = LineSplitter::default();
         assert_eq!(
             lines(&mut cutter, b"a\n\nbc\nd"),
             [whole("a"), whole(""), whole("bc")]
         );
-        assert_eq!(cutter.held(), 1);
+        assert_eq!(cutter.buffered_bytes(), 1);
         assert_eq!(lines(&mut cutter, b"e\n"), [whole("de")]);
         assert_eq!(lines(&mut cutter, b"no newline"), []);
         assert_eq!(cutter.finish(), Some(whole("no newline")));
@@ -132,16 +132,16 @@ mod tests {
 
     #[test]
     fn a_line_over_the_limit_is_counted_and_the_next_one_is_read() {
-        let mut cutter = LineCutter::default();
-        let most = vec![b'x'; LINE_MAX];
+        let mut cutter = LineSplitter::default();
+        let most = vec![b'x'; MAX_LINE_BYTES];
         assert_eq!(lines(&mut cutter, &most), []);
-        assert_eq!(lines(&mut cutter, b"\n"), [Line::Whole(most.clone())]);
+        assert_eq!(lines(&mut cutter, b"\n"), [OutputLine::Whole(most.clone())]);
         assert_eq!(lines(&mut cutter, &most), []);
         assert_eq!(lines(&mut cutter, b"x"), []);
-        assert_eq!(cutter.held(), 0);
-        let over = || Line::TooLong {
-            length: LINE_MAX as u64 + 2,
-            beginning: vec![b'x'; BEGINNING],
+        assert_eq!(cutter.buffered_bytes(), 0);
+        let over = || OutputLine::TooLong {
+            length: MAX_LINE_BYTES as u64 + 2,
+            beginning: vec![b'x'; BEGINNING_BYTES],
         };
         assert_eq!(lines(&mut cutter, b"x\nnext\n"), [over(), whole("next")]);
         let at_once = [&most[..], b"xx\n"].concat();

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use super::event::AgentEvent;
-use super::launch::Wanted;
-use super::translator::Translator;
+use super::launch::LaunchRequest;
+use super::translator::AgentTranslator;
 use crate::config::AgentWire;
 
-const TOOLS: usize = 10_000;
+const TOOL_COUNT: usize = 10_000;
 
 /// After any number of tools that have ended.
-const SNAPSHOT: usize = 64 * 1024;
+const MAX_SNAPSHOT_BYTES: usize = 64 * 1024;
 /// With any number of tools that never do.
-const UNENDED: usize = 1024 * 1024;
+const MAX_SNAPSHOT_BYTES_UNENDED: usize = 1024 * 1024;
 
-const WIRES: [AgentWire; 4] = [
+const AGENT_WIRES: [AgentWire; 4] = [
     AgentWire::Claude,
     AgentWire::CodexAppServer,
     AgentWire::CodexExec,
@@ -22,18 +22,18 @@ const WIRES: [AgentWire; 4] = [
 ];
 
 /// An agent that has its prompt.
-fn prompted(wire: AgentWire) -> Translator {
-    let wanted = Wanted {
+fn prompted_translator(wire: AgentWire) -> AgentTranslator {
+    let wanted = LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
-        ..Wanted::default()
+        ..LaunchRequest::default()
     };
     let mut translator = wire
         .launch(&wanted)
         .expect("nothing is asked for")
         .translator;
-    let opening = translator.opening();
-    translator.wrote(&opening.bytes);
+    let opening = translator.first_message();
+    translator.on_written(&opening.bytes);
     let greetings = match wire {
         AgentWire::Claude => vec![json!({"type": "system", "subtype": "init", "session_id": "s"})],
         AgentWire::CodexAppServer => vec![
@@ -48,18 +48,18 @@ fn prompted(wire: AgentWire) -> Translator {
         ],
     };
     for line in greetings {
-        hear(&mut translator, &line);
+        push_line(&mut translator, &line);
     }
     translator
 }
 
-fn hear(translator: &mut Translator, line: &Value) -> Vec<AgentEvent> {
-    translator.stdout(format!("{line}\n").as_bytes());
+fn push_line(translator: &mut AgentTranslator, line: &Value) -> Vec<AgentEvent> {
+    translator.push_stdout(format!("{line}\n").as_bytes());
     let mut all = Vec::new();
-    while let Some(events) = translator.next() {
+    while let Some(events) = translator.next_events() {
         for event in &events {
             if let AgentEvent::Write(message) = event {
-                all.extend(translator.wrote(&message.bytes));
+                all.extend(translator.on_written(&message.bytes));
             }
         }
         all.extend(events);
@@ -67,7 +67,7 @@ fn hear(translator: &mut Translator, line: &Value) -> Vec<AgentEvent> {
     all
 }
 
-fn begins(wire: AgentWire, number: usize) -> Vec<Value> {
+fn tool_start_lines(wire: AgentWire, number: usize) -> Vec<Value> {
     let id = format!("toolu_0123456789abcdef_{number}");
     let command = format!("make target-{number}");
     match wire {
@@ -93,7 +93,7 @@ fn begins(wire: AgentWire, number: usize) -> Vec<Value> {
     }
 }
 
-fn ends(wire: AgentWire, number: usize) -> Value {
+fn tool_end_line(wire: AgentWire, number: usize) -> Value {
     let id = format!("toolu_0123456789abcdef_{number}");
     match wire {
         AgentWire::Claude => json!({"type": "user", "message": {"content": [
@@ -119,7 +119,7 @@ fn update(kind: &str, mut update: Value) -> Value {
         "params": {"sessionId": "s", "update": update}})
 }
 
-fn snapshot(translator: &Translator) -> usize {
+fn snapshot_bytes(translator: &AgentTranslator) -> usize {
     serde_json::to_vec(translator)
         .expect("it can be stored")
         .len()
@@ -131,27 +131,29 @@ fn count(events: &[AgentEvent], is: impl Fn(&AgentEvent) -> bool) -> usize {
 
 #[test]
 fn ten_thousand_tools_leave_a_snapshot_as_small_as_a_few() {
-    for wire in WIRES {
-        let mut translator = prompted(wire);
+    for wire in AGENT_WIRES {
+        let mut translator = prompted_translator(wire);
         let (mut started, mut finished) = (0, 0);
-        for number in 0..TOOLS {
-            for line in begins(wire, number) {
-                let events = hear(&mut translator, &line);
+        for number in 0..TOOL_COUNT {
+            for line in tool_start_lines(wire, number) {
+                let events = push_line(&mut translator, &line);
                 started += count(&events, |event| {
                     matches!(event, AgentEvent::ToolStarted { .. })
                 });
             }
-            let events = hear(&mut translator, &ends(wire, number));
+            let events = push_line(&mut translator, &tool_end_line(wire, number));
             finished += count(&events, |event| {
                 matches!(event, AgentEvent::ToolFinished { .. })
             });
         }
-        assert_eq!((started, finished), (TOOLS, TOOLS), "{wire:?}");
-        let size = snapshot(&translator);
-        assert!(size < SNAPSHOT, "{wire:?}: {size} bytes");
+        assert_eq!((started, finished), (TOOL_COUNT, TOOL_COUNT), "{wire:?}");
+        let size = snapshot_bytes(&translator);
+        assert!(size < MAX_SNAPSHOT_BYTES, "{wire:?}: {size} bytes");
         // A late word about one that is over is no new tool.
-        let late = begins(wire, TOOLS - 1);
-        let again = late.iter().flat_map(|line| hear(&mut translator, line));
+        let late = tool_start_lines(wire, TOOL_COUNT - 1);
+        let again = late
+            .iter()
+            .flat_map(|line| push_line(&mut translator, line));
         let again: Vec<AgentEvent> = again.collect();
         let is_start = |event: &AgentEvent| matches!(event, AgentEvent::ToolStarted { .. });
         assert_eq!(count(&again, is_start), 0, "{wire:?}");
@@ -160,27 +162,27 @@ fn ten_thousand_tools_leave_a_snapshot_as_small_as_a_few() {
 
 #[test]
 fn tools_that_never_end_are_told_of_up_to_a_bound() {
-    for wire in WIRES {
-        let mut translator = prompted(wire);
+    for wire in AGENT_WIRES {
+        let mut translator = prompted_translator(wire);
         let mut started = 0;
-        for number in 0..TOOLS {
-            for line in begins(wire, number) {
-                let events = hear(&mut translator, &line);
+        for number in 0..TOOL_COUNT {
+            for line in tool_start_lines(wire, number) {
+                let events = push_line(&mut translator, &line);
                 started += count(&events, |event| {
                     matches!(event, AgentEvent::ToolStarted { .. })
                 });
             }
         }
         assert_eq!(started, 256, "{wire:?}");
-        let size = snapshot(&translator);
-        assert!(size < UNENDED, "{wire:?}: {size} bytes");
+        let size = snapshot_bytes(&translator);
+        assert!(size < MAX_SNAPSHOT_BYTES_UNENDED, "{wire:?}: {size} bytes");
     }
 }
 
 /// Of changes that were said of and forgotten nobody can be shown what he would allow.
 #[test]
 fn leave_for_what_is_forgotten_is_denied_and_nobody_is_asked() {
-    let mut translator = prompted(AgentWire::CodexAppServer);
+    let mut translator = prompted_translator(AgentWire::CodexAppServer);
     let change = |number: usize| {
         json!({"method": "item/started", "params": {"threadId": "th", "item": {
             "type": "fileChange", "id": format!("f{number}"), "changes": [{"path": "a"}]}}})
@@ -190,16 +192,16 @@ fn leave_for_what_is_forgotten_is_denied_and_nobody_is_asked() {
             "params": {"threadId": "th", "itemId": format!("f{number}"), "grantRoot": "/work"}})
     };
     for number in 0..40 {
-        hear(&mut translator, &change(number));
+        push_line(&mut translator, &change(number));
     }
     let is_asked = |event: &AgentEvent| matches!(event, AgentEvent::InputAsked(_));
-    let events = hear(&mut translator, &asks(0));
+    let events = push_line(&mut translator, &asks(0));
     assert_eq!(count(&events, is_asked), 0, "{events:?}");
     let told = events.iter().any(|event| match event {
         AgentEvent::Write(message) => String::from_utf8_lossy(&message.bytes).contains("decline"),
         _ => false,
     });
     assert!(told, "{events:?}");
-    let events = hear(&mut translator, &asks(39));
+    let events = push_line(&mut translator, &asks(39));
     assert_eq!(count(&events, is_asked), 1, "{events:?}");
 }

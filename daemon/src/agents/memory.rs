@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Ids that are kept. A word about one that is older than so many others is a word about a new one.
-const IDS: usize = 256;
+const MAX_IDS: usize = 256;
 
 /// Ids of things that are over, or were seen. Kept as digests, for how long an id is, is the agent's choice.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Ids(VecDeque<u64>);
+pub(super) struct RecentIds(VecDeque<u64>);
 
-impl Ids {
+impl RecentIds {
     /// True where it is new.
     pub(super) fn insert(&mut self, id: &str) -> bool {
         if self.contains(id) {
             return false;
         }
-        if self.0.len() == IDS {
+        if self.0.len() == MAX_IDS {
             self.0.pop_front();
         }
         self.0.push_back(digest(id));
@@ -51,12 +51,12 @@ fn digest(id: &str) -> u64 {
 }
 
 /// Items of which a text is kept, and bytes of all of them together.
-const TEXTS: usize = 32;
-const BYTES: usize = 512 * 1024;
+const MAX_TEXTS: usize = 32;
+const MAX_TEXT_BYTES: usize = 512 * 1024;
 
 /// What open items would do, in the words in which it was said.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Texts {
+pub(super) struct RecentTexts {
     kept: VecDeque<(String, String)>,
     /// Something is gone: of an item that is not here nobody knows what was said of it.
     forgot: bool,
@@ -64,15 +64,15 @@ pub(super) struct Texts {
 
 /// What is known of an item.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Known<'a> {
+pub(super) enum RecalledText<'a> {
     Text(&'a str),
     /// Nothing was ever said.
-    Nothing,
+    NeverSeen,
     /// It may have been said, and is forgotten.
     Forgotten,
 }
 
-impl Texts {
+impl RecentTexts {
     /// For a state that was stored without them.
     pub(super) fn lost() -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Texts {
         let size = |kept: &VecDeque<(String, String)>| -> usize {
             kept.iter().map(|(id, text)| id.len() + text.len()).sum()
         };
-        while self.kept.len() > TEXTS || size(&self.kept) > BYTES {
+        while self.kept.len() > MAX_TEXTS || size(&self.kept) > MAX_TEXT_BYTES {
             self.kept.pop_front();
             self.forgot = true;
         }
@@ -101,11 +101,11 @@ impl Texts {
         *self = Self::default();
     }
 
-    pub(super) fn get(&self, id: &str) -> Known<'_> {
+    pub(super) fn get(&self, id: &str) -> RecalledText<'_> {
         match self.kept.iter().find(|(kept, _)| kept == id) {
-            Some((_, text)) => Known::Text(text),
-            None if self.forgot => Known::Forgotten,
-            None => Known::Nothing,
+            Some((_, text)) => RecalledText::Text(text),
+            None if self.forgot => RecalledText::Forgotten,
+            None => RecalledText::NeverSeen,
         }
     }
 }
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn the_newest_ids_are_known_and_the_oldest_are_forgotten_first() {
-        let mut ids = Ids::default();
-        for number in 0..=IDS {
+        let mut ids = RecentIds::default();
+        for number in 0..=MAX_IDS {
             assert!(ids.insert(&number.to_string()));
         }
         assert!(!ids.contains("0") && ids.contains("1"));
@@ -126,24 +126,24 @@ mod tests {
         let long = "x".repeat(1 << 20);
         ids.insert(&long);
         assert!(ids.contains(&long));
-        assert!(serde_json::to_string(&ids).unwrap().len() < 32 * IDS);
+        assert!(serde_json::to_string(&ids).unwrap().len() < 32 * MAX_IDS);
     }
 
     #[test]
     fn what_is_forgotten_is_not_taken_for_what_was_never_said() {
-        let mut texts = Texts::default();
-        assert_eq!(texts.get("a"), Known::Nothing);
+        let mut texts = RecentTexts::default();
+        assert_eq!(texts.get("a"), RecalledText::NeverSeen);
         texts.insert("a", "ls".to_owned());
         texts.insert("a", "ls -a".to_owned());
-        assert_eq!(texts.get("a"), Known::Text("ls -a"));
-        for number in 0..TEXTS {
+        assert_eq!(texts.get("a"), RecalledText::Text("ls -a"));
+        for number in 0..MAX_TEXTS {
             texts.insert(&number.to_string(), "x".to_owned());
         }
-        assert_eq!(texts.get("a"), Known::Forgotten);
-        assert_eq!(texts.get("0"), Known::Text("x"));
-        texts.insert("long", "x".repeat(BYTES + 1));
-        assert_eq!(texts.get("long"), Known::Forgotten);
+        assert_eq!(texts.get("a"), RecalledText::Forgotten);
+        assert_eq!(texts.get("0"), RecalledText::Text("x"));
+        texts.insert("long", "x".repeat(MAX_TEXT_BYTES + 1));
+        assert_eq!(texts.get("long"), RecalledText::Forgotten);
         texts.clear();
-        assert_eq!(texts.get("a"), Known::Nothing);
+        assert_eq!(texts.get("a"), RecalledText::NeverSeen);
     }
 }

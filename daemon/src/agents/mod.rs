@@ -41,44 +41,47 @@ use baton_proto::v1::{AgentInfo, AgentKind, AttemptRef, DeadlineProfile, Dispatc
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::attempt::{AttemptPlan, Talk, Words};
+use crate::attempt::{AgentSession, AttemptPlan, ChildStdin};
 use crate::config::AgentConfig;
-use crate::conversations::Known;
-use crate::receipts::WantedFiles;
-use crate::timers::Deadlines;
-use crate::tools::{Granted, Handed};
-use crate::workspace::{Plan, Roots};
+use crate::conversations::KnownConversation;
+use crate::receipts::RequiredFiles;
+use crate::timers::DeadlineLimits;
+use crate::tools::{AgentToolAccess, ToolGrant};
+use crate::workspace::{WorkspacePlan, WorkspaceRoots};
 
 pub(crate) use event::{
-    AgentEvent, AgentExit, Answer, Ask, Choice, Ending, Input, InputKey, Message, Outcome,
-    Permission, Question, Reply, TurnPhase,
+    AgentEvent, AgentExit, AgentInput, AgentInputAnswer, AgentInputKind, AgentQuestion, InputKey,
+    QuestionChoice, QuestionResponse, StdinMessage, ToolPermission, TurnEnding, TurnOutcome,
+    TurnPhase,
 };
-pub(crate) use failure::{Failure, FailureClass};
-use probe::look;
-pub(crate) use probe::{Found, find, is_asked, look_for_versions, version};
-pub(crate) use translator::Translator;
-pub(crate) use usage::{Tokens, TurnUsage};
-pub(crate) use verdict::{Used, Verdict, as_told, judge};
+pub(crate) use failure::{FailureClass, TurnFailure};
+use probe::find_programs;
+pub(crate) use probe::{
+    ProgramStatus, answers_version, find_program, find_programs_and_versions, program_version,
+};
+pub(crate) use translator::AgentTranslator;
+pub(crate) use usage::{TokenCounts, TurnUsage};
+pub(crate) use verdict::{AttemptVerdict, FinalAgentUsage, judge_ending, judge_with_finish};
 
 /// From TERM to KILL when neither the profile nor the relay says.
 const CLEANUP_TERM: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
-pub(crate) struct Agents {
+pub(crate) struct AgentRegistry {
     by_name: BTreeMap<String, AgentConfig>,
-    roots: Roots,
+    roots: WorkspaceRoots,
     /// What was found of them last; those who look are not the loop.
-    found: watch::Sender<BTreeMap<String, Found>>,
+    program_status: watch::Sender<BTreeMap<String, ProgramStatus>>,
 }
 
 /// Why a dispatch is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct DispatchRefusal {
     pub(crate) code: RejectCode,
     pub(crate) message: String,
 }
 
-impl Refusal {
+impl DispatchRefusal {
     fn new(code: RejectCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -102,7 +105,10 @@ impl Refusal {
 }
 
 /// Said when it is noticed, and once: why an agent gets no work must not be a riddle.
-fn tell_changes(known: &BTreeMap<String, Found>, found: &BTreeMap<String, Found>) {
+fn log_program_changes(
+    known: &BTreeMap<String, ProgramStatus>,
+    found: &BTreeMap<String, ProgramStatus>,
+) {
     for (agent, now) in found {
         let before = known.get(agent).and_then(|found| found.problem);
         match (before, now.problem) {
@@ -118,54 +124,54 @@ fn tell_changes(known: &BTreeMap<String, Found>, found: &BTreeMap<String, Found>
     }
 }
 
-impl Agents {
-    pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, roots: Roots) -> Self {
+impl AgentRegistry {
+    pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, roots: WorkspaceRoots) -> Self {
         Self {
             by_name,
             roots,
-            found: watch::Sender::default(),
+            program_status: watch::Sender::default(),
         }
     }
 
-    pub(crate) fn roots(&self) -> &Roots {
+    pub(crate) fn roots(&self) -> &WorkspaceRoots {
         &self.roots
     }
 
     /// Somebody has looked whether the programs are there.
-    pub(crate) fn on_look(&self, found: BTreeMap<String, Found>) {
-        tell_changes(&self.found.borrow(), &found);
-        self.found.send_replace(found);
+    pub(crate) fn set_program_status(&self, found: BTreeMap<String, ProgramStatus>) {
+        log_program_changes(&self.program_status.borrow(), &found);
+        self.program_status.send_replace(found);
     }
 
     /// Looks again, wherever it is called. Versions stay as they were told.
-    pub(crate) fn look_again(&self) -> impl FnOnce() + Send + use<> {
-        let (by_name, known) = (self.by_name.clone(), self.found.clone());
+    pub(crate) fn recheck_programs(&self) -> impl FnOnce() + Send + use<> {
+        let (by_name, known) = (self.by_name.clone(), self.program_status.clone());
         move || {
-            let mut found = look(&by_name);
+            let mut found = find_programs(&by_name);
             known.send_modify(|known| {
                 for (name, found) in &mut found {
                     let told = known.get(name).map(|told| told.version.clone());
                     found.version = told.unwrap_or_default();
                 }
-                tell_changes(known, &found);
+                log_program_changes(known, &found);
                 *known = found;
             });
         }
     }
 
     /// For Hello.
-    pub(crate) fn infos(&self) -> Vec<AgentInfo> {
+    pub(crate) fn agent_infos(&self) -> Vec<AgentInfo> {
         let infos = self.by_name.iter().map(|(name, config)| {
             let (kind, options) = match config {
                 AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                     (AgentKind::Command, Vec::new())
                 }
                 AgentConfig::Coding { wire, .. } => {
-                    let options = coding::OPTIONS.map(str::to_owned).to_vec();
-                    (coding::kind(*wire), options)
+                    let options = coding::AGENT_OPTIONS.map(str::to_owned).to_vec();
+                    (coding::agent_kind(*wire), options)
                 }
             };
-            let found = self.found.borrow().get(name).cloned();
+            let found = self.program_status.borrow().get(name).cloned();
             let found = found.unwrap_or_default();
             AgentInfo {
                 name: name.clone(),
@@ -179,83 +185,89 @@ impl Agents {
     }
 
     /// Turns a dispatch into what is run, or says why it is not.
-    pub(crate) fn plan(
+    pub(crate) fn plan_attempt(
         &self,
         attempt: &AttemptRef,
         dispatch: &Dispatch,
         daemon_id: &str,
-        known: Option<&Known>,
-        handed: Option<&Handed>,
-    ) -> Result<AttemptPlan, Refusal> {
+        known: Option<&KnownConversation>,
+        handed: Option<&AgentToolAccess>,
+    ) -> Result<AttemptPlan, DispatchRefusal> {
         let Some(config) = self.by_name.get(&dispatch.agent) else {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
-            return Err(Refusal::new(RejectCode::UnsupportedAgent, message));
+            return Err(DispatchRefusal::new(RejectCode::UnsupportedAgent, message));
         };
-        let workspace = self.place(attempt, dispatch)?;
+        let workspace = self.plan_workspace(attempt, dispatch)?;
         let cwd = workspace.working_directory();
-        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
-        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
+        let files = RequiredFiles::new(&workspace.path, dispatch.contract.as_ref());
+        let files =
+            files.map_err(|bad| DispatchRefusal::new(RejectCode::Invalid, bad.to_string()))?;
         let mut resume = None;
         let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
-                command::check(dispatch)?;
-                let child = command::child(config, attempt, dispatch, daemon_id, cwd)?;
+                command::check_options(dispatch)?;
+                let child = command::child_spec(config, attempt, dispatch, daemon_id, cwd)?;
                 let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
                 resume.clone_from(&dispatch.resume);
-                (child, Words::Prompt(prompt))
+                (child, ChildStdin::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
-                let desk = coding::Desk {
+                let desk = coding::CodingAgentContext {
                     wire: *wire,
                     config,
                     daemon_id,
                     cwd: &cwd,
-                    handed,
+                    tool_access: handed,
                 };
-                let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
-                let mut talk = Talk::new(&attempt.attempt_id, translator);
-                if files.as_ref().is_some_and(WantedFiles::may_try_again) {
+                let (child, translator) =
+                    coding::plan_coding_agent(desk, attempt, dispatch, known)?;
+                let mut talk = AgentSession::new(&attempt.attempt_id, translator);
+                if files.as_ref().is_some_and(RequiredFiles::allows_retry) {
                     talk = talk.with_further_turns();
                 }
-                (child, Words::Talk(Box::new(talk)))
+                (child, ChildStdin::AgentSession(Box::new(talk)))
             }
         };
         if let Some(handed) = handed {
-            child.environment.extend(handed.variables());
+            child.environment.extend(handed.environment());
         }
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
             workspace,
             child,
-            words,
+            stdin: words,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
-            tools: handed.map(|handed| Granted::new(handed, dispatch)),
-            files,
+            tools: handed.map(|handed| ToolGrant::new(handed, dispatch)),
+            required_files: files,
             resume,
         })
     }
 
-    fn place(&self, attempt: &AttemptRef, dispatch: &Dispatch) -> Result<Plan, Refusal> {
+    fn plan_workspace(
+        &self,
+        attempt: &AttemptRef,
+        dispatch: &Dispatch,
+    ) -> Result<WorkspacePlan, DispatchRefusal> {
         let asked = dispatch.workspace.as_ref();
         let plan = self.roots.plan(&attempt.attempt_id, asked, &dispatch.cwd);
         plan.ok_or_else(|| {
             let name = asked.map_or("", |asked| &asked.root);
             let message = format!("this daemon has no workspace {name:?}");
-            Refusal::new(RejectCode::BadCwd, message)
+            DispatchRefusal::new(RejectCode::BadCwd, message)
         })
     }
 }
 
 /// Absent and 0 both mean "not armed".
-fn armed(millis: Option<u64>) -> Option<Duration> {
+fn armed_deadline(millis: Option<u64>) -> Option<Duration> {
     millis
         .filter(|millis| *millis > 0)
         .map(Duration::from_millis)
 }
 
-fn deadlines(dispatch: &Dispatch) -> Deadlines {
+fn deadlines(dispatch: &Dispatch) -> DeadlineLimits {
     let DeadlineProfile {
         process_start_ms,
         prompt_write_ms,
@@ -267,36 +279,36 @@ fn deadlines(dispatch: &Dispatch) -> Deadlines {
         user_input_ms: _,
         cleanup_term_ms: _,
     } = dispatch.profile.unwrap_or_default();
-    Deadlines {
-        process_start: armed(process_start_ms),
-        prompt_write: armed(prompt_write_ms),
-        first_event: armed(first_event_ms),
-        first_visible_event: armed(first_visible_event_ms),
-        stream_idle: armed(stream_idle_ms),
-        tool_idle: armed(tool_idle_ms),
-        total: armed(Some(dispatch.total_ms)),
+    DeadlineLimits {
+        process_start: armed_deadline(process_start_ms),
+        prompt_write: armed_deadline(prompt_write_ms),
+        first_event: armed_deadline(first_event_ms),
+        first_visible_event: armed_deadline(first_visible_event_ms),
+        stream_idle: armed_deadline(stream_idle_ms),
+        tool_idle: armed_deadline(tool_idle_ms),
+        total: armed_deadline(Some(dispatch.total_ms)),
     }
 }
 
 fn cleanup_term(dispatch: &Dispatch) -> Duration {
     let profiled = dispatch
         .profile
-        .and_then(|profile| armed(profile.cleanup_term_ms));
+        .and_then(|profile| armed_deadline(profile.cleanup_term_ms));
     profiled
-        .or(armed(Some(dispatch.default_cleanup_term_ms)))
+        .or(armed_deadline(Some(dispatch.default_cleanup_term_ms)))
         .unwrap_or(CLEANUP_TERM)
 }
 
 /// A talk with an app-server that has not said anything yet.
 #[cfg(test)]
-pub(crate) fn test_talk() -> Talk {
-    let wanted = launch::Wanted {
+pub(crate) fn test_agent_session() -> AgentSession {
+    let wanted = launch::LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
-        ..launch::Wanted::default()
+        ..launch::LaunchRequest::default()
     };
     let launched = crate::config::AgentWire::CodexAppServer.launch(&wanted);
-    Talk::new(
+    AgentSession::new(
         "attempt",
         launched.expect("no option is asked for").translator,
     )

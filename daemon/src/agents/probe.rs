@@ -14,16 +14,16 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 use crate::config::AgentConfig;
-use crate::process::{identify_child, register};
+use crate::process::{identify_child, start_registered};
 
 /// For all programs together, before the daemon says Hello.
-const ANSWERS: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Of what a program says.
-const LONGEST: usize = 128;
+const MAX_VERSION_BYTES: usize = 128;
 
 /// What is known of one agent's program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ProgramStatus {
     /// Empty where it was not asked or did not say.
     pub(crate) version: String,
     /// Why it cannot be run, as a failure code.
@@ -31,11 +31,13 @@ pub(crate) struct Found {
 }
 
 /// Looks for the programs. Blocks for as long as the search path's disks do.
-pub(crate) fn look(agents: &BTreeMap<String, AgentConfig>) -> BTreeMap<String, Found> {
+pub(crate) fn find_programs(
+    agents: &BTreeMap<String, AgentConfig>,
+) -> BTreeMap<String, ProgramStatus> {
     let looked = agents.iter().map(|(name, config)| {
-        let found = Found {
-            problem: problem(config),
-            ..Found::default()
+        let found = ProgramStatus {
+            problem: program_problem(config),
+            ..ProgramStatus::default()
         };
         (name.clone(), found)
     });
@@ -43,21 +45,21 @@ pub(crate) fn look(agents: &BTreeMap<String, AgentConfig>) -> BTreeMap<String, F
 }
 
 /// Looks for the programs and asks those that can be asked for their versions, all at once and not for long.
-pub(crate) async fn look_for_versions(
+pub(crate) async fn find_programs_and_versions(
     agents: BTreeMap<String, AgentConfig>,
-) -> BTreeMap<String, Found> {
+) -> BTreeMap<String, ProgramStatus> {
     let looked = agents.clone();
-    let found = tokio::task::spawn_blocking(move || look(&looked));
+    let found = tokio::task::spawn_blocking(move || find_programs(&looked));
     // Without an answer nothing is known to be wrong.
-    let found = tokio::time::timeout(ANSWERS, found).await;
+    let found = tokio::time::timeout(PROBE_TIMEOUT, found).await;
     let mut found = found.ok().and_then(Result::ok).unwrap_or_default();
     let mut asked = tokio::task::JoinSet::new();
     for (name, config) in agents {
         let is_there = found
             .get(&name)
             .is_some_and(|found| found.problem.is_none());
-        if is_there && is_asked(&config) {
-            asked.spawn(async move { (name, version(&config, ANSWERS).await) });
+        if is_there && answers_version(&config) {
+            asked.spawn(async move { (name, program_version(&config, PROBE_TIMEOUT).await) });
         }
     }
     while let Some(answer) = asked.join_next().await {
@@ -69,20 +71,20 @@ pub(crate) async fn look_for_versions(
 }
 
 /// Whether its program answers `--version`. Of a command nobody knows what it would do.
-pub(crate) fn is_asked(config: &AgentConfig) -> bool {
+pub(crate) fn answers_version(config: &AgentConfig) -> bool {
     match config {
         AgentConfig::AnyCommand | AgentConfig::Command { .. } => false,
         AgentConfig::Coding { .. } => true,
     }
 }
 
-fn problem(config: &AgentConfig) -> Option<&'static str> {
-    let is_missing = config.program().is_some() && find(config).is_none();
+fn program_problem(config: &AgentConfig) -> Option<&'static str> {
+    let is_missing = config.program().is_some() && find_program(config).is_none();
     is_missing.then_some(codes::PROVIDER_MISSING)
 }
 
 /// Where its program is, as the shim would find it: along the path that the program itself is given.
-pub(crate) fn find(config: &AgentConfig) -> Option<PathBuf> {
+pub(crate) fn find_program(config: &AgentConfig) -> Option<PathBuf> {
     let (program, env) = config.program()?;
     let path = Path::new(program);
     if path.components().count() > 1 {
@@ -100,23 +102,26 @@ fn is_program(path: &Path) -> bool {
 }
 
 /// The first line of what its program says to `--version`.
-pub(crate) async fn version(config: &AgentConfig, limit: Duration) -> io::Result<String> {
+pub(crate) async fn program_version(config: &AgentConfig, limit: Duration) -> io::Result<String> {
     let (program, env) = config.program().ok_or(io::ErrorKind::NotFound)?;
-    let said = tokio::time::timeout(limit, ask(program, env)).await;
+    let said = tokio::time::timeout(limit, run_version_command(program, env)).await;
     said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 /// Becomes the program, however long that takes.
-const BECOME: &str = "exec \"$0\" --version";
+const VERSION_SCRIPT: &str = "exec \"$0\" --version";
 
 /// Through a shell: whoever starts a process waits until its program is loaded, with a thread of the runtime and a lock that
 /// all starts share, and the disk that holds this program may not answer.
-async fn ask(program: &OsStr, env: &BTreeMap<String, String>) -> io::Result<String> {
+async fn run_version_command(
+    program: &OsStr,
+    env: &BTreeMap<String, String>,
+) -> io::Result<String> {
     let mut command = Command::new("/bin/sh");
     let kept = ["PATH", "HOME", "USER", "LANG", "TMPDIR"];
     let kept = kept.into_iter();
     command
-        .args([OsStr::new("-c"), OsStr::new(BECOME), program])
+        .args([OsStr::new("-c"), OsStr::new(VERSION_SCRIPT), program])
         .env_clear()
         .envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))))
         .envs(env)
@@ -125,7 +130,7 @@ async fn ask(program: &OsStr, env: &BTreeMap<String, String>) -> io::Result<Stri
         .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
-    let mut child = register(|| {
+    let mut child = start_registered(|| {
         let child = command.spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
@@ -141,7 +146,7 @@ async fn ask(program: &OsStr, env: &BTreeMap<String, String>) -> io::Result<Stri
     if !status.success() || first.is_empty() {
         return Err(io::Error::other(format!("it answered with {status}")));
     }
-    Ok(first[..first.floor_char_boundary(LONGEST)].to_owned())
+    Ok(first[..first.floor_char_boundary(MAX_VERSION_BYTES)].to_owned())
 }
 
 #[cfg(test)]
@@ -179,10 +184,10 @@ mod tests {
             ("gone".to_owned(), coding(&dir.path().join("gone"))),
             ("any".to_owned(), AgentConfig::AnyCommand),
         ]);
-        let found = look_for_versions(agents).await;
+        let found = find_programs_and_versions(agents).await;
         assert_eq!(found["good"].version, "1.2.3");
         for unknown in ["silent", "broken", "any"] {
-            assert_eq!(found[unknown], Found::default(), "{unknown}");
+            assert_eq!(found[unknown], ProgramStatus::default(), "{unknown}");
         }
         assert_eq!(found["gone"].problem, Some(codes::PROVIDER_MISSING));
     }
@@ -200,14 +205,14 @@ mod tests {
             config
         };
         let there = own(dir.path().to_str().unwrap());
-        assert_eq!(find(&there), Some(path));
+        assert_eq!(find_program(&there), Some(path));
         // What the daemon finds by itself is nothing to an agent that cannot see it.
         let mut sh = own("/nowhere");
         if let AgentConfig::Coding { program, .. } = &mut sh {
             *program = "sh".into();
         }
         let agents = BTreeMap::from([("there".to_owned(), there), ("sh".to_owned(), sh)]);
-        let found = look_for_versions(agents).await;
+        let found = find_programs_and_versions(agents).await;
         assert_eq!(found["there"].version, "7.8.9");
         assert_eq!(found["sh"].problem, Some(codes::PROVIDER_MISSING));
     }

@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::event::{AgentEvent, AgentExit, Ask, TurnPhase};
-use super::launch::Wanted;
-use super::translator::Translator;
-use super::usage::Tokens;
-use super::wire::{list, text};
+use super::event::{AgentEvent, AgentExit, AgentInputKind, TurnPhase};
+use super::launch::LaunchRequest;
+use super::translator::AgentTranslator;
+use super::usage::TokenCounts;
+use super::wire::{list_at, text_at};
 use crate::config::AgentWire;
 
 #[test]
 fn every_recording_comes_to_what_is_known_of_it() {
     let Some(directory) = std::env::var_os("BATON_RECORDINGS") else {
-        tell("skipped: BATON_RECORDINGS does not say where recordings of agents are");
+        print_line("skipped: BATON_RECORDINGS does not say where recordings of agents are");
         return;
     };
     let recordings = recordings(Path::new(&directory));
@@ -35,23 +35,26 @@ fn every_recording_comes_to_what_is_known_of_it() {
     );
     let mut wrong = Vec::new();
     for recording in &recordings {
-        let events = recording.play(Bytes::AsTheyWere);
+        let events = recording.play(RecordedChunking::WholeLines);
         let mut problems = broken_rules(recording, &events);
-        for bytes in [Bytes::InPieces, Bytes::OtherEnds] {
+        for bytes in [
+            RecordedChunking::RandomPieces,
+            RecordedChunking::CarriageReturns,
+        ] {
             if recording.play(bytes) != events {
                 problems.push(format!(
                     "it comes to something else with its bytes {bytes:?}"
                 ));
             }
         }
-        let told = facts::of_adapter(&events);
-        problems.extend(facts::differences(&stated::turns(recording), &told));
+        let told = facts::facts_of_adapter(&events);
+        problems.extend(facts::differences(&stated::stated_turns(recording), &told));
         if !problems.is_empty() {
             wrong.push(format!("{}: {}", recording.name, problems.join("\n  ")));
         }
     }
     let right = recordings.len() - wrong.len();
-    tell(&format!(
+    print_line(&format!(
         "recordings of agents: {right} of {}",
         recordings.len()
     ));
@@ -59,23 +62,23 @@ fn every_recording_comes_to_what_is_known_of_it() {
 }
 
 /// Past what catches the output of tests that pass: one should see that it was run, and on how many.
-fn tell(words: &str) {
+fn print_line(words: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{words}");
 }
 
 /// How what was recorded reaches the adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bytes {
+enum RecordedChunking {
     /// Line by line.
-    AsTheyWere,
+    WholeLines,
     /// Cut where chance would have it, in the middle of characters too.
-    InPieces,
+    RandomPieces,
     /// A carriage return at the end of each line, and no newline behind the last one.
-    OtherEnds,
+    CarriageReturns,
 }
 
-struct Recording {
+struct AgentRecording {
     /// Program and scenario.
     name: String,
     meta: Value,
@@ -85,10 +88,10 @@ struct Recording {
     /// The same lines as they were printed, with their ends.
     raw: Vec<Vec<u8>>,
     stderr: String,
-    used_before: Option<Tokens>,
+    used_before: Option<TokenCounts>,
 }
 
-fn recordings(directory: &Path) -> Vec<Recording> {
+fn recordings(directory: &Path) -> Vec<AgentRecording> {
     let folders = |path: &Path| {
         let entries = std::fs::read_dir(path)
             .unwrap()
@@ -102,12 +105,12 @@ fn recordings(directory: &Path) -> Vec<Recording> {
         for meta in folders(&folder) {
             let name = meta.file_name().unwrap().to_string_lossy().into_owned();
             if let Some(scenario) = name.strip_suffix(".meta.json") {
-                found.push(Recording::read(&folder, scenario));
+                found.push(AgentRecording::read(&folder, scenario));
             }
         }
     }
     // What a thread had used is known from the recording that came before.
-    let before: Vec<Option<Tokens>> = found
+    let before: Vec<Option<TokenCounts>> = found
         .iter()
         .map(|one| one.used_by_earlier(&found))
         .collect();
@@ -117,7 +120,7 @@ fn recordings(directory: &Path) -> Vec<Recording> {
     found
 }
 
-impl Recording {
+impl AgentRecording {
     fn read(folder: &Path, scenario: &str) -> Self {
         let bytes = |ending: &str| {
             let path = folder.join(format!("{scenario}.{ending}"));
@@ -140,7 +143,7 @@ impl Recording {
     }
 
     fn kind(&self) -> AgentWire {
-        let argv = list(&self.meta, "/argv");
+        let argv = list_at(&self.meta, "/argv");
         let has = |word| argv.iter().any(|arg| arg == word);
         if self.name.contains("-acp-") || has("--acp") || has("acp") {
             AgentWire::Acp
@@ -157,7 +160,9 @@ impl Recording {
 
     /// The conversation that it was told to go on with.
     fn resumes(&self) -> Option<String> {
-        let argv = list(&self.meta, "/argv").iter().filter_map(Value::as_str);
+        let argv = list_at(&self.meta, "/argv")
+            .iter()
+            .filter_map(Value::as_str);
         let mut after = argv
             .skip_while(|arg| !matches!(*arg, "--resume" | "resume"))
             .skip(1);
@@ -169,21 +174,21 @@ impl Recording {
                 .filter_map(|line| serde_json::from_str::<Value>(line).ok());
             let mut openings = messages.filter(|message| {
                 matches!(
-                    text(message, "/method"),
+                    text_at(message, "/method"),
                     "thread/resume" | "session/load" | "session/resume"
                 )
             });
             let opening = openings.next()?;
             let ids = [
-                text(&opening, "/params/threadId"),
-                text(&opening, "/params/sessionId"),
+                text_at(&opening, "/params/threadId"),
+                text_at(&opening, "/params/sessionId"),
             ];
             ids.into_iter().find(|id| !id.is_empty()).map(str::to_owned)
         };
         by_argument.or_else(by_message)
     }
 
-    fn used_by_earlier(&self, all: &[Self]) -> Option<Tokens> {
+    fn used_by_earlier(&self, all: &[Self]) -> Option<TokenCounts> {
         let thread = self.resumes()?;
         let said = |one: &&Self| one.stdout.iter().any(|line| line.contains(&thread));
         let earlier = all
@@ -196,7 +201,7 @@ impl Recording {
             .find(|line| line.contains("\"turn.completed\""))?;
         let message: Value = serde_json::from_str(line).ok()?;
         let count = |path| message.pointer(path).and_then(Value::as_u64).unwrap_or(0);
-        Some(Tokens {
+        Some(TokenCounts {
             input: count("/usage/input_tokens") - count("/usage/cached_input_tokens"),
             output: count("/usage/output_tokens"),
             cache_read: count("/usage/cached_input_tokens"),
@@ -204,21 +209,21 @@ impl Recording {
         })
     }
 
-    fn translator(&self) -> Translator {
-        let wanted = Wanted {
-            cwd: text(&self.meta, "/cwd").to_owned(),
+    fn translator(&self) -> AgentTranslator {
+        let wanted = LaunchRequest {
+            cwd: text_at(&self.meta, "/cwd").to_owned(),
             resume: self.resumes(),
             used_before: self.used_before,
-            ..Wanted::default()
+            ..LaunchRequest::default()
         };
         self.kind().launch(&wanted).unwrap().translator
     }
 
     /// In the order of the recording: whether the agent said it, and which line of all that it said or was told.
     fn order(&self) -> impl Iterator<Item = (bool, usize)> {
-        let steps = list(&self.meta, "/timeline_ms").iter();
+        let steps = list_at(&self.meta, "/timeline_ms").iter();
         steps.filter_map(|step| {
-            let out = match text(step, "/1") {
+            let out = match text_at(step, "/1") {
                 "out" => true,
                 "in" => false,
                 _ => return None,
@@ -236,28 +241,28 @@ impl Recording {
     }
 
     /// What the adapter would write is not written: the recording says what was.
-    fn play(&self, bytes: Bytes) -> Vec<AgentEvent> {
+    fn play(&self, bytes: RecordedChunking) -> Vec<AgentEvent> {
         let mut translator = self.translator();
         let mut events = Vec::new();
         let last = self.order().last();
         for (out, at) in self.order() {
             if !out {
                 let line = self.stdin.get(at).map_or("", String::as_str);
-                events.extend(translator.wrote(line.as_bytes()));
+                events.extend(translator.on_written(line.as_bytes()));
                 continue;
             }
             let line = self.raw.get(at).cloned().unwrap_or_default();
             for piece in bytes.pieces(line, at, last == Some((out, at))) {
-                translator.stdout(&piece);
-                events.extend(std::iter::from_fn(|| translator.next()).flatten());
+                translator.push_stdout(&piece);
+                events.extend(std::iter::from_fn(|| translator.next_events()).flatten());
             }
         }
-        events.extend(translator.exited(self.exit(), &self.stderr));
+        events.extend(translator.on_exit(self.exit(), &self.stderr));
         events
     }
 
     /// Lines that are no messages of its wire.
-    fn nonsense(&self) -> usize {
+    fn count_nonsense_lines(&self) -> usize {
         let rpc = matches!(self.kind(), AgentWire::CodexAppServer | AgentWire::Acp);
         let lines = self.raw.iter().filter(|line| !line.trim_ascii().is_empty());
         lines
@@ -266,7 +271,7 @@ impl Recording {
     }
 
     fn exit(&self) -> AgentExit {
-        let signal = match text(&self.meta, "/killed_by_signal") {
+        let signal = match text_at(&self.meta, "/killed_by_signal") {
             "SIGHUP" => 1,
             "SIGINT" => 2,
             "SIGKILL" => 9,
@@ -279,11 +284,11 @@ impl Recording {
     }
 }
 
-impl Bytes {
+impl RecordedChunking {
     fn pieces(self, mut line: Vec<u8>, at: usize, last: bool) -> Vec<Vec<u8>> {
         match self {
-            Self::AsTheyWere => vec![line],
-            Self::InPieces => {
+            Self::WholeLines => vec![line],
+            Self::RandomPieces => {
                 // The same pieces in every run, and others for every line.
                 let first = line.len() * (at % 7) / 7;
                 let rest = line.split_off(first);
@@ -291,7 +296,7 @@ impl Bytes {
                 let rest = rest.chunks(size).map(<[u8]>::to_vec);
                 std::iter::once(line).chain(rest).collect()
             }
-            Self::OtherEnds => {
+            Self::CarriageReturns => {
                 if line.pop_if(|byte| *byte == b'\n').is_some() && !last {
                     line.extend(b"\r\n");
                 }
@@ -302,7 +307,7 @@ impl Bytes {
 }
 
 /// What holds of any recording of any agent.
-fn broken_rules(recording: &Recording, events: &[AgentEvent]) -> Vec<String> {
+fn broken_rules(recording: &AgentRecording, events: &[AgentEvent]) -> Vec<String> {
     let count = |is: fn(&AgentEvent) -> bool| events.iter().filter(|event| is(event)).count();
     let asked = count(|event| matches!(event, AgentEvent::InputAsked(_)));
     let closed = count(|event| {
@@ -325,7 +330,7 @@ fn broken_rules(recording: &Recording, events: &[AgentEvent]) -> Vec<String> {
     rule(asked == closed, "an input stays open");
     rule(started == finished, "a tool stays open");
     rule(
-        malformed == recording.nonsense(),
+        malformed == recording.count_nonsense_lines(),
         "a line was not understood, or one that is no message was",
     );
     let talks = events
@@ -336,20 +341,20 @@ fn broken_rules(recording: &Recording, events: &[AgentEvent]) -> Vec<String> {
         talks == events.contains(&visible),
         "visible output and its phase differ",
     );
-    broken.extend(bound_to_other_words(events));
+    broken.extend(mismatched_permission_digest(events));
     broken
 }
 
 /// The digest is that of what is shown.
-fn bound_to_other_words(events: &[AgentEvent]) -> Option<String> {
+fn mismatched_permission_digest(events: &[AgentEvent]) -> Option<String> {
     use sha2::{Digest, Sha256};
     let differ = |event: &AgentEvent| match event {
-        AgentEvent::InputAsked(input) => match &input.ask {
-            Ask::Permission(asked) => {
+        AgentEvent::InputAsked(input) => match &input.kind {
+            AgentInputKind::Permission(asked) => {
                 let digest: [u8; 32] = Sha256::digest(asked.arguments.as_bytes()).into();
                 digest != asked.digest || asked.arguments.len() < 3
             }
-            Ask::Questions(questions) => questions.is_empty(),
+            AgentInputKind::Questions(questions) => questions.is_empty(),
         },
         _ => false,
     };

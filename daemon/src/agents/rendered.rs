@@ -1,10 +1,10 @@
 //! Events as lines that a person can read and a test can compare.
 
-use super::event::{AgentEvent, Ask, Ending, Input, Outcome, TurnPhase};
+use super::event::{AgentEvent, AgentInput, AgentInputKind, TurnEnding, TurnOutcome, TurnPhase};
 use super::usage::TurnUsage;
 use baton_proto::v1::OutputKind;
 
-pub(super) fn event(event: &AgentEvent) -> String {
+pub(super) fn event_text(event: &AgentEvent) -> String {
     match event {
         AgentEvent::Phase(TurnPhase::PromptWritten) => "prompt_written".to_owned(),
         AgentEvent::Phase(TurnPhase::FirstEventSeen) => "first_event_seen".to_owned(),
@@ -28,7 +28,7 @@ pub(super) fn event(event: &AgentEvent) -> String {
         AgentEvent::ToolStarted { id, name } => format!("tool_started {id} {name}"),
         AgentEvent::ToolFinished { id, failed: false } => format!("tool_finished {id}"),
         AgentEvent::ToolFinished { id, failed: true } => format!("tool_finished {id} failed"),
-        AgentEvent::InputAsked(input) => asked(input),
+        AgentEvent::InputAsked(input) => input_text(input),
         AgentEvent::InputAnswered { key } => format!("answered {}", key.0),
         AgentEvent::InputWithdrawn { key, reason } => format!("withdrawn {}: {reason}", key.0),
         AgentEvent::Conversation(id) => format!("conversation {id}"),
@@ -40,16 +40,16 @@ pub(super) fn event(event: &AgentEvent) -> String {
             format!("write{last} {}", text.trim_end())
         }
         AgentEvent::Malformed { line } => format!("malformed {line}"),
-        AgentEvent::Mended { line } => format!("mended {line}"),
+        AgentEvent::Repaired { line } => format!("mended {line}"),
         AgentEvent::LineCut { length } => format!("cut {length}"),
-        AgentEvent::Ended(ending) => ended(ending),
+        AgentEvent::Ended(ending) => ending_text(ending),
     }
 }
 
-fn asked(input: &Input) -> String {
+fn input_text(input: &AgentInput) -> String {
     let tool = input.tool_call_id.as_deref().unwrap_or("-");
-    match &input.ask {
-        Ask::Permission(permission) => {
+    match &input.kind {
+        AgentInputKind::Permission(permission) => {
             let scope = if permission.can_allow_for_attempt {
                 " or for the attempt"
             } else {
@@ -61,7 +61,7 @@ fn asked(input: &Input) -> String {
                 input.key.0
             )
         }
-        Ask::Questions(questions) => {
+        AgentInputKind::Questions(questions) => {
             let questions = questions.iter().map(|question| {
                 let labels = question.options.iter().map(|option| option.label.as_str());
                 let labels = labels.collect::<Vec<_>>().join("|");
@@ -79,24 +79,28 @@ fn asked(input: &Input) -> String {
     }
 }
 
-pub(super) fn ended(ending: &Ending) -> String {
+pub(super) fn ending_text(ending: &TurnEnding) -> String {
     let usage = ending
         .usage
         .as_ref()
-        .map(|usage| format!(" using {}", used(usage)));
-    format!("{}{}", outcome(&ending.outcome), usage.unwrap_or_default())
+        .map(|usage| format!(" using {}", usage_text(usage)));
+    format!(
+        "{}{}",
+        outcome_text(&ending.outcome),
+        usage.unwrap_or_default()
+    )
 }
 
-pub(super) fn outcome(outcome: &Outcome) -> String {
+pub(super) fn outcome_text(outcome: &TurnOutcome) -> String {
     match outcome {
-        Outcome::Result(text) => format!("result {text:?}"),
-        Outcome::Failed(failure) => format!("{} {:?}", failure.code(), failure.message),
-        Outcome::Interrupted => "interrupted".to_owned(),
+        TurnOutcome::Result(text) => format!("result {text:?}"),
+        TurnOutcome::Failed(failure) => format!("{} {:?}", failure.code(), failure.message),
+        TurnOutcome::Interrupted => "interrupted".to_owned(),
     }
 }
 
 /// Input, output, cache read, cache write, price.
-pub(super) fn used(usage: &TurnUsage) -> String {
+pub(super) fn usage_text(usage: &TurnUsage) -> String {
     let tokens = usage.tokens;
     let counts = [
         tokens.input,

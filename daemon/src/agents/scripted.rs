@@ -9,10 +9,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Reply};
-use super::launch::Wanted;
+use super::event::{
+    AgentEvent, AgentExit, AgentInputAnswer, InputKey, QuestionResponse, StdinMessage,
+};
+use super::launch::LaunchRequest;
 use super::rendered;
-use super::translator::Translator;
+use super::translator::AgentTranslator;
 use crate::config::AgentWire;
 
 fn directory() -> PathBuf {
@@ -36,7 +38,7 @@ fn every_transcript_comes_to_what_it_says() {
 
 /// The transcript with the events that it really comes to.
 fn play(transcript: &str) -> String {
-    let mut player = Player::default();
+    let mut player = TranscriptPlayer::default();
     for line in transcript.lines().filter(|line| !line.starts_with("= ")) {
         player.shown.push(line.to_owned());
         if !line.is_empty() && !line.starts_with('#') {
@@ -47,18 +49,18 @@ fn play(transcript: &str) -> String {
 }
 
 #[derive(Default)]
-struct Player {
-    translator: Option<Translator>,
+struct TranscriptPlayer {
+    translator: Option<AgentTranslator>,
     stderr: String,
     shown: Vec<String>,
 }
 
-impl Player {
+impl TranscriptPlayer {
     fn step(&mut self, line: &str) {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         if word == "start" {
             let mut translator = start(rest);
-            let opening = translator.opening();
+            let opening = translator.first_message();
             self.translator = Some(translator);
             self.stderr.clear();
             self.write(opening);
@@ -69,23 +71,23 @@ impl Player {
         self.translator = Some(serde_json::from_str(&stored).unwrap());
         let text = format!("{rest}\n");
         match word {
-            "<" => self.translator().stdout(text.as_bytes()),
+            "<" => self.translator().push_stdout(text.as_bytes()),
             "!" => self.stderr.push_str(&text),
             "exit" => self.exit(AgentExit::Code(rest.parse().unwrap())),
             "signal" => self.exit(AgentExit::Signal(rest.parse().unwrap())),
             "interrupt" => {
-                for message in self.translator().interrupt() {
+                for message in self.translator().interrupt_messages() {
                     self.write(message);
                 }
             }
             _ => self.answer(word, rest),
         }
-        while let Some(events) = self.translator().next() {
+        while let Some(events) = self.translator().next_events() {
             self.take(events);
         }
     }
 
-    fn translator(&mut self) -> &mut Translator {
+    fn translator(&mut self) -> &mut AgentTranslator {
         self.translator
             .as_mut()
             .expect("a transcript begins with start")
@@ -93,44 +95,48 @@ impl Player {
 
     fn exit(&mut self, exit: AgentExit) {
         let stderr = std::mem::take(&mut self.stderr);
-        let events = self.translator().exited(exit, &stderr);
+        let events = self.translator().on_exit(exit, &stderr);
         self.take(events);
     }
 
     fn answer(&mut self, word: &str, rest: &str) {
         let (key, rest) = rest.split_once(' ').unwrap_or((rest, ""));
         let answer = match word {
-            "allow" => Answer::Allow { for_attempt: false },
-            "allow-attempt" => Answer::Allow { for_attempt: true },
-            "deny" => Answer::Deny {
+            "allow" => AgentInputAnswer::Allow { for_attempt: false },
+            "allow-attempt" => AgentInputAnswer::Allow { for_attempt: true },
+            "deny" => AgentInputAnswer::Deny {
                 message: rest.to_owned(),
             },
-            "none" => Answer::None,
-            "reply" => Answer::Replies(rest.split("; ").map(reply).collect()),
+            "none" => AgentInputAnswer::None,
+            "reply" => AgentInputAnswer::Replies(rest.split("; ").map(reply).collect()),
             other => panic!("no such word: {other}"),
         };
-        match self.translator().answer(&InputKey(key.to_owned()), &answer) {
+        match self
+            .translator()
+            .answer_message(&InputKey(key.to_owned()), &answer)
+        {
             Some(message) => self.write(message),
             None => self.shown.push("= nothing is open".to_owned()),
         }
     }
 
-    fn write(&mut self, message: Message) {
+    fn write(&mut self, message: StdinMessage) {
         self.take(vec![AgentEvent::Write(message)]);
     }
 
     fn take(&mut self, events: Vec<AgentEvent>) {
         for event in events {
-            self.shown.push(format!("= {}", rendered::event(&event)));
+            self.shown
+                .push(format!("= {}", rendered::event_text(&event)));
             if let AgentEvent::Write(message) = event {
-                let events = self.translator().wrote(&message.bytes);
+                let events = self.translator().on_written(&message.bytes);
                 self.take(events);
             }
         }
     }
 }
 
-fn start(words: &str) -> Translator {
+fn start(words: &str) -> AgentTranslator {
     let (kind, options) = words.split_once(' ').unwrap_or((words, ""));
     let kind = match kind {
         "claude" => AgentWire::Claude,
@@ -139,10 +145,10 @@ fn start(words: &str) -> Translator {
         "acp" => AgentWire::Acp,
         other => panic!("no such kind: {other}"),
     };
-    let mut wanted = Wanted {
+    let mut wanted = LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
-        ..Wanted::default()
+        ..LaunchRequest::default()
     };
     for option in options.split_whitespace() {
         let (name, value) = option.split_once('=').unwrap();
@@ -158,10 +164,10 @@ fn start(words: &str) -> Translator {
     kind.launch(&wanted).unwrap().translator
 }
 
-fn reply(words: &str) -> Reply {
+fn reply(words: &str) -> QuestionResponse {
     let (labels, text) = words.split_once(':').unwrap_or((words, ""));
     let labels = labels.split(',').filter(|label| !label.is_empty());
-    Reply {
+    QuestionResponse {
         labels: labels.map(str::to_owned).collect(),
         text: text.to_owned(),
     }

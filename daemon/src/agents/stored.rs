@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use super::event::AgentEvent;
-use super::launch::{ContextFile, Wanted};
-use super::translator::Translator;
+use super::launch::{ContextFile, LaunchRequest};
+use super::translator::AgentTranslator;
 use crate::config::AgentWire;
 
 /// One that has its prompt.
-fn working(wire: AgentWire) -> Translator {
-    let wanted = Wanted {
+fn prompted_translator(wire: AgentWire) -> AgentTranslator {
+    let wanted = LaunchRequest {
         prompt: "the prompt".to_owned(),
         cwd: "/work".to_owned(),
         instructions: "the instructions".to_owned(),
@@ -17,14 +17,14 @@ fn working(wire: AgentWire) -> Translator {
             path: "the-context".to_owned(),
             ..ContextFile::default()
         }],
-        ..Wanted::default()
+        ..LaunchRequest::default()
     };
     let mut translator = wire.launch(&wanted).unwrap().translator;
-    let opening = translator.opening();
-    translator.wrote(&opening.bytes);
+    let opening = translator.first_message();
+    translator.on_written(&opening.bytes);
     for id in 0..3 {
         let result = json!({"protocolVersion": 1, "sessionId": "s", "thread": {"id": "th"}, "turn": {"id": "tu"}});
-        say(
+        push_line(
             &mut translator,
             json!({"jsonrpc": "2.0", "id": id, "result": result}),
         );
@@ -33,12 +33,12 @@ fn working(wire: AgentWire) -> Translator {
 }
 
 /// One line; what the agent is told because of it is told.
-fn say(translator: &mut Translator, message: serde_json::Value) {
-    translator.stdout(format!("{message}\n").as_bytes());
-    let events = translator.next().expect("a whole line");
+fn push_line(translator: &mut AgentTranslator, message: serde_json::Value) {
+    translator.push_stdout(format!("{message}\n").as_bytes());
+    let events = translator.next_events().expect("a whole line");
     for event in events {
         if let AgentEvent::Write(message) = event {
-            translator.wrote(&message.bytes);
+            translator.on_written(&message.bytes);
         }
     }
 }
@@ -46,7 +46,7 @@ fn say(translator: &mut Translator, message: serde_json::Value) {
 #[test]
 fn what_went_with_the_prompt_is_not_kept_behind_it() {
     for wire in [AgentWire::CodexAppServer, AgentWire::Acp] {
-        let stored = serde_json::to_string(&working(wire)).unwrap();
+        let stored = serde_json::to_string(&prompted_translator(wire)).unwrap();
         for gone in ["the prompt", "the instructions", "the-context"] {
             assert!(!stored.contains(gone), "{gone}: {stored}");
         }

@@ -8,36 +8,37 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::event::{
-    AgentEvent, Ask, Ending, Input, InputKey, Outcome, Output, Permission, TurnPhase,
+    AgentEvent, AgentInput, AgentInputKind, AgentOutput, InputKey, ToolPermission, TurnEnding,
+    TurnOutcome, TurnPhase,
 };
-use super::failure::Failure;
-use super::memory::Ids;
+use super::failure::TurnFailure;
+use super::memory::RecentIds;
 use super::usage::TurnUsage;
 
 /// Bytes of a final text that are kept.
-pub(crate) const RESULT_MAX: usize = baton_proto::codes::RESULT_BYTES;
+pub(crate) const MAX_RESULT_BYTES: usize = baton_proto::codes::MAX_RESULT_BYTES;
 
 /// So many lines of which nothing is told come to one that is.
-const SILENT_LINES: u32 = 16;
+const SILENT_LINES_PER_SIGN: u32 = 16;
 
 /// Tools that may be open at once, as many as the relay watches, and bytes of a tool's id. What is beyond is output like any
 /// other, and silence in it is the stream's.
-const OPEN_TOOLS: usize = 256;
-const TOOL_ID: usize = 1024;
+const MAX_OPEN_TOOLS: usize = 256;
+const MAX_TOOL_ID_BYTES: usize = 1024;
 
 /// What a person can be shown whole.
-const ARGUMENTS_MAX: usize = 256 * 1024;
+const MAX_ARGUMENTS_BYTES: usize = 256 * 1024;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Turn {
-    state: State,
+pub(crate) struct TurnState {
+    state: TurnStage,
     /// Prompts that were written while a turn ran.
     queued: u32,
     phase: Option<TurnPhase>,
     open_tools: BTreeSet<String>,
     /// Those that are over: a late word about one does not begin it again.
     #[serde(default)]
-    over: Ids,
+    over: RecentIds,
     /// Lines of which nothing was told, by the open tool that they belong to; empty for none.
     #[serde(default)]
     silent: BTreeMap<String, u32>,
@@ -47,13 +48,13 @@ pub(crate) struct Turn {
     /// Somebody told the agent to stop.
     interrupted: bool,
     /// The last words, for a result that does not repeat them.
-    words: Words,
+    words: LastMessage,
     /// What was said last for all to see were words.
     after_words: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
+enum TurnStage {
     #[default]
     NotBegun,
     Running,
@@ -61,15 +62,15 @@ enum State {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Words {
+struct LastMessage {
     message: Option<String>,
     text: String,
 }
 
-impl Turn {
+impl TurnState {
     /// A prompt is on its way. One that comes during a turn has its own turn after it.
-    pub(super) fn prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
-        if self.state == State::Running {
+    pub(super) fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::Running {
             self.queued += 1;
         } else {
             self.begin(out);
@@ -77,41 +78,41 @@ impl Turn {
     }
 
     /// The agent has begun: with a prompt that nobody has seen on stdin, because it was an argument.
-    pub(super) fn begin_unless_begun(&mut self, out: &mut Vec<AgentEvent>) {
-        if self.state == State::NotBegun {
+    pub(super) fn begin_if_not_begun(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::NotBegun {
             self.begin(out);
         }
     }
 
     fn begin(&mut self, out: &mut Vec<AgentEvent>) {
-        self.state = State::Running;
+        self.state = TurnStage::Running;
         self.interrupted = false;
         self.over.clear();
         self.silent.clear();
-        self.words = Words::default();
+        self.words = LastMessage::default();
         self.after_words = false;
         self.phase = None;
-        self.reach(TurnPhase::PromptWritten, out);
+        self.reach_phase(TurnPhase::PromptWritten, out);
     }
 
-    fn reach(&mut self, phase: TurnPhase, out: &mut Vec<AgentEvent>) {
-        if self.state == State::Running && self.phase.is_none_or(|reached| reached < phase) {
+    fn reach_phase(&mut self, phase: TurnPhase, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::Running && self.phase.is_none_or(|reached| reached < phase) {
             self.phase = Some(phase);
             out.push(AgentEvent::Phase(phase));
         }
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.state == State::Running
+        self.state == TurnStage::Running
     }
 
     /// The agent lives and works on the prompt.
-    pub(super) fn heard(&mut self, out: &mut Vec<AgentEvent>) {
-        self.reach(TurnPhase::FirstEventSeen, out);
+    pub(super) fn mark_active(&mut self, out: &mut Vec<AgentEvent>) {
+        self.reach_phase(TurnPhase::FirstEventSeen, out);
     }
 
     /// What is said outside a turn, such as a conversation that is shown again, is nothing new to a person.
-    pub(super) fn say(
+    pub(super) fn push_output(
         &mut self,
         kind: OutputKind,
         visible: bool,
@@ -123,13 +124,13 @@ impl Turn {
         if text.is_empty() {
             return;
         }
-        self.heard(out);
+        self.mark_active(out);
         let visible = visible && self.is_running();
         if visible {
-            self.reach(TurnPhase::FirstVisibleEventSeen, out);
+            self.reach_phase(TurnPhase::FirstVisibleEventSeen, out);
             self.after_words = kind == OutputKind::Text;
         }
-        out.push(AgentEvent::Output(Output {
+        out.push(AgentEvent::Output(AgentOutput {
             kind,
             visible,
             text,
@@ -139,20 +140,25 @@ impl Turn {
 
     /// A line that is nothing to tell by itself, such as a piece of a tool's input. There may be thousands of them, and
     /// whoever is told nothing takes the agent, or the tool, for dead: one of so many goes out as it is.
-    pub(super) fn stirs(&mut self, json: &str, tool: Option<&str>, out: &mut Vec<AgentEvent>) {
-        self.heard(out);
-        let tool = tool.filter(|tool| self.is_open(tool));
+    pub(super) fn push_silent_activity(
+        &mut self,
+        json: &str,
+        tool: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.mark_active(out);
+        let tool = tool.filter(|tool| self.is_tool_open(tool));
         let lines = self.silent.entry(tool.unwrap_or_default().to_owned());
         let lines = lines.or_default();
-        *lines = (*lines + 1) % SILENT_LINES;
+        *lines = (*lines + 1) % SILENT_LINES_PER_SIGN;
         if *lines == 0 {
-            self.say(OutputKind::System, false, json, tool, out);
+            self.push_output(OutputKind::System, false, json, tool, out);
         }
     }
 
     /// What a program says beside its turn, such as what it offers: no sign that it works on the prompt.
-    pub(super) fn aside(&self, text: &str, out: &mut Vec<AgentEvent>) {
-        out.push(AgentEvent::Output(Output {
+    pub(super) fn push_aside(&self, text: &str, out: &mut Vec<AgentEvent>) {
+        out.push(AgentEvent::Output(AgentOutput {
             kind: OutputKind::System,
             visible: false,
             text: text.to_owned(),
@@ -161,47 +167,52 @@ impl Turn {
     }
 
     /// Text of the agent. `message` is its id where it has one: another message begins on a line of its own.
-    pub(super) fn speak(&mut self, text: &str, message: Option<&str>, out: &mut Vec<AgentEvent>) {
+    pub(super) fn push_text(
+        &mut self,
+        text: &str,
+        message: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
         let another = self.words.message.as_deref() != message && self.after_words;
-        self.note_words(text, message);
+        self.remember_text(text, message);
         let text = match text {
             "" => String::new(),
             text if another => format!("\n{text}"),
             text => text.to_owned(),
         };
-        self.say(OutputKind::Text, true, text, None, out);
+        self.push_output(OutputKind::Text, true, text, None, out);
     }
 
     /// Remembers the last message, without saying it. Words without an id never take the place of a message with one:
     /// they are what a program says beside its agent.
-    pub(super) fn note_words(&mut self, text: &str, message: Option<&str>) {
+    pub(super) fn remember_text(&mut self, text: &str, message: Option<&str>) {
         if self.words.message.as_deref() != message {
             if message.is_none() {
                 return;
             }
-            self.words = Words {
+            self.words = LastMessage {
                 message: message.map(str::to_owned),
                 text: String::new(),
             };
         }
-        let room = RESULT_MAX.saturating_sub(self.words.text.len());
-        self.words.text.push_str(cut(text, room));
+        let room = MAX_RESULT_BYTES.saturating_sub(self.words.text.len());
+        self.words.text.push_str(truncate(text, room));
     }
 
     /// What the agent says from here on is another message.
-    pub(super) fn forget_words(&mut self) {
-        self.words = Words::default();
+    pub(super) fn forget_text(&mut self) {
+        self.words = LastMessage::default();
     }
 
-    pub(super) fn words(&self) -> &str {
+    pub(super) fn last_text(&self) -> &str {
         &self.words.text
     }
 
     /// One that is too many is not told of as a tool.
-    pub(super) fn tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
-        self.heard(out);
+    pub(super) fn on_tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
+        self.mark_active(out);
         let new = self.is_running() && !self.over.contains(id);
-        let room = self.open_tools.len() < OPEN_TOOLS && id.len() <= TOOL_ID;
+        let room = self.open_tools.len() < MAX_OPEN_TOOLS && id.len() <= MAX_TOOL_ID_BYTES;
         if new && room && self.open_tools.insert(id.to_owned()) {
             out.push(AgentEvent::ToolStarted {
                 id: id.to_owned(),
@@ -210,12 +221,12 @@ impl Turn {
         }
     }
 
-    pub(super) fn is_open(&self, tool: &str) -> bool {
+    pub(super) fn is_tool_open(&self, tool: &str) -> bool {
         self.open_tools.contains(tool)
     }
 
-    pub(super) fn tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
-        self.heard(out);
+    pub(super) fn on_tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
+        self.mark_active(out);
         if self.open_tools.remove(id) {
             self.silent.remove(id);
             self.over.insert(id);
@@ -226,7 +237,7 @@ impl Turn {
         }
     }
 
-    pub(super) fn converses(&mut self, id: &str, out: &mut Vec<AgentEvent>) {
+    pub(super) fn set_conversation(&mut self, id: &str, out: &mut Vec<AgentEvent>) {
         if !id.is_empty() && self.conversation.as_deref() != Some(id) {
             self.conversation = Some(id.to_owned());
             out.push(AgentEvent::Conversation(id.to_owned()));
@@ -238,24 +249,34 @@ impl Turn {
     }
 
     /// `needs` comes back with the answer.
-    pub(super) fn ask(&mut self, input: Input, needs: String, out: &mut Vec<AgentEvent>) {
-        self.heard(out);
+    pub(super) fn open_input(
+        &mut self,
+        input: AgentInput,
+        needs: String,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.mark_active(out);
         self.asked.insert(input.key.clone(), needs);
         out.push(AgentEvent::InputAsked(input));
     }
 
-    pub(super) fn needs(&self, key: &InputKey) -> Option<&str> {
+    pub(super) fn answer_context(&self, key: &InputKey) -> Option<&str> {
         self.asked.get(key).map(String::as_str)
     }
 
     /// An answer goes to the agent.
-    pub(super) fn answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
+    pub(super) fn close_answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
         if self.asked.remove(key).is_some() {
             out.push(AgentEvent::InputAnswered { key: key.clone() });
         }
     }
 
-    pub(super) fn withdrawn(&mut self, key: &InputKey, reason: &str, out: &mut Vec<AgentEvent>) {
+    pub(super) fn close_withdrawn(
+        &mut self,
+        key: &InputKey,
+        reason: &str,
+        out: &mut Vec<AgentEvent>,
+    ) {
         if self.asked.remove(key).is_some() {
             out.push(AgentEvent::InputWithdrawn {
                 key: key.clone(),
@@ -268,7 +289,7 @@ impl Turn {
         self.asked.keys()
     }
 
-    pub(super) fn interrupt(&mut self) {
+    pub(super) fn mark_interrupted(&mut self) {
         self.interrupted = true;
     }
 
@@ -277,43 +298,43 @@ impl Turn {
     }
 
     /// The turn is over, and with it what was open in it. A second end of the same turn is ignored.
-    pub(super) fn end(
+    pub(super) fn end_turn(
         &mut self,
-        outcome: Outcome,
+        outcome: TurnOutcome,
         usage: Option<TurnUsage>,
         out: &mut Vec<AgentEvent>,
     ) {
-        if self.state == State::Ended {
+        if self.state == TurnStage::Ended {
             return;
         }
-        self.close_what_is_open("the turn is over", out);
-        self.state = State::Ended;
-        out.push(AgentEvent::Ended(Ending { outcome, usage }));
+        self.close_open_items("the turn is over", out);
+        self.state = TurnStage::Ended;
+        out.push(AgentEvent::Ended(TurnEnding { outcome, usage }));
         if self.queued > 0 {
             self.queued -= 1;
             self.begin(out);
         }
     }
 
-    pub(super) fn fail(&mut self, failure: Failure, out: &mut Vec<AgentEvent>) {
-        self.end(Outcome::Failed(failure), None, out);
+    pub(super) fn fail_turn(&mut self, failure: TurnFailure, out: &mut Vec<AgentEvent>) {
+        self.end_turn(TurnOutcome::Failed(failure), None, out);
     }
 
     /// The process is gone. Nothing that was queued will ever run.
-    pub(super) fn process_ended(
+    pub(super) fn on_process_end(
         &mut self,
-        failure: impl FnOnce() -> Failure,
+        failure: impl FnOnce() -> TurnFailure,
         out: &mut Vec<AgentEvent>,
     ) {
         self.queued = 0;
-        if self.state != State::Ended {
-            let outcome = Outcome::Failed(failure());
-            self.end(outcome, None, out);
+        if self.state != TurnStage::Ended {
+            let outcome = TurnOutcome::Failed(failure());
+            self.end_turn(outcome, None, out);
         }
-        self.close_what_is_open("the agent has ended", out);
+        self.close_open_items("the agent has ended", out);
     }
 
-    fn close_what_is_open(&mut self, reason: &str, out: &mut Vec<AgentEvent>) {
+    fn close_open_items(&mut self, reason: &str, out: &mut Vec<AgentEvent>) {
         for key in std::mem::take(&mut self.asked).into_keys() {
             let reason = reason.to_owned();
             out.push(AgentEvent::InputWithdrawn { key, reason });
@@ -326,21 +347,21 @@ impl Turn {
 }
 
 /// A permission that is bound to what a person will see. None when that is too much to be shown whole.
-pub(super) fn permission(
+pub(super) fn permission_input(
     tool_name: &str,
     arguments: &str,
     description: &str,
     can_allow_for_attempt: bool,
-) -> Option<Ask> {
-    if arguments.len() > ARGUMENTS_MAX {
+) -> Option<AgentInputKind> {
+    if arguments.len() > MAX_ARGUMENTS_BYTES {
         return None;
     }
     let name = tool_name.trim();
-    Some(Ask::Permission(Permission {
-        tool_name: cut(if name.is_empty() { "tool" } else { name }, 256).to_owned(),
+    Some(AgentInputKind::Permission(ToolPermission {
+        tool_name: truncate(if name.is_empty() { "tool" } else { name }, 256).to_owned(),
         arguments: arguments.to_owned(),
         digest: Sha256::digest(arguments.as_bytes()).into(),
-        description: cut(description, 4096).to_owned(),
+        description: truncate(description, 4096).to_owned(),
         can_allow_for_attempt,
     }))
 }
@@ -349,7 +370,7 @@ pub(super) fn permission(
 pub(super) const TOO_LONG_TO_SHOW: &str = "the arguments are too long to be shown to a person, so nobody can allow them; make them smaller";
 
 /// At most `max` bytes, whole characters.
-pub(super) fn cut(text: &str, max: usize) -> &str {
+pub(super) fn truncate(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max.min(text.len()))]
 }
 
@@ -367,20 +388,20 @@ mod tests {
 
     #[test]
     fn a_turn_ends_once_and_closes_what_is_open() {
-        let (mut turn, mut out) = (Turn::default(), Vec::new());
-        turn.prompt_written(&mut out);
-        turn.tool_started("t", "Bash", &mut out);
-        turn.tool_started("t", "Bash", &mut out);
-        let ask = permission("Bash", "{}", "", false).unwrap();
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.on_tool_started("t", "Bash", &mut out);
+        turn.on_tool_started("t", "Bash", &mut out);
+        let ask = permission_input("Bash", "{}", "", false).unwrap();
         let key = InputKey("k".to_owned());
-        let input = Input {
+        let input = AgentInput {
             key: key.clone(),
             tool_call_id: None,
-            ask,
+            kind: ask,
         };
-        turn.ask(input, String::new(), &mut out);
-        turn.end(Outcome::Interrupted, None, &mut out);
-        turn.end(Outcome::Result("late".to_owned()), None, &mut out);
+        turn.open_input(input, String::new(), &mut out);
+        turn.end_turn(TurnOutcome::Interrupted, None, &mut out);
+        turn.end_turn(TurnOutcome::Result("late".to_owned()), None, &mut out);
         assert_eq!(ended(&out), 1);
         let withdrawn = AgentEvent::InputWithdrawn {
             key,
@@ -395,30 +416,32 @@ mod tests {
 
     #[test]
     fn a_prompt_during_a_turn_has_a_turn_of_its_own() {
-        let (mut turn, mut out) = (Turn::default(), Vec::new());
-        turn.prompt_written(&mut out);
-        turn.prompt_written(&mut out);
-        turn.end(Outcome::Result(String::new()), None, &mut out);
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.on_prompt_written(&mut out);
+        turn.end_turn(TurnOutcome::Result(String::new()), None, &mut out);
         assert!(turn.is_running());
-        turn.end(Outcome::Result(String::new()), None, &mut out);
-        turn.process_ended(|| Failure::new(FailureClass::NoResult, "no"), &mut out);
+        turn.end_turn(TurnOutcome::Result(String::new()), None, &mut out);
+        turn.on_process_end(|| TurnFailure::new(FailureClass::NoResult, "no"), &mut out);
         assert_eq!(ended(&out), 2);
     }
 
     #[test]
     fn words_beside_a_message_do_not_become_the_result() {
-        let (mut turn, mut out) = (Turn::default(), Vec::new());
-        turn.prompt_written(&mut out);
-        turn.speak("Warning", None, &mut out);
-        turn.speak("Hel", Some("m"), &mut out);
-        turn.speak("lo", Some("m"), &mut out);
-        turn.speak("Warning", None, &mut out);
-        assert_eq!(turn.words(), "Hello");
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.push_text("Warning", None, &mut out);
+        turn.push_text("Hel", Some("m"), &mut out);
+        turn.push_text("lo", Some("m"), &mut out);
+        turn.push_text("Warning", None, &mut out);
+        assert_eq!(turn.last_text(), "Hello");
     }
 
     #[test]
     fn what_cannot_be_shown_whole_cannot_be_asked() {
-        assert!(permission("Bash", &"x".repeat(ARGUMENTS_MAX), "", false).is_some());
-        assert!(permission("Bash", &"x".repeat(ARGUMENTS_MAX + 1), "", false).is_none());
+        assert!(permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES), "", false).is_some());
+        assert!(
+            permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES + 1), "", false).is_none()
+        );
     }
 }

@@ -8,24 +8,24 @@ use serde_json::Value;
 
 /// Input without what came from a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tokens {
+pub(crate) struct TokenCounts {
     pub(crate) input: u64,
     pub(crate) output: u64,
     pub(crate) cache_read: u64,
     pub(crate) cache_write: u64,
 }
 
-impl Tokens {
+impl TokenCounts {
     pub(crate) fn plus(self, other: Self) -> Self {
-        self.with(other, u64::saturating_add)
+        self.combine(other, u64::saturating_add)
     }
 
     /// What a running total has grown by. One that was set back counts as zero, never as a wrapped number.
     pub(crate) fn since(self, before: Self) -> Self {
-        self.with(before, u64::saturating_sub)
+        self.combine(before, u64::saturating_sub)
     }
 
-    fn with(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
+    fn combine(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             input: join(self.input, other.input),
             output: join(self.output, other.output),
@@ -35,7 +35,7 @@ impl Tokens {
     }
 
     /// By the names that this agent gives them.
-    pub(super) fn read(value: &Value, names: [&str; 4]) -> Self {
+    pub(super) fn from_json(value: &Value, names: [&str; 4]) -> Self {
         let [input, output, cache_read, cache_write] =
             names.map(|name| value.get(name).and_then(Value::as_u64).unwrap_or(0));
         Self {
@@ -48,7 +48,7 @@ impl Tokens {
 
     /// The same for one that counts what came from a cache as input too.
     pub(super) fn read_with_cached_input(value: &Value, names: [&str; 4]) -> Self {
-        Self::read(value, names).without_cached_input()
+        Self::from_json(value, names).without_cached_input()
     }
 
     fn without_cached_input(self) -> Self {
@@ -63,7 +63,7 @@ impl Tokens {
 
     /// For one that names a total beside the parts: whether its input has what came from a cache in it, and its output the
     /// thoughts, shows in what adds up. Where nothing does, the parts are as they are named.
-    pub(super) fn adding_up_to(self, total: Option<u64>, thoughts: u64) -> Self {
+    pub(super) fn fitted_to_total(self, total: Option<u64>, thoughts: u64) -> Self {
         let apart = self.input.saturating_add(self.output);
         let cached = self.cache_read.saturating_add(self.cache_write);
         let with_thoughts = Self {
@@ -89,9 +89,9 @@ impl Tokens {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TurnUsage {
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: TokenCounts,
     /// Absent when the agent names no price.
-    pub(crate) cost: Option<Dollars>,
+    pub(crate) cost: Option<DollarAmount>,
     pub(crate) model: Option<String>,
     /// Requests to the model, where the agent counts them.
     pub(crate) turns: u32,
@@ -118,15 +118,15 @@ impl TurnUsage {
 
 /// US dollars, exact to the trillionth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Dollars {
+pub(crate) struct DollarAmount {
     trillionths: u64,
 }
 
 const TRILLION: u64 = 1_000_000_000_000;
 
-impl Dollars {
+impl DollarAmount {
     /// A JSON number. Not one that is negative, or that no bill has ever reached.
-    pub(crate) fn read(value: &Value) -> Option<Self> {
+    pub(crate) fn from_json(value: &Value) -> Option<Self> {
         let number = value.as_f64().filter(|number| number.is_finite())?;
         // Rust prints the shortest decimals that mean this very number: no exponent, no noise.
         let text = number.to_string();
@@ -156,7 +156,7 @@ impl Dollars {
 }
 
 /// At least two decimals.
-impl fmt::Display for Dollars {
+impl fmt::Display for DollarAmount {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fraction = format!("{:012}", self.trillionths % TRILLION);
         let shown = fraction.trim_end_matches('0').len().max(2);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn money_is_exact() {
-        let dollars = |value: Value| Dollars::read(&value);
+        let dollars = |value: Value| DollarAmount::from_json(&value);
         let shown = |value: Value| dollars(value).map(|dollars| dollars.to_string());
         assert_eq!(shown(json!(0)).as_deref(), Some("0.00"));
         assert_eq!(shown(json!(0.000728)).as_deref(), Some("0.000728"));
@@ -189,17 +189,17 @@ mod tests {
         let once = twice.since(dollars(json!(0.000728)).unwrap());
         assert_eq!(once.to_string(), "0.000728");
         assert_eq!(once.plus(once), twice);
-        assert_eq!(once.since(twice), Dollars::default());
+        assert_eq!(once.since(twice), DollarAmount::default());
     }
 
     #[test]
     fn turns_together_have_used_what_is_known_of_each() {
         let used = |input, cost: Option<f64>| TurnUsage {
-            tokens: Tokens {
+            tokens: TokenCounts {
                 input,
-                ..Tokens::default()
+                ..TokenCounts::default()
             },
-            cost: cost.and_then(|cost| Dollars::read(&json!(cost))),
+            cost: cost.and_then(|cost| DollarAmount::from_json(&json!(cost))),
             model: Some("m".to_owned()),
             turns: 2,
         };
@@ -227,24 +227,24 @@ mod tests {
     #[test]
     fn a_total_that_was_set_back_is_no_huge_number() {
         let names = ["i", "o", "r", "w"];
-        let before = Tokens::read(&json!({"i": 5, "o": 5}), names);
-        let after = Tokens::read(&json!({"i": 9, "o": 1, "r": "x"}), names);
+        let before = TokenCounts::from_json(&json!({"i": 5, "o": 5}), names);
+        let after = TokenCounts::from_json(&json!({"i": 9, "o": 1, "r": "x"}), names);
         let grown = after.since(before);
         assert_eq!((grown.input, grown.output, grown.cache_read), (4, 0, 0));
-        let cached = Tokens::read_with_cached_input(&json!({"i": 312, "r": 200}), names);
+        let cached = TokenCounts::read_with_cached_input(&json!({"i": 312, "r": 200}), names);
         assert_eq!((cached.input, cached.cache_read), (112, 200));
     }
 
     #[test]
     fn the_total_tells_what_is_counted_in_what() {
-        let named = Tokens {
+        let named = TokenCounts {
             input: 150,
             output: 25,
             cache_read: 40,
             cache_write: 10,
         };
         let counted = |total| {
-            let tokens = named.adding_up_to(total, 3);
+            let tokens = named.fitted_to_total(total, 3);
             (tokens.input, tokens.output)
         };
         assert_eq!(counted(Some(225)), (150, 25));

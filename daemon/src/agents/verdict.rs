@@ -3,36 +3,36 @@
 use baton_proto::codes;
 use baton_proto::worker::{Finish, FinishOutcome};
 
-use super::event::Outcome;
-use super::failure::{self, Failure, FailureClass};
+use super::event::TurnOutcome;
+use super::failure::{self, FailureClass, TurnFailure};
 use super::usage::TurnUsage;
-use crate::attempt::{Cause, Ending, Spoken};
-use crate::process::Exit;
+use crate::attempt::{AgentSummary, AttemptEnding, EndCause};
+use crate::process::ChildExit;
 use crate::timers::DeadlineKind;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Complete(Completion),
-    Failed(Failing),
+pub(crate) enum AttemptVerdict {
+    Complete(AttemptCompletion),
+    Failed(AttemptFailure),
     /// The agent found that the task is to be canceled, and says why.
     Withdrawn {
-        why: String,
-        used: Used,
+        reason: String,
+        used: FinalAgentUsage,
     },
     /// Ended from outside: there is no result to tell.
     Stopped,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Completion {
+pub(crate) struct AttemptCompletion {
     pub(crate) result: String,
-    pub(crate) used: Used,
+    pub(crate) used: FinalAgentUsage,
     /// The result came, the process hung and was killed.
     pub(crate) killed_after_result: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Failing {
+pub(crate) struct AttemptFailure {
     pub(crate) code: String,
     /// For operators.
     pub(crate) message: String,
@@ -40,18 +40,18 @@ pub(crate) struct Failing {
     pub(crate) deadline: Option<DeadlineKind>,
     /// False forbids another attempt.
     pub(crate) retryable: Option<bool>,
-    pub(crate) used: Used,
+    pub(crate) used: FinalAgentUsage,
 }
 
 /// What an agent says about itself at its end; a command says nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Used {
+pub(crate) struct FinalAgentUsage {
     pub(crate) usage: Option<TurnUsage>,
     pub(crate) conversation: String,
 }
 
-impl Used {
-    pub(crate) fn of(spoken: &Spoken) -> Self {
+impl FinalAgentUsage {
+    pub(crate) fn from_summary(spoken: &AgentSummary) -> Self {
         Self {
             usage: match &spoken.end {
                 Some(end) => end.usage.clone(),
@@ -62,7 +62,7 @@ impl Used {
     }
 }
 
-impl Failing {
+impl AttemptFailure {
     fn new(code: &str, message: String) -> Self {
         Self {
             code: code.to_owned(),
@@ -72,7 +72,7 @@ impl Failing {
         }
     }
 
-    fn of_agent(failure: &Failure) -> Self {
+    fn from_turn_failure(failure: &TurnFailure) -> Self {
         Self {
             user_message: failure.user_message().to_owned(),
             ..Self::new(failure.code(), failure.message.clone())
@@ -80,52 +80,68 @@ impl Failing {
     }
 }
 
-pub(crate) fn judge(ending: &Ending) -> Verdict {
-    let verdict = match &ending.spoken {
-        Some(spoken) => judge_agent(ending, spoken),
+pub(crate) fn judge_ending(ending: &AttemptEnding) -> AttemptVerdict {
+    let verdict = match &ending.agent_summary {
+        Some(spoken) => judge_coding_agent(ending, spoken),
         None => judge_command(ending),
     };
-    let Some(spoken) = &ending.spoken else {
+    let Some(spoken) = &ending.agent_summary else {
         return verdict;
     };
-    let used = Used::of(spoken);
+    let used = FinalAgentUsage::from_summary(spoken);
     match verdict {
-        Verdict::Complete(completion) => Verdict::Complete(Completion { used, ..completion }),
-        Verdict::Failed(failing) => Verdict::Failed(Failing { used, ..failing }),
-        Verdict::Withdrawn { why, .. } => Verdict::Withdrawn { why, used },
-        Verdict::Stopped => Verdict::Stopped,
+        AttemptVerdict::Complete(completion) => {
+            AttemptVerdict::Complete(AttemptCompletion { used, ..completion })
+        }
+        AttemptVerdict::Failed(failing) => {
+            AttemptVerdict::Failed(AttemptFailure { used, ..failing })
+        }
+        AttemptVerdict::Withdrawn { reason: why, .. } => {
+            AttemptVerdict::Withdrawn { reason: why, used }
+        }
+        AttemptVerdict::Stopped => AttemptVerdict::Stopped,
     }
 }
 
 /// What an agent said of its end through its tools counts as its result does: over exit codes, deadlines and the end of
 /// the lease, never over an order to stop.
-pub(crate) fn as_told(ending: &Ending, finish: Option<&Finish>) -> Verdict {
-    let (judged, cause) = (judge(ending), &ending.cause);
+pub(crate) fn judge_with_finish(ending: &AttemptEnding, finish: Option<&Finish>) -> AttemptVerdict {
+    let (judged, cause) = (judge_ending(ending), &ending.cause);
     let by_itself = match cause {
-        Cause::Exited(_) | Cause::Lingered | Cause::Deadline(_) | Cause::LeaseEnded => true,
-        Cause::NotStarted { .. }
-        | Cause::Disk { .. }
-        | Cause::Stopped
-        | Cause::Lost
-        | Cause::NeverLaunched
-        | Cause::Broken => false,
+        EndCause::Exited(_) | EndCause::Lingered | EndCause::Deadline(_) | EndCause::LeaseEnded => {
+            true
+        }
+        EndCause::NotStarted { .. }
+        | EndCause::WorkerDisk { .. }
+        | EndCause::Stopped
+        | EndCause::Lost
+        | EndCause::NeverLaunched
+        | EndCause::DaemonFault => false,
     };
     let Some(finish) = finish.filter(|_| by_itself) else {
         return judged;
     };
     let own_words = match judged {
-        Verdict::Complete(completion) => completion.result,
-        Verdict::Failed(_) | Verdict::Withdrawn { .. } | Verdict::Stopped => String::new(),
+        AttemptVerdict::Complete(completion) => completion.result,
+        AttemptVerdict::Failed(_) | AttemptVerdict::Withdrawn { .. } | AttemptVerdict::Stopped => {
+            String::new()
+        }
     };
-    let used = ending.spoken.as_ref().map(Used::of).unwrap_or_default();
+    let used = ending
+        .agent_summary
+        .as_ref()
+        .map(FinalAgentUsage::from_summary)
+        .unwrap_or_default();
     let or = |text: &str, other: &str| (if text.is_empty() { other } else { text }).to_owned();
     match finish.outcome() {
-        FinishOutcome::Unspecified | FinishOutcome::Completed => Verdict::Complete(Completion {
-            result: or(&finish.result, &or(&own_words, &finish.summary)),
-            used,
-            killed_after_result: !matches!(cause, Cause::Exited(_)),
-        }),
-        FinishOutcome::Failed => Verdict::Failed(Failing {
+        FinishOutcome::Unspecified | FinishOutcome::Completed => {
+            AttemptVerdict::Complete(AttemptCompletion {
+                result: or(&finish.result, &or(&own_words, &finish.summary)),
+                used,
+                killed_after_result: !matches!(cause, EndCause::Exited(_)),
+            })
+        }
+        FinishOutcome::Failed => AttemptVerdict::Failed(AttemptFailure {
             code: or(&finish.failure_code, codes::AGENT_REPORTED),
             message: finish.summary.clone(),
             user_message: or(&finish.result, &finish.summary),
@@ -133,71 +149,76 @@ pub(crate) fn as_told(ending: &Ending, finish: Option<&Finish>) -> Verdict {
             deadline: None,
             used,
         }),
-        FinishOutcome::Canceled => Verdict::Withdrawn {
-            why: finish.summary.clone(),
+        FinishOutcome::Canceled => AttemptVerdict::Withdrawn {
+            reason: finish.summary.clone(),
             used,
         },
     }
 }
 
 /// A result wins over a deadline and over the end of the lease, never over an order to stop. Exit codes decide nothing.
-fn judge_agent(ending: &Ending, spoken: &Spoken) -> Verdict {
+fn judge_coding_agent(ending: &AttemptEnding, spoken: &AgentSummary) -> AttemptVerdict {
     let outcome = spoken.end.as_ref().map(|end| &end.outcome);
     match (&ending.cause, outcome) {
         (
-            Cause::Exited(_) | Cause::Lingered | Cause::Deadline(_) | Cause::LeaseEnded,
-            Some(Outcome::Result(result)),
-        ) => Verdict::Complete(Completion {
+            EndCause::Exited(_) | EndCause::Lingered | EndCause::Deadline(_) | EndCause::LeaseEnded,
+            Some(TurnOutcome::Result(result)),
+        ) => AttemptVerdict::Complete(AttemptCompletion {
             result: result.clone(),
-            killed_after_result: !matches!(ending.cause, Cause::Exited(_)),
-            used: Used::default(),
+            killed_after_result: !matches!(ending.cause, EndCause::Exited(_)),
+            used: FinalAgentUsage::default(),
         }),
-        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Failed(failure))) => {
-            Verdict::Failed(Failing::of_agent(failure))
+        (EndCause::Exited(_) | EndCause::Lingered, Some(TurnOutcome::Failed(failure))) => {
+            AttemptVerdict::Failed(AttemptFailure::from_turn_failure(failure))
         }
-        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted)) => {
-            without_result("the agent's turn was interrupted, and not by this daemon")
+        (EndCause::Exited(_) | EndCause::Lingered, Some(TurnOutcome::Interrupted)) => {
+            no_result("the agent's turn was interrupted, and not by this daemon")
         }
-        (Cause::Exited(_) | Cause::Lingered, None) => {
-            without_result("the agent's process is gone, and nobody saw how its turn ended")
+        (EndCause::Exited(_) | EndCause::Lingered, None) => {
+            no_result("the agent's process is gone, and nobody saw how its turn ended")
         }
         _ => judge_command(ending),
     }
 }
 
-fn without_result(message: &str) -> Verdict {
-    let failure = Failure::new(FailureClass::NoResult, message);
-    Verdict::Failed(Failing::of_agent(&failure))
+fn no_result(message: &str) -> AttemptVerdict {
+    let failure = TurnFailure::new(FailureClass::NoResult, message);
+    AttemptVerdict::Failed(AttemptFailure::from_turn_failure(&failure))
 }
 
-fn judge_command(ending: &Ending) -> Verdict {
-    let failed = |code: &str, message: String| Verdict::Failed(Failing::new(code, message));
+fn judge_command(ending: &AttemptEnding) -> AttemptVerdict {
+    let failed =
+        |code: &str, message: String| AttemptVerdict::Failed(AttemptFailure::new(code, message));
     match &ending.cause {
-        Cause::Exited(Exit::Code(0)) => Verdict::Complete(Completion::default()),
-        Cause::Exited(exit) => failed(codes::AGENT_EXIT, format!("the command ended with {exit}")),
-        Cause::NotStarted { code, message } => {
-            let words = failure::without_process(code).unwrap_or(message);
-            Verdict::Failed(Failing {
+        EndCause::Exited(ChildExit::Code(0)) => {
+            AttemptVerdict::Complete(AttemptCompletion::default())
+        }
+        EndCause::Exited(exit) => {
+            failed(codes::AGENT_EXIT, format!("the command ended with {exit}"))
+        }
+        EndCause::NotStarted { code, message } => {
+            let words = failure::startup_user_message(code).unwrap_or(message);
+            AttemptVerdict::Failed(AttemptFailure {
                 user_message: words.to_owned(),
-                ..Failing::new(code, message.clone())
+                ..AttemptFailure::new(code, message.clone())
             })
         }
-        Cause::Deadline(kind) => Verdict::Failed(Failing {
+        EndCause::Deadline(kind) => AttemptVerdict::Failed(AttemptFailure {
             deadline: Some(*kind),
-            ..Failing::new(
+            ..AttemptFailure::new(
                 kind.failure_code(),
                 format!("the {} deadline passed", kind.name()),
             )
         }),
-        Cause::Disk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
+        EndCause::WorkerDisk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
         // Whoever ended it knows what it means; of a lost one nobody does, and of one that never ran there is nothing to
         // tell. A command never lingers.
-        Cause::Stopped
-        | Cause::LeaseEnded
-        | Cause::Lost
-        | Cause::NeverLaunched
-        | Cause::Lingered => Verdict::Stopped,
-        Cause::Broken => failed(
+        EndCause::Stopped
+        | EndCause::LeaseEnded
+        | EndCause::Lost
+        | EndCause::NeverLaunched
+        | EndCause::Lingered => AttemptVerdict::Stopped,
+        EndCause::DaemonFault => failed(
             codes::SPAWN_FAILED,
             "the daemon failed while it ran this attempt and ended its processes; see its log"
                 .to_owned(),
@@ -209,44 +230,50 @@ fn judge_command(ending: &Ending) -> Verdict {
 mod tests {
     use super::super::event;
     use super::*;
-    use crate::process::Cleared;
+    use crate::process::TerminationOutcome;
 
-    fn ending(cause: Cause, outcome: Option<Outcome>) -> Ending {
-        let end = outcome.map(|outcome| event::Ending {
+    fn ending(cause: EndCause, outcome: Option<TurnOutcome>) -> AttemptEnding {
+        let end = outcome.map(|outcome| event::TurnEnding {
             outcome,
             usage: None,
         });
-        Ending {
+        AttemptEnding {
             cause,
-            spoken: Some(Spoken {
+            agent_summary: Some(AgentSummary {
                 used_before: None,
                 end,
                 conversation: Some("c".to_owned()),
             }),
-            ..Ending::broken(Cleared::default())
+            ..AttemptEnding::daemon_fault(TerminationOutcome::default())
         }
     }
 
     #[test]
     fn a_result_is_a_success_whatever_the_process_did_after_it() {
-        let result = || Some(Outcome::Result("done".to_owned()));
+        let result = || Some(TurnOutcome::Result("done".to_owned()));
         for (cause, killed) in [
-            (Cause::Exited(Exit::Code(0)), false),
-            (Cause::Exited(Exit::Code(1)), false),
-            (Cause::Lingered, true),
-            (Cause::Deadline(DeadlineKind::Total), true),
-            (Cause::LeaseEnded, true),
+            (EndCause::Exited(ChildExit::Code(0)), false),
+            (EndCause::Exited(ChildExit::Code(1)), false),
+            (EndCause::Lingered, true),
+            (EndCause::Deadline(DeadlineKind::Total), true),
+            (EndCause::LeaseEnded, true),
         ] {
-            match judge(&ending(cause, result())) {
-                Verdict::Complete(completion) => {
+            match judge_ending(&ending(cause, result())) {
+                AttemptVerdict::Complete(completion) => {
                     assert_eq!(completion.killed_after_result, killed);
                     assert_eq!(completion.used.conversation, "c");
                 }
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(judge(&ending(Cause::Stopped, result())), Verdict::Stopped);
-        assert_eq!(judge(&ending(Cause::Lost, result())), Verdict::Stopped);
+        assert_eq!(
+            judge_ending(&ending(EndCause::Stopped, result())),
+            AttemptVerdict::Stopped
+        );
+        assert_eq!(
+            judge_ending(&ending(EndCause::Lost, result())),
+            AttemptVerdict::Stopped
+        );
     }
 
     #[test]
@@ -256,19 +283,19 @@ mod tests {
             summary: "why".to_owned(),
             ..Finish::default()
         };
-        let told = |outcome, cause: Cause| {
+        let told = |outcome, cause: EndCause| {
             let exit = ending(cause, None);
-            as_told(&exit, Some(&finish(outcome)))
+            judge_with_finish(&exit, Some(&finish(outcome)))
         };
-        let late = || Cause::Deadline(DeadlineKind::Total);
+        let late = || EndCause::Deadline(DeadlineKind::Total);
         let ends = [
-            (Cause::Exited(Exit::Code(7)), false),
+            (EndCause::Exited(ChildExit::Code(7)), false),
             (late(), true),
-            (Cause::LeaseEnded, true),
+            (EndCause::LeaseEnded, true),
         ];
         for (cause, killed) in ends {
             match told(FinishOutcome::Completed, cause) {
-                Verdict::Complete(done) => {
+                AttemptVerdict::Complete(done) => {
                     assert_eq!(
                         (done.result.as_str(), done.killed_after_result),
                         ("why", killed)
@@ -278,30 +305,36 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        match told(FinishOutcome::Failed, Cause::Exited(Exit::Code(0))) {
-            Verdict::Failed(failing) => assert_eq!(failing.code, codes::AGENT_REPORTED),
+        match told(FinishOutcome::Failed, EndCause::Exited(ChildExit::Code(0))) {
+            AttemptVerdict::Failed(failing) => assert_eq!(failing.code, codes::AGENT_REPORTED),
             other => panic!("{other:?}"),
         }
-        let withdrawn = told(FinishOutcome::Canceled, Cause::Exited(Exit::Code(0)));
+        let withdrawn = told(
+            FinishOutcome::Canceled,
+            EndCause::Exited(ChildExit::Code(0)),
+        );
         match withdrawn {
-            Verdict::Withdrawn { why, used } => {
+            AttemptVerdict::Withdrawn { reason: why, used } => {
                 assert_eq!((why.as_str(), used.conversation.as_str()), ("why", "c"));
             }
             other => panic!("{other:?}"),
         }
-        for cause in [Cause::Stopped, Cause::Lost] {
-            assert_eq!(told(FinishOutcome::Completed, cause), Verdict::Stopped);
+        for cause in [EndCause::Stopped, EndCause::Lost] {
+            assert_eq!(
+                told(FinishOutcome::Completed, cause),
+                AttemptVerdict::Stopped
+            );
         }
     }
 
     #[test]
     fn a_program_that_is_not_there_is_told_to_its_operator_and_to_its_user() {
-        let cause = Cause::NotStarted {
+        let cause = EndCause::NotStarted {
             code: "provider_missing".to_owned(),
             message: "cannot start \"claude\"".to_owned(),
         };
-        match judge(&ending(cause, None)) {
-            Verdict::Failed(failing) => {
+        match judge_ending(&ending(cause, None)) {
+            AttemptVerdict::Failed(failing) => {
                 assert_eq!(failing.code, "provider_missing");
                 assert!(failing.message.contains("claude"));
                 assert!(failing.user_message.contains("not installed"));
@@ -312,16 +345,28 @@ mod tests {
 
     #[test]
     fn without_a_result_exit_0_is_a_failure() {
-        let failure = Failure::new(FailureClass::NoResult, "nothing");
-        let exited = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Failed(failure)));
-        assert!(matches!(judge(&exited), Verdict::Failed(failing) if failing.code == "no_result"));
-        let odd = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Interrupted));
-        assert!(matches!(judge(&odd), Verdict::Failed(failing) if failing.code == "no_result"));
-        let unseen = ending(Cause::Exited(Exit::Unseen), None);
-        assert!(
-            matches!(judge(&unseen), Verdict::Failed(failing) if failing.message.contains("nobody saw"))
+        let failure = TurnFailure::new(FailureClass::NoResult, "nothing");
+        let exited = ending(
+            EndCause::Exited(ChildExit::Code(0)),
+            Some(TurnOutcome::Failed(failure)),
         );
-        let late = ending(Cause::Deadline(DeadlineKind::StreamIdle), None);
-        assert!(matches!(judge(&late), Verdict::Failed(failing) if failing.deadline.is_some()));
+        assert!(
+            matches!(judge_ending(&exited), AttemptVerdict::Failed(failing) if failing.code == "no_result")
+        );
+        let odd = ending(
+            EndCause::Exited(ChildExit::Code(0)),
+            Some(TurnOutcome::Interrupted),
+        );
+        assert!(
+            matches!(judge_ending(&odd), AttemptVerdict::Failed(failing) if failing.code == "no_result")
+        );
+        let unseen = ending(EndCause::Exited(ChildExit::Unknown), None);
+        assert!(
+            matches!(judge_ending(&unseen), AttemptVerdict::Failed(failing) if failing.message.contains("nobody saw"))
+        );
+        let late = ending(EndCause::Deadline(DeadlineKind::StreamIdle), None);
+        assert!(
+            matches!(judge_ending(&late), AttemptVerdict::Failed(failing) if failing.deadline.is_some())
+        );
     }
 }

@@ -6,28 +6,28 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::event::{AgentEvent, Message};
+use super::event::{AgentEvent, StdinMessage};
 use super::turn::TOO_LONG_TO_SHOW;
 
 /// A message and its text. JavaScript cuts strings between the two halves of a character and writes half of it, which is
 /// no text: it is read as U+FFFD, and the text comes back mended.
-pub(super) fn read(json: &str) -> Option<(Cow<'_, str>, Value)> {
+pub(super) fn parse_json(json: &str) -> Option<(Cow<'_, str>, Value)> {
     if let Ok(message) = serde_json::from_str(json) {
         return Some((Cow::Borrowed(json), message));
     }
-    let mended = without_half_characters(json)?;
+    let mended = replace_lone_surrogates(json)?;
     let message = serde_json::from_str(&mended).ok()?;
     Some((Cow::Owned(mended), message))
 }
 
 /// None when there are none in it.
-fn without_half_characters(json: &str) -> Option<String> {
+fn replace_lone_surrogates(json: &str) -> Option<String> {
     let mut mended = String::new();
     let mut rest = json;
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
         mended.push_str(before);
-        let (length, half) = match (unit(escape), escape.get(6..).and_then(unit)) {
+        let (length, half) = match (utf16_unit(escape), escape.get(6..).and_then(utf16_unit)) {
             (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, false),
             (Some(0xd800..=0xdfff), _) => (6, true),
             // What is escaped is no escape itself.
@@ -41,44 +41,44 @@ fn without_half_characters(json: &str) -> Option<String> {
 }
 
 /// The UTF-16 unit of the escape that this begins with.
-fn unit(text: &str) -> Option<u16> {
+fn utf16_unit(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("\\u")?.get(..4)?;
     u16::from_str_radix(digits, 16).ok()
 }
 
 /// Text at a path; empty when there is none.
-pub(super) fn text<'a>(value: &'a Value, path: &str) -> &'a str {
+pub(super) fn text_at<'a>(value: &'a Value, path: &str) -> &'a str {
     value
         .pointer(path)
         .and_then(Value::as_str)
         .unwrap_or_default()
 }
 
-pub(super) fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
+pub(super) fn list_at<'a>(value: &'a Value, path: &str) -> &'a [Value] {
     let found = value.pointer(path).and_then(Value::as_array);
     found.map_or(&[], Vec::as_slice)
 }
 
 /// The bytes of a part of `json`, exactly as they are there.
-pub(super) fn exact<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
+pub(super) fn exact_text<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     let Some((first, rest)) = path.split_first() else {
         return Some(json);
     };
     let fields: BTreeMap<Cow<'a, str>, &'a RawValue> = serde_json::from_str(json).ok()?;
-    exact(fields.get(*first)?.get(), rest)
+    exact_text(fields.get(*first)?.get(), rest)
 }
 
 /// A message of a JSON-RPC peer. One with a method is a request or a notification, whatever its id: each side
 /// counts its own.
 #[derive(Debug, PartialEq)]
-pub(super) enum Rpc<'a> {
+pub(super) enum RpcMessage<'a> {
     Request {
         /// As it has to be sent back.
         id: &'a Value,
         method: &'a str,
         params: &'a Value,
     },
-    Notice {
+    Notification {
         method: &'a str,
         params: &'a Value,
     },
@@ -92,7 +92,7 @@ pub(super) enum Rpc<'a> {
     },
 }
 
-impl<'a> Rpc<'a> {
+impl<'a> RpcMessage<'a> {
     pub(super) fn read(message: &'a Value) -> Option<Self> {
         const NULL: &Value = &Value::Null;
         let object = message.as_object()?;
@@ -103,7 +103,7 @@ impl<'a> Rpc<'a> {
             let method = method.as_str()?;
             return Some(match given("id") {
                 Some(id) => Self::Request { id, method, params },
-                None => Self::Notice { method, params },
+                None => Self::Notification { method, params },
             });
         }
         // An answer to what could not be read has null for its id.
@@ -118,7 +118,7 @@ impl<'a> Rpc<'a> {
 
 /// What can be known of a JSON-RPC message of which only the beginning was read.
 #[derive(Debug, PartialEq)]
-pub(super) enum Cut {
+pub(super) enum OversizedMessage {
     Request(Value),
     /// With its id, unless that comes later.
     Answer(Option<Value>),
@@ -126,7 +126,7 @@ pub(super) enum Cut {
     Other,
 }
 
-impl Cut {
+impl OversizedMessage {
     pub(super) fn read(beginning: &str) -> Self {
         let at = |name: &str| beginning.find(name);
         let params = at("\"params\"");
@@ -136,7 +136,7 @@ impl Cut {
         let head = head
             .and_then(|end| beginning.get(..end))
             .unwrap_or_default();
-        match (params, answer, scalar(head, "id")) {
+        match (params, answer, scalar_field(head, "id")) {
             (Some(params), Some(answer), id) if answer < params => Self::Answer(id),
             (None, Some(_), id) => Self::Answer(id),
             (Some(_), _, Some(id)) if !id.is_null() => Self::Request(id),
@@ -145,18 +145,18 @@ impl Cut {
     }
 }
 
-impl Cut {
+impl OversizedMessage {
     /// A message was too long to be read. A request is refused, for its peer waits; of an answer, the request of ours that it
     /// belongs to is taken out of those that wait.
-    pub(super) fn settle<R>(
+    pub(super) fn resolve_waiting<R>(
         &self,
-        wire: Dialect,
+        wire: RpcDialect,
         waiting: &mut BTreeMap<String, R>,
         out: &mut Vec<AgentEvent>,
     ) -> Option<R> {
         match self {
             Self::Request(id) => {
-                let refusal = wire.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
+                let refusal = wire.error_response(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
                 out.push(AgentEvent::Write(refusal));
                 None
             }
@@ -171,7 +171,7 @@ impl Cut {
 }
 
 /// What a field has in the beginning of a message, where that is whole.
-pub(super) fn scalar(beginning: &str, name: &str) -> Option<Value> {
+pub(super) fn scalar_field(beginning: &str, name: &str) -> Option<Value> {
     let (_, rest) = beginning.split_once(&format!("\"{name}\""))?;
     let rest = rest.trim_start().strip_prefix(':')?;
     let mut values = serde_json::Deserializer::from_str(rest).into_iter();
@@ -180,40 +180,40 @@ pub(super) fn scalar(beginning: &str, name: &str) -> Option<Value> {
 
 /// How a JSON-RPC peer wants to be written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
+pub(super) enum RpcDialect {
     /// With `"jsonrpc":"2.0"`.
     Standard,
     /// Without.
     Bare,
 }
 
-impl Dialect {
-    pub(super) fn request(self, id: u64, method: &str, params: Value) -> Message {
-        self.line(json!({"id": id, "method": method, "params": params}))
+impl RpcDialect {
+    pub(super) fn request(self, id: u64, method: &str, params: Value) -> StdinMessage {
+        self.message_line(json!({"id": id, "method": method, "params": params}))
     }
 
-    pub(super) fn notice(self, method: &str, params: Option<Value>) -> Message {
+    pub(super) fn notification(self, method: &str, params: Option<Value>) -> StdinMessage {
         let mut message = json!({"method": method});
         if let Some(params) = params {
             message["params"] = params;
         }
-        self.line(message)
+        self.message_line(message)
     }
 
-    pub(super) fn result(self, id: &Value, result: Value) -> Message {
-        self.line(json!({"id": id, "result": result}))
+    pub(super) fn result(self, id: &Value, result: Value) -> StdinMessage {
+        self.message_line(json!({"id": id, "result": result}))
     }
 
     /// The request is not served.
-    pub(super) fn refuse(self, id: &Value, code: i64, message: &str) -> Message {
-        self.line(json!({"id": id, "error": {"code": code, "message": message}}))
+    pub(super) fn error_response(self, id: &Value, code: i64, message: &str) -> StdinMessage {
+        self.message_line(json!({"id": id, "error": {"code": code, "message": message}}))
     }
 
-    fn line(self, mut message: Value) -> Message {
+    fn message_line(self, mut message: Value) -> StdinMessage {
         if self == Self::Standard {
             message["jsonrpc"] = json!("2.0");
         }
-        Message::line(&message)
+        StdinMessage::json_line(&message)
     }
 }
 
@@ -228,24 +228,30 @@ mod tests {
     fn a_part_is_taken_as_it_was_written() {
         let json = r#"{"a":{ "b" : {"z":1.0, "y": "\u00e9"} },"c":2}"#;
         assert_eq!(
-            exact(json, &["a", "b"]),
+            exact_text(json, &["a", "b"]),
             Some(r#"{"z":1.0, "y": "\u00e9"}"#)
         );
-        assert_eq!(exact(json, &["a", "x"]), None);
-        assert_eq!(exact("not json", &["a"]), None);
+        assert_eq!(exact_text(json, &["a", "x"]), None);
+        assert_eq!(exact_text("not json", &["a"]), None);
     }
 
     #[test]
     fn a_method_makes_a_request_even_with_an_id_that_is_pending_here() {
         let asked = json!({"id": 0, "method": "m"});
         assert!(matches!(
-            Rpc::read(&asked),
-            Some(Rpc::Request { method: "m", .. })
+            RpcMessage::read(&asked),
+            Some(RpcMessage::Request { method: "m", .. })
         ));
         let told = json!({"id": 0, "result": null});
-        assert!(matches!(Rpc::read(&told), Some(Rpc::Result { .. })));
+        assert!(matches!(
+            RpcMessage::read(&told),
+            Some(RpcMessage::Result { .. })
+        ));
         let failed = json!({"id": null, "error": {"code": -32700}});
-        assert!(matches!(Rpc::read(&failed), Some(Rpc::Error { .. })));
+        assert!(matches!(
+            RpcMessage::read(&failed),
+            Some(RpcMessage::Error { .. })
+        ));
         for nonsense in [
             json!(1),
             json!({"id": 1}),
@@ -253,7 +259,7 @@ mod tests {
             json!({"method": null}),
             json!([]),
         ] {
-            assert_eq!(Rpc::read(&nonsense), None);
+            assert_eq!(RpcMessage::read(&nonsense), None);
         }
     }
 
@@ -261,39 +267,48 @@ mod tests {
     fn what_is_null_is_not_there() {
         let told = json!({"id": null, "method": "m", "params": {}});
         assert!(matches!(
-            Rpc::read(&told),
-            Some(Rpc::Notice { method: "m", .. })
+            RpcMessage::read(&told),
+            Some(RpcMessage::Notification { method: "m", .. })
         ));
         let answered = json!({"id": 0, "method": null, "result": {"a": 1}, "error": null});
-        assert!(matches!(Rpc::read(&answered), Some(Rpc::Result { .. })));
+        assert!(matches!(
+            RpcMessage::read(&answered),
+            Some(RpcMessage::Result { .. })
+        ));
         let failed = json!({"id": 0, "method": null, "result": null, "error": {"code": 1}});
-        assert!(matches!(Rpc::read(&failed), Some(Rpc::Error { .. })));
+        assert!(matches!(
+            RpcMessage::read(&failed),
+            Some(RpcMessage::Error { .. })
+        ));
     }
 
     #[test]
     fn the_beginning_of_a_message_says_who_waits() {
-        let read = Cut::read;
+        let read = OversizedMessage::read;
         assert_eq!(
             read(r#"{"id": 1, "result": {"id": 2"#),
-            Cut::Answer(Some(json!(1)))
+            OversizedMessage::Answer(Some(json!(1)))
         );
-        assert_eq!(read(r#"{"result":{"params":{"id":2"#), Cut::Answer(None));
+        assert_eq!(
+            read(r#"{"result":{"params":{"id":2"#),
+            OversizedMessage::Answer(None)
+        );
         assert_eq!(
             read(r#"{"jsonrpc":"2.0","id":"a","method":"m","params":{"result":"#),
-            Cut::Request(json!("a"))
+            OversizedMessage::Request(json!("a"))
         );
         for other in [
             r#"{"method":"m","params":{"item":{"id":"x""#,
             "[[[",
             r#"{"id":12"#,
         ] {
-            assert_eq!(read(other), Cut::Other, "{other}");
+            assert_eq!(read(other), OversizedMessage::Other, "{other}");
         }
     }
 
     #[test]
     fn half_a_character_costs_itself_and_not_its_message() {
-        let read = |json: &str| read(json).map(|(_, message)| message);
+        let read = |json: &str| parse_json(json).map(|(_, message)| message);
         let mended = |json: &str| read(json).unwrap().as_str().unwrap().to_owned();
         assert_eq!(mended(r#""a\ud83d""#), "a\u{fffd}");
         assert_eq!(mended(r#""\uDE00b""#), "\u{fffd}b");
@@ -302,7 +317,7 @@ mod tests {
         for broken in [r#""\ud83d"#, r#""\ud8"#, r#""\"#, "\"\\é\"", "\"\\u00é\""] {
             assert_eq!(read(broken), None, "{broken}");
         }
-        let (text, _) = super::read(r#"{"a":"\ud83d"}"#).unwrap();
-        assert_eq!(exact(&text, &["a"]), Some(r#""\ufffd""#));
+        let (text, _) = parse_json(r#"{"a":"\ud83d"}"#).unwrap();
+        assert_eq!(exact_text(&text, &["a"]), Some(r#""\ufffd""#));
     }
 }

@@ -8,64 +8,70 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::clock::Moment;
-use crate::outbox::Label;
+use crate::clock::BootTime;
+use crate::outbox::OutputLabel;
 
-const ENOUGH: usize = 4 * 1024;
-const LARGEST: usize = 64 * 1024;
-const LONGEST: Duration = Duration::from_millis(32);
+const FLUSH_BYTES: usize = 4 * 1024;
+const MAX_CHUNK_BYTES: usize = 64 * 1024;
+const MAX_DELAY: Duration = Duration::from_millis(32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    pub(crate) label: Label,
+pub(crate) struct CoalescedChunk {
+    pub(crate) label: OutputLabel,
     pub(crate) bytes: Bytes,
     /// End of what it came from, as it was pushed with its last bytes. Of a read that makes several chunks only the
     /// last one ends there; the others end where it began.
-    pub(crate) upto: u64,
+    pub(crate) end_position: u64,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Coalescer {
-    ready: VecDeque<Chunk>,
-    open: Option<Open>,
+pub(crate) struct OutputCoalescer {
+    ready: VecDeque<CoalescedChunk>,
+    open: Option<OpenChunk>,
 }
 
 #[derive(Debug)]
-struct Open {
-    label: Label,
+struct OpenChunk {
+    label: OutputLabel,
     bytes: BytesMut,
-    since: Moment,
-    from: u64,
-    upto: u64,
+    since: BootTime,
+    start_position: u64,
+    end_position: u64,
 }
 
-impl Coalescer {
+impl OutputCoalescer {
     /// `span`: where in the transcript the bytes come from.
-    pub(crate) fn push(&mut self, label: Label, bytes: &[u8], span: Range<u64>, now: Moment) {
+    pub(crate) fn push(
+        &mut self,
+        label: OutputLabel,
+        bytes: &[u8],
+        span: Range<u64>,
+        now: BootTime,
+    ) {
         if self.open.as_ref().is_some_and(|open| open.label != label) {
             self.close();
         }
-        let open = self.open.get_or_insert_with(|| Open {
+        let open = self.open.get_or_insert_with(|| OpenChunk {
             label,
             bytes: BytesMut::new(),
             since: now,
-            from: span.start,
-            upto: span.end,
+            start_position: span.start,
+            end_position: span.end,
         });
         open.bytes.extend_from_slice(bytes);
-        open.upto = span.end;
-        if open.bytes.len() >= ENOUGH {
+        open.end_position = span.end;
+        if open.bytes.len() >= FLUSH_BYTES {
             self.close();
         }
     }
 
     /// When the open chunk has waited long enough.
-    pub(crate) fn due_at(&self) -> Option<Moment> {
-        self.open.as_ref().map(|open| open.since.after(LONGEST))
+    pub(crate) fn due_at(&self) -> Option<BootTime> {
+        self.open.as_ref().map(|open| open.since.after(MAX_DELAY))
     }
 
     /// The next chunk that is full or due.
-    pub(crate) fn take_due(&mut self, now: Moment) -> Option<Chunk> {
+    pub(crate) fn take_due(&mut self, now: BootTime) -> Option<CoalescedChunk> {
         if self.ready.is_empty() && self.due_at().is_some_and(|due| due <= now) {
             self.close();
         }
@@ -73,7 +79,7 @@ impl Coalescer {
     }
 
     /// The next chunk, due or not: at the end of the output.
-    pub(crate) fn take_rest(&mut self) -> Option<Chunk> {
+    pub(crate) fn take_rest(&mut self) -> Option<CoalescedChunk> {
         self.close();
         self.ready.pop_front()
     }
@@ -83,12 +89,19 @@ impl Coalescer {
             return;
         };
         while !open.bytes.is_empty() {
-            let bytes = open.bytes.split_to(open.bytes.len().min(LARGEST)).freeze();
+            let bytes = open
+                .bytes
+                .split_to(open.bytes.len().min(MAX_CHUNK_BYTES))
+                .freeze();
             let is_last = open.bytes.is_empty();
-            self.ready.push_back(Chunk {
+            self.ready.push_back(CoalescedChunk {
                 label: open.label.clone(),
                 bytes,
-                upto: if is_last { open.upto } else { open.from },
+                end_position: if is_last {
+                    open.end_position
+                } else {
+                    open.start_position
+                },
             });
         }
     }
@@ -97,37 +110,37 @@ impl Coalescer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spool::OutputKind;
+    use crate::spool::ChildPipe;
     use proptest::prelude::*;
 
-    fn at(millis: u64) -> Moment {
-        Moment::from_millis(millis)
+    fn at(millis: u64) -> BootTime {
+        BootTime::from_millis(millis)
     }
 
-    fn push(coalescer: &mut Coalescer, kind: OutputKind, bytes: &[u8], millis: u64) {
+    fn push(coalescer: &mut OutputCoalescer, kind: ChildPipe, bytes: &[u8], millis: u64) {
         coalescer.push(kind.into(), bytes, 0..0, at(millis));
     }
 
     #[test]
     fn small_reads_wait_32_ms_or_4_kib_and_kinds_keep_their_order() {
-        let mut coalescer = Coalescer::default();
-        push(&mut coalescer, OutputKind::Stdout, b"a", 0);
-        push(&mut coalescer, OutputKind::Stdout, b"b", 31);
+        let mut coalescer = OutputCoalescer::default();
+        push(&mut coalescer, ChildPipe::Stdout, b"a", 0);
+        push(&mut coalescer, ChildPipe::Stdout, b"b", 31);
         assert_eq!(coalescer.take_due(at(31)), None);
         assert_eq!(coalescer.due_at(), Some(at(32)));
         assert_eq!(&coalescer.take_due(at(32)).unwrap().bytes[..], b"ab");
-        push(&mut coalescer, OutputKind::Stdout, &[b'x'; ENOUGH], 40);
-        assert_eq!(coalescer.take_due(at(40)).unwrap().bytes.len(), ENOUGH);
-        push(&mut coalescer, OutputKind::Stdout, b"out", 50);
-        push(&mut coalescer, OutputKind::Stderr, b"err", 51);
+        push(&mut coalescer, ChildPipe::Stdout, &[b'x'; FLUSH_BYTES], 40);
+        assert_eq!(coalescer.take_due(at(40)).unwrap().bytes.len(), FLUSH_BYTES);
+        push(&mut coalescer, ChildPipe::Stdout, b"out", 50);
+        push(&mut coalescer, ChildPipe::Stderr, b"err", 51);
         assert_eq!(
             coalescer.take_due(at(51)).unwrap().label,
-            OutputKind::Stdout.into()
+            ChildPipe::Stdout.into()
         );
         assert_eq!(coalescer.take_due(at(51)), None);
         assert_eq!(
             coalescer.take_rest().unwrap().label,
-            OutputKind::Stderr.into()
+            ChildPipe::Stderr.into()
         );
         assert_eq!((coalescer.take_rest(), coalescer.due_at()), (None, None));
     }
@@ -137,16 +150,16 @@ mod tests {
         fn bytes_are_neither_lost_nor_reordered_nor_too_many_per_chunk(
             reads in prop::collection::vec((any::<bool>(), 0usize..150_000, 0u64..50), 0..8)
         ) {
-            let mut coalescer = Coalescer::default();
+            let mut coalescer = OutputCoalescer::default();
             let (mut sent, mut got, mut now) = (Vec::new(), Vec::new(), 0);
             for (index, (is_error, length, wait)) in reads.into_iter().enumerate() {
-                let kind = if is_error { OutputKind::Stderr } else { OutputKind::Stdout };
+                let kind = if is_error { ChildPipe::Stderr } else { ChildPipe::Stdout };
                 let bytes = vec![index as u8; length];
-                sent.extend(bytes.iter().map(|byte| (kind == OutputKind::Stderr, *byte)));
+                sent.extend(bytes.iter().map(|byte| (kind == ChildPipe::Stderr, *byte)));
                 now += wait;
                 push(&mut coalescer, kind, &bytes, now);
                 while let Some(chunk) = coalescer.take_due(at(now)) {
-                    prop_assert!(!chunk.bytes.is_empty() && chunk.bytes.len() <= LARGEST);
+                    prop_assert!(!chunk.bytes.is_empty() && chunk.bytes.len() <= MAX_CHUNK_BYTES);
                     got.extend(chunk.bytes.iter().map(|b| (chunk.label.is_stderr(), *b)));
                 }
             }

@@ -9,32 +9,32 @@ use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use super::{Attempt, AttemptEvent, Missing, Parting, Spoken, Stop};
-use crate::agents::{Verdict, judge};
-use crate::clock::Moment;
-use crate::phases::OncePhase;
-use crate::process::{Cleared, Exit};
+use super::{AgentSummary, AttemptEvent, AttemptTask, MissingOutput, ShimParting, StopRequest};
+use crate::agents::{AttemptVerdict, judge_ending};
+use crate::clock::BootTime;
+use crate::phases::OneTimePhase;
+use crate::process::{ChildExit, TerminationOutcome};
 use crate::receipts;
-use crate::shim::{self, REPORT, disk_failed};
+use crate::shim::{self, REPORT_FILE, disk_failure};
 use crate::timers::DeadlineKind;
 
 /// For looking at files when the relay knows already that the attempt is being ended.
-const LOOK_ORDERED: Duration = Duration::from_secs(2);
+const FILE_CHECK_LIMIT_STOPPED: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(crate) struct Ending {
-    pub(crate) cause: Cause,
+pub(crate) struct AttemptEnding {
+    pub(crate) cause: EndCause,
     /// How the child itself ended; absent when it never started or nobody saw it.
-    pub(crate) exit: Option<Exit>,
-    pub(crate) cleared: Cleared,
+    pub(crate) exit: Option<ChildExit>,
+    pub(crate) termination: TerminationOutcome,
     pub(crate) process_started: bool,
     /// False only where it is sure that nobody ever had the prompt.
     pub(crate) prompted: bool,
     pub(crate) stderr_tail: String,
     /// What a coding agent said; absent for a command.
-    pub(crate) spoken: Option<Spoken>,
+    pub(crate) agent_summary: Option<AgentSummary>,
     /// When the child ended; absent where nobody saw it, so that only the present moment is known.
-    pub(crate) ended: Option<EndedAt>,
+    pub(crate) child_ended: Option<ChildEndTime>,
     /// What is left of its workspace.
     pub(crate) workspace: Option<WorkspaceReport>,
     /// What was found of the files that it has to leave; looked for only where there is a result.
@@ -43,7 +43,7 @@ pub(crate) struct Ending {
 
 /// When the child ended, as its shim saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EndedAt {
+pub(crate) struct ChildEndTime {
     pub(crate) wall: SystemTime,
     /// Before the limit of the lease as it stood then.
     pub(crate) within_lease: bool,
@@ -51,16 +51,16 @@ pub(crate) struct EndedAt {
 
 /// What ended the attempt: the first of these that happened.
 #[derive(Clone, Debug)]
-pub(crate) enum Cause {
+pub(crate) enum EndCause {
     /// There was never a child. The code is a failure code of the protocol.
     NotStarted {
         code: String,
         message: String,
     },
-    Exited(Exit),
+    Exited(ChildExit),
     Deadline(DeadlineKind),
     /// The worker's disk does not take what the child says.
-    Disk {
+    WorkerDisk {
         message: String,
     },
     Stopped,
@@ -73,21 +73,21 @@ pub(crate) enum Cause {
     /// The shim was killed, or was stuck and was killed: how the child ended is not known.
     Lost,
     /// The daemon's own fault: the task that ran the attempt died.
-    Broken,
+    DaemonFault,
 }
 
-impl Ending {
+impl AttemptEnding {
     /// Nobody knows how far it came, so it counts as started.
-    pub(crate) fn broken(cleared: Cleared) -> Self {
+    pub(crate) fn daemon_fault(termination: TerminationOutcome) -> Self {
         Self {
-            cause: Cause::Broken,
+            cause: EndCause::DaemonFault,
             exit: None,
-            cleared,
+            termination,
             process_started: true,
             prompted: true,
             stderr_tail: String::new(),
-            spoken: None,
-            ended: None,
+            agent_summary: None,
+            child_ended: None,
             workspace: None,
             artifacts: Vec::new(),
         }
@@ -95,116 +95,119 @@ impl Ending {
 
     pub(super) fn not_started(what: &str, error: &io::Error) -> Self {
         error!(what, error = %error, "cannot start an attempt");
-        let NotStarted { code, message } = disk_failed(what, error);
-        Self::without_process(Cause::NotStarted { code, message })
+        let NotStarted { code, message } = disk_failure(what, error);
+        Self::without_process(EndCause::NotStarted { code, message })
     }
 
     /// There is no place for it to work in.
-    pub(super) fn no_place(code: &str, message: String) -> Self {
+    pub(super) fn no_workspace(code: &str, message: String) -> Self {
         let code = code.to_owned();
-        Self::without_process(Cause::NotStarted { code, message })
+        Self::without_process(EndCause::NotStarted { code, message })
     }
 
     /// It was not to start any more before it had.
-    pub(super) fn called_off(cause: Cause) -> Self {
+    pub(super) fn called_off_early(cause: EndCause) -> Self {
         Self::without_process(cause)
     }
 
-    fn without_process(cause: Cause) -> Self {
+    fn without_process(cause: EndCause) -> Self {
         Self {
             cause,
             exit: None,
-            cleared: Cleared {
-                empty: true,
-                ..Cleared::default()
+            termination: TerminationOutcome {
+                proved_empty: true,
+                ..TerminationOutcome::default()
             },
             process_started: false,
             prompted: false,
             stderr_tail: String::new(),
-            spoken: None,
-            ended: None,
+            agent_summary: None,
+            child_ended: None,
             workspace: None,
             artifacts: Vec::new(),
         }
     }
 
-    fn reported(report: &Report, decided: Option<Cause>) -> Self {
-        let exit = exit(report);
+    fn from_report(report: &Report, decided: Option<EndCause>) -> Self {
+        let exit = report_exit(report);
         let cause = match (&report.how, report.ended_by()) {
-            (Some(report::How::NotStarted(_)), EndedBy::Order) => Cause::NeverLaunched,
-            (Some(report::How::NotStarted(NotStarted { code, message })), _) => Cause::NotStarted {
-                code: code.clone(),
-                message: message.clone(),
-            },
-            (_, EndedBy::Child) => Cause::Exited(exit.unwrap_or(Exit::Unseen)),
-            (_, EndedBy::Lease) => Cause::LeaseEnded,
-            (_, EndedBy::Order | EndedBy::Unspecified) => decided.unwrap_or(Cause::Stopped),
+            (Some(report::How::NotStarted(_)), EndedBy::Order) => EndCause::NeverLaunched,
+            (Some(report::How::NotStarted(NotStarted { code, message })), _) => {
+                EndCause::NotStarted {
+                    code: code.clone(),
+                    message: message.clone(),
+                }
+            }
+            (_, EndedBy::Child) => EndCause::Exited(exit.unwrap_or(ChildExit::Unknown)),
+            (_, EndedBy::Lease) => EndCause::LeaseEnded,
+            (_, EndedBy::Order | EndedBy::Unspecified) => decided.unwrap_or(EndCause::Stopped),
         };
-        let process_started = !matches!(cause, Cause::NotStarted { .. } | Cause::NeverLaunched);
+        let process_started =
+            !matches!(cause, EndCause::NotStarted { .. } | EndCause::NeverLaunched);
         Self {
             cause,
             exit,
-            cleared: Cleared {
-                empty: report.empty,
+            termination: TerminationOutcome {
+                proved_empty: report.empty,
                 terminated: report.terminated,
                 killed: report.killed,
-                swept: report.swept,
+                signaled_singly: report.swept,
             },
             process_started,
             prompted: process_started,
             stderr_tail: String::new(),
-            spoken: None,
-            ended: ended_at(report).filter(|_| process_started),
+            agent_summary: None,
+            child_ended: report_end_time(report).filter(|_| process_started),
             workspace: None,
             artifacts: Vec::new(),
         }
     }
 
     /// The shim said nothing. What was decided before stands: it is dead now, whoever killed it.
-    fn unreported(cleared: Cleared, decided: Option<Cause>) -> Self {
+    fn without_report(cleared: TerminationOutcome, decided: Option<EndCause>) -> Self {
         Self {
-            cause: decided.unwrap_or(Cause::Lost),
-            ..Self::broken(cleared)
+            cause: decided.unwrap_or(EndCause::Lost),
+            ..Self::daemon_fault(cleared)
         }
     }
 
     /// There was no shim that could have launched anything. `decided` as above.
-    fn unlaunched(cleared: Cleared, decided: Option<Cause>) -> Self {
+    fn without_shim(cleared: TerminationOutcome, decided: Option<EndCause>) -> Self {
         Self {
-            cause: decided.unwrap_or(Cause::NeverLaunched),
+            cause: decided.unwrap_or(EndCause::NeverLaunched),
             process_started: false,
             prompted: false,
-            ..Self::broken(Cleared {
-                empty: true,
+            ..Self::daemon_fault(TerminationOutcome {
+                proved_empty: true,
                 ..cleared
             })
         }
     }
 }
 
-fn exit(report: &Report) -> Option<Exit> {
+fn report_exit(report: &Report) -> Option<ChildExit> {
     match &report.how {
-        Some(report::How::ExitCode(code)) => Some(Exit::Code(*code)),
-        Some(report::How::Signal(signal)) => Some(Exit::Signal(*signal)),
-        Some(report::How::Unseen(_)) => Some(Exit::Unseen),
+        Some(report::How::ExitCode(code)) => Some(ChildExit::Code(*code)),
+        Some(report::How::Signal(signal)) => Some(ChildExit::Signal(*signal)),
+        Some(report::How::Unseen(_)) => Some(ChildExit::Unknown),
         Some(report::How::NotStarted(_)) | None => None,
     }
 }
 
 /// A child that the shim never saw dead has no such moment.
-fn ended_at(report: &Report) -> Option<EndedAt> {
+fn report_end_time(report: &Report) -> Option<ChildEndTime> {
     let limit = report.lease.as_ref().map_or(0, |lease| lease.limit_ms);
-    (report.exited_at_ms > 0).then(|| EndedAt {
+    (report.exited_at_ms > 0).then(|| ChildEndTime {
         wall: SystemTime::UNIX_EPOCH + Duration::from_millis(report.exited_wall_ms),
-        within_lease: Moment::from_millis(report.exited_at_ms) < Moment::from_millis(limit),
+        within_lease: BootTime::from_millis(report.exited_at_ms) < BootTime::from_millis(limit),
     })
 }
 
 /// Resolves when nobody wants a result any more.
-async fn called_off(orders: &mut watch::Receiver<Option<Stop>>) -> Stop {
+async fn wait_until_unwanted(orders: &mut watch::Receiver<Option<StopRequest>>) -> StopRequest {
     loop {
         let ordered = *orders.borrow_and_update();
-        if let Some(stop) = ordered.filter(|stop| stop.calls_off) {
+        if let Some(stop) = ordered.filter(|stop| stop.result_unwanted) {
             return stop;
         }
         if orders.changed().await.is_err() {
@@ -214,123 +217,131 @@ async fn called_off(orders: &mut watch::Receiver<Option<Stop>>) -> Stop {
 }
 
 /// What a shim has left.
-enum Findings {
+enum ShimFindings {
     Report(Box<Report>),
     /// It died, and said nothing.
-    Nothing(Cleared),
+    NoReport(TerminationOutcome),
     /// Not even a place for a report: the daemon died before there was a shim.
-    NoShim(Cleared),
+    NoShim(TerminationOutcome),
 }
 
-impl Attempt {
+impl AttemptTask {
     /// From the end of the shim to the last word about the attempt.
-    pub(super) async fn conclude(&mut self, parting: Parting) -> Ending {
-        let findings = self.findings(parting).await;
-        self.tell(AttemptEvent::Over).await;
+    pub(super) async fn finish_attempt(&mut self, parting: ShimParting) -> AttemptEnding {
+        let findings = self.collect_findings(parting).await;
+        self.send_event(AttemptEvent::ProcessesGone).await;
         let decided = self.cause.take();
         let (mut ending, report) = match findings {
-            Findings::Report(report) => (Ending::reported(&report, decided.clone()), Some(report)),
-            Findings::Nothing(cleared) => (Ending::unreported(cleared, decided.clone()), None),
-            Findings::NoShim(cleared) => (Ending::unlaunched(cleared, decided.clone()), None),
+            ShimFindings::Report(report) => (
+                AttemptEnding::from_report(&report, decided.clone()),
+                Some(report),
+            ),
+            ShimFindings::NoReport(cleared) => (
+                AttemptEnding::without_report(cleared, decided.clone()),
+                None,
+            ),
+            ShimFindings::NoShim(cleared) => {
+                (AttemptEnding::without_shim(cleared, decided.clone()), None)
+            }
         };
         if let Some(report) = &report {
             self.on_stdin_done(report.stdin_done);
         }
         // A quick child is over before its first words are read: their phases come before the cleanup's.
         let missing = if ending.process_started {
-            self.drain(report.as_deref()).await
+            self.drain_transcript(report.as_deref()).await
         } else {
-            Missing::default()
+            MissingOutput::default()
         };
-        if let (Cause::Exited(_), Some(decided)) = (&ending.cause, decided)
-            && self.ended_as_asked()
+        if let (EndCause::Exited(_), Some(decided)) = (&ending.cause, decided)
+            && self.ended_by_interrupt()
         {
             ending.cause = decided;
         }
-        let now = self.workshop.clock.now();
-        self.fold.exited(ending.exit, now);
-        self.fold.close(missing);
-        self.deliver_all().await;
+        let now = self.environment.clock.now();
+        self.transcript_reader.on_exit(ending.exit, now);
+        self.transcript_reader.close(missing);
+        self.deliver_events().await;
         // Without a report something may have been said and read that nobody recorded.
-        ending.prompted &= report.is_none() || self.fold.may_have_prompt();
-        ending.stderr_tail = self.fold.stderr_tail();
-        ending.spoken = self.fold.spoken();
+        ending.prompted &= report.is_none() || self.transcript_reader.may_have_prompt();
+        ending.stderr_tail = self.transcript_reader.stderr_tail();
+        ending.agent_summary = self.transcript_reader.agent_summary();
         // Before the cleanup's phases: from those on the relay waits for the last word only a little.
-        self.look_for_files(&mut ending).await;
+        self.check_required_files(&mut ending).await;
         if ending.process_started {
-            self.enter(OncePhase::CleanupStarted, None);
-            self.enter(OncePhase::CleanupFinished, None);
-            self.deliver_all().await;
+            self.enter_phase(OneTimePhase::CleanupStarted, None);
+            self.enter_phase(OneTimePhase::CleanupFinished, None);
+            self.deliver_events().await;
         }
         ending
     }
 
     /// What a result needs beside itself. Nobody is left who could still write it. A process that failed may have told its
     /// result through its tools before. Whoever is canceled meanwhile has no result: it would lack what was not looked at.
-    async fn look_for_files(&mut self, ending: &mut Ending) {
-        let wanted = self.files.as_ref();
-        let Some(files) = wanted.filter(|_| judge(ending) != Verdict::Stopped) else {
+    async fn check_required_files(&mut self, ending: &mut AttemptEnding) {
+        let wanted = self.required_files.as_ref();
+        let Some(files) = wanted.filter(|_| judge_ending(ending) != AttemptVerdict::Stopped) else {
             return;
         };
         let limit = match self.kill_at {
-            None => receipts::LOOK,
-            Some(_) => LOOK_ORDERED,
+            None => receipts::INSPECTION_TIMEOUT,
+            Some(_) => FILE_CHECK_LIMIT_STOPPED,
         };
         info!(attempt_id = %self.id, "looking at the files that it has to leave");
-        let mut orders = self.lines.stop.clone();
+        let mut orders = self.channels.stop.clone();
         let stop = tokio::select! {
             biased;
-            stop = called_off(&mut orders) => stop,
-            found = files.look(limit) => {
+            stop = wait_until_unwanted(&mut orders) => stop,
+            found = files.inspect(limit) => {
                 ending.artifacts = found;
                 return;
             }
         };
         self.kill_by(stop.kill_at);
-        ending.cause = Cause::Stopped;
+        ending.cause = EndCause::Stopped;
     }
 
-    async fn findings(&mut self, parting: Parting) -> Findings {
+    async fn collect_findings(&mut self, parting: ShimParting) -> ShimFindings {
         let (report, cleared) = match parting {
-            Parting::Reported(report) => return Findings::Report(report),
-            Parting::Closed => match self.read_report().await {
-                Some(report) => return Findings::Report(Box::new(report)),
+            ShimParting::Reported(report) => return ShimFindings::Report(report),
+            ShimParting::Closed => match self.read_report().await {
+                Some(report) => return ShimFindings::Report(Box::new(report)),
                 None => {
                     warn!(attempt_id = %self.id, "the shim died without a report; ending what it left");
-                    (None, self.sweep().await)
+                    (None, self.kill_everything().await)
                 }
             },
-            Parting::Stuck => {
-                let cleared = self.sweep().await;
+            ShimParting::Stuck => {
+                let cleared = self.kill_everything().await;
                 // It may have been quicker after all.
                 (self.read_report().await, cleared)
             }
             // The relay sees by the boot id that nothing of it is left, and sees better when that proves nothing: a
             // copied directory has another boot id too, and what it speaks of runs elsewhere.
-            Parting::Rebooted => match self.read_report().await {
-                Some(report) => return Findings::Report(Box::new(report)),
+            ShimParting::Rebooted => match self.read_report().await {
+                Some(report) => return ShimFindings::Report(Box::new(report)),
                 // A file that is not there may have been lost with the power.
-                None => return Findings::Nothing(Cleared::default()),
+                None => return ShimFindings::NoReport(TerminationOutcome::default()),
             },
         };
         match report {
-            Some(report) => Findings::Report(Box::new(report)),
-            None if self.had_shim().await => Findings::Nothing(cleared),
-            None => Findings::NoShim(cleared),
+            Some(report) => ShimFindings::Report(Box::new(report)),
+            None if self.had_shim().await => ShimFindings::NoReport(cleared),
+            None => ShimFindings::NoShim(cleared),
         }
     }
 
     /// Whether a shim of an earlier daemon came so far that it could have launched the child: it takes the place of its
     /// report before anything else. One that this daemon launched died for a reason that may come again, so it counts.
     async fn had_shim(&self) -> bool {
-        let path = self.directory.join(REPORT);
+        let path = self.directory.join(REPORT_FILE);
         let exists = tokio::task::spawn_blocking(move || std::fs::exists(path)).await;
         let exists = exists.expect("looking at a file does not panic");
         self.own_shim.is_some() || exists.unwrap_or(true)
     }
 
     pub(super) async fn read_report(&self) -> Option<Report> {
-        let path = self.directory.join(REPORT);
+        let path = self.directory.join(REPORT_FILE);
         let read = tokio::task::spawn_blocking(move || shim::read_report(&path)).await;
         let report = read
             .expect("reading a file does not panic")
@@ -344,24 +355,25 @@ impl Attempt {
 
     /// Reads the transcript to its end, at the relay's pace; returns how much of it is gone. Deadlines are for what
     /// runs, and nothing does.
-    async fn drain(&mut self, report: Option<&Report>) -> Missing {
+    async fn drain_transcript(&mut self, report: Option<&Report>) -> MissingOutput {
         match report {
-            Some(report) => self.transcript.grown(report.transcript_end),
-            None => self.transcript.read_all(),
+            Some(report) => self.transcript.extend_end(report.transcript_end),
+            None => self.transcript.read_to_last_record(),
         }
         while self.transcript.has_more() {
-            self.advance(self.fold.due_at()).await;
+            self.advance_transcript(self.transcript_reader.output_due_at())
+                .await;
         }
         // Without a report nobody knows what was in the pipes when the shim died.
-        let missing = report.map_or(Missing::Unknown, |report| {
-            let lost = self.transcript.unread() + report.lost_bytes;
+        let missing = report.map_or(MissingOutput::Unknown, |report| {
+            let lost = self.transcript.unread_bytes() + report.lost_bytes;
             if report.disk_refused {
-                Missing::Refused(lost)
+                MissingOutput::Refused(lost)
             } else {
-                Missing::Bytes(lost)
+                MissingOutput::Bytes(lost)
             }
         });
-        if missing != Missing::default() {
+        if missing != MissingOutput::default() {
             warn!(attempt_id = %self.id, ?missing, "output is missing");
         }
         missing
@@ -393,8 +405,8 @@ mod tests {
     #[test]
     fn a_result_counts_by_when_the_child_ended_and_not_by_when_it_was_read() {
         let within = |at| {
-            Ending::reported(&ended(at, EndedBy::Child), None)
-                .ended
+            AttemptEnding::from_report(&ended(at, EndedBy::Child), None)
+                .child_ended
                 .unwrap()
         };
         assert!(within(999).within_lease);
@@ -408,30 +420,30 @@ mod tests {
             empty: false,
             ..ended(0, EndedBy::Lease)
         };
-        assert_eq!(Ending::reported(&report, None).ended, None);
+        assert_eq!(AttemptEnding::from_report(&report, None).child_ended, None);
     }
 
     #[test]
     fn an_exit_wins_over_an_order_and_the_lease_over_both() {
-        let decided = || Some(Cause::Deadline(DeadlineKind::Total));
-        let cause = |by| Ending::reported(&ended(1, by), decided()).cause;
+        let decided = || Some(EndCause::Deadline(DeadlineKind::Total));
+        let cause = |by| AttemptEnding::from_report(&ended(1, by), decided()).cause;
         assert!(matches!(
             cause(EndedBy::Child),
-            Cause::Exited(Exit::Code(0))
+            EndCause::Exited(ChildExit::Code(0))
         ));
         assert!(matches!(
             cause(EndedBy::Order),
-            Cause::Deadline(DeadlineKind::Total)
+            EndCause::Deadline(DeadlineKind::Total)
         ));
-        assert!(matches!(cause(EndedBy::Lease), Cause::LeaseEnded));
-        let unknown = Ending::reported(&ended(1, EndedBy::Order), None);
-        assert!(matches!(unknown.cause, Cause::Stopped));
+        assert!(matches!(cause(EndedBy::Lease), EndCause::LeaseEnded));
+        let unknown = AttemptEnding::from_report(&ended(1, EndedBy::Order), None);
+        assert!(matches!(unknown.cause, EndCause::Stopped));
     }
 
     #[test]
     fn without_a_report_there_is_no_result_and_what_never_started_had_no_effect() {
-        let ending = Ending::unreported(Cleared::default(), None);
-        assert!(matches!(ending.cause, Cause::Lost) && ending.process_started);
+        let ending = AttemptEnding::without_report(TerminationOutcome::default(), None);
+        assert!(matches!(ending.cause, EndCause::Lost) && ending.process_started);
         let refused = NotStarted {
             code: codes::BAD_CWD.into(),
             message: "no".into(),
@@ -440,8 +452,8 @@ mod tests {
             how: Some(report::How::NotStarted(refused)),
             ..ended(1, EndedBy::Unspecified)
         };
-        let ending = Ending::reported(&report, None);
-        assert!(!ending.process_started && ending.ended.is_none());
-        assert!(matches!(ending.cause, Cause::NotStarted { code, .. } if code == "bad_cwd"));
+        let ending = AttemptEnding::from_report(&report, None);
+        assert!(!ending.process_started && ending.child_ended.is_none());
+        assert!(matches!(ending.cause, EndCause::NotStarted { code, .. } if code == "bad_cwd"));
     }
 }

@@ -10,16 +10,16 @@ use baton_proto::v1::TimerKind;
 use baton_proto::worker::{FoldSnapshot, PhaseMark};
 
 use super::AttemptEvent;
-use super::PROMPT;
-use super::coalesce::{Chunk, Coalescer};
-use super::tail::Tail;
-use super::talk::Talk;
-use crate::clock::Moment;
+use super::PROMPT_MESSAGE_ID;
+use super::coalesce::{CoalescedChunk, OutputCoalescer};
+use super::tail::StderrTail;
+use super::talk::AgentSession;
+use crate::clock::BootTime;
 use crate::frames;
-use crate::outbox::CutWhy;
-use crate::phases::{OncePhase, PhaseOrder};
-use crate::spool::OutputKind;
-use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
+use crate::outbox::OutputCutReason;
+use crate::phases::{OneTimePhase, PhaseOrder};
+use crate::spool::ChildPipe;
+use crate::timers::{DeadlineKind, DeadlineLimits, DeadlineTimers, TimerEvent};
 
 /// Transcript that may have to be read again for the tail of stderr after a restart.
 const SNAPSHOT_EVERY: u64 = 256 * 1024;
@@ -29,20 +29,20 @@ mod hearing;
 
 /// How far the transcript is used up once an event is stored.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Progress {
+pub(crate) struct EventProgress {
     /// The fold goes on here after a restart.
     pub(crate) position: u64,
     /// The shim may forget what lies before this.
-    pub(crate) keep_from: u64,
+    pub(crate) retain_from: u64,
     /// State of the fold at `position`, when it is due.
     pub(crate) snapshot: Option<FoldSnapshot>,
     /// Answers that are in the snapshot: once that is stored, they may go to the agent.
-    pub(crate) answers: u64,
+    pub(crate) answer_count: u64,
 }
 
 /// Output that will never come, behind all that did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub(crate) enum MissingOutput {
     Bytes(u64),
     /// The worker's disk did not take them.
     Refused(u64),
@@ -50,303 +50,313 @@ pub(crate) enum Missing {
     Unknown,
 }
 
-impl Default for Missing {
+impl Default for MissingOutput {
     fn default() -> Self {
         Self::Bytes(0)
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Fold {
-    timers: Timers,
-    order: PhaseOrder,
-    entered: Vec<(OncePhase, Moment)>,
-    coalescer: Coalescer,
-    tail: Tail,
+pub(crate) struct TranscriptReader {
+    timers: DeadlineTimers,
+    phase_order: PhaseOrder,
+    entered_phases: Vec<(OneTimePhase, BootTime)>,
+    coalescer: OutputCoalescer,
+    stderr_tail: StderrTail,
     /// End of what went out as output; what was read beyond it waits in the coalescer.
-    told: u64,
+    delivered_end: u64,
     /// First byte of stderr that no snapshot covers.
     unsaved_from: Option<u64>,
     /// The deadline that ended the attempt.
-    deadline: Option<DeadlineKind>,
+    passed_deadline: Option<DeadlineKind>,
     ready: VecDeque<AttemptEvent>,
     /// No more comes: nothing waits for company.
-    closed: bool,
+    is_closed: bool,
     /// What is not there at the end.
-    missing: Missing,
+    missing: MissingOutput,
     /// End of what was taken in.
-    read: u64,
+    read_end: u64,
     /// With a coding agent.
-    talk: Option<Box<Talk>>,
-    heard: hearing::Heard,
+    agent_session: Option<Box<AgentSession>>,
+    agent_output: hearing::AgentOutputState,
 }
 
-impl Fold {
-    pub(crate) fn new(deadlines: Deadlines) -> Self {
+impl TranscriptReader {
+    pub(crate) fn new(deadlines: DeadlineLimits) -> Self {
         Self {
-            timers: Timers::new(deadlines),
-            order: PhaseOrder::default(),
-            entered: Vec::new(),
-            coalescer: Coalescer::default(),
-            tail: Tail::default(),
-            told: 0,
+            timers: DeadlineTimers::new(deadlines),
+            phase_order: PhaseOrder::default(),
+            entered_phases: Vec::new(),
+            coalescer: OutputCoalescer::default(),
+            stderr_tail: StderrTail::default(),
+            delivered_end: 0,
             unsaved_from: None,
-            deadline: None,
+            passed_deadline: None,
             ready: VecDeque::new(),
-            closed: false,
-            missing: Missing::default(),
-            read: 0,
-            talk: None,
-            heard: hearing::Heard::default(),
+            is_closed: false,
+            missing: MissingOutput::default(),
+            read_end: 0,
+            agent_session: None,
+            agent_output: hearing::AgentOutputState::default(),
         }
     }
 
     /// Of a coding agent.
-    pub(crate) fn with_talk(self, talk: Box<Talk>) -> Self {
+    pub(crate) fn with_agent_session(self, talk: Box<AgentSession>) -> Self {
         Self {
-            talk: Some(talk),
+            agent_session: Some(talk),
             ..self
         }
     }
 
-    pub(crate) fn is_talk(&self) -> bool {
-        self.talk.is_some()
+    pub(crate) fn has_agent_session(&self) -> bool {
+        self.agent_session.is_some()
     }
 
     /// As it was when the event at `position` was stored. Hard deadlines go on with what is left; idle time
     /// counts anew, because nobody knows what was said meanwhile.
     pub(crate) fn restore(
-        deadlines: Deadlines,
+        deadlines: DeadlineLimits,
         snapshot: &FoldSnapshot,
         position: u64,
-        now: Moment,
+        now: BootTime,
     ) -> Self {
         let mut fold = Self::new(deadlines);
         for mark in &snapshot.phases {
-            let Some(phase) = frames::once_phase(mark.phase()) else {
+            let Some(phase) = frames::one_time_phase(mark.phase()) else {
                 continue;
             };
-            let at = Moment::from_millis(mark.at_ms);
-            fold.order.enter(phase);
-            fold.entered.push((phase, at));
-            fold.timers.apply(Fact::Entered(phase), at);
+            let at = BootTime::from_millis(mark.at_ms);
+            fold.phase_order.enter(phase);
+            fold.entered_phases.push((phase, at));
+            fold.timers.apply(TimerEvent::Entered(phase), at);
         }
-        let heard = Fact::Activity { tool_call_id: None };
+        let heard = TimerEvent::Activity { tool_call_id: None };
         fold.timers.apply(heard, now);
-        fold.tail.push(&snapshot.stderr_tail);
-        fold.deadline = frames::deadline_kind(snapshot.deadline());
-        fold.told = position;
-        fold.read = position;
-        fold.restore_talk(snapshot);
+        fold.stderr_tail.push(&snapshot.stderr_tail);
+        fold.passed_deadline = frames::deadline_kind(snapshot.deadline());
+        fold.delivered_end = position;
+        fold.read_end = position;
+        fold.restore_agent_session(snapshot);
         fold
     }
 
     /// Bytes before the restored position that came after its snapshot: they are remembered, not told again.
-    pub(crate) fn recall(&mut self, kind: OutputKind, position: u64, bytes: &[u8]) {
-        if kind == OutputKind::Stdout {
-            self.hear_again(bytes);
+    pub(crate) fn replay(&mut self, kind: ChildPipe, position: u64, bytes: &[u8]) {
+        if kind == ChildPipe::Stdout {
+            self.replay_stdout(bytes);
         }
-        if kind == OutputKind::Stderr {
-            self.tail.push(bytes);
+        if kind == ChildPipe::Stderr {
+            self.stderr_tail.push(bytes);
             self.unsaved_from.get_or_insert(position);
         }
     }
 
     /// The next bytes of the transcript.
-    pub(crate) fn take_in(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
-        let from = self.read;
-        self.read += bytes.len() as u64;
-        if self.talk.is_some() {
-            self.hear(kind, bytes, now);
+    pub(crate) fn push(&mut self, kind: ChildPipe, bytes: &[u8], now: BootTime) {
+        let from = self.read_end;
+        self.read_end += bytes.len() as u64;
+        if self.agent_session.is_some() {
+            self.push_agent_output(kind, bytes, now);
             return;
         }
         self.enter_output_phases(now);
-        let heard = Fact::Activity { tool_call_id: None };
+        let heard = TimerEvent::Activity { tool_call_id: None };
         self.timers.apply(heard, now);
         self.coalescer
-            .push(kind.into(), bytes, from..self.read, now);
+            .push(kind.into(), bytes, from..self.read_end, now);
     }
 
     /// Everything that a command prints is visible, so its first byte is both first events.
-    fn enter_output_phases(&mut self, now: Moment) {
-        if self.order.reached(OncePhase::FirstVisibleEventSeen) {
-            self.enter(OncePhase::Streaming, None, now);
+    fn enter_output_phases(&mut self, now: BootTime) {
+        if self
+            .phase_order
+            .has_reached(OneTimePhase::FirstVisibleEventSeen)
+        {
+            self.enter_phase(OneTimePhase::Streaming, None, now);
             return;
         }
-        self.enter(OncePhase::FirstEventSeen, None, now);
-        self.enter(OncePhase::FirstVisibleEventSeen, None, now);
+        self.enter_phase(OneTimePhase::FirstEventSeen, None, now);
+        self.enter_phase(OneTimePhase::FirstVisibleEventSeen, None, now);
     }
 
-    pub(crate) fn enter(&mut self, phase: OncePhase, pid: Option<i32>, now: Moment) {
-        if !self.order.enter(phase) {
+    pub(crate) fn enter_phase(&mut self, phase: OneTimePhase, pid: Option<i32>, now: BootTime) {
+        if !self.phase_order.enter(phase) {
             return;
         }
-        self.entered.push((phase, now));
-        self.timers.apply(Fact::Entered(phase), now);
-        self.catch_up();
-        let entered = AttemptEvent::Entered {
+        self.entered_phases.push((phase, now));
+        self.timers.apply(TimerEvent::Entered(phase), now);
+        self.flush_output();
+        let entered = AttemptEvent::PhaseEntered {
             phase,
             pid,
             next_deadline: self.timers.next_deadline(),
-            passed: self.deadline.filter(|_| phase == OncePhase::CleanupStarted),
+            passed_deadline: self
+                .passed_deadline
+                .filter(|_| phase == OneTimePhase::CleanupStarted),
             progress: self.progress(true),
         };
         self.ready.push_back(entered);
     }
 
     /// No more bytes come: what waits goes out, and then the word on what will never come.
-    pub(crate) fn close(&mut self, missing: Missing) {
-        self.closed = true;
+    pub(crate) fn close(&mut self, missing: MissingOutput) {
+        self.is_closed = true;
         self.missing = missing;
     }
 
     /// The next event that is due.
-    pub(crate) fn next(&mut self, now: Moment) -> Option<AttemptEvent> {
+    pub(crate) fn next_event(&mut self, now: BootTime) -> Option<AttemptEvent> {
         if let Some(event) = self.ready.pop_front() {
             return Some(event);
         }
-        let chunk = if self.closed {
+        let chunk = if self.is_closed {
             self.coalescer.take_rest()
         } else {
             self.coalescer.take_due(now)
         };
         match chunk {
-            Some(chunk) => Some(self.told(chunk)),
-            None => self.missed(),
+            Some(chunk) => Some(self.output_event(chunk)),
+            None => self.missing_event(),
         }
     }
 
-    fn missed(&mut self) -> Option<AttemptEvent> {
+    fn missing_event(&mut self) -> Option<AttemptEvent> {
         let (length, why) = match std::mem::take(&mut self.missing) {
-            Missing::Bytes(0) => return None,
-            Missing::Bytes(length) => (length, CutWhy::WorkerCrash),
-            Missing::Refused(length) => (length, CutWhy::DiskFull),
-            Missing::Unknown => (1, CutWhy::RecorderLost),
+            MissingOutput::Bytes(0) => return None,
+            MissingOutput::Bytes(length) => (length, OutputCutReason::WorkerCrash),
+            MissingOutput::Refused(length) => (length, OutputCutReason::DiskFull),
+            MissingOutput::Unknown => (1, OutputCutReason::RecorderLost),
         };
-        if why != CutWhy::RecorderLost {
-            self.told += length;
+        if why != OutputCutReason::RecorderLost {
+            self.delivered_end += length;
         }
-        Some(AttemptEvent::Missed {
+        Some(AttemptEvent::OutputMissing {
             length,
             why,
             progress: self.progress(false),
         })
     }
 
-    fn told(&mut self, chunk: Chunk) -> AttemptEvent {
+    fn output_event(&mut self, chunk: CoalescedChunk) -> AttemptEvent {
         if chunk.label.is_stderr() {
-            self.tail.push(&chunk.bytes);
-            self.unsaved_from.get_or_insert(self.told);
+            self.stderr_tail.push(&chunk.bytes);
+            self.unsaved_from.get_or_insert(self.delivered_end);
         }
-        self.told = match self.talk {
-            None => self.told + chunk.bytes.len() as u64,
-            Some(_) => self.told.max(chunk.upto),
+        self.delivered_end = match self.agent_session {
+            None => self.delivered_end + chunk.bytes.len() as u64,
+            Some(_) => self.delivered_end.max(chunk.end_position),
         };
-        if self.talk.is_some() {
+        if self.agent_session.is_some() {
             return AttemptEvent::Output {
                 chunk,
                 progress: self.progress(false),
             };
         }
-        let unsaved = self.unsaved_from.map_or(0, |from| self.told - from);
+        let unsaved = self
+            .unsaved_from
+            .map_or(0, |from| self.delivered_end - from);
         AttemptEvent::Output {
             chunk,
             progress: self.progress(unsaved >= SNAPSHOT_EVERY),
         }
     }
 
-    fn progress(&mut self, with_snapshot: bool) -> Progress {
+    fn progress(&mut self, with_snapshot: bool) -> EventProgress {
         let snapshot = with_snapshot.then(|| self.snapshot());
         if with_snapshot {
             self.unsaved_from = None;
-            self.heard.saved_at = self.told;
+            self.agent_output.snapshot_position = self.delivered_end;
         }
-        Progress {
-            position: self.told,
-            keep_from: match self.talk {
-                None => self.unsaved_from.unwrap_or(self.told),
+        EventProgress {
+            position: self.delivered_end,
+            retain_from: match self.agent_session {
+                None => self.unsaved_from.unwrap_or(self.delivered_end),
                 // What it has come to is known from a snapshot on, and from there only by reading on.
-                Some(_) => self.heard.saved_at,
+                Some(_) => self.agent_output.snapshot_position,
             },
             snapshot,
-            answers: match &self.talk {
-                Some(talk) if with_snapshot => talk.answers(),
+            answer_count: match &self.agent_session {
+                Some(talk) if with_snapshot => talk.answer_count(),
                 Some(_) | None => 0,
             },
         }
     }
 
     fn snapshot(&self) -> FoldSnapshot {
-        let mark = |(phase, at): &(OncePhase, Moment)| PhaseMark {
+        let mark = |(phase, at): &(OneTimePhase, BootTime)| PhaseMark {
             phase: frames::wire_phase(*phase).into(),
             at_ms: at.as_millis(),
         };
         FoldSnapshot {
-            position: self.told,
-            phases: self.entered.iter().map(mark).collect(),
-            stderr_tail: self.tail.bytes(),
+            position: self.delivered_end,
+            phases: self.entered_phases.iter().map(mark).collect(),
+            stderr_tail: self.stderr_tail.bytes(),
             deadline: self
-                .deadline
+                .passed_deadline
                 .map_or(TimerKind::Unspecified, frames::wire_timer)
                 .into(),
-            talk: self.stored_talk(),
+            talk: self.stored_agent_session(),
             ..FoldSnapshot::default()
         }
     }
 
     /// When time alone makes an event or ends the attempt.
-    pub(crate) fn wake_at(&self) -> Option<Moment> {
-        [self.deadline_at(), self.due_at()]
+    pub(crate) fn wake_at(&self) -> Option<BootTime> {
+        [self.deadline_at(), self.output_due_at()]
             .into_iter()
             .flatten()
             .min()
     }
 
     /// When the attempt has been silent for too long, or its process should be gone.
-    pub(crate) fn deadline_at(&self) -> Option<Moment> {
-        match self.heard.linger_until {
-            Some(_) if self.reached(OncePhase::CleanupStarted) => None,
+    pub(crate) fn deadline_at(&self) -> Option<BootTime> {
+        match self.agent_output.self_exit_until {
+            Some(_) if self.has_reached(OneTimePhase::CleanupStarted) => None,
             Some(until) => Some(until),
-            None => self.timers.next_deadline().filter(|_| !self.rests()),
+            None => self
+                .timers
+                .next_deadline()
+                .filter(|_| !self.awaits_file_check()),
         }
     }
 
     /// When output that waits for company goes out without it.
-    pub(crate) fn due_at(&self) -> Option<Moment> {
+    pub(crate) fn output_due_at(&self) -> Option<BootTime> {
         self.coalescer.due_at()
     }
 
     /// While the reader is held back, silence is not the child's.
-    pub(crate) fn hold_back(&mut self, held: bool, now: Moment) {
-        self.timers.hold_back(held, now);
+    pub(crate) fn set_output_paused(&mut self, held: bool, now: BootTime) {
+        self.timers.set_backpressure(held, now);
     }
 
     /// Of a turn that is over none is watched, whether it was the last or not.
-    pub(crate) fn expired(&self, now: Moment) -> Option<DeadlineKind> {
-        let over = self.heard.linger_until.is_some() || self.rests();
+    pub(crate) fn expired_deadline(&self, now: BootTime) -> Option<DeadlineKind> {
+        let over = self.agent_output.self_exit_until.is_some() || self.awaits_file_check();
         self.timers.expired(now).filter(|_| !over)
     }
 
     /// Remembered with every snapshot from now on.
-    pub(crate) fn ended_by(&mut self, deadline: DeadlineKind) {
-        self.deadline = Some(deadline);
+    pub(crate) fn set_passed_deadline(&mut self, deadline: DeadlineKind) {
+        self.passed_deadline = Some(deadline);
     }
 
-    pub(crate) fn deadline(&self) -> Option<DeadlineKind> {
-        self.deadline
+    pub(crate) fn passed_deadline(&self) -> Option<DeadlineKind> {
+        self.passed_deadline
     }
 
-    pub(crate) fn reached(&self, phase: OncePhase) -> bool {
-        self.order.reached(phase)
+    pub(crate) fn has_reached(&self, phase: OneTimePhase) -> bool {
+        self.phase_order.has_reached(phase)
     }
 
     /// End of what was told.
-    pub(crate) fn position(&self) -> u64 {
-        self.told
+    pub(crate) fn delivered_end(&self) -> u64 {
+        self.delivered_end
     }
 
     pub(crate) fn stderr_tail(&self) -> String {
-        String::from_utf8_lossy(&self.tail.bytes()).into_owned()
+        String::from_utf8_lossy(&self.stderr_tail.bytes()).into_owned()
     }
 }
 

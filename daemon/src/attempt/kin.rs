@@ -9,42 +9,42 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
-use crate::clock::Moment;
-use crate::process::{ProcessId, descendants_of, signal_one, still_below};
+use crate::clock::BootTime;
+use crate::process::{ProcessId, descendants_of, signal_one, surviving_tree};
 
 /// Between two looks. A look reads a few files for each process of the attempt.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
-pub(super) struct Kin {
+pub(super) struct ShimDescendants {
     /// Nobody leaves a shim's descendants but by dying, so the newest look is enough.
     seen: Arc<Mutex<BTreeSet<ProcessId>>>,
-    looking: Option<JoinHandle<()>>,
-    next: Option<Moment>,
+    scan_job: Option<JoinHandle<()>>,
+    next_scan: Option<BootTime>,
 }
 
-impl Kin {
+impl ShimDescendants {
     /// When the next look is due.
-    pub(super) fn look_at(&self, shim: Option<ProcessId>) -> Option<Moment> {
-        self.next.filter(|_| shim.is_some())
+    pub(super) fn next_scan_at(&self, shim: Option<ProcessId>) -> Option<BootTime> {
+        self.next_scan.filter(|_| shim.is_some())
     }
 
     /// Looks, when that is due and the look before is over. Waits for nothing.
-    pub(super) fn look(&mut self, shim: Option<ProcessId>, now: Moment) {
+    pub(super) fn scan(&mut self, shim: Option<ProcessId>, now: BootTime) {
         let Some(shim) = shim else { return };
-        if self.next.is_some_and(|next| now < next) {
+        if self.next_scan.is_some_and(|next| now < next) {
             return;
         }
-        self.next = Some(now.after(LOOK_EVERY));
+        self.next_scan = Some(now.after(SCAN_INTERVAL));
         if self
-            .looking
+            .scan_job
             .as_ref()
             .is_some_and(|look| !look.is_finished())
         {
             return;
         }
         let seen = self.seen.clone();
-        self.looking = Some(tokio::task::spawn_blocking(move || {
+        self.scan_job = Some(tokio::task::spawn_blocking(move || {
             // Of a look that failed, or of a shim that is gone, the one before stays.
             if let Ok(family) = descendants_of(shim)
                 && !family.is_empty()
@@ -62,7 +62,7 @@ impl Kin {
             seen.iter().copied().collect()
         };
         let killed = tokio::task::spawn_blocking(move || {
-            let living = still_below(&seen).unwrap_or_default();
+            let living = surviving_tree(&seen).unwrap_or_default();
             for id in &living {
                 signal_one(*id, Signal::KILL);
             }

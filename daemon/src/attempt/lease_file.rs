@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
 
-use crate::attempt_dir::LEASE;
-use crate::clock::Moment;
+use crate::attempt_dir::LEASE_FILE;
+use crate::clock::BootTime;
 use crate::whole_file;
 
 const MAGIC: [u8; 8] = *b"BTLEASE1";
@@ -24,13 +24,13 @@ pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()>
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(directory.join(LEASE))?;
+        .open(directory.join(LEASE_FILE))?;
     file.write_all_at(&encode(lease), 0)
 }
 
 /// The lease that was written last; `None` where there is none that can be read.
 pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
-    decode(&whole_file::read(&directory.join(LEASE)).ok()?)
+    decode(&whole_file::read(&directory.join(LEASE_FILE)).ok()?)
 }
 
 fn encode(lease: LeaseClock) -> [u8; SIZE] {
@@ -47,8 +47,8 @@ fn encode(lease: LeaseClock) -> [u8; SIZE] {
 fn decode(block: &[u8]) -> Option<LeaseClock> {
     let block: &[u8; SIZE] = block.try_into().ok()?;
     let word = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
-    let limit = Moment::from_millis(word(8)?);
-    let lease = LeaseClock::adopted(limit, Duration::from_millis(word(16)?));
+    let limit = BootTime::from_millis(word(8)?);
+    let lease = LeaseClock::from_stored(limit, Duration::from_millis(word(16)?));
     (*block == encode(lease)).then_some(lease)
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     fn lease(limit: u64) -> LeaseClock {
-        LeaseClock::adopted(Moment::from_millis(limit), Duration::from_secs(30))
+        LeaseClock::from_stored(BootTime::from_millis(limit), Duration::from_secs(30))
     }
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
             write_lease(dir.path(), lease(limit)).unwrap();
             assert_eq!(read_lease(dir.path()), Some(lease(limit)));
         }
-        let whole = std::fs::read(dir.path().join(LEASE)).unwrap();
+        let whole = std::fs::read(dir.path().join(LEASE_FILE)).unwrap();
         for cut in 0..whole.len() {
             assert_eq!(decode(&whole[..cut]), None);
             let mut torn = whole.clone();

@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use baton_proto::to_json;
 use baton_proto::v1::ResumeContext;
 
-use super::Attempt;
+use super::AttemptTask;
 use crate::process::ChildSpec;
 use crate::whole_file;
 
 /// Beside the attempt, and gone with it.
-pub(crate) const RESUME: &str = "resume.json";
+pub(crate) const RESUME_FILE: &str = "resume.json";
 
-const VARIABLE: &str = "BATON_RESUME_FILE";
+const RESUME_VARIABLE: &str = "BATON_RESUME_FILE";
 
-impl Attempt {
+impl AttemptTask {
     /// Before the child may run.
-    pub(super) async fn note_resume(
+    pub(super) async fn store_resume_context(
         &self,
         resume: Option<ResumeContext>,
         child: &mut ChildSpec,
@@ -28,16 +28,18 @@ impl Attempt {
             return Ok(());
         };
         let directory = self.directory.clone();
-        let written = tokio::task::spawn_blocking(move || write(&directory, &resume));
+        let written = tokio::task::spawn_blocking(move || write_resume_file(&directory, &resume));
         let path = written.await.expect("writing a file does not panic")?;
-        child.environment.insert(VARIABLE.into(), path.into());
+        child
+            .environment
+            .insert(RESUME_VARIABLE.into(), path.into());
         Ok(())
     }
 }
 
 /// Its name as a child can use it, wherever that works.
-fn write(directory: &Path, resume: &ResumeContext) -> io::Result<PathBuf> {
-    let path = std::path::absolute(directory.join(RESUME))?;
+fn write_resume_file(directory: &Path, resume: &ResumeContext) -> io::Result<PathBuf> {
+    let path = std::path::absolute(directory.join(RESUME_FILE))?;
     let mut file = whole_file::open_private(&path)?;
     writeln!(file, "{}", to_json(resume))?;
     Ok(path)
@@ -68,7 +70,7 @@ mod tests {
                 ..Checkpoint::default()
             }),
         };
-        let path = write(dir.path(), &resume).unwrap();
+        let path = write_resume_file(dir.path(), &resume).unwrap();
         assert!(path.is_absolute());
         let mode = path.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -86,6 +88,6 @@ mod tests {
     fn a_disk_that_does_not_take_it_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
-        assert!(write(&gone, &ResumeContext::default()).is_err());
+        assert!(write_resume_file(&gone, &ResumeContext::default()).is_err());
     }
 }

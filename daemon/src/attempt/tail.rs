@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-const LIMIT: usize = 16 * 1024;
+const TAIL_BYTES: usize = 16 * 1024;
 
 #[derive(Debug, Default)]
-pub(super) struct Tail(VecDeque<u8>);
+pub(super) struct StderrTail(VecDeque<u8>);
 
-impl Tail {
+impl StderrTail {
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        let fresh = &bytes[bytes.len().saturating_sub(LIMIT)..];
-        let surplus = (self.0.len() + fresh.len()).saturating_sub(LIMIT);
+        let fresh = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
+        let surplus = (self.0.len() + fresh.len()).saturating_sub(TAIL_BYTES);
         self.0.drain(..surplus.min(self.0.len()));
         self.0.extend(fresh);
     }
@@ -29,10 +29,10 @@ mod tests {
     #[test]
     fn only_the_last_16_kib_stay_however_they_come() {
         let text: Vec<u8> = (0..40_000_u32).map(|n| n as u8).collect();
-        for step in [1, 100, LIMIT, 40_000] {
-            let mut tail = Tail::default();
+        for step in [1, 100, TAIL_BYTES, 40_000] {
+            let mut tail = StderrTail::default();
             text.chunks(step).for_each(|bytes| tail.push(bytes));
-            assert_eq!(tail.bytes(), text[text.len() - LIMIT..], "{step}");
+            assert_eq!(tail.bytes(), text[text.len() - TAIL_BYTES..], "{step}");
         }
     }
 }

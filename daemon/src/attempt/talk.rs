@@ -11,35 +11,35 @@ use sha2::{Digest, Sha256};
 use tracing::warn;
 
 use crate::agents::{
-    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Reply, Translator, TurnPhase,
-    TurnUsage,
+    self, AgentEvent, AgentExit, AgentInput, AgentInputAnswer, AgentInputKind, AgentTranslator,
+    InputKey, QuestionResponse, TurnPhase, TurnUsage,
 };
-use crate::outbox::Label;
-use crate::phases::OncePhase;
+use crate::outbox::OutputLabel;
+use crate::phases::OneTimePhase;
 
 mod forms;
 mod further;
 mod stdin;
 
-use forms::{can_be_asked, clip, decided, permission_request, question_frame};
-use further::Further;
-use stdin::Unsent;
+use forms::{is_askable, permission_answer, permission_request, question_frame, truncate_id};
+use further::FurtherTurns;
+use stdin::UnsentMessage;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Talk {
+pub(crate) struct AgentSession {
     attempt_id: String,
-    translator: Translator,
+    translator: AgentTranslator,
     /// Messages for stdin, each with its number, until they are known to be written.
-    unsent: VecDeque<Unsent>,
+    unsent: VecDeque<UnsentMessage>,
     /// Bytes in them, without the prompt.
     #[serde(skip)]
-    unread: usize,
+    unread_bytes: usize,
     last_stdin: u64,
     /// The message that holds the prompt.
     prompt: Option<u64>,
     inputs: BTreeMap<String, OpenInput>,
     /// Replies to questions that are answered together.
-    replies: BTreeMap<InputKey, Vec<Option<Reply>>>,
+    replies: BTreeMap<InputKey, Vec<Option<QuestionResponse>>>,
     asked: u64,
     /// Answers given so far.
     answers: u64,
@@ -51,9 +51,9 @@ pub(crate) struct Talk {
     mended: u64,
     /// The last visible output did not end its line.
     mid_line: bool,
-    end: Option<agents::Ending>,
+    end: Option<agents::TurnEnding>,
     #[serde(default)]
-    further: Further,
+    further: FurtherTurns,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,17 +70,17 @@ struct OpenInput {
 
 /// What is told of an agent.
 #[derive(Debug)]
-pub(super) enum Told {
-    Phase(OncePhase),
-    Output(Label, String),
-    Said(Said),
+pub(super) enum AgentSessionEvent {
+    Phase(OneTimePhase),
+    Output(OutputLabel, String),
+    Notice(AgentNotice),
     /// A line of this length was too long to be read.
     LineCut(u64),
 }
 
 /// What the supervisor says of it in frames of their own.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Said {
+pub(crate) enum AgentNotice {
     ToolStarted { id: String, name: String },
     ToolFinished { id: String, failed: bool },
     Permission(PermissionRequest),
@@ -91,12 +91,12 @@ pub(crate) enum Said {
 
 /// What the relay says to an input.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Word {
+pub(crate) enum InputResponse {
     Decision(PermissionDecision),
     Answer(QuestionAnswer),
 }
 
-impl Word {
+impl InputResponse {
     pub(crate) fn input_id(&self) -> &str {
         match self {
             Self::Decision(decision) => &decision.input_id,
@@ -105,14 +105,14 @@ impl Word {
     }
 }
 
-impl Talk {
-    pub(crate) fn new(attempt_id: &str, mut translator: Translator) -> Self {
-        let opening = translator.opening();
+impl AgentSession {
+    pub(crate) fn new(attempt_id: &str, mut translator: AgentTranslator) -> Self {
+        let opening = translator.first_message();
         let mut talk = Self {
             attempt_id: attempt_id.to_owned(),
             translator,
             unsent: VecDeque::new(),
-            unread: 0,
+            unread_bytes: 0,
             last_stdin: 0,
             prompt: None,
             inputs: BTreeMap::new(),
@@ -125,32 +125,32 @@ impl Talk {
             mended: 0,
             mid_line: false,
             end: None,
-            further: Further::default(),
+            further: FurtherTurns::default(),
         };
         // Nothing but the phase of the prompt can come of it, and that is said when it is written.
         let mut told = Vec::new();
-        talk.write(opening, &mut told);
+        talk.queue_message(opening, &mut told);
         talk
     }
 
-    pub(super) fn stdout(&mut self, bytes: &[u8]) {
-        self.translator.stdout(bytes);
+    pub(super) fn push_stdout(&mut self, bytes: &[u8]) {
+        self.translator.push_stdout(bytes);
     }
 
     /// What the next whole line comes to.
-    pub(super) fn next(&mut self) -> Option<Vec<Told>> {
-        let events = self.translator.next()?;
-        Some(self.digest(events))
+    pub(super) fn next_events(&mut self) -> Option<Vec<AgentSessionEvent>> {
+        let events = self.translator.next_events()?;
+        Some(self.apply_events(events))
     }
 
     /// Bytes of a line whose end has not come.
-    pub(super) fn held(&self) -> u64 {
-        self.translator.held() as u64
+    pub(super) fn partial_line_bytes(&self) -> u64 {
+        self.translator.buffered_bytes() as u64
     }
 
-    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str) -> Vec<Told> {
-        let events = self.translator.exited(exit, stderr);
-        let told = self.digest(events);
+    pub(super) fn on_exit(&mut self, exit: AgentExit, stderr: &str) -> Vec<AgentSessionEvent> {
+        let events = self.translator.on_exit(exit, stderr);
+        let told = self.apply_events(events);
         let (malformed, mended) = (self.malformed, self.mended);
         if malformed + mended > 1 {
             warn!(attempt_id = %self.attempt_id, malformed, mended, "so many lines of the agent were no messages, or not quite");
@@ -159,53 +159,57 @@ impl Talk {
     }
 
     /// Somebody's word. None when nothing of this id is open, or when more answers have to come first.
-    pub(super) fn answer(&mut self, word: Word) -> Option<Vec<Told>> {
+    pub(super) fn answer_input(&mut self, word: InputResponse) -> Option<Vec<AgentSessionEvent>> {
         let (input, answer) = match word {
-            Word::Decision(decision) => {
-                let open = self.hear(&decision.input_id)?;
-                let answer = decided(&decision, &open);
+            InputResponse::Decision(decision) => {
+                let open = self.mark_answered(&decision.input_id)?;
+                let answer = permission_answer(&decision, &open);
                 (open.key, answer)
             }
-            Word::Answer(answer) => {
-                let open = self.hear(&answer.input_id)?;
-                let answer = self.replied(&open, answer)?;
+            InputResponse::Answer(answer) => {
+                let open = self.mark_answered(&answer.input_id)?;
+                let answer = self.collect_reply(&open, answer)?;
                 (open.key, answer)
             }
         };
-        let message = self.translator.answer(&input, &answer)?;
+        let message = self.translator.answer_message(&input, &answer)?;
         self.answers += 1;
         let mut told = Vec::new();
-        self.write(message, &mut told);
+        self.queue_message(message, &mut told);
         Some(told)
     }
 
     /// Asks the agent to end its turn, where its wire has words for that. Stored before it is said, like an answer: the
     /// next daemon must not give its number to another message.
-    pub(super) fn interrupt(&mut self) -> Option<Vec<Told>> {
-        let messages = self.translator.interrupt();
-        if messages.is_empty() || self.last_end().is_some() {
+    pub(super) fn interrupt_turn(&mut self) -> Option<Vec<AgentSessionEvent>> {
+        let messages = self.translator.interrupt_messages();
+        if messages.is_empty() || self.latest_ending().is_some() {
             return None;
         }
         self.answers += 1;
         let mut told = Vec::new();
         for message in messages {
-            self.write(message, &mut told);
+            self.queue_message(message, &mut told);
         }
         Some(told)
     }
 
-    fn hear(&mut self, input_id: &str) -> Option<OpenInput> {
+    fn mark_answered(&mut self, input_id: &str) -> Option<OpenInput> {
         let open = self.inputs.get_mut(input_id)?;
         open.answered = true;
         Some(open.clone())
     }
 
-    fn replied(&mut self, open: &OpenInput, answer: QuestionAnswer) -> Option<Answer> {
+    fn collect_reply(
+        &mut self,
+        open: &OpenInput,
+        answer: QuestionAnswer,
+    ) -> Option<AgentInputAnswer> {
         if answer.outcome() != InputOutcome::Answered {
-            return Some(Answer::None);
+            return Some(AgentInputAnswer::None);
         }
         let replies = self.replies.get_mut(&open.key)?;
-        let reply = Reply {
+        let reply = QuestionResponse {
             labels: answer.labels,
             text: answer.text,
         };
@@ -214,24 +218,28 @@ impl Talk {
             .iter()
             .cloned()
             .collect::<Option<_>>()
-            .map(Answer::Replies)
+            .map(AgentInputAnswer::Replies)
     }
 
     /// Number of the message that holds the prompt, once there is one.
-    pub(super) fn prompt(&self) -> Option<u64> {
+    pub(super) fn prompt_message_id(&self) -> Option<u64> {
         self.prompt
     }
 
     /// It was read from where it was stored: nothing in it has to wait for that.
-    pub(super) fn answers_are_stored(&mut self) {
+    pub(super) fn mark_answers_stored(&mut self) {
         self.answers = 0;
         for unsent in &mut self.unsent {
             unsent.after_answers = 0;
         }
-        self.unread = self.unsent.iter().map(|unsent| self.weight(unsent)).sum();
+        self.unread_bytes = self
+            .unsent
+            .iter()
+            .map(|unsent| self.unread_size(unsent))
+            .sum();
     }
 
-    pub(super) fn answers(&self) -> u64 {
+    pub(super) fn answer_count(&self) -> u64 {
         self.answers
     }
 
@@ -244,100 +252,108 @@ impl Talk {
     }
 
     /// Once the turn is over: whether its process may take a moment to end by itself. One whose turn failed may not.
-    pub(super) fn linger(&self) -> Option<bool> {
+    pub(super) fn may_exit_by_itself(&self) -> Option<bool> {
         let end = self.end.as_ref()?;
-        Some(!matches!(end.outcome, agents::Outcome::Failed(_)))
+        Some(!matches!(end.outcome, agents::TurnOutcome::Failed(_)))
     }
 
-    pub(super) fn spoken(&self) -> Spoken {
-        Spoken {
-            end: self.last_end().cloned(),
+    pub(super) fn summary(&self) -> AgentSummary {
+        AgentSummary {
+            end: self.latest_ending().cloned(),
             conversation: self.conversation.clone(),
             used_before: self.used_before(),
         }
     }
 
-    fn digest(&mut self, events: Vec<AgentEvent>) -> Vec<Told> {
+    fn apply_events(&mut self, events: Vec<AgentEvent>) -> Vec<AgentSessionEvent> {
         let mut told = Vec::new();
         for event in events {
-            self.take(event, &mut told);
+            self.apply_event(event, &mut told);
         }
         told
     }
 
-    fn take(&mut self, event: AgentEvent, told: &mut Vec<Told>) {
+    fn apply_event(&mut self, event: AgentEvent, told: &mut Vec<AgentSessionEvent>) {
         match event {
             // Said when the message that holds it is written.
             AgentEvent::Phase(TurnPhase::PromptWritten) => {}
             AgentEvent::Phase(TurnPhase::FirstEventSeen) => {
-                told.push(Told::Phase(OncePhase::FirstEventSeen));
+                told.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
             }
             AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen) => {
-                told.push(Told::Phase(OncePhase::FirstVisibleEventSeen));
+                told.push(AgentSessionEvent::Phase(
+                    OneTimePhase::FirstVisibleEventSeen,
+                ));
             }
             AgentEvent::Output(output) => {
-                let label = Label {
+                let label = OutputLabel {
                     kind: output.kind,
                     visible: output.visible,
-                    tool: output.tool.as_deref().map(clip).unwrap_or_default(),
+                    tool_call_id: output.tool.as_deref().map(truncate_id).unwrap_or_default(),
                     before_prompt: false,
                 };
-                let text = self.lay_out(&label, output.text);
-                told.push(Told::Output(label, text));
+                let text = self.format_output(&label, output.text);
+                told.push(AgentSessionEvent::Output(label, text));
             }
             AgentEvent::ToolStarted { id, name } => {
-                let (id, name) = (clip(&id), clip(&name));
+                let (id, name) = (truncate_id(&id), truncate_id(&name));
                 if !id.is_empty() && self.open_tools.insert(id.clone()) {
-                    told.push(Told::Said(Said::ToolStarted { id, name }));
+                    told.push(AgentSessionEvent::Notice(AgentNotice::ToolStarted {
+                        id,
+                        name,
+                    }));
                 }
             }
             AgentEvent::ToolFinished { id, failed } => {
-                let id = clip(&id);
+                let id = truncate_id(&id);
                 if self.open_tools.remove(&id) {
-                    told.push(Told::Said(Said::ToolFinished { id, failed }));
+                    told.push(AgentSessionEvent::Notice(AgentNotice::ToolFinished {
+                        id,
+                        failed,
+                    }));
                 }
             }
-            AgentEvent::InputAsked(input) => self.ask(&input, told),
+            AgentEvent::InputAsked(input) => self.open_request(&input, told),
             AgentEvent::InputAnswered { key } => {
                 // Of questions that go together some may have had no answer: the agent was told of all or none.
                 let heard = |(input_id, open): (String, OpenInput)| match open.answered {
-                    true => Said::InputReceived { input_id },
-                    false => Said::InputWithdrawn {
+                    true => AgentNotice::InputReceived { input_id },
+                    false => AgentNotice::InputWithdrawn {
                         input_id,
                         reason: "the questions that it was asked with are over".to_owned(),
                     },
                 };
-                let closed = self.close(&key).into_iter();
-                told.extend(closed.map(heard).map(Told::Said));
+                let closed = self.close_inputs(&key).into_iter();
+                told.extend(closed.map(heard).map(AgentSessionEvent::Notice));
             }
             AgentEvent::InputWithdrawn { key, reason } => {
-                let withdrawn = |input_id| Said::InputWithdrawn {
+                let withdrawn = |input_id| AgentNotice::InputWithdrawn {
                     input_id,
                     reason: reason.clone(),
                 };
-                let ids = self.close(&key).into_keys();
-                told.extend(ids.map(withdrawn).map(Told::Said));
+                let ids = self.close_inputs(&key).into_keys();
+                told.extend(ids.map(withdrawn).map(AgentSessionEvent::Notice));
             }
             AgentEvent::Conversation(id) => {
                 // Said with the end: the relay wants to know how to go on, not how it goes.
                 self.conversation = Some(id);
             }
-            AgentEvent::Write(message) => self.write_within_turn(message, told),
+            AgentEvent::Write(message) => self.queue_within_turn(message, told),
             AgentEvent::Malformed { line } => {
                 self.malformed += 1;
-                self.note_odd_line(line);
+                self.log_odd_line(line);
             }
-            AgentEvent::Mended { line } => {
+            AgentEvent::Repaired { line } => {
                 self.mended += 1;
-                self.note_odd_line(line);
+                self.log_odd_line(line);
             }
-            AgentEvent::LineCut { length } => told.push(Told::LineCut(length)),
+            AgentEvent::LineCut { length } => told.push(AgentSessionEvent::LineCut(length)),
             AgentEvent::Ended(end) => self.on_turn_end(end, told),
         }
     }
 
     /// The first one is worth a word, and how many there were is said at the end.
-    fn note_odd_line(&self, line: u64) {
+    fn log_odd_line(&self, line: u64) {
         let (malformed, mended) = (self.malformed, self.mended);
         if malformed + mended == 1 {
             warn!(attempt_id = %self.attempt_id, line, malformed, mended, "the agent printed a line that is no message, or not quite");
@@ -346,7 +362,7 @@ impl Talk {
 
     /// Words flow on; everything else, and whatever follows words, begins on a line of its own. What nobody sees does
     /// not break the words that somebody does.
-    fn lay_out(&mut self, label: &Label, text: String) -> String {
+    fn format_output(&mut self, label: &OutputLabel, text: String) -> String {
         let flows = matches!(label.kind, OutputKind::Text | OutputKind::Thinking);
         let mut text = text;
         if !flows && !text.ends_with('\n') {
@@ -362,40 +378,47 @@ impl Talk {
     }
 
     /// One input for a permission, one for each question. What cannot be put to people is answered at once: by nobody.
-    fn ask(&mut self, input: &Input, told: &mut Vec<Told>) {
-        let tool = input.tool_call_id.as_deref().map(clip).unwrap_or_default();
-        match &input.ask {
-            Ask::Permission(permission) => {
-                let input_id = self.open(&input.key, 0, Some(permission.digest));
+    fn open_request(&mut self, input: &AgentInput, told: &mut Vec<AgentSessionEvent>) {
+        let tool = input
+            .tool_call_id
+            .as_deref()
+            .map(truncate_id)
+            .unwrap_or_default();
+        match &input.kind {
+            AgentInputKind::Permission(permission) => {
+                let input_id = self.open_input(&input.key, 0, Some(permission.digest));
                 let request = permission_request(input_id, tool, permission);
-                told.push(Told::Said(Said::Permission(request)));
+                told.push(AgentSessionEvent::Notice(AgentNotice::Permission(request)));
             }
-            Ask::Questions(questions) if questions.iter().all(can_be_asked) => {
+            AgentInputKind::Questions(questions) if questions.iter().all(is_askable) => {
                 self.asked += 1;
-                let group = self.mint("group");
+                let group = self.derive_id("group");
                 self.replies
                     .insert(input.key.clone(), vec![None; questions.len()]);
                 for (index, question) in questions.iter().enumerate() {
-                    let input_id = self.open(&input.key, index, None);
+                    let input_id = self.open_input(&input.key, index, None);
                     let mut question = question_frame(input_id, &tool, question);
                     if questions.len() > 1 {
                         question.group_id = group.clone();
                         question.group_size = u32::try_from(questions.len()).unwrap_or(u32::MAX);
                     }
-                    told.push(Told::Said(Said::Question(question)));
+                    told.push(AgentSessionEvent::Notice(AgentNotice::Question(question)));
                 }
             }
-            Ask::Questions(_) => {
-                if let Some(message) = self.translator.answer(&input.key, &Answer::None) {
-                    self.write(message, told);
+            AgentInputKind::Questions(_) => {
+                if let Some(message) = self
+                    .translator
+                    .answer_message(&input.key, &AgentInputAnswer::None)
+                {
+                    self.queue_message(message, told);
                 }
             }
         }
     }
 
-    fn open(&mut self, key: &InputKey, index: usize, digest: Option<[u8; 32]>) -> String {
+    fn open_input(&mut self, key: &InputKey, index: usize, digest: Option<[u8; 32]>) -> String {
         self.asked += 1;
-        let id = self.mint("input");
+        let id = self.derive_id("input");
         let open = OpenInput {
             key: key.clone(),
             index,
@@ -407,7 +430,7 @@ impl Talk {
     }
 
     /// The same id for the same request, whichever daemon reads it.
-    fn mint(&self, what: &str) -> String {
+    fn derive_id(&self, what: &str) -> String {
         let name = format!("{} {what} {}", self.attempt_id, self.asked);
         let digest = Sha256::digest(name.as_bytes());
         let mut bytes = [0; 16];
@@ -418,7 +441,7 @@ impl Talk {
         id.into_uuid().to_string()
     }
 
-    fn close(&mut self, key: &InputKey) -> BTreeMap<String, OpenInput> {
+    fn close_inputs(&mut self, key: &InputKey) -> BTreeMap<String, OpenInput> {
         self.replies.remove(key);
         let (closed, open) = std::mem::take(&mut self.inputs)
             .into_iter()
@@ -430,8 +453,8 @@ impl Talk {
 
 /// What an agent has said by its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spoken {
-    pub(crate) end: Option<agents::Ending>,
+pub(crate) struct AgentSummary {
+    pub(crate) end: Option<agents::TurnEnding>,
     pub(crate) conversation: Option<String>,
     /// By turns before one that has not ended.
     pub(crate) used_before: Option<TurnUsage>,

@@ -5,80 +5,82 @@ use std::path::PathBuf;
 
 use tokio::task::JoinHandle;
 
-use super::Fold;
-use crate::spool::{Chunk, OutputKind, Reader, SpoolError, Upto};
+use super::TranscriptReader;
+use crate::spool::{ChildPipe, ReadLimit, SpoolChunk, SpoolError, SpoolReader};
 
 /// What is read at a time, and so what waits in memory at most.
-const BATCH: usize = 256 * 1024;
+const BATCH_BYTES: usize = 256 * 1024;
 
-type Read = (Reader, Result<Vec<Chunk>, SpoolError>);
+type BatchReadResult = (SpoolReader, Result<Vec<SpoolChunk>, SpoolError>);
 
 #[derive(Debug)]
-pub(super) struct Transcript {
+pub(super) struct SpoolBatchReader {
     /// With the job while that reads.
-    reader: Option<Reader>,
-    job: Option<JoinHandle<Read>>,
+    reader: Option<SpoolReader>,
+    read_job: Option<JoinHandle<BatchReadResult>>,
     position: u64,
-    upto: Upto,
+    upto: ReadLimit,
     /// There is no more to read, or it cannot be read.
-    ended: bool,
+    is_at_end: bool,
 }
 
-impl Transcript {
+impl SpoolBatchReader {
     pub(super) fn open(directory: PathBuf, position: u64) -> Self {
         Self {
-            reader: Some(Reader::open(directory, position)),
-            job: None,
+            reader: Some(SpoolReader::open(directory, position)),
+            read_job: None,
             position,
-            upto: Upto::Position(0),
-            ended: false,
+            upto: ReadLimit::Position(0),
+            is_at_end: false,
         }
     }
 
     /// The shim has said that it wrote this far.
-    pub(super) fn grown(&mut self, end: u64) {
+    pub(super) fn extend_end(&mut self, end: u64) {
         match self.upto {
-            Upto::Position(known) => self.upto = Upto::Position(known.max(end)),
-            Upto::LastWhole => {}
+            ReadLimit::Position(known) => self.upto = ReadLimit::Position(known.max(end)),
+            ReadLimit::LastWholeRecord => {}
         }
     }
 
     /// The shim is gone and has said nothing: as far as it goes.
-    pub(super) fn read_all(&mut self) {
-        self.upto = Upto::LastWhole;
+    pub(super) fn read_to_last_record(&mut self) {
+        self.upto = ReadLimit::LastWholeRecord;
     }
 
     pub(super) fn has_more(&self) -> bool {
-        !self.ended
+        !self.is_at_end
             && match self.upto {
-                Upto::Position(end) => self.position < end,
-                Upto::LastWhole => true,
+                ReadLimit::Position(end) => self.position < end,
+                ReadLimit::LastWholeRecord => true,
             }
     }
 
     /// Bytes before the known end that were never read.
-    pub(super) fn unread(&self) -> u64 {
+    pub(super) fn unread_bytes(&self) -> u64 {
         match self.upto {
-            Upto::Position(end) => end.saturating_sub(self.position),
-            Upto::LastWhole => 0,
+            ReadLimit::Position(end) => end.saturating_sub(self.position),
+            ReadLimit::LastWholeRecord => 0,
         }
     }
 
     /// The next batch; empty at the end. After an error there is no more. Cancel safe.
-    pub(super) async fn next(&mut self) -> Result<Vec<Chunk>, SpoolError> {
+    pub(super) async fn next_batch(&mut self) -> Result<Vec<SpoolChunk>, SpoolError> {
         if let Some(reader) = self.reader.take() {
             let upto = self.upto;
-            self.job = Some(tokio::task::spawn_blocking(move || read(reader, upto)));
+            self.read_job = Some(tokio::task::spawn_blocking(move || {
+                read_batch(reader, upto)
+            }));
         }
-        let Some(job) = &mut self.job else {
+        let Some(job) = &mut self.read_job else {
             return Ok(Vec::new());
         };
         let (reader, batch) = job.await.expect("reading a file does not panic");
-        self.job = None;
+        self.read_job = None;
         self.position = reader.position();
         self.reader = Some(reader);
-        let at_last = self.upto == Upto::LastWhole;
-        self.ended = match &batch {
+        let at_last = self.upto == ReadLimit::LastWholeRecord;
+        self.is_at_end = match &batch {
             Ok(batch) => at_last && batch.is_empty(),
             Err(_) => true,
         };
@@ -87,15 +89,19 @@ impl Transcript {
 }
 
 /// Shows the fold again what it was told before. What was consumed for good has nothing that it must remember.
-pub(super) async fn recall(spool: PathBuf, range: Range<u64>, fold: &mut Fold) {
-    let all = fold.is_talk();
+pub(super) async fn replay_transcript(
+    spool: PathBuf,
+    range: Range<u64>,
+    fold: &mut TranscriptReader,
+) {
+    let all = fold.has_agent_session();
     let read = tokio::task::spawn_blocking(move || {
-        let oldest = crate::spool::oldest(&spool).ok().flatten();
+        let oldest = crate::spool::oldest_position(&spool).ok().flatten();
         let from = oldest.map_or(range.start, |oldest| range.start.max(oldest));
-        let mut reader = Reader::open(spool, from);
+        let mut reader = SpoolReader::open(spool, from);
         let mut chunks = Vec::new();
-        while let Ok(Some(chunk)) = reader.next(Upto::Position(range.end)) {
-            if all || chunk.kind == OutputKind::Stderr {
+        while let Ok(Some(chunk)) = reader.next(ReadLimit::Position(range.end)) {
+            if all || chunk.kind == ChildPipe::Stderr {
                 chunks.push(chunk);
             }
         }
@@ -106,14 +112,14 @@ pub(super) async fn recall(spool: PathBuf, range: Range<u64>, fold: &mut Fold) {
         let known = end.saturating_sub(chunk.position);
         let known = usize::try_from(known).unwrap_or(usize::MAX);
         let bytes = &chunk.bytes[..known.min(chunk.bytes.len())];
-        fold.recall(chunk.kind, chunk.position, bytes);
+        fold.replay(chunk.kind, chunk.position, bytes);
     }
 }
 
-fn read(mut reader: Reader, upto: Upto) -> Read {
+fn read_batch(mut reader: SpoolReader, upto: ReadLimit) -> BatchReadResult {
     let mut batch = Vec::new();
     let mut length = 0;
-    while length < BATCH {
+    while length < BATCH_BYTES {
         match reader.next(upto) {
             Ok(Some(chunk)) => {
                 length += chunk.bytes.len();

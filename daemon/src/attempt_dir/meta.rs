@@ -10,12 +10,12 @@ use baton_proto::worker::{self, AttemptDeadlines};
 use bytes::Bytes;
 use prost::Message;
 
-use crate::checked::{self, Found};
+use crate::checked::{self, CheckedRead};
 use crate::clock::whole_millis;
-use crate::conversations::{ConversationKey, Conversing};
-use crate::receipts::WantedFiles;
-use crate::timers::Deadlines;
-use crate::tools::Granted;
+use crate::conversations::{ConversationFileKey, ConversationTurn};
+use crate::receipts::RequiredFiles;
+use crate::timers::DeadlineLimits;
+use crate::tools::ToolGrant;
 use crate::{whole_file, workspace};
 
 /// Layout of the directory that this daemon writes, and the newest that it reads.
@@ -28,19 +28,19 @@ pub(crate) struct AttemptMeta {
     pub(crate) daemon_id: String,
     /// Under another boot of the machine nothing of the attempt is alive.
     pub(crate) boot_id: String,
-    pub(crate) deadlines: Deadlines,
+    pub(crate) deadlines: DeadlineLimits,
     /// From TERM to KILL.
     pub(crate) cleanup_term: Duration,
     /// Empty without a conversation.
     pub(crate) conversation_key: Bytes,
     /// None for the daemon's own work directory.
-    pub(crate) workspace: Option<workspace::Plan>,
+    pub(crate) workspace: Option<workspace::WorkspacePlan>,
     /// None where its agent has no tools of Baton's.
-    pub(crate) tools: Option<Granted>,
+    pub(crate) tools: Option<ToolGrant>,
     /// What it has to leave.
-    pub(crate) files: Option<WantedFiles>,
+    pub(crate) required_files: Option<RequiredFiles>,
     /// A coding agent, whose end nobody can judge without what was said.
-    pub(crate) talks: bool,
+    pub(crate) is_coding_agent: bool,
 }
 
 /// Nobody can say what the attempt was.
@@ -58,7 +58,7 @@ impl AttemptMeta {
     /// Whole or not at all. Synced later, with the first frame that must survive the machine.
     pub(super) fn write(&self, dir: &Path, name: &str) -> io::Result<()> {
         let mut bytes = Vec::new();
-        if !checked::put(&self.to_disk(), &mut bytes) {
+        if !checked::append_record(&self.to_disk(), &mut bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let path = dir.join(name);
@@ -75,7 +75,7 @@ impl AttemptMeta {
             path: path.to_owned(),
             source,
         })?;
-        let Found::Whole { message, .. } = checked::get(&bytes, 0) else {
+        let CheckedRead::Whole { message, .. } = checked::read_record(&bytes, 0) else {
             return Err(damaged());
         };
         let stored = worker::AttemptMeta::decode(message).map_err(|_| damaged())?;
@@ -88,10 +88,10 @@ impl AttemptMeta {
         Self::from_disk(stored).ok_or_else(damaged)
     }
 
-    pub(crate) fn conversing(&self) -> Option<Conversing> {
-        let key = ConversationKey::of(&self.conversation_key)?;
+    pub(crate) fn conversation_turn(&self) -> Option<ConversationTurn> {
+        let key = ConversationFileKey::from_bytes(&self.conversation_key)?;
         let agent = self.agent.clone();
-        Some(Conversing { key, agent })
+        Some(ConversationTurn { key, agent })
     }
 
     fn to_disk(&self) -> worker::AttemptMeta {
@@ -104,10 +104,13 @@ impl AttemptMeta {
             deadlines: Some(deadlines_to_disk(self.deadlines)),
             cleanup_term_ms: whole_millis(self.cleanup_term),
             conversation_key: self.conversation_key.clone(),
-            workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
-            tools: self.tools.as_ref().map(Granted::to_disk),
-            files: self.files.as_ref().map(files_to_disk),
-            talks: self.talks,
+            workspace: self
+                .workspace
+                .as_ref()
+                .and_then(workspace::WorkspacePlan::to_disk),
+            tools: self.tools.as_ref().map(ToolGrant::to_disk),
+            files: self.required_files.as_ref().map(required_files_to_disk),
+            talks: self.is_coding_agent,
         }
     }
 
@@ -120,31 +123,33 @@ impl AttemptMeta {
             deadlines: deadlines_from_disk(stored.deadlines.unwrap_or_default()),
             cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
             conversation_key: stored.conversation_key,
-            workspace: stored.workspace.and_then(workspace::Plan::from_disk),
-            tools: stored.tools.and_then(Granted::from_disk),
-            files: stored.files.and_then(files_from_disk),
-            talks: stored.talks,
+            workspace: stored
+                .workspace
+                .and_then(workspace::WorkspacePlan::from_disk),
+            tools: stored.tools.and_then(ToolGrant::from_disk),
+            required_files: stored.files.and_then(required_files_from_disk),
+            is_coding_agent: stored.talks,
         })
     }
 }
 
-fn files_to_disk(files: &WantedFiles) -> worker::AttemptFiles {
+fn required_files_to_disk(files: &RequiredFiles) -> worker::AttemptFiles {
     worker::AttemptFiles {
-        root: workspace::bytes(files.root()),
+        root: workspace::path_to_bytes(files.root()),
         contract: Some(files.contract().clone()),
     }
 }
 
 /// It was checked before it was written.
-fn files_from_disk(stored: worker::AttemptFiles) -> Option<WantedFiles> {
-    let root = workspace::path(&stored.root);
-    WantedFiles::new(&root, stored.contract.as_ref())
+fn required_files_from_disk(stored: worker::AttemptFiles) -> Option<RequiredFiles> {
+    let root = workspace::path_from_bytes(&stored.root);
+    RequiredFiles::new(&root, stored.contract.as_ref())
         .ok()
         .flatten()
 }
 
-fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {
-    let Deadlines {
+fn deadlines_to_disk(deadlines: DeadlineLimits) -> AttemptDeadlines {
+    let DeadlineLimits {
         process_start,
         prompt_write,
         first_event,
@@ -164,9 +169,9 @@ fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {
     }
 }
 
-fn deadlines_from_disk(stored: AttemptDeadlines) -> Deadlines {
+fn deadlines_from_disk(stored: AttemptDeadlines) -> DeadlineLimits {
     let armed = |millis: Option<u64>| millis.map(Duration::from_millis);
-    Deadlines {
+    DeadlineLimits {
         process_start: armed(stored.process_start_ms),
         prompt_write: armed(stored.prompt_write_ms),
         first_event: armed(stored.first_event_ms),

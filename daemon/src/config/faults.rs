@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 
-use super::file::{AgentEntry, LimitsEntry, RootEntry, roots};
-use super::{ANY_COMMAND, ConfigError, keys};
+use super::file::{AgentEntry, LimitsEntry, RootEntry, check_roots};
+use super::{ANY_COMMAND_AGENT, ConfigError, keys};
 
 /// The tables of the file, each of which can be wrong by itself.
 #[derive(Deserialize)]
-struct Loose {
+struct RawConfigTables {
     #[serde(default)]
     agents: BTreeMap<String, toml::Value>,
     #[serde(default)]
@@ -21,7 +21,7 @@ struct Loose {
 }
 
 /// One line each; empty where `read_config` takes the file.
-pub fn config_faults(path: &Path) -> Vec<String> {
+pub fn list_config_errors(path: &Path) -> Vec<String> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(source) => {
@@ -30,49 +30,52 @@ pub fn config_faults(path: &Path) -> Vec<String> {
         }
     };
     let shown = path.display();
-    let (table, loose) = match (DeTable::parse(&text), toml::from_str::<Loose>(&text)) {
+    let (table, loose) = match (
+        DeTable::parse(&text),
+        toml::from_str::<RawConfigTables>(&text),
+    ) {
         (Ok(table), Ok(loose)) => (table, loose),
-        (Err(error), _) | (Ok(_), Err(error)) => return vec![placed(path, &text, &error)],
+        (Err(error), _) | (Ok(_), Err(error)) => return vec![one_line_error(path, &text, &error)],
     };
     let mut faults = Vec::new();
-    if let Err(fault) = keys::check(&text, table.get_ref()) {
+    if let Err(fault) = keys::check_keys(&text, table.get_ref()) {
         faults.push(format!("{shown}, {fault}"));
     }
-    faults.extend(inside(&loose).map(|fault| format!("{shown}, {fault}")));
+    faults.extend(table_errors(&loose).map(|fault| format!("{shown}, {fault}")));
     faults
 }
 
 /// What the tables hold.
-fn inside(loose: &Loose) -> impl Iterator<Item = String> {
+fn table_errors(loose: &RawConfigTables) -> impl Iterator<Item = String> {
     let mut faults = Vec::new();
     for (name, entry) in &loose.agents {
-        faults.extend(read::<AgentEntry>(&format!("agents.{name}"), entry).err());
-        if name == ANY_COMMAND {
+        faults.extend(read_entry::<AgentEntry>(&format!("agents.{name}"), entry).err());
+        if name == ANY_COMMAND_AGENT {
             faults.push(ConfigError::ReservedName(name.clone()).to_string());
         }
     }
     for (name, entry) in &loose.roots {
-        match read::<RootEntry>(&format!("roots.{name}"), entry) {
+        match read_entry::<RootEntry>(&format!("roots.{name}"), entry) {
             Ok(root) => {
                 let one = BTreeMap::from([(name.clone(), root)]);
-                faults.extend(roots(one).err().map(|error| error.to_string()));
+                faults.extend(check_roots(one).err().map(|error| error.to_string()));
             }
             Err(fault) => faults.push(fault),
         }
     }
     if let Some(limits) = &loose.limits {
-        faults.extend(read::<LimitsEntry>("limits", limits).err());
+        faults.extend(read_entry::<LimitsEntry>("limits", limits).err());
     }
     faults.into_iter()
 }
 
-fn read<T: DeserializeOwned>(name: &str, entry: &toml::Value) -> Result<T, String> {
+fn read_entry<T: DeserializeOwned>(name: &str, entry: &toml::Value) -> Result<T, String> {
     let read: Result<T, toml::de::Error> = entry.clone().try_into();
     read.map_err(|error| format!("[{name}]: {}", error.message()))
 }
 
 /// In one line: the picture that the library draws of the place needs five.
-fn placed(path: &Path, text: &str, error: &toml::de::Error) -> String {
+fn one_line_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map_or(1, |before| 1 + before.matches('\n').count());
     let message = error.message().replace('\n', ", ");
@@ -87,7 +90,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.toml");
         std::fs::write(&path, text).unwrap();
-        config_faults(&path)
+        list_config_errors(&path)
     }
 
     #[test]
@@ -120,7 +123,7 @@ mod tests {
             faults[0].contains("line 2") && !faults[0].contains('\n'),
             "{faults:?}"
         );
-        assert!(config_faults(Path::new("/nowhere/daemon.toml"))[0].contains("cannot read"));
+        assert!(list_config_errors(Path::new("/nowhere/daemon.toml"))[0].contains("cannot read"));
     }
 
     #[test]

@@ -7,21 +7,24 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::de::DeTable;
 
-use super::{ANY_COMMAND, AgentConfig, AgentWire, ConfigError, Keep, Limits, RootConfig, keys};
-use crate::workspace::{self, Mode};
+use super::{
+    ANY_COMMAND_AGENT, AgentConfig, AgentWire, ConfigError, ResourceLimits, RootConfig,
+    WorkspaceRetention, keys,
+};
+use crate::workspace::{self, SharingMode};
 
 /// Everything that a `daemon.toml` can say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileConfig {
     pub agents: BTreeMap<String, AgentConfig>,
     pub roots: BTreeMap<String, RootConfig>,
-    pub limits: Limits,
+    pub limits: ResourceLimits,
 }
 
 /// Longest name of a root.
-const NAME_BYTES: usize = 128;
+const ROOT_NAME_BYTES_MAX: usize = 128;
 /// Most roots of a daemon.
-const ROOTS: usize = 64;
+const ROOTS_MAX: usize = 64;
 
 /// Reads and checks it. Roots must exist.
 pub fn read_config(path: &Path) -> Result<FileConfig, ConfigError> {
@@ -38,31 +41,31 @@ fn parse(text: &str, path: &Path) -> Result<FileConfig, ConfigError> {
         source: Box::new(source),
     };
     let table = DeTable::parse(text).map_err(malformed)?;
-    keys::check(text, table.get_ref()).map_err(|fault| ConfigError::Key {
+    keys::check_keys(text, table.get_ref()).map_err(|fault| ConfigError::Key {
         path: path.to_owned(),
         fault,
     })?;
-    let file: File = toml::from_str(text).map_err(malformed)?;
-    if file.agents.contains_key(ANY_COMMAND) {
-        return Err(ConfigError::ReservedName(ANY_COMMAND.to_owned()));
+    let file: ConfigFileTables = toml::from_str(text).map_err(malformed)?;
+    if file.agents.contains_key(ANY_COMMAND_AGENT) {
+        return Err(ConfigError::ReservedName(ANY_COMMAND_AGENT.to_owned()));
     }
     let agents = file.agents.into_iter();
     Ok(FileConfig {
         agents: agents.map(|(name, entry)| (name, entry.into())).collect(),
-        roots: roots(file.roots)?,
+        roots: check_roots(file.roots)?,
         limits: file.limits.into(),
     })
 }
 
-pub(super) fn roots(
+pub(super) fn check_roots(
     entries: BTreeMap<String, RootEntry>,
 ) -> Result<BTreeMap<String, RootConfig>, ConfigError> {
-    if entries.len() > ROOTS {
+    if entries.len() > ROOTS_MAX {
         return Err(ConfigError::TooManyRoots(entries.len()));
     }
     let mut roots = BTreeMap::new();
     for (name, entry) in entries {
-        if name.is_empty() || name.len() > NAME_BYTES {
+        if name.is_empty() || name.len() > ROOT_NAME_BYTES_MAX {
             return Err(ConfigError::RootName(name));
         }
         let unusable = |path: &Path, source| ConfigError::Root {
@@ -71,11 +74,11 @@ pub(super) fn roots(
             source,
         };
         let usable =
-            |path: PathBuf| workspace::is_root(&path).map_err(|source| unusable(&path, source));
+            |path: PathBuf| workspace::check_root(&path).map_err(|source| unusable(&path, source));
         let root = RootConfig {
             path: usable(entry.path)?,
             mode: entry.mode.into(),
-            keep: entry.keep,
+            retention: entry.keep,
             made_in: entry.made_in.map(usable).transpose()?,
         };
         roots.insert(name, root);
@@ -84,7 +87,7 @@ pub(super) fn roots(
 }
 
 #[derive(Deserialize)]
-struct File {
+struct ConfigFileTables {
     #[serde(default)]
     agents: BTreeMap<String, AgentEntry>,
     #[serde(default)]
@@ -97,34 +100,34 @@ struct File {
 pub(super) struct RootEntry {
     path: PathBuf,
     #[serde(default)]
-    mode: ModeWord,
+    mode: WorkspaceModeEntry,
     #[serde(default)]
-    keep: Keep,
+    keep: WorkspaceRetention,
     made_in: Option<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum ModeWord {
+enum WorkspaceModeEntry {
     #[default]
     Shared,
     Scratch,
     Worktree,
 }
 
-impl From<ModeWord> for Mode {
-    fn from(word: ModeWord) -> Self {
+impl From<WorkspaceModeEntry> for SharingMode {
+    fn from(word: WorkspaceModeEntry) -> Self {
         match word {
-            ModeWord::Shared => Self::Shared,
-            ModeWord::Scratch => Self::Scratch,
-            ModeWord::Worktree => Self::Worktree,
+            WorkspaceModeEntry::Shared => Self::Shared,
+            WorkspaceModeEntry::Scratch => Self::Scratch,
+            WorkspaceModeEntry::Worktree => Self::Worktree,
         }
     }
 }
 
 #[derive(Default, Deserialize)]
 pub(super) struct LimitsEntry {
-    memory_floor_percent: Option<Percent>,
+    memory_floor_percent: Option<FloorPercent>,
     attempt_memory_mib: Option<std::num::NonZeroU32>,
     attempt_processes: Option<std::num::NonZeroU32>,
 }
@@ -132,9 +135,9 @@ pub(super) struct LimitsEntry {
 /// 0 to 99: with 100 no work would ever be taken.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "u32")]
-struct Percent(u32);
+struct FloorPercent(u32);
 
-impl TryFrom<u32> for Percent {
+impl TryFrom<u32> for FloorPercent {
     type Error = String;
 
     fn try_from(number: u32) -> Result<Self, String> {
@@ -146,13 +149,13 @@ impl TryFrom<u32> for Percent {
     }
 }
 
-impl From<LimitsEntry> for Limits {
+impl From<LimitsEntry> for ResourceLimits {
     fn from(entry: LimitsEntry) -> Self {
         let default = Self::default();
         Self {
             memory_floor_percent: entry
                 .memory_floor_percent
-                .map_or(default.memory_floor_percent, |Percent(number)| number),
+                .map_or(default.memory_floor_percent, |FloorPercent(number)| number),
             attempt_memory_mib: entry.attempt_memory_mib,
             attempt_processes: entry.attempt_processes,
         }
@@ -294,7 +297,7 @@ mod tests {
             env: BTreeMap::new(),
             task_env: vec!["LEVEL".to_owned()],
         };
-        assert!(lint.takes_variable("LEVEL") && !lint.takes_variable("LD_PRELOAD"));
+        assert!(lint.allows_task_variable("LEVEL") && !lint.allows_task_variable("LD_PRELOAD"));
         let agents = parsed(text).unwrap().agents;
         assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
         let text = "[agents.a]\nkind = \"claude\"\n[agents.b]\nkind = \"codex\"\nprotocol = \"exec\"\n\
@@ -324,21 +327,21 @@ mod tests {
         let file = parsed(&text).unwrap();
         let api = RootConfig {
             path: path.clone(),
-            mode: Mode::Shared,
-            keep: Keep::Changed,
+            mode: SharingMode::Shared,
+            retention: WorkspaceRetention::Changed,
             made_in: None,
         };
         let other = RootConfig {
             path: path.clone(),
-            mode: Mode::Worktree,
-            keep: Keep::Never,
+            mode: SharingMode::Worktree,
+            retention: WorkspaceRetention::Never,
             made_in: Some(path),
         };
         let expected = BTreeMap::from([("api".to_owned(), api), ("a b".to_owned(), other)]);
         assert_eq!(file.roots, expected);
         assert_eq!(file.limits.memory_floor_percent, 0);
         assert_eq!(file.limits.attempt_processes.unwrap().get(), 7);
-        assert_eq!(parsed("").unwrap().limits, Limits::default());
+        assert_eq!(parsed("").unwrap().limits, ResourceLimits::default());
     }
 
     #[test]

@@ -5,91 +5,95 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::process::{NameFault, check_variable};
+use crate::process::{VariableNameError, check_variable_name};
 
-const TOP: [&str; 3] = ["agents", "roots", "limits"];
-const ROOT: [&str; 4] = ["path", "mode", "keep", "made_in"];
-const LIMITS: [&str; 3] = [
+const TOP_LEVEL_KEYS: [&str; 3] = ["agents", "roots", "limits"];
+const ROOT_KEYS: [&str; 4] = ["path", "mode", "keep", "made_in"];
+const LIMITS_KEYS: [&str; 3] = [
     "memory_floor_percent",
     "attempt_memory_mib",
     "attempt_processes",
 ];
-const AGENT: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
-const CODEX: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
+const AGENT_KEYS: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
+const CODEX_KEYS: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
 
 /// A key that cannot stand where it stands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct KeyFault {
+pub struct ConfigKeyError {
     /// From 1 on.
     pub line: usize,
-    pub what: KeyProblem,
+    pub what: ConfigKeyProblem,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KeyProblem {
+pub enum ConfigKeyProblem {
     #[error("nothing is called {key:?}{}", nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default())]
     Unknown {
         key: String,
         nearest: Option<&'static str>,
     },
     #[error("{key} cannot be set: {why}")]
-    Variable { key: String, why: NameFault },
+    Variable { key: String, why: VariableNameError },
 }
 
-type Found = (usize, KeyProblem);
+type KeyProblemAt = (usize, ConfigKeyProblem);
 
 /// `table` is what was read from `text`.
-pub(super) fn check(text: &str, table: &DeTable<'_>) -> Result<(), KeyFault> {
-    look(table).map_err(|(offset, what)| {
+pub(super) fn check_keys(text: &str, table: &DeTable<'_>) -> Result<(), ConfigKeyError> {
+    check_tables(table).map_err(|(offset, what)| {
         let before = text.as_bytes().iter().take(offset);
         let line = 1 + before.filter(|byte| **byte == b'\n').count();
-        KeyFault { line, what }
+        ConfigKeyError { line, what }
     })
 }
 
-fn look(table: &DeTable<'_>) -> Result<(), Found> {
-    known("", table, &TOP)?;
-    for (name, agent) in tables(table, "agents") {
-        let is_codex = agent.get("kind").and_then(word) == Some("codex");
-        let keys: &[&str] = if is_codex { &CODEX } else { &AGENT };
-        known(&format!("agents.{name}."), agent, keys)?;
-        if let Some(variables) = agent.get("env").and_then(inner) {
-            settable(name, variables)?;
+fn check_tables(table: &DeTable<'_>) -> Result<(), KeyProblemAt> {
+    check_known_keys("", table, &TOP_LEVEL_KEYS)?;
+    for (name, agent) in named_tables(table, "agents") {
+        let is_codex = agent.get("kind").and_then(as_text) == Some("codex");
+        let keys: &[&str] = if is_codex { &CODEX_KEYS } else { &AGENT_KEYS };
+        check_known_keys(&format!("agents.{name}."), agent, keys)?;
+        if let Some(variables) = agent.get("env").and_then(as_table) {
+            check_variables(name, variables)?;
         }
     }
-    for (name, root) in tables(table, "roots") {
-        known(&format!("roots.{name}."), root, &ROOT)?;
+    for (name, root) in named_tables(table, "roots") {
+        check_known_keys(&format!("roots.{name}."), root, &ROOT_KEYS)?;
     }
-    match table.get("limits").and_then(inner) {
-        Some(limits) => known("limits.", limits, &LIMITS),
+    match table.get("limits").and_then(as_table) {
+        Some(limits) => check_known_keys("limits.", limits, &LIMITS_KEYS),
         None => Ok(()),
     }
 }
 
-fn word<'a>(value: &'a Spanned<DeValue<'_>>) -> Option<&'a str> {
+fn as_text<'a>(value: &'a Spanned<DeValue<'_>>) -> Option<&'a str> {
     value.get_ref().as_str()
 }
 
-fn inner<'a, 'i>(value: &'a Spanned<DeValue<'i>>) -> Option<&'a DeTable<'i>> {
+fn as_table<'a, 'i>(value: &'a Spanned<DeValue<'i>>) -> Option<&'a DeTable<'i>> {
     value.get_ref().as_table()
 }
 
-fn tables<'a, 'i>(
+fn named_tables<'a, 'i>(
     table: &'a DeTable<'i>,
     key: &str,
 ) -> impl Iterator<Item = (&'a str, &'a DeTable<'i>)> {
-    let entries = table.get(key).and_then(inner).into_iter().flatten();
-    entries.filter_map(|(name, value)| Some((name.get_ref().as_ref(), inner(value)?)))
+    let entries = table.get(key).and_then(as_table).into_iter().flatten();
+    entries.filter_map(|(name, value)| Some((name.get_ref().as_ref(), as_table(value)?)))
 }
 
-fn known(place: &str, table: &DeTable<'_>, keys: &[&'static str]) -> Result<(), Found> {
+fn check_known_keys(
+    place: &str,
+    table: &DeTable<'_>,
+    keys: &[&'static str],
+) -> Result<(), KeyProblemAt> {
     for name in table.keys() {
         let word: &str = name.get_ref().as_ref();
         if !keys.contains(&word) {
-            let what = KeyProblem::Unknown {
+            let what = ConfigKeyProblem::Unknown {
                 key: format!("{place}{word}"),
-                nearest: nearest(word, keys),
+                nearest: nearest_key(word, keys),
             };
             return Err((name.span().start, what));
         }
@@ -97,25 +101,27 @@ fn known(place: &str, table: &DeTable<'_>, keys: &[&'static str]) -> Result<(), 
     Ok(())
 }
 
-fn settable(agent: &str, variables: &DeTable<'_>) -> Result<(), Found> {
+fn check_variables(agent: &str, variables: &DeTable<'_>) -> Result<(), KeyProblemAt> {
     for name in variables.keys() {
-        check_variable(name.get_ref()).map_err(|why| {
+        check_variable_name(name.get_ref()).map_err(|why| {
             let key = format!("agents.{agent}.env.{}", name.get_ref());
-            (name.span().start, KeyProblem::Variable { key, why })
+            (name.span().start, ConfigKeyProblem::Variable { key, why })
         })?;
     }
     Ok(())
 }
 
 /// The known word with the fewest letters to change, if that is less than half of them.
-fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
-    let distances = known.iter().map(|known| (distance(word, known), *known));
+fn nearest_key(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let distances = known
+        .iter()
+        .map(|known| (edit_distance(word, known), *known));
     let (changes, nearest) = distances.min()?;
     (changes * 2 < word.len().max(nearest.len())).then_some(nearest)
 }
 
 /// Letters to insert, remove, replace, or to exchange with their neighbour.
-fn distance(one: &str, other: &str) -> usize {
+fn edit_distance(one: &str, other: &str) -> usize {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=other.len()).collect();

@@ -3,40 +3,40 @@
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{InputWithdrawn, LifecyclePhase, TaskLifecycle, Usage};
 
-use crate::agents::Used;
-use crate::attempt::Said;
+use crate::agents::FinalAgentUsage;
+use crate::attempt::AgentNotice;
 
 /// The frame that says it.
-pub(crate) fn said(said: Said) -> Body {
+pub(crate) fn agent_event_frame(said: AgentNotice) -> Body {
     let lifecycle = |phase: LifecyclePhase| TaskLifecycle {
         phase: phase.into(),
         ..TaskLifecycle::default()
     };
     match said {
-        Said::ToolStarted { id, name } => Body::Lifecycle(TaskLifecycle {
+        AgentNotice::ToolStarted { id, name } => Body::Lifecycle(TaskLifecycle {
             tool_call_id: id,
             tool_name: name,
             ..lifecycle(LifecyclePhase::ToolStarted)
         }),
-        Said::ToolFinished { id, failed } => Body::Lifecycle(TaskLifecycle {
+        AgentNotice::ToolFinished { id, failed } => Body::Lifecycle(TaskLifecycle {
             tool_call_id: id,
             tool_failed: Some(failed),
             ..lifecycle(LifecyclePhase::ToolFinished)
         }),
         // Each of the two opens the input by itself.
-        Said::Permission(request) => Body::PermissionRequest(request),
-        Said::Question(question) => Body::Question(question),
-        Said::InputReceived { input_id } => Body::Lifecycle(TaskLifecycle {
+        AgentNotice::Permission(request) => Body::PermissionRequest(request),
+        AgentNotice::Question(question) => Body::Question(question),
+        AgentNotice::InputReceived { input_id } => Body::Lifecycle(TaskLifecycle {
             input_id,
             ..lifecycle(LifecyclePhase::InputReceived)
         }),
-        Said::InputWithdrawn { input_id, reason } => {
+        AgentNotice::InputWithdrawn { input_id, reason } => {
             Body::InputWithdrawn(InputWithdrawn { input_id, reason })
         }
     }
 }
 
-pub(super) fn usage(used: &Used) -> Option<Usage> {
+pub(super) fn wire_usage(used: &FinalAgentUsage) -> Option<Usage> {
     let usage = used.usage.as_ref()?;
     Some(Usage {
         input_tokens: usage.tokens.input,

@@ -5,108 +5,108 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{LossCause, TerminationReceipt};
 use tracing::warn;
 
-use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::{Used, Verdict, as_told};
-use crate::attempt::{Cause, Ending};
+use super::{REPLAY_INTERVAL_MIN, ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
+use crate::agents::{AttemptVerdict, FinalAgentUsage, judge_with_finish};
+use crate::attempt::{AttemptEnding, EndCause};
 use crate::clock::Clock;
-use crate::frames::{self, Closing, Control};
+use crate::frames::{self, ControlFrame, TerminalFields};
 
-impl Held {
+impl SupervisedAttempt {
     /// The relay says that it has no right to go on: kill, drop its frames, send a receipt.
     pub(crate) fn fence(&mut self, clock: &Clock) {
         match &self.stage {
             // Nothing is left to kill, and its last word may be a result that is still wanted.
-            Stage::Running(reins) if reins.reach == Reach::Over => {}
-            Stage::Running(_) => {
-                self.outbox.drop_unacked();
-                self.forget_waiting();
-                self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
+            SupervisedStage::Running(reins) if reins.reach == ShimReach::Ended => {}
+            SupervisedStage::Running(_) => {
+                self.outbox.discard_unacked();
+                self.drop_waiting_calls();
+                self.order_stop(StopReason::Fenced, clock.now().after(self.cleanup_term));
             }
-            Stage::Accepted { .. } => {
-                self.outbox.drop_unacked();
-                self.stopping = Some(StopWhy::Fenced);
-                let receipt = frames::nothing_ran(clock.wall());
-                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
+            SupervisedStage::Accepted { .. } => {
+                self.outbox.discard_unacked();
+                self.stop_reason = Some(StopReason::Fenced);
+                let receipt = frames::no_process_receipt(clock.wall());
+                self.finish_with_frame(Body::Receipt(receipt.clone()), receipt, clock);
             }
             // Its last word is the receipt, and may be a result that is still wanted.
-            Stage::Finished { .. } => self.outbox.keep_last_control(),
+            SupervisedStage::Finished { .. } => self.outbox.drop_all_but_last_control(),
         }
     }
 
-    pub(super) fn on_ended(&mut self, ending: &Ending, clock: &Clock) {
-        if matches!(ending.cause, Cause::LeaseEnded) {
-            self.raise_stop(StopWhy::LeaseEnded);
+    pub(super) fn on_ended(&mut self, ending: &AttemptEnding, clock: &Clock) {
+        if matches!(ending.cause, EndCause::LeaseEnded) {
+            self.raise_stop_reason(StopReason::LeaseEnded);
         }
-        let verdict = as_told(ending, self.finish.as_ref());
-        let mut receipt = frames::receipt(ending, clock.wall());
-        if verdict == Verdict::Stopped {
-            let loss = self.loss(&ending.cause);
+        let verdict = judge_with_finish(ending, self.agent_finish.as_ref());
+        let mut receipt = frames::termination_receipt(ending, clock.wall());
+        if verdict == AttemptVerdict::Stopped {
+            let loss = self.loss_cause(&ending.cause);
             receipt.loss = loss.into();
             self.log_loss(loss);
         }
         let only_receipt = Body::Receipt(receipt.clone());
-        let untold = if matches!(ending.cause, Cause::NeverLaunched) {
+        let untold = if matches!(ending.cause, EndCause::NeverLaunched) {
             let why = "the daemon died before it launched anything";
-            frames::given_back(why, receipt.clone())
+            frames::released(why, receipt.clone())
         } else {
             only_receipt.clone()
         };
-        let closing = self.closing(receipt.clone());
-        let body = match self.stopping {
-            Some(StopWhy::Fenced) => {
-                self.outbox.drop_unacked();
+        let closing = self.terminal_fields(receipt.clone());
+        let body = match self.stop_reason {
+            Some(StopReason::Fenced) => {
+                self.outbox.discard_unacked();
                 only_receipt
             }
-            Some(StopWhy::LeaseEnded | StopWhy::Drained) | None => {
-                frames::terminal(&verdict, ending, closing).unwrap_or(untold)
+            Some(StopReason::LeaseEnded | StopReason::Drained) | None => {
+                frames::terminal_frame(&verdict, ending, closing).unwrap_or(untold)
             }
-            Some(StopWhy::DiskFull) => {
-                let own = self.closing(receipt.clone());
-                frames::terminal(&verdict, ending, own)
+            Some(StopReason::DiskFull) => {
+                let own = self.terminal_fields(receipt.clone());
+                frames::terminal_frame(&verdict, ending, own)
                     .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
             }
-            Some(StopWhy::TooLong) => {
-                let own = self.closing(receipt.clone());
-                frames::terminal(&verdict, ending, own)
+            Some(StopReason::TooLong) => {
+                let own = self.terminal_fields(receipt.clone());
+                frames::terminal_frame(&verdict, ending, own)
                     .unwrap_or_else(|| frames::too_long(&ending.stderr_tail, closing))
             }
-            Some(StopWhy::Canceled(reason)) => {
-                let own = self.closing(receipt.clone());
-                frames::terminal(&verdict, ending, own)
-                    .unwrap_or_else(|| frames::canceled(reason, &used(ending), closing))
+            Some(StopReason::Canceled(reason)) => {
+                let own = self.terminal_fields(receipt.clone());
+                frames::terminal_frame(&verdict, ending, own)
+                    .unwrap_or_else(|| frames::canceled(reason, &reported_usage(ending), closing))
             }
         };
         let within_lease = ending
-            .ended
+            .child_ended
             .map_or_else(|| self.is_within_lease(clock), |ended| ended.within_lease);
-        self.finish_with(body, receipt, within_lease, clock);
+        self.finish_observed(body, receipt, within_lease, clock);
     }
 
     /// Why there is no result, where the relay does not know it: what it has ordered itself it knows.
-    fn loss(&self, cause: &Cause) -> LossCause {
-        match (cause, self.stopping) {
-            (Cause::LeaseEnded, _) => LossCause::LeaseEnded,
-            (Cause::Lost, _) => LossCause::SupervisorDied,
-            (Cause::Stopped, Some(StopWhy::Drained)) => LossCause::DaemonStopped,
+    fn loss_cause(&self, cause: &EndCause) -> LossCause {
+        match (cause, self.stop_reason) {
+            (EndCause::LeaseEnded, _) => LossCause::LeaseEnded,
+            (EndCause::Lost, _) => LossCause::SupervisorDied,
+            (EndCause::Stopped, Some(StopReason::Drained)) => LossCause::DaemonStopped,
             (
-                Cause::Stopped,
+                EndCause::Stopped,
                 Some(
-                    StopWhy::Canceled(_)
-                    | StopWhy::DiskFull
-                    | StopWhy::TooLong
-                    | StopWhy::LeaseEnded
-                    | StopWhy::Fenced,
+                    StopReason::Canceled(_)
+                    | StopReason::DiskFull
+                    | StopReason::TooLong
+                    | StopReason::LeaseEnded
+                    | StopReason::Fenced,
                 )
                 | None,
             )
             | (
-                Cause::NotStarted { .. }
-                | Cause::Exited(_)
-                | Cause::Deadline(_)
-                | Cause::Disk { .. }
-                | Cause::Lingered
-                | Cause::NeverLaunched
-                | Cause::Broken,
+                EndCause::NotStarted { .. }
+                | EndCause::Exited(_)
+                | EndCause::Deadline(_)
+                | EndCause::WorkerDisk { .. }
+                | EndCause::Lingered
+                | EndCause::NeverLaunched
+                | EndCause::DaemonFault,
                 _,
             ) => LossCause::Unspecified,
         }
@@ -136,13 +136,13 @@ impl Held {
 
     /// The relay refused the completion for good: the process is gone and cannot make up for it.
     pub(crate) fn on_refused_completion(&mut self, seq: u64, message: &str, clock: &Clock) {
-        let Stage::Finished { last_seq, receipt } = &self.stage else {
+        let SupervisedStage::Finished { last_seq, receipt } = &self.stage else {
             return;
         };
         if *last_seq == seq && receipt.process_started {
             let receipt = receipt.clone();
-            let closing = self.closing(receipt.clone());
-            self.finish(frames::contract_unmet(message, closing), receipt, clock);
+            let closing = self.terminal_fields(receipt.clone());
+            self.finish_with_frame(frames::contract_unmet(message, closing), receipt, clock);
         }
     }
 
@@ -151,26 +151,36 @@ impl Held {
         let now = clock.now();
         if self
             .replayed_at
-            .is_some_and(|at| now < at.after(REPLAY_PAUSE))
+            .is_some_and(|at| now < at.after(REPLAY_INTERVAL_MIN))
         {
             return;
         }
         self.replayed_at = Some(now);
-        match (&self.stage, self.stopping, expected) {
+        match (&self.stage, self.stop_reason, expected) {
             // The frames in between were dropped on purpose: the receipt takes their place.
-            (Stage::Finished { receipt, .. }, Some(StopWhy::Fenced), Some(expected)) => {
+            (
+                SupervisedStage::Finished { receipt, .. },
+                Some(StopReason::Fenced),
+                Some(expected),
+            ) => {
                 let receipt = receipt.clone();
                 self.outbox.restart_at(expected);
-                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
+                self.finish_with_frame(Body::Receipt(receipt.clone()), receipt, clock);
             }
-            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _, _) => {
-                self.outbox.rewind();
+            (
+                SupervisedStage::Accepted { .. }
+                | SupervisedStage::Running(_)
+                | SupervisedStage::Finished { .. },
+                _,
+                _,
+            ) => {
+                self.outbox.resend_unacked();
             }
         }
     }
 
-    pub(super) fn closing(&self, receipt: TerminationReceipt) -> Closing {
-        Closing {
+    pub(super) fn terminal_fields(&self, receipt: TerminationReceipt) -> TerminalFields {
+        TerminalFields {
             final_offset: self.outbox.end_offset(),
             receipt,
         }
@@ -178,32 +188,42 @@ impl Held {
 
     /// As of now: where nobody saw an end that was earlier.
     fn is_within_lease(&self, clock: &Clock) -> bool {
-        self.lease.is_some_and(|lease| !lease.is_over(clock.now()))
+        self.lease
+            .is_some_and(|lease| !lease.is_expired(clock.now()))
     }
 
-    pub(super) fn finish(&mut self, body: Body, receipt: TerminationReceipt, clock: &Clock) {
+    pub(super) fn finish_with_frame(
+        &mut self,
+        body: Body,
+        receipt: TerminationReceipt,
+        clock: &Clock,
+    ) {
         let within_lease = self.is_within_lease(clock);
-        self.finish_with(body, receipt, within_lease, clock);
+        self.finish_observed(body, receipt, within_lease, clock);
     }
 
-    fn finish_with(
+    fn finish_observed(
         &mut self,
         body: Body,
         receipt: TerminationReceipt,
         within_lease: bool,
         clock: &Clock,
     ) {
-        let control = Control {
+        let control = ControlFrame {
             body: Some(body),
             within_lease,
         };
-        let leaves = control.leaves();
+        let leaves = control.required_durability();
         let last_seq = self.outbox.push_control(control, clock.wall(), leaves);
-        self.stage = Stage::Finished { last_seq, receipt };
+        self.stage = SupervisedStage::Finished { last_seq, receipt };
     }
 }
 
 /// What it has used, also where that is all that it could say.
-fn used(ending: &Ending) -> Used {
-    ending.spoken.as_ref().map(Used::of).unwrap_or_default()
+fn reported_usage(ending: &AttemptEnding) -> FinalAgentUsage {
+    ending
+        .agent_summary
+        .as_ref()
+        .map(FinalAgentUsage::from_summary)
+        .unwrap_or_default()
 }

@@ -2,120 +2,127 @@
 
 use baton_proto::v1::TurnKind;
 
-use super::{Held, Reach, Stage, StopWhy};
-use crate::attempt::{AttemptEvent, Word};
-use crate::clock::{Clock, Moment};
+use super::{ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
+use crate::attempt::{AttemptEvent, InputResponse};
+use crate::clock::{BootTime, Clock};
 use crate::frames::{self, PhaseReport};
 use crate::outbox::OUTPUT_LIMIT;
-use crate::phases::OncePhase;
+use crate::phases::OneTimePhase;
 use crate::timers::DeadlineKind;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
-const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
-const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
+const PAUSE_OUTPUT_ABOVE: usize = OUTPUT_LIMIT / 2;
+const RESUME_OUTPUT_BELOW: usize = OUTPUT_LIMIT / 4;
 /// Unacknowledged control frames at which a child is held back, connected or not: they are never dropped.
-const UNTOLD_MOST: usize = 8 * 1024 * 1024;
-const UNTOLD_AGAIN: usize = UNTOLD_MOST / 2;
+const UNACKED_CONTROL_MAX: usize = 8 * 1024 * 1024;
+const UNACKED_CONTROL_RESUME: usize = UNACKED_CONTROL_MAX / 2;
 /// Bytes on their way to the disk at which a child is held back.
-const UNWRITTEN_MOST: usize = 1024 * 1024;
+const UNWRITTEN_MAX: usize = 1024 * 1024;
 
-impl Held {
+impl SupervisedAttempt {
     pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
-        let fenced = self.stopping == Some(StopWhy::Fenced);
-        if let (Stage::Running(reins), Some(progress)) = (&mut self.stage, event.progress()) {
-            reins.hear(progress);
+        let fenced = self.stop_reason == Some(StopReason::Fenced);
+        if let (SupervisedStage::Running(reins), Some(progress)) =
+            (&mut self.stage, event.progress())
+        {
+            reins.on_progress(progress);
         }
         match event {
             AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
-            AttemptEvent::Reached { token, lease } => self.on_reached(token, lease),
-            AttemptEvent::Placed(report) => self.workspace = Some(*report),
-            AttemptEvent::Over => {
-                if let Stage::Running(reins) = &mut self.stage {
-                    reins.reach = Reach::Over;
+            AttemptEvent::ShimReached { token, lease } => self.on_shim_reached(token, lease),
+            AttemptEvent::WorkspaceReady(report) => self.workspace = Some(*report),
+            AttemptEvent::ProcessesGone => {
+                if let SupervisedStage::Running(reins) = &mut self.stage {
+                    reins.reach = ShimReach::Ended;
                 }
             }
             // Nobody wants to hear it.
-            AttemptEvent::Entered { .. }
+            AttemptEvent::PhaseEntered { .. }
             | AttemptEvent::Output { .. }
-            | AttemptEvent::Said { .. }
-            | AttemptEvent::Missed { .. }
-            | AttemptEvent::Waits { .. }
-            | AttemptEvent::Read { .. }
+            | AttemptEvent::AgentNotice { .. }
+            | AttemptEvent::OutputMissing { .. }
+            | AttemptEvent::WaitsForWorkspace { .. }
+            | AttemptEvent::TranscriptRead { .. }
                 if fenced => {}
-            AttemptEvent::Waits { message } => self.say(frames::waits(message), clock),
+            AttemptEvent::WaitsForWorkspace { message } => {
+                self.push_frame(frames::queued(message), clock)
+            }
             AttemptEvent::Output { chunk, progress } => {
-                let answers = progress.answers;
-                self.advance(progress);
+                let answers = progress.answer_count;
+                self.advance_progress(progress);
                 let mut label = chunk.label;
                 // What is done behind the scenes is nothing for users to read.
                 label.visible &= self.attempt.turn_kind() != TurnKind::Control;
                 self.outbox.push_output(label, chunk.bytes, clock.wall());
-                self.note_answers(answers);
+                self.track_answers(answers);
             }
-            AttemptEvent::Said { said, progress } => {
-                let answers = progress.answers;
-                self.advance(progress);
-                self.say(frames::said(said), clock);
-                self.note_answers(answers);
+            AttemptEvent::AgentNotice {
+                notice: said,
+                progress,
+            } => {
+                let answers = progress.answer_count;
+                self.advance_progress(progress);
+                self.push_frame(frames::agent_event_frame(said), clock);
+                self.track_answers(answers);
             }
-            AttemptEvent::Missed {
+            AttemptEvent::OutputMissing {
                 length,
                 why,
                 progress,
             } => {
-                self.advance(progress);
+                self.advance_progress(progress);
                 self.outbox.push_cut(length, why, clock.wall());
             }
-            AttemptEvent::Read { progress } => {
-                let answers = progress.answers;
-                self.advance(progress);
+            AttemptEvent::TranscriptRead { progress } => {
+                let answers = progress.answer_count;
+                self.advance_progress(progress);
                 self.outbox.store_progress();
-                self.note_answers(answers);
+                self.track_answers(answers);
             }
-            AttemptEvent::Entered {
+            AttemptEvent::PhaseEntered {
                 phase,
                 pid,
                 next_deadline,
-                passed,
+                passed_deadline: passed,
                 progress,
             } => {
-                let answers = progress.answers;
-                self.advance(progress);
-                self.enter(phase, pid, (next_deadline, passed), clock);
-                self.note_answers(answers);
+                let answers = progress.answer_count;
+                self.advance_progress(progress);
+                self.enter_phase(phase, pid, (next_deadline, passed), clock);
+                self.track_answers(answers);
             }
         }
     }
 
     /// What was just said holds answers of people, or what was found for the agent; they go to it when that is stored.
-    fn note_answers(&mut self, answers: u64) {
+    fn track_answers(&mut self, answers: u64) {
         if answers == 0 {
             return;
         }
         let serial = self.outbox.log().last_serial();
-        if let Stage::Running(reins) = &mut self.stage {
-            reins.answers_in(serial, answers);
-            reins.written(self.outbox.log().written_through());
+        if let SupervisedStage::Running(reins) = &mut self.stage {
+            reins.track_answers(serial, answers);
+            reins.on_written(self.outbox.log().written_through());
         }
     }
 
     /// What somebody says to what the agent asked.
-    pub(crate) fn hear_word(&mut self, word: Word) {
-        if let Stage::Running(reins) = &mut self.stage {
-            reins.pass_on(word);
+    pub(crate) fn deliver_answer(&mut self, word: InputResponse) {
+        if let SupervisedStage::Running(reins) = &mut self.stage {
+            reins.deliver_answer(word);
         }
     }
 
     /// Whether its agent may say more through its tools.
-    pub(crate) fn has_room(&self) -> bool {
-        self.outbox.untold() <= UNTOLD_MOST
+    pub(crate) fn has_frame_room(&self) -> bool {
+        self.outbox.control_bytes() <= UNACKED_CONTROL_MAX
     }
 
-    fn enter(
+    fn enter_phase(
         &mut self,
-        phase: OncePhase,
+        phase: OneTimePhase,
         pid: Option<i32>,
-        (next_deadline, passed): (Option<Moment>, Option<DeadlineKind>),
+        (next_deadline, passed): (Option<BootTime>, Option<DeadlineKind>),
         clock: &Clock,
     ) {
         let (now, wall) = (clock.now(), clock.wall());
@@ -128,27 +135,30 @@ impl Held {
             elapsed: started_at.until(now),
             wall,
             workspace: self.workspace.clone(),
-            deadline: passed,
+            ended_by_deadline: passed,
         };
-        self.say(frames::phase(report), clock);
+        self.push_frame(frames::phase_frame(report), clock);
     }
 
     /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
     /// so the child runs on and the outbox cuts its output; but what has ended stays on the disk until it can be told, and so
     /// does what is no output.
-    pub(crate) fn balance(&mut self, connected: bool) {
-        let (unacked, unwritten) = (self.outbox.held(), self.outbox.log().unwritten());
-        let untold = self.outbox.untold();
-        let Stage::Running(reins) = &mut self.stage else {
+    pub(crate) fn update_backpressure(&mut self, connected: bool) {
+        let (unacked, unwritten) = (
+            self.outbox.output_bytes(),
+            self.outbox.log().unwritten_bytes(),
+        );
+        let untold = self.outbox.control_bytes();
+        let SupervisedStage::Running(reins) = &mut self.stage else {
             return;
         };
         let (most, most_untold) = if reins.is_behind {
-            (GO_ON_BELOW, UNTOLD_AGAIN)
+            (RESUME_OUTPUT_BELOW, UNACKED_CONTROL_RESUME)
         } else {
-            (HOLD_BACK_ABOVE, UNTOLD_MOST)
+            (PAUSE_OUTPUT_ABOVE, UNACKED_CONTROL_MAX)
         };
-        let waits_for_relay = connected || reins.reach == Reach::Over;
+        let waits_for_relay = connected || reins.reach == ShimReach::Ended;
         reins.is_behind = (waits_for_relay && unacked > most) || untold > most_untold;
-        reins.hold_back(reins.is_behind || unwritten > UNWRITTEN_MOST);
+        reins.set_output_paused(reins.is_behind || unwritten > UNWRITTEN_MAX);
     }
 }

@@ -3,33 +3,33 @@
 use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
-use baton_daemon_core::stake::Share;
+use baton_daemon_core::stake::AttemptUrgency;
 use baton_proto::v1::RenewEntry;
 
-use super::{Held, Reach, Stage, StopWhy, Telling};
-use crate::agents::Refusal;
-use crate::clock::{Clock, Moment};
+use super::{LeaseDelivery, ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
+use crate::agents::DispatchRefusal;
+use crate::clock::{BootTime, Clock};
 
-impl Held {
+impl SupervisedAttempt {
     /// Of what may still run.
     pub(crate) fn lease(&self) -> Option<LeaseClock> {
-        self.lease.filter(|_| self.holds_slot())
+        self.lease.filter(|_| self.uses_slot())
     }
 
     /// What is lost if no stream comes back in time.
-    pub(crate) fn at_stake(&self) -> Share {
+    pub(crate) fn reconnect_urgency(&self) -> AttemptUrgency {
         match self.lease() {
-            Some(lease) => Share::Lease(lease.limit()),
-            None if self.holds_slot() => Share::Nothing,
-            None => Share::LastWords(self.lease.map(|lease| lease.ttl())),
+            Some(lease) => AttemptUrgency::Lease(lease.limit()),
+            None if self.uses_slot() => AttemptUrgency::Nothing,
+            None => AttemptUrgency::UnreportedResult(self.lease.map(|lease| lease.ttl())),
         }
     }
 
     /// Counted from the send of what the relay answered. The shim learns of it at once.
-    pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
+    pub(crate) fn renew(&mut self, sent_at: BootTime, granted: Duration) {
         if let Some(lease) = &mut self.lease {
             lease.renew(sent_at, granted);
-            if let Stage::Running(reins) = &mut self.stage {
+            if let SupervisedStage::Running(reins) = &mut self.stage {
                 reins.renew(*lease);
             }
         }
@@ -37,35 +37,43 @@ impl Held {
 
     /// Whether the daemon may go and leave it to its shim: the shim has the lease as it stands now. What is being ended is
     /// not left while there is time; a shim that does not answer cannot be told.
-    pub(crate) fn may_be_left(&self) -> bool {
+    pub(crate) fn can_outlive_daemon(&self) -> bool {
         match &self.stage {
-            Stage::Running(reins) if reins.reach == Reach::Linked => {
-                self.stopping.is_none() && self.telling().is_none()
+            SupervisedStage::Running(reins) if reins.reach == ShimReach::Linked => {
+                self.stop_reason.is_none() && self.pending_lease_delivery().is_none()
             }
-            Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. } => true,
+            SupervisedStage::Accepted { .. }
+            | SupervisedStage::Running(_)
+            | SupervisedStage::Finished { .. } => true,
         }
     }
 
     /// To wait until its shim has the lease as it stands now, while it has not.
-    pub(crate) fn telling(&self) -> Option<Telling> {
+    pub(crate) fn pending_lease_delivery(&self) -> Option<LeaseDelivery> {
         match &self.stage {
-            Stage::Running(reins) if reins.reach == Reach::Linked => reins.telling(self.lease?),
-            Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. } => None,
+            SupervisedStage::Running(reins) if reins.reach == ShimReach::Linked => {
+                reins.pending_lease_delivery(self.lease?)
+            }
+            SupervisedStage::Accepted { .. }
+            | SupervisedStage::Running(_)
+            | SupervisedStage::Finished { .. } => None,
         }
     }
 
-    fn has_lost_its_lease(&self) -> bool {
-        self.stopping.is_some_and(StopWhy::ends_the_lease)
+    fn has_lost_lease(&self) -> bool {
+        self.stop_reason.is_some_and(StopReason::ends_lease)
     }
 
     /// When time alone changes something here.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
+    pub(crate) fn next_wake(&self) -> Option<BootTime> {
         match &self.stage {
-            Stage::Accepted { confirm_by, .. } => Some(*confirm_by),
-            Stage::Running(reins) if reins.reach != Reach::Over && !self.has_lost_its_lease() => {
+            SupervisedStage::Accepted { confirm_by, .. } => Some(*confirm_by),
+            SupervisedStage::Running(reins)
+                if reins.reach != ShimReach::Ended && !self.has_lost_lease() =>
+            {
                 self.lease.map(|lease| lease.term_at(self.cleanup_term))
             }
-            Stage::Running(_) | Stage::Finished { .. } => None,
+            SupervisedStage::Running(_) | SupervisedStage::Finished { .. } => None,
         }
     }
 
@@ -77,45 +85,50 @@ impl Held {
             return;
         }
         match (&self.stage, self.lease) {
-            (Stage::Accepted { .. }, _) => {
-                self.give_back(&Refusal::not_confirmed(), clock);
+            (SupervisedStage::Accepted { .. }, _) => {
+                self.return_unstarted(&DispatchRefusal::not_confirmed(), clock);
             }
-            (Stage::Running(_), Some(lease)) => {
-                self.order_stop(StopWhy::LeaseEnded, lease.kill_at());
+            (SupervisedStage::Running(_), Some(lease)) => {
+                self.order_stop(StopReason::LeaseEnded, lease.kill_at());
             }
-            (Stage::Running(_) | Stage::Finished { .. }, _) => {}
+            (SupervisedStage::Running(_) | SupervisedStage::Finished { .. }, _) => {}
         }
     }
 
     /// Its lease is over and something of it may still run, as when the machine was asleep: until that has ended, it has no
     /// right to be heard.
-    pub(crate) fn is_muted(&self, now: Moment) -> bool {
-        let over = self.lease.is_some_and(|lease| lease.is_over(now));
-        over && matches!(self.stage, Stage::Running(_))
+    pub(crate) fn must_not_send(&self, now: BootTime) -> bool {
+        let over = self.lease.is_some_and(|lease| lease.is_expired(now));
+        over && matches!(self.stage, SupervisedStage::Running(_))
     }
 
     /// Its shim does not take renewals, so asking for one would say that it goes on while it is about to be ended.
-    pub(super) fn is_deaf(&self, now: Moment) -> bool {
+    pub(super) fn is_shim_unresponsive(&self, now: BootTime) -> bool {
         match (&self.stage, self.lease) {
-            (Stage::Running(reins), Some(lease)) if reins.reach == Reach::Linked => {
-                reins.is_deaf(lease, now)
+            (SupervisedStage::Running(reins), Some(lease)) if reins.reach == ShimReach::Linked => {
+                reins.is_unresponsive(lease, now)
             }
-            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _) => false,
+            (
+                SupervisedStage::Accepted { .. }
+                | SupervisedStage::Running(_)
+                | SupervisedStage::Finished { .. },
+                _,
+            ) => false,
         }
     }
 
     /// For a heartbeat: everything that the relay may still count as leased and that can be proved.
-    pub(crate) fn renew_entry(&self, now: Moment) -> Option<RenewEntry> {
+    pub(crate) fn renew_entry(&self, now: BootTime) -> Option<RenewEntry> {
         let leased = match &self.stage {
-            Stage::Accepted { .. } => true,
+            SupervisedStage::Accepted { .. } => true,
             // A finished one too: its terminal frame may still be queued behind its output.
-            Stage::Running(_) | Stage::Finished { .. } => {
-                let unexpired = self.lease.is_some_and(|lease| !lease.is_over(now));
-                unexpired && !self.is_deaf(now)
+            SupervisedStage::Running(_) | SupervisedStage::Finished { .. } => {
+                let unexpired = self.lease.is_some_and(|lease| !lease.is_expired(now));
+                unexpired && !self.is_shim_unresponsive(now)
             }
         };
         let token = self.token.clone()?;
-        (leased && !self.has_lost_its_lease()).then(|| RenewEntry {
+        (leased && !self.has_lost_lease()).then(|| RenewEntry {
             attempt_id: self.attempt.attempt_id.clone(),
             token: Some(token),
             phase: self.phase.into(),

@@ -8,66 +8,69 @@ use baton_proto::worker::{Finish, FoldSnapshot, OwnTask, ToolAnswer};
 use prost::Message;
 use tokio::sync::oneshot;
 
-use super::{Held, Reach, Stage, StopWhy};
-use crate::clock::{Clock, Moment};
-use crate::outbox::Progress;
-use crate::receipts::WantedFiles;
-use crate::tools::{Granted, detail, noted, refused};
+use super::{ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
+use crate::clock::{BootTime, Clock};
+use crate::outbox::TranscriptProgress;
+use crate::receipts::RequiredFiles;
+use crate::tools::{ToolGrant, error_detail, noted_answer, refused_answer};
 
 /// Calls that wait for the relay, of one attempt. More: the oldest is told that the daemon has it.
-const WAITING: usize = 64;
+const WAITING_CALLS_MAX: usize = 64;
 
 /// The agent's own words, on their way.
 #[derive(Debug)]
-pub(crate) struct Voice {
-    granted: Granted,
-    files: Option<WantedFiles>,
-    waiting: Vec<Waiting>,
+pub(crate) struct ToolCalls {
+    granted: ToolGrant,
+    required_files: Option<RequiredFiles>,
+    waiting: Vec<WaitingToolCall>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingToolCall {
     /// The frame that carries it.
     seq: u64,
     reply: oneshot::Sender<ToolAnswer>,
 }
 
-impl Voice {
-    pub(super) fn new(granted: Granted, files: Option<WantedFiles>) -> Self {
+impl ToolCalls {
+    pub(super) fn new(granted: ToolGrant, required_files: Option<RequiredFiles>) -> Self {
         Self {
             granted,
-            files,
+            required_files,
             waiting: Vec::new(),
         }
     }
 }
 
-impl Held {
+impl SupervisedAttempt {
     /// Whether this secret may speak for the attempt now.
-    pub(crate) fn hears(&self, secret: &str, now: Moment) -> bool {
+    pub(crate) fn accepts_secret(&self, secret: &str, now: BootTime) -> bool {
         let runs = match &self.stage {
-            Stage::Running(reins) => reins.reach != Reach::Over,
-            Stage::Accepted { .. } | Stage::Finished { .. } => false,
+            SupervisedStage::Running(reins) => reins.reach != ShimReach::Ended,
+            SupervisedStage::Accepted { .. } | SupervisedStage::Finished { .. } => false,
         };
-        let heard = match self.stopping {
-            None | Some(StopWhy::Canceled(_) | StopWhy::Drained) => true,
-            Some(StopWhy::DiskFull | StopWhy::TooLong | StopWhy::LeaseEnded | StopWhy::Fenced) => {
-                false
-            }
+        let heard = match self.stop_reason {
+            None | Some(StopReason::Canceled(_) | StopReason::Drained) => true,
+            Some(
+                StopReason::DiskFull
+                | StopReason::TooLong
+                | StopReason::LeaseEnded
+                | StopReason::Fenced,
+            ) => false,
         };
-        let leased = self.lease.is_some_and(|lease| !lease.is_over(now));
-        let fits = |voice: &Voice| voice.granted.hash.fits(secret);
-        runs && heard && leased && self.voice.as_ref().is_some_and(fits)
+        let leased = self.lease.is_some_and(|lease| !lease.is_expired(now));
+        let fits = |voice: &ToolCalls| voice.granted.hash.matches_secret(secret);
+        runs && heard && leased && self.tool_calls.as_ref().is_some_and(fits)
     }
 
     /// What it has to leave.
-    pub(crate) fn files(&self) -> Option<WantedFiles> {
-        self.voice.as_ref()?.files.clone()
+    pub(crate) fn required_files(&self) -> Option<RequiredFiles> {
+        self.tool_calls.as_ref()?.required_files.clone()
     }
 
     /// What is known here of the attempt's own task.
     pub(crate) fn own_task(&self) -> OwnTask {
-        let granted = self.voice.as_ref().map(|voice| voice.granted.clone());
+        let granted = self.tool_calls.as_ref().map(|voice| voice.granted.clone());
         let (goal, success_criteria, resume) = granted.map_or_else(Default::default, |granted| {
             (granted.goal, granted.success_criteria, granted.resume)
         });
@@ -76,42 +79,47 @@ impl Held {
             goal,
             success_criteria,
             resume,
-            cancel_requested: matches!(self.stopping, Some(StopWhy::Canceled(_))),
-            finish: self.finish.clone(),
+            cancel_requested: matches!(self.stop_reason, Some(StopReason::Canceled(_))),
+            finish: self.agent_finish.clone(),
         }
     }
 
     /// Says it, and answers when the relay has it.
-    pub(crate) fn tell(&mut self, body: Body, reply: oneshot::Sender<ToolAnswer>, clock: &Clock) {
-        self.say(body, clock);
+    pub(crate) fn push_tool_frame(
+        &mut self,
+        body: Body,
+        reply: oneshot::Sender<ToolAnswer>,
+        clock: &Clock,
+    ) {
+        self.push_frame(body, clock);
         let seq = self.outbox.last_control_seq();
-        let Some(voice) = &mut self.voice else {
+        let Some(voice) = &mut self.tool_calls else {
             return;
         };
-        if voice.waiting.len() == WAITING {
+        if voice.waiting.len() == WAITING_CALLS_MAX {
             // Whoever asked may have gone; so below.
-            let _ = voice.waiting.remove(0).reply.send(noted(false));
+            let _ = voice.waiting.remove(0).reply.send(noted_answer(false));
         }
-        voice.waiting.push(Waiting { seq, reply });
+        voice.waiting.push(WaitingToolCall { seq, reply });
     }
 
     /// The agent says how its attempt ends. Fixed from here on: what the process does afterwards changes nothing. It is
     /// stored with the frame that tells the summary.
-    pub(crate) fn fix(
+    pub(crate) fn fix_outcome(
         &mut self,
         finish: Finish,
         reply: oneshot::Sender<ToolAnswer>,
         clock: &Clock,
     ) {
         let summary = finish.summary.clone();
-        let Progress { consumed, snapshot } = self.outbox.progress().clone();
+        let TranscriptProgress { consumed, snapshot } = self.outbox.progress().clone();
         let mut snapshot = FoldSnapshot::decode(snapshot).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
-        self.finish = Some(finish);
-        if let Stage::Running(reins) = &self.stage {
-            reins.fix();
+        self.agent_finish = Some(finish);
+        if let SupervisedStage::Running(reins) = &self.stage {
+            reins.fix_outcome();
         }
-        self.outbox.advance(Progress {
+        self.outbox.set_progress(TranscriptProgress {
             consumed,
             snapshot: snapshot.encode_to_vec().into(),
         });
@@ -119,52 +127,52 @@ impl Held {
             summary: Some(summary),
             ..ProgressUpdate::default()
         };
-        self.tell(Body::Progress(update), reply, clock);
+        self.push_tool_frame(Body::Progress(update), reply, clock);
     }
 
     /// What was fixed stays. The same again is no news.
-    pub(crate) fn after_the_end(&self, said: Option<&Finish>) -> Option<ToolAnswer> {
-        let fixed = self.finish.as_ref()?;
+    pub(crate) fn refuse_after_outcome(&self, said: Option<&Finish>) -> Option<ToolAnswer> {
+        let fixed = self.agent_finish.as_ref()?;
         if said == Some(fixed) {
-            return Some(noted(false));
+            return Some(noted_answer(false));
         }
         let hint = "end your work: the daemon tells the outcome when the process has ended";
-        let over = detail(
+        let over = error_detail(
             "outcome_fixed",
             "the outcome of this attempt is fixed",
             hint,
             "",
         );
-        Some(refused("failed_precondition", over))
+        Some(refused_answer("failed_precondition", over))
     }
 
     /// The relay has more of what was said.
-    pub(crate) fn on_told(&mut self) {
+    pub(crate) fn on_acked(&mut self) {
         let acked = self.outbox.acked().control_seq;
-        self.settle_waiting(|waiting| (waiting.seq <= acked).then(|| noted(true)));
+        self.settle_waiting_calls(|waiting| (waiting.seq <= acked).then(|| noted_answer(true)));
     }
 
     /// The relay refused one frame, and changed nothing.
-    pub(crate) fn on_untold(&mut self, seq: u64, error: &ErrorDetail) {
-        self.settle_waiting(|waiting| {
-            (waiting.seq == seq).then(|| refused("failed_precondition", error.clone()))
+    pub(crate) fn on_frame_rejected(&mut self, seq: u64, error: &ErrorDetail) {
+        self.settle_waiting_calls(|waiting| {
+            (waiting.seq == seq).then(|| refused_answer("failed_precondition", error.clone()))
         });
     }
 
     /// A new stream: numbers may move, so nobody here can tell any more which ack is whose.
-    pub(crate) fn stop_waiting(&mut self) {
-        self.settle_waiting(|_| Some(noted(false)));
+    pub(crate) fn answer_waiting_calls(&mut self) {
+        self.settle_waiting_calls(|_| Some(noted_answer(false)));
     }
 
     /// What they said was thrown away: they are told that the attempt is over.
-    pub(super) fn forget_waiting(&mut self) {
-        if let Some(voice) = &mut self.voice {
+    pub(super) fn drop_waiting_calls(&mut self) {
+        if let Some(voice) = &mut self.tool_calls {
             voice.waiting.clear();
         }
     }
 
-    fn settle_waiting(&mut self, answer: impl Fn(&Waiting) -> Option<ToolAnswer>) {
-        let Some(voice) = &mut self.voice else {
+    fn settle_waiting_calls(&mut self, answer: impl Fn(&WaitingToolCall) -> Option<ToolAnswer>) {
+        let Some(voice) = &mut self.tool_calls else {
             return;
         };
         for waiting in std::mem::take(&mut voice.waiting) {

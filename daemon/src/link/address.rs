@@ -6,12 +6,12 @@ use std::time::Duration;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
-use super::HANDSHAKE;
+use super::HANDSHAKE_TIMEOUT;
 use crate::config::DaemonConfig;
 
 /// Finds a peer that vanished without a word, as a second line behind heartbeats.
-const KEEPALIVE: Duration = Duration::from_secs(20);
-const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the link is given up. Everything else is tried again.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum LinkError {
 }
 
 /// Begins a certificate in a PEM file.
-const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
+const PEM_CERTIFICATE_HEADER: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// The address and its settings, checked once at the start.
 pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
@@ -53,10 +53,10 @@ pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
     };
     let mut endpoint = Endpoint::from_shared(config.relay.clone())
         .map_err(|error| bad(error.to_string()))?
-        .connect_timeout(HANDSHAKE)
+        .connect_timeout(HANDSHAKE_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE_ANSWER)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
     match endpoint.uri().scheme_str() {
         Some("http") => return Ok(endpoint),
@@ -64,13 +64,13 @@ pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
         Some(_) | None => return Err(bad("unknown scheme".to_owned())),
     }
     endpoint = endpoint
-        .tls_config(trusted(config)?)
+        .tls_config(tls_config(config)?)
         .map_err(|error| bad(error.to_string()))?;
     Ok(endpoint)
 }
 
 /// The authority that was named, or those that the system knows.
-fn trusted(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
+fn tls_config(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
     let Some(path) = &config.ca_file else {
         return Ok(ClientTlsConfig::new().with_native_roots());
     };
@@ -79,7 +79,10 @@ fn trusted(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
         source,
     })?;
     // Without one every relay would look like one with an unknown certificate.
-    if !pem.windows(CERTIFICATE.len()).any(|at| at == CERTIFICATE) {
+    if !pem
+        .windows(PEM_CERTIFICATE_HEADER.len())
+        .any(|at| at == PEM_CERTIFICATE_HEADER)
+    {
         return Err(LinkError::NoAuthority { path: path.clone() });
     }
     Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))

@@ -1,29 +1,31 @@
 //! Entries as they stand in the file. A frame is stored as it goes over the wire, without its ref (the file `attempt` has it) and
 //! without its token (which must never touch a disk).
 
-use baton_daemon_core::outbox::{Base, Step};
+use baton_daemon_core::outbox::{OutboxNumbering, ProgressChange};
 use baton_proto::worker::outbox_record::Change;
 use baton_proto::worker::{OutboxAcked, OutboxBase, OutboxRecord, OutboxSettled, OutboxTakenOver};
 
-use super::{Acked, Entry, Leaves, Logged};
+use super::{AckedPosition, FrameEntry, LoggedFrameEntry, RequiredDurability};
 use crate::frames;
 
-pub(super) fn to_disk(logged: &Logged) -> OutboxRecord {
+pub(super) fn to_disk(logged: &LoggedFrameEntry) -> OutboxRecord {
     let change = match &logged.entry {
-        Entry::Frame(record) => Some(Change::Frame(frames::bare_frame(record))),
-        Entry::Acked(acked) => Some(Change::Acked(acked_to_disk(*acked))),
-        Entry::Base(base) => Some(Change::Base(OutboxBase {
+        FrameEntry::Frame(record) => Some(Change::Frame(frames::encode_record(record))),
+        FrameEntry::Acked(acked) => Some(Change::Acked(acked_to_disk(*acked))),
+        FrameEntry::Reset(base) => Some(Change::Base(OutboxBase {
             last_control_seq: base.last_control_seq,
             output_end: base.end_offset,
             acked: Some(acked_to_disk(base.acked)),
             taken_over_at: base.taken_over_at,
         })),
-        Entry::Forgotten { control_before } => Some(Change::ForgottenBefore(*control_before)),
-        Entry::TakenOver => Some(Change::TakenOver(OutboxTakenOver {})),
-        Entry::Settled { raised_by } => Some(Change::Settled(OutboxSettled {
+        FrameEntry::ControlFramesDropped { control_before } => {
+            Some(Change::ForgottenBefore(*control_before))
+        }
+        FrameEntry::TakenOver => Some(Change::TakenOver(OutboxTakenOver {})),
+        FrameEntry::Renumbered { raised_by } => Some(Change::Settled(OutboxSettled {
             raised_by: *raised_by,
         })),
-        Entry::Advanced => None,
+        FrameEntry::ProgressOnly => None,
     };
     OutboxRecord {
         serial: logged.serial,
@@ -33,27 +35,31 @@ pub(super) fn to_disk(logged: &Logged) -> OutboxRecord {
     }
 }
 
-pub(super) fn from_disk(record: OutboxRecord) -> Logged {
+pub(super) fn from_disk(record: OutboxRecord) -> LoggedFrameEntry {
     let entry = match record.change {
-        Some(Change::Frame(frame)) => frames::record(frame).map_or(Entry::Advanced, Entry::Frame),
-        Some(Change::Acked(acked)) => Entry::Acked(acked_from_disk(acked)),
-        Some(Change::Base(base)) => Entry::Base(Base {
+        Some(Change::Frame(frame)) => {
+            frames::decode_record(frame).map_or(FrameEntry::ProgressOnly, FrameEntry::Frame)
+        }
+        Some(Change::Acked(acked)) => FrameEntry::Acked(acked_from_disk(acked)),
+        Some(Change::Base(base)) => FrameEntry::Reset(OutboxNumbering {
             last_control_seq: base.last_control_seq,
             end_offset: base.output_end,
             acked: acked_from_disk(base.acked.unwrap_or_default()),
             taken_over_at: base.taken_over_at,
         }),
-        Some(Change::ForgottenBefore(control_before)) => Entry::Forgotten { control_before },
-        Some(Change::TakenOver(OutboxTakenOver {})) => Entry::TakenOver,
-        Some(Change::Settled(settled)) => Entry::Settled {
+        Some(Change::ForgottenBefore(control_before)) => {
+            FrameEntry::ControlFramesDropped { control_before }
+        }
+        Some(Change::TakenOver(OutboxTakenOver {})) => FrameEntry::TakenOver,
+        Some(Change::Settled(settled)) => FrameEntry::Renumbered {
             raised_by: settled.raised_by,
         },
-        None => Entry::Advanced,
+        None => FrameEntry::ProgressOnly,
     };
-    Logged {
+    LoggedFrameEntry {
         serial: record.serial,
-        leaves: leaves(&entry),
-        progress: Step {
+        required_durability: required_durability(&entry),
+        progress: ProgressChange {
             consumed: record.consumed,
             snapshot: record.snapshot,
         },
@@ -62,28 +68,28 @@ pub(super) fn from_disk(record: OutboxRecord) -> Logged {
 }
 
 /// What a frame waits for follows from what it says, so it is not stored.
-fn leaves(entry: &Entry) -> Leaves {
+fn required_durability(entry: &FrameEntry) -> RequiredDurability {
     match entry {
-        Entry::Frame(super::Record::Control { body, .. }) => body.leaves(),
-        Entry::Settled { .. } => Leaves::Synced,
-        Entry::Frame(super::Record::Output { .. } | super::Record::Cut { .. })
-        | Entry::Acked(_)
-        | Entry::Base(_)
-        | Entry::Forgotten { .. }
-        | Entry::TakenOver
-        | Entry::Advanced => Leaves::Written,
+        FrameEntry::Frame(super::FrameRecord::Control { body, .. }) => body.required_durability(),
+        FrameEntry::Renumbered { .. } => RequiredDurability::Synced,
+        FrameEntry::Frame(super::FrameRecord::Output { .. } | super::FrameRecord::Cut { .. })
+        | FrameEntry::Acked(_)
+        | FrameEntry::Reset(_)
+        | FrameEntry::ControlFramesDropped { .. }
+        | FrameEntry::TakenOver
+        | FrameEntry::ProgressOnly => RequiredDurability::Written,
     }
 }
 
-fn acked_to_disk(acked: Acked) -> OutboxAcked {
+fn acked_to_disk(acked: AckedPosition) -> OutboxAcked {
     OutboxAcked {
         control_seq: acked.control_seq,
         output_offset: acked.output_offset,
     }
 }
 
-fn acked_from_disk(acked: OutboxAcked) -> Acked {
-    Acked {
+fn acked_from_disk(acked: OutboxAcked) -> AckedPosition {
+    AckedPosition {
         control_seq: acked.control_seq,
         output_offset: acked.output_offset,
     }

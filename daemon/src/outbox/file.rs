@@ -11,38 +11,40 @@ use baton_proto::worker::OutboxRecord;
 use prost::Message;
 use rustix::fs::fdatasync;
 
-use super::{Entry, Found, Logged, OUTPUT_LIMIT, Outbox, Record, codec};
+use super::{
+    FrameEntry, FrameOutbox, FrameRecord, LoggedFrameEntry, OUTPUT_LIMIT, OutboxFilePrefix, codec,
+};
 use crate::checked;
-use crate::frames::Control;
+use crate::frames::ControlFrame;
 use crate::whole_file;
 
 /// Entries as they are in a file.
-pub(crate) type Logs = [Logged];
+pub(crate) type FrameEntries = [LoggedFrameEntry];
 
 /// What a file's end may look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tail {
+pub(crate) enum OutboxTail {
     /// The daemon was killed at most: what was written is there, the last record perhaps in part.
-    Short,
+    MayBeTorn,
     /// The machine was: the last record may be of full length and wrong.
-    Wrong,
+    MayBeCorrupt,
 }
 
 /// An attempt's outbox as it was found.
 #[derive(Debug)]
-pub(crate) struct Stored {
-    pub(crate) outbox: Outbox,
+pub(crate) struct StoredOutbox {
+    pub(crate) outbox: FrameOutbox,
     /// The last control frame that was stored, acknowledged or not: how far the attempt came.
-    pub(crate) last_control: Option<Control>,
+    pub(crate) last_control: Option<ControlFrame>,
     /// The good part of the file; what stands behind it is cut off when it is written again.
-    pub(crate) found: Found,
+    pub(crate) prefix: OutboxFilePrefix,
     /// Bytes of a torn end.
-    pub(crate) torn: u64,
+    pub(crate) torn_bytes: u64,
 }
 
 /// The attempt cannot go on; others can.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReadError {
+pub(crate) enum OutboxReadError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{path} is damaged at byte {at}: {what}")]
@@ -54,12 +56,12 @@ pub(crate) enum ReadError {
 }
 
 /// Makes of a file what the outbox was. No file and an empty file are an empty outbox.
-pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
-    let bytes = read_all(path).map_err(|source| ReadError::Unreadable {
+pub(crate) fn read_outbox(path: &Path, tail: OutboxTail) -> Result<StoredOutbox, OutboxReadError> {
+    let bytes = read_or_empty(path).map_err(|source| OutboxReadError::Unreadable {
         path: path.to_owned(),
         source,
     })?;
-    let damaged = |at: usize, what| ReadError::Damaged {
+    let damaged = |at: usize, what| OutboxReadError::Damaged {
         path: path.to_owned(),
         at: at as u64,
         what,
@@ -67,8 +69,8 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
     let mut entries = Vec::new();
     let (mut at, mut serial) = (0, 0);
     loop {
-        match checked::get(&bytes, at) {
-            checked::Found::Whole { message, next } => {
+        match checked::read_record(&bytes, at) {
+            checked::CheckedRead::Whole { message, next } => {
                 let record = OutboxRecord::decode(message)
                     .map_err(|_| damaged(at, "a record that is no message"))?;
                 if record.serial <= serial {
@@ -77,27 +79,29 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
                 (at, serial) = (next, record.serial);
                 entries.push(codec::from_disk(record));
             }
-            checked::Found::End | checked::Found::Torn => break,
-            checked::Found::Damaged { is_last: true } if tail == Tail::Wrong => break,
-            checked::Found::Damaged { .. } => return Err(damaged(at, "a wrong checksum")),
+            checked::CheckedRead::End | checked::CheckedRead::Torn => break,
+            checked::CheckedRead::Damaged { is_last: true } if tail == OutboxTail::MayBeCorrupt => {
+                break;
+            }
+            checked::CheckedRead::Damaged { .. } => return Err(damaged(at, "a wrong checksum")),
         }
     }
     let last_control = entries.iter().rev().find_map(|logged| match &logged.entry {
-        Entry::Frame(Record::Control { body, .. }) => Some(body.clone()),
+        FrameEntry::Frame(FrameRecord::Control { body, .. }) => Some(body.clone()),
         _ => None,
     });
-    Ok(Stored {
-        outbox: Outbox::restore(OUTPUT_LIMIT, entries),
+    Ok(StoredOutbox {
+        outbox: FrameOutbox::restore(OUTPUT_LIMIT, entries),
         last_control,
-        found: Found {
+        prefix: OutboxFilePrefix {
             length: at as u64,
             serial,
         },
-        torn: (bytes.len() - at) as u64,
+        torn_bytes: (bytes.len() - at) as u64,
     })
 }
 
-fn read_all(path: &Path) -> io::Result<Vec<u8>> {
+fn read_or_empty(path: &Path) -> io::Result<Vec<u8>> {
     match whole_file::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         read => read,
@@ -126,8 +130,8 @@ impl OutboxFile {
     }
 
     /// All of them or none: after an error the file ends where it ended before, as far as the disk lets it.
-    pub(crate) fn append(&mut self, entries: &Logs) -> io::Result<()> {
-        let bytes = encode(entries)?;
+    pub(crate) fn append(&mut self, entries: &FrameEntries) -> io::Result<()> {
+        let bytes = encode_entries(entries)?;
         if let Err(error) = self.file.write_all_at(&bytes, self.length) {
             // What cannot be cut off now is cut off when the file is read: it is a torn end.
             let _ = self.file.set_len(self.length);
@@ -142,8 +146,8 @@ impl OutboxFile {
     }
 
     /// A new file with these entries, synced, beside the old one. After an error the old one stands as before.
-    pub(crate) fn draft(path: &Path, entries: &Logs) -> io::Result<Self> {
-        let draft = draft_of(path);
+    pub(crate) fn write_draft(path: &Path, entries: &FrameEntries) -> io::Result<Self> {
+        let draft = draft_path(path);
         let made = Self::open(&draft, 0).and_then(|mut file| {
             file.append(entries)?;
             file.sync()?;
@@ -157,21 +161,21 @@ impl OutboxFile {
     }
 
     /// The new file takes the place of the old one. After an error nobody knows which of them a restart would find.
-    pub(crate) fn install(path: &Path) -> io::Result<()> {
-        fs::rename(draft_of(path), path)?;
+    pub(crate) fn install_draft(path: &Path) -> io::Result<()> {
+        fs::rename(draft_path(path), path)?;
         let dir = path.parent().unwrap_or(Path::new("."));
         File::open(dir)?.sync_all()
     }
 }
 
-fn draft_of(path: &Path) -> PathBuf {
+fn draft_path(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-fn encode(entries: &Logs) -> io::Result<Vec<u8>> {
+fn encode_entries(entries: &FrameEntries) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for logged in entries {
-        if !checked::put(&codec::to_disk(logged), &mut bytes) {
+        if !checked::append_record(&codec::to_disk(logged), &mut bytes) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a frame is too long for the outbox",

@@ -13,26 +13,26 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::file::OutboxFile;
-use super::{Durable, Leaves, Logged};
-use crate::attempt_dir::{AttemptDir, AttemptId, AttemptMeta, Attempts};
-use crate::conversations::Note;
-use crate::disk::Space;
-use crate::memory::{self, Machine};
+use super::{DurablePosition, LoggedFrameEntry, RequiredDurability};
+use crate::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId, AttemptMeta};
+use crate::conversations::ConversationChange;
+use crate::disk::FreeSpace;
+use crate::memory::{self, MachineUsage};
 use crate::whole_file;
 
 /// Jobs on their way to the thread. Full: entries wait in their outboxes, and a slow disk holds children back.
-const JOBS: usize = 256;
+const JOB_QUEUE: usize = 256;
 /// Reports on their way to the supervisor, which never waits for this thread. Full: the thread waits.
-const REPORTS: usize = 256;
+const REPORT_QUEUE: usize = 256;
 /// Jobs that are written before anything is synced.
-const GROUP: usize = 64;
+const JOBS_PER_SYNC: usize = 64;
 /// Enough to need a block of its own.
 const PROBE_BYTES: usize = 4096;
-const PROBE: &str = "disk-probe";
+const PROBE_FILE: &str = "disk-probe";
 
 /// What there is to do.
 #[derive(Debug)]
-pub(crate) enum Job {
+pub(crate) enum OutboxJob {
     /// An attempt is taken: its directory is made.
     Begin {
         id: AttemptId,
@@ -41,33 +41,33 @@ pub(crate) enum Job {
     /// A file that another daemon left is written on.
     Resume {
         id: AttemptId,
-        found: Found,
+        prefix: OutboxFilePrefix,
     },
     Append {
         id: AttemptId,
-        entries: Vec<Logged>,
+        entries: Vec<LoggedFrameEntry>,
     },
     /// A new file takes the place of the old one.
     Replace {
         id: AttemptId,
-        entries: Vec<Logged>,
+        entries: Vec<LoggedFrameEntry>,
     },
     /// The relay has everything: the directory goes.
     Remove {
         id: AttemptId,
     },
     /// Which relays are of the past.
-    KeepEpochs(String),
-    KeepConversation(Note),
+    StoreEpochs(String),
+    StoreConversation(ConversationChange),
     /// How much room is there? With `probe`: does the disk take a write?
-    Look {
+    CheckDisk {
         probe: bool,
     },
 }
 
 /// The good part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct OutboxFilePrefix {
     pub(crate) length: u64,
     /// Of the last entry in it.
     pub(crate) serial: u64,
@@ -75,47 +75,42 @@ pub(crate) struct Found {
 
 /// What became of it.
 #[derive(Debug)]
-pub(crate) enum Report {
+pub(crate) enum OutboxReport {
     Stored {
         id: AttemptId,
-        durable: Durable,
+        durable: DurablePosition,
     },
     /// No new file could be made; the old one is as good as before.
-    NotReplaced {
-        id: AttemptId,
-    },
+    NotReplaced { id: AttemptId },
     /// The disk refused. Nothing more of this attempt is written until a whole new file is asked for.
-    Failed {
-        id: AttemptId,
-        error: io::Error,
-    },
-    Looked {
-        space: Option<Space>,
+    Failed { id: AttemptId, error: io::Error },
+    DiskChecked {
+        space: Option<FreeSpace>,
         is_writable: bool,
-        machine: Machine,
+        machine: MachineUsage,
     },
 }
 
 /// The supervisor's end.
 #[derive(Debug)]
-pub(crate) struct Writer {
-    pub(crate) jobs: mpsc::Sender<Job>,
-    pub(crate) reports: mpsc::Receiver<Report>,
+pub(crate) struct OutboxWriter {
+    pub(crate) jobs: mpsc::Sender<OutboxJob>,
+    pub(crate) reports: mpsc::Receiver<OutboxReport>,
     thread: JoinHandle<()>,
 }
 
-impl Writer {
-    pub(crate) fn start(attempts: Attempts, data_dir: PathBuf) -> io::Result<Self> {
-        let (jobs, waiting) = mpsc::channel(JOBS);
-        let (tell, reports) = mpsc::channel(REPORTS);
-        let desk = Desk {
+impl OutboxWriter {
+    pub(crate) fn start(attempts: AttemptDirectories, data_dir: PathBuf) -> io::Result<Self> {
+        let (jobs, waiting) = mpsc::channel(JOB_QUEUE);
+        let (tell, reports) = mpsc::channel(REPORT_QUEUE);
+        let desk = WriterThread {
             attempts,
             data_dir,
-            tell,
-            open: BTreeMap::new(),
+            reports: tell,
+            outboxes: BTreeMap::new(),
         };
         let thread = thread::Builder::new().name("outbox".to_owned());
-        let thread = thread.spawn(move || desk.work(waiting))?;
+        let thread = thread.spawn(move || desk.run(waiting))?;
         Ok(Self {
             jobs,
             reports,
@@ -142,7 +137,7 @@ impl Writer {
 
 /// One attempt as the thread knows it.
 #[derive(Debug)]
-struct Open {
+struct OpenOutbox {
     dir: AttemptDir,
     /// None: the disk refused.
     file: Option<OutboxFile>,
@@ -150,26 +145,26 @@ struct Open {
     written: u64,
     synced: u64,
     /// The names survive the machine.
-    named: bool,
+    is_name_synced: bool,
     wants_sync: bool,
-    has_news: bool,
+    is_unreported: bool,
 }
 
-impl Open {
+impl OpenOutbox {
     fn new(dir: AttemptDir, file: Option<OutboxFile>, written: u64) -> Self {
         Self {
             dir,
             file,
             written,
             synced: 0,
-            named: false,
+            is_name_synced: false,
             wants_sync: false,
-            has_news: true,
+            is_unreported: true,
         }
     }
 
-    fn durable(&self) -> Durable {
-        Durable {
+    fn durable(&self) -> DurablePosition {
+        DurablePosition {
             written: self.written,
             synced: self.synced,
             file_bytes: self.file.as_ref().map_or(0, OutboxFile::length),
@@ -177,60 +172,60 @@ impl Open {
     }
 }
 
-struct Desk {
-    attempts: Attempts,
+struct WriterThread {
+    attempts: AttemptDirectories,
     data_dir: PathBuf,
-    tell: mpsc::Sender<Report>,
-    open: BTreeMap<AttemptId, Open>,
+    reports: mpsc::Sender<OutboxReport>,
+    outboxes: BTreeMap<AttemptId, OpenOutbox>,
 }
 
-impl Desk {
-    fn work(mut self, mut jobs: mpsc::Receiver<Job>) {
+impl WriterThread {
+    fn run(mut self, mut jobs: mpsc::Receiver<OutboxJob>) {
         while let Some(first) = jobs.blocking_recv() {
-            self.take(first);
-            for _ in 1..GROUP {
+            self.do_job(first);
+            for _ in 1..JOBS_PER_SYNC {
                 match jobs.try_recv() {
-                    Ok(job) => self.take(job),
+                    Ok(job) => self.do_job(job),
                     Err(_) => break,
                 }
             }
-            self.tell_written();
+            self.report_written();
             self.sync();
         }
     }
 
-    fn take(&mut self, job: Job) {
+    fn do_job(&mut self, job: OutboxJob) {
         match job {
-            Job::Begin { id, meta } => self.begin(id, &meta),
-            Job::Resume { id, found } => self.resume(id, found),
-            Job::Append { id, entries } => self.append(id, &entries),
-            Job::Replace { id, entries } => self.replace(id, &entries),
-            Job::Remove { id } => self.remove(id),
-            Job::KeepEpochs(text) => self.keep_epochs(&text),
-            Job::KeepConversation(note) => self.keep_conversation(&note),
-            Job::Look { probe } => self.look(probe),
+            OutboxJob::Begin { id, meta } => self.begin(id, &meta),
+            OutboxJob::Resume { id, prefix: found } => self.resume(id, found),
+            OutboxJob::Append { id, entries } => self.append(id, &entries),
+            OutboxJob::Replace { id, entries } => self.replace(id, &entries),
+            OutboxJob::Remove { id } => self.remove(id),
+            OutboxJob::StoreEpochs(text) => self.store_epochs(&text),
+            OutboxJob::StoreConversation(note) => self.store_conversation(&note),
+            OutboxJob::CheckDisk { probe } => self.check_disk(probe),
         }
     }
 
     fn begin(&mut self, id: AttemptId, meta: &AttemptMeta) {
-        let dir = self.attempts.place(id);
+        let dir = self.attempts.attempt_dir(id);
         let made = dir
             .create(meta)
-            .and_then(|()| OutboxFile::open(&dir.outbox(), 0));
-        self.opened(id, dir, made, 0);
+            .and_then(|()| OutboxFile::open(&dir.outbox_path(), 0));
+        self.insert_opened(id, dir, made, 0);
     }
 
     /// What was written by a daemon that is gone may not have been synced by it.
-    fn resume(&mut self, id: AttemptId, found: Found) {
-        let dir = self.attempts.place(id);
-        let opened = OutboxFile::open(&dir.outbox(), found.length);
-        self.opened(id, dir, opened, found.serial);
-        if let Some(open) = self.open.get_mut(&id) {
+    fn resume(&mut self, id: AttemptId, found: OutboxFilePrefix) {
+        let dir = self.attempts.attempt_dir(id);
+        let opened = OutboxFile::open(&dir.outbox_path(), found.length);
+        self.insert_opened(id, dir, opened, found.serial);
+        if let Some(open) = self.outboxes.get_mut(&id) {
             open.wants_sync = true;
         }
     }
 
-    fn opened(
+    fn insert_opened(
         &mut self,
         id: AttemptId,
         dir: AttemptDir,
@@ -241,109 +236,112 @@ impl Desk {
             Ok(file) => (Some(file), None),
             Err(error) => (None, Some(error)),
         };
-        self.open.insert(id, Open::new(dir, file, serial));
+        self.outboxes.insert(id, OpenOutbox::new(dir, file, serial));
         if let Some(error) = error {
-            self.failed(id, error);
+            self.fail_attempt(id, error);
         }
     }
 
-    fn append(&mut self, id: AttemptId, entries: &[Logged]) {
-        let Some(open) = self.open.get_mut(&id) else {
+    fn append(&mut self, id: AttemptId, entries: &[LoggedFrameEntry]) {
+        let Some(open) = self.outboxes.get_mut(&id) else {
             return;
         };
         let Some(file) = &mut open.file else { return };
         match file.append(entries) {
             Ok(()) => {
                 open.written = entries.last().map_or(open.written, |last| last.serial);
-                open.wants_sync |= entries.iter().any(|entry| entry.leaves == Leaves::Synced);
-                open.has_news = true;
+                open.wants_sync |= entries
+                    .iter()
+                    .any(|entry| entry.required_durability == RequiredDurability::Synced);
+                open.is_unreported = true;
             }
-            Err(error) => self.failed(id, error),
+            Err(error) => self.fail_attempt(id, error),
         }
     }
 
-    fn replace(&mut self, id: AttemptId, entries: &[Logged]) {
-        let Some(open) = self.open.get_mut(&id) else {
+    fn replace(&mut self, id: AttemptId, entries: &[LoggedFrameEntry]) {
+        let Some(open) = self.outboxes.get_mut(&id) else {
             return;
         };
-        let path = open.dir.outbox();
-        match OutboxFile::draft(&path, entries) {
-            Ok(file) => match OutboxFile::install(&path) {
+        let path = open.dir.outbox_path();
+        match OutboxFile::write_draft(&path, entries) {
+            Ok(file) => match OutboxFile::install_draft(&path) {
                 Ok(()) => {
                     open.written = entries.last().map_or(open.written, |last| last.serial);
                     open.file = Some(file);
                     // Synced as it is, but the name of its directory may not be.
-                    (open.wants_sync, open.has_news) = (!open.named, true);
-                    open.synced = if open.named { open.written } else { 0 };
+                    (open.wants_sync, open.is_unreported) = (!open.is_name_synced, true);
+                    open.synced = if open.is_name_synced { open.written } else { 0 };
                 }
-                Err(error) => self.failed(id, error),
+                Err(error) => self.fail_attempt(id, error),
             },
             Err(error) if open.file.is_some() => {
                 warn!(attempt_id = %id, %error, "the outbox could not be made smaller");
-                self.report(Report::NotReplaced { id });
+                self.report(OutboxReport::NotReplaced { id });
             }
-            Err(error) => self.failed(id, error),
+            Err(error) => self.fail_attempt(id, error),
         }
     }
 
     fn remove(&mut self, id: AttemptId) {
-        self.open.remove(&id);
-        if let Err(error) = self.attempts.place(id).remove() {
+        self.outboxes.remove(&id);
+        if let Err(error) = self.attempts.attempt_dir(id).remove() {
             warn!(attempt_id = %id, %error, "a settled attempt's directory was not removed whole");
         }
     }
 
-    fn keep_epochs(&mut self, text: &str) {
-        if let Err(error) = whole_file::write(&self.data_dir, crate::epoch::FILE, text) {
+    fn store_epochs(&mut self, text: &str) {
+        if let Err(error) = whole_file::write(&self.data_dir, crate::epoch::RELAY_EPOCHS_FILE, text)
+        {
             warn!(%error, "the relay's epoch was not kept; a restarted daemon would not know it");
         }
     }
 
-    fn keep_conversation(&self, note: &Note) {
+    fn store_conversation(&self, note: &ConversationChange) {
         if let Err(error) = note.write(&self.data_dir) {
             warn!(%error, "a conversation was not kept; after a restart its next turn begins anew");
         }
     }
 
-    fn look(&mut self, probe: bool) {
-        let space = crate::storage::space(&self.data_dir);
-        let probed = if probe { self.probe() } else { Ok(()) };
+    fn check_disk(&mut self, probe: bool) {
+        let space = crate::storage::measure_free_space(&self.data_dir);
+        let probed = if probe { self.probe_write() } else { Ok(()) };
         if let Err(error) = &probed {
             debug!(%error, "the disk takes no writes");
         }
-        self.report(Report::Looked {
+        self.report(OutboxReport::DiskChecked {
             space: space.ok(),
             is_writable: probed.is_ok(),
-            machine: memory::look(),
+            machine: memory::measure_machine(),
         });
     }
 
-    fn probe(&self) -> io::Result<()> {
-        let path = self.data_dir.join(PROBE);
+    fn probe_write(&self) -> io::Result<()> {
+        let path = self.data_dir.join(PROBE_FILE);
         let written =
             fs::write(&path, [0; PROBE_BYTES]).and_then(|()| fs::File::open(&path)?.sync_all());
         let removed = fs::remove_file(&path);
         written.and(removed)
     }
 
-    fn tell_written(&mut self) {
+    fn report_written(&mut self) {
         let mut news = Vec::new();
-        for (id, open) in &mut self.open {
-            if std::mem::take(&mut open.has_news) && open.file.is_some() {
+        for (id, open) in &mut self.outboxes {
+            if std::mem::take(&mut open.is_unreported) && open.file.is_some() {
                 news.push((*id, open.durable()));
             }
         }
         for (id, durable) in news {
-            self.report(Report::Stored { id, durable });
+            self.report(OutboxReport::Stored { id, durable });
         }
     }
 
     fn sync(&mut self) {
-        let wanting = |(id, open): (&AttemptId, &mut Open)| {
+        let wanting = |(id, open): (&AttemptId, &mut OpenOutbox)| {
             (std::mem::take(&mut open.wants_sync) && open.file.is_some()).then_some(*id)
         };
-        let due: Vec<AttemptId> = self.open.iter_mut().filter_map(wanting).collect();
-        let unnamed = due.iter().any(|id| !self.open[id].named);
+        let due: Vec<AttemptId> = self.outboxes.iter_mut().filter_map(wanting).collect();
+        let unnamed = due.iter().any(|id| !self.outboxes[id].is_name_synced);
         let named = if unnamed {
             self.attempts.sync()
         } else {
@@ -352,46 +350,46 @@ impl Desk {
         for id in due {
             // The error is reported for each whose name may be lost.
             let parent = match &named {
-                Err(error) if !self.open[&id].named => Err(again(error)),
+                Err(error) if !self.outboxes[&id].is_name_synced => Err(copy_error(error)),
                 Ok(()) | Err(_) => Ok(()),
             };
             match parent.and_then(|()| self.sync_one(id)) {
-                Ok(durable) => self.report(Report::Stored { id, durable }),
-                Err(error) => self.failed(id, error),
+                Ok(durable) => self.report(OutboxReport::Stored { id, durable }),
+                Err(error) => self.fail_attempt(id, error),
             }
         }
     }
 
-    fn sync_one(&mut self, id: AttemptId) -> io::Result<Durable> {
-        let Some(open) = self.open.get_mut(&id) else {
+    fn sync_one(&mut self, id: AttemptId) -> io::Result<DurablePosition> {
+        let Some(open) = self.outboxes.get_mut(&id) else {
             return Err(io::ErrorKind::NotFound.into());
         };
         if let Some(file) = &open.file {
             file.sync()?;
         }
-        if !open.named {
+        if !open.is_name_synced {
             open.dir.sync()?;
-            open.named = true;
+            open.is_name_synced = true;
         }
         open.synced = open.written;
         Ok(open.durable())
     }
 
     /// After a failed sync nobody knows what the file holds, so it is not written any more either.
-    fn failed(&mut self, id: AttemptId, error: io::Error) {
-        if let Some(open) = self.open.get_mut(&id) {
+    fn fail_attempt(&mut self, id: AttemptId, error: io::Error) {
+        if let Some(open) = self.outboxes.get_mut(&id) {
             open.file = None;
         }
-        self.report(Report::Failed { id, error });
+        self.report(OutboxReport::Failed { id, error });
     }
 
-    fn report(&self, report: Report) {
+    fn report(&self, report: OutboxReport) {
         // Without a supervisor nobody needs to know.
-        let _ = self.tell.blocking_send(report);
+        let _ = self.reports.blocking_send(report);
     }
 }
 
-fn again(error: &io::Error) -> io::Error {
+fn copy_error(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
         None => error.kind().into(),

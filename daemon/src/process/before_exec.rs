@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::disable_transparent_huge_pages;
 
-use crate::cgroups::MEMBERS;
+use crate::cgroups::PROCS_FILE;
 
 /// Above whoever starts the child, out of 1000 that stand for all memory.
 const OOM_STEP: i32 = 100;
@@ -45,7 +45,7 @@ pub(super) fn die_with_parent_thread(command: &mut Command, parent: Pid) {
     unsafe_code,
     reason = "set from outside, it would miss what the child has forked by then"
 )]
-pub(super) fn be_an_ordinary_process(command: &mut Command) {
+pub(super) fn restore_memory_defaults(command: &mut Command) {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj");
     let own: i32 = own
         .ok()
@@ -76,8 +76,8 @@ pub(super) fn be_an_ordinary_process(command: &mut Command) {
     unsafe_code,
     reason = "set from outside, it would miss what the child has forked by then"
 )]
-pub(super) fn join_group(command: &mut Command, group: &Path) {
-    let Ok(members) = OpenOptions::new().write(true).open(group.join(MEMBERS)) else {
+pub(super) fn join_control_group(command: &mut Command, group: &Path) {
+    let Ok(members) = OpenOptions::new().write(true).open(group.join(PROCS_FILE)) else {
         return;
     };
     // SAFETY: the hook makes one system call on a descriptor that was opened before the fork.

@@ -11,7 +11,7 @@ use std::process::Command;
 use baton_proto::codes;
 use rustix::process::Pid;
 
-use super::before_exec::{be_an_ordinary_process, die_with_parent_thread, join_group};
+use super::before_exec::{die_with_parent_thread, join_control_group, restore_memory_defaults};
 use super::{ProcessId, stat};
 
 /// Everything that a child is made of.
@@ -22,7 +22,7 @@ pub(crate) struct ChildSpec {
     pub(crate) cwd: PathBuf,
     pub(crate) environment: BTreeMap<OsString, OsString>,
     /// Directory of the control group that it runs in.
-    pub(crate) group: Option<PathBuf>,
+    pub(crate) control_group: Option<PathBuf>,
 }
 
 /// Why there is no child. The codes are failure codes of the protocol.
@@ -56,13 +56,13 @@ impl SpawnError {
 }
 
 /// What starts the child. `parent` is the calling process, whose calling thread must outlive the child.
-pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnError> {
+pub(crate) fn build_command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnError> {
     let ChildSpec {
         program,
         args,
         cwd,
         environment,
-        group,
+        control_group: group,
     } = spec;
     check_directory(&cwd)?;
     let mut command = Command::new(program);
@@ -73,9 +73,9 @@ pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnErro
         .envs(environment)
         .process_group(0);
     die_with_parent_thread(&mut command, parent);
-    be_an_ordinary_process(&mut command);
+    restore_memory_defaults(&mut command);
     if let Some(group) = group {
-        join_group(&mut command, &group);
+        join_control_group(&mut command, &group);
     }
     Ok(command)
 }

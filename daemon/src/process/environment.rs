@@ -9,13 +9,13 @@ use baton_proto::TraceParent;
 use super::{ATTEMPT_MARKER, DAEMON_MARKER};
 
 /// Taken over from the daemon when set there; so is every `LC_*`.
-const INHERITED: [&str; 9] = [
+const INHERITED_VARIABLES: [&str; 9] = [
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TMPDIR",
 ];
 
 /// Whose process it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner<'a> {
+pub(crate) struct ProcessOwner<'a> {
     pub(crate) attempt_id: &'a str,
     pub(crate) daemon_id: &'a str,
     pub(crate) traceparent: Option<TraceParent>,
@@ -26,7 +26,7 @@ pub(crate) struct Owner<'a> {
 pub(crate) fn child_environment<'a>(
     daemon: impl IntoIterator<Item = (OsString, OsString)>,
     task: impl IntoIterator<Item = (&'a str, &'a str)>,
-    owner: &Owner<'_>,
+    owner: &ProcessOwner<'_>,
 ) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<OsString, OsString> = daemon
         .into_iter()
@@ -46,36 +46,36 @@ pub(crate) fn child_environment<'a>(
 
 fn is_inherited(name: &OsStr) -> bool {
     name.to_str()
-        .is_some_and(|name| INHERITED.contains(&name) || name.starts_with("LC_"))
+        .is_some_and(|name| INHERITED_VARIABLES.contains(&name) || name.starts_with("LC_"))
 }
 
 fn is_task_variable(name: &str, value: &str) -> bool {
-    check_variable(name).is_ok() && !value.contains('\0')
+    check_variable_name(name).is_ok() && !value.contains('\0')
 }
 
 /// Why nobody can hand an agent a variable of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NameFault {
+pub enum VariableNameError {
     #[error("a variable's name has A-Z, a-z, 0-9 and _ and begins with no digit")]
     Malformed,
     #[error(
         "names that begin with BATON_ are Baton's own, and TRACEPARENT is the task's trace; choose another name"
     )]
-    Taken,
+    Reserved,
 }
 
 /// Whether a task or the daemon's configuration may set a variable of this name.
-pub fn check_variable(name: &str) -> Result<(), NameFault> {
+pub fn check_variable_name(name: &str) -> Result<(), VariableNameError> {
     let is_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         && name
             .bytes()
             .next()
             .is_some_and(|first| !first.is_ascii_digit());
     if !is_name {
-        return Err(NameFault::Malformed);
+        return Err(VariableNameError::Malformed);
     }
     if name.starts_with("BATON_") || name == "TRACEPARENT" {
-        return Err(NameFault::Taken);
+        return Err(VariableNameError::Reserved);
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ mod tests {
             ("A=B", "no"),
             ("NUL", "a\0b"),
         ];
-        let owner = Owner {
+        let owner = ProcessOwner {
             attempt_id: "attempt-1",
             daemon_id: "daemon-1",
             traceparent: TraceParent::new([0xab; 16], [0xcd; 8], true),

@@ -6,17 +6,17 @@ use std::fs;
 use std::io;
 
 use super::ProcessId;
-use super::stat::{self, ProcessStat, if_seen};
+use super::stat::{self, ProcessStat, if_visible};
 
 /// Every living descendant of a process. From parent to child where the kernel lists children, which costs the same on a
 /// machine with ten thousand processes; else, and when that shows nobody, among all processes that there are.
 pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
     let listed = match children(root)? {
-        Some(first) => descend(first)?,
+        Some(first) => with_descendants(first)?,
         None => Vec::new(),
     };
     if listed.is_empty() {
-        return Ok(below(root, stat::process_table()?));
+        return Ok(descendants_in_table(root, stat::process_table()?));
     }
     Ok(listed)
 }
@@ -29,7 +29,7 @@ pub(crate) fn descendants_of(root: ProcessId) -> io::Result<Vec<ProcessStat>> {
 }
 
 /// These and everybody below them, the dead left out.
-pub(super) fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
+pub(super) fn with_descendants(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
     let mut open = first;
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {
@@ -41,26 +41,29 @@ pub(super) fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
 }
 
 /// Those of them that still live, each by its identity, with everybody below.
-pub(crate) fn still_below(known: &[ProcessId]) -> io::Result<Vec<ProcessId>> {
+pub(crate) fn surviving_tree(known: &[ProcessId]) -> io::Result<Vec<ProcessId>> {
     let mut living = Vec::new();
     for id in known {
         living.extend(stat::read(id.pid)?.filter(|stat| stat.id == *id && !stat.is_zombie()));
     }
     let first = living.iter().map(|stat| stat.id.pid).collect();
-    let found: BTreeSet<ProcessId> = descend(first)?.iter().map(|stat| stat.id).collect();
+    let found: BTreeSet<ProcessId> = with_descendants(first)?
+        .iter()
+        .map(|stat| stat.id)
+        .collect();
     Ok(found.into_iter().collect())
 }
 
 /// The children of all threads of a process. `None` where the kernel does not list them, or the process is gone. A list
 /// that is read while children come and go may lack some.
 fn children(pid: i32) -> io::Result<Option<Vec<i32>>> {
-    let Some(threads) = if_seen(fs::read_dir(format!("/proc/{pid}/task")))? else {
+    let Some(threads) = if_visible(fs::read_dir(format!("/proc/{pid}/task")))? else {
         return Ok(None);
     };
     let mut listed = None;
     for thread in threads {
         let list = thread.and_then(|thread| fs::read_to_string(thread.path().join("children")));
-        if let Some(list) = if_seen(list)? {
+        if let Some(list) = if_visible(list)? {
             let pids = list.split_ascii_whitespace();
             let pids = pids.filter_map(|pid| pid.parse::<i32>().ok());
             listed.get_or_insert_with(Vec::new).extend(pids);
@@ -70,7 +73,7 @@ fn children(pid: i32) -> io::Result<Option<Vec<i32>>> {
 }
 
 /// Everybody in the table whose line of parents leads to `root`, the dead left out.
-fn below(root: i32, table: Vec<ProcessStat>) -> Vec<ProcessStat> {
+fn descendants_in_table(root: i32, table: Vec<ProcessStat>) -> Vec<ProcessStat> {
     let mut family = BTreeSet::from([root]);
     let mut open = table;
     let mut found = Vec::new();
@@ -105,7 +108,7 @@ mod tests {
         let is_listed = fs::exists("/proc/thread-self/children").unwrap();
         let found = (0..1_000).any(|_| {
             let listed = children(own).unwrap().unwrap_or_default();
-            let found = descend(listed).unwrap();
+            let found = with_descendants(listed).unwrap();
             found.iter().any(|stat| stat.id.pid == pid)
         });
         assert_eq!(found, is_listed);
@@ -124,7 +127,10 @@ mod tests {
             ProcessStat::sample(104, 9, 80, 54), // an orphan that came back
             ProcessStat::sample(200, 1, 101, 60), // a stranger
         ];
-        let mut pids: Vec<i32> = below(9, table).iter().map(|stat| stat.id.pid).collect();
+        let mut pids: Vec<i32> = descendants_in_table(9, table)
+            .iter()
+            .map(|stat| stat.id.pid)
+            .collect();
         pids.sort_unstable();
         assert_eq!(pids, [101, 102, 103, 104]);
     }

@@ -14,16 +14,16 @@ mod sweep;
 
 use std::fmt;
 
-pub(crate) use baton_daemon_core::ladder::{Cleared, POLL, SWEEP_LIMIT};
-pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
-pub use environment::{NameFault, check_variable};
-pub(crate) use environment::{Owner, child_environment};
-pub(crate) use family::{descendants, descendants_of, still_below};
-pub(crate) use orphans::{kill_below, kill_family};
-pub(crate) use reaper::{adopt_orphans, reap_orphans, register};
+pub(crate) use baton_daemon_core::ladder::{KILL_RETRY_LIMIT, SCAN_INTERVAL, TerminationOutcome};
+pub(crate) use child::{ChildSpec, SpawnError, build_command, identify_child};
+pub(crate) use environment::{ProcessOwner, child_environment};
+pub use environment::{VariableNameError, check_variable_name};
+pub(crate) use family::{descendants, descendants_of, surviving_tree};
+pub(crate) use orphans::{kill_descendants, kill_shim_tree};
+pub(crate) use reaper::{adopt_orphans, reap_orphans, start_registered};
 pub(crate) use signal::signal_one;
-pub(crate) use stat::{ProcessStat, identity_of, read as read_stat, variable};
-pub(crate) use sweep::{kill_marked, kill_strangers};
+pub(crate) use stat::{ProcessStat, environment_variable, identity_of, read as read_stat};
+pub(crate) use sweep::{kill_by_marker, kill_unknown_attempts};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.
 pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
@@ -41,19 +41,19 @@ pub(crate) struct ProcessId {
 
 /// How a child ended, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum ChildExit {
     Code(i32),
     Signal(i32),
     /// Somebody else waited for it first; how it ended is not known.
-    Unseen,
+    Unknown,
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for ChildExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
             Self::Signal(signal) => write!(f, "signal {signal}"),
-            Self::Unseen => write!(f, "an unknown exit"),
+            Self::Unknown => write!(f, "an unknown exit"),
         }
     }
 }

@@ -9,19 +9,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, set_child_subreaper, waitid};
 
 use super::ProcessId;
-use super::stat::{self, ProcessStat, if_seen};
+use super::stat::{self, ProcessStat, if_visible};
 
 /// Children that the runtime waits for, from their start until they are gone. Per process, like the children themselves.
-static DIRECT: Mutex<BTreeSet<ProcessId>> = Mutex::new(BTreeSet::new());
+static DIRECT_CHILDREN: Mutex<BTreeSet<ProcessId>> = Mutex::new(BTreeSet::new());
 /// Set once this process adopts: then every other child of it is an orphan that came to it.
-static ADOPTS: OnceLock<Origin> = OnceLock::new();
+static ORPHAN_ORIGIN: OnceLock<OrphanOrigin> = OnceLock::new();
 
 /// How often a list of children that change under the reader is read.
-const READS: usize = 100;
+const LIST_READS_MAX: usize = 100;
 
 /// Whose orphans come to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum OrphanOrigin {
     /// Of its own children alone.
     Own,
     /// Of others too: it is the first process of its namespace, or it had children before it was the daemon.
@@ -32,12 +32,12 @@ enum Origin {
 /// of their own beside those of attempts; call before the first attempt.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
-    ADOPTS.get_or_init(|| {
+    ORPHAN_ORIGIN.get_or_init(|| {
         let has_none = children().is_ok_and(|children| children == Some(Vec::new()));
         if has_none && !getpid().is_init() {
-            Origin::Own
+            OrphanOrigin::Own
         } else {
-            Origin::Anyone
+            OrphanOrigin::Anyone
         }
     });
     Ok(())
@@ -45,32 +45,32 @@ pub(crate) fn adopt_orphans() -> io::Result<()> {
 
 /// Every orphan is of a child that this process started.
 pub(super) fn all_orphans_are_ours() -> bool {
-    ADOPTS.get() == Some(&Origin::Own)
+    ORPHAN_ORIGIN.get() == Some(&OrphanOrigin::Own)
 }
 
 /// Reaps every dead orphan that came to this process; a no-op unless it adopts them. Blocks for the
 /// time of a walk through /proc.
 pub(crate) fn reap_orphans() {
-    if ADOPTS.get().is_some()
+    if ORPHAN_ORIGIN.get().is_some()
         && let Ok(table) = stat::process_table()
     {
         // Without a table the next round finds them.
-        reap(&table);
+        reap_zombies(&table);
     }
 }
 
 /// The same with a table that was just read.
 pub(super) fn reap_orphans_in(table: &[ProcessStat]) {
-    if ADOPTS.get().is_some() {
-        reap(table);
+    if ORPHAN_ORIGIN.get().is_some() {
+        reap_zombies(table);
     }
 }
 
 /// Reaps those of `dead` that are this process's own to wait for.
-fn reap(dead: &[ProcessStat]) {
+fn reap_zombies(dead: &[ProcessStat]) {
     let own = std::process::id().cast_signed();
     // Held over the waits: a pid cannot become a registered child in between.
-    let direct = registered();
+    let direct = direct_children();
     let orphans = dead
         .iter()
         .filter(|stat| stat.is_zombie() && stat.parent == own && !direct.contains(&stat.id));
@@ -90,11 +90,11 @@ fn reap(dead: &[ProcessStat]) {
 /// Without any, nothing is left of a child that is dead: whoever descends from it has a line of parents to this process,
 /// and that line ends in an orphan. So an empty list is a proof, and no process can fork itself past it.
 pub(super) fn orphans() -> io::Result<Option<Vec<i32>>> {
-    if ADOPTS.get().is_none() {
+    if ORPHAN_ORIGIN.get().is_none() {
         return Ok(None);
     }
     // Held over the reading: no orphan is waited for meanwhile, and no child starts that is not registered.
-    let direct = registered();
+    let direct = direct_children();
     let Some(mut orphans) = children()? else {
         return Ok(None);
     };
@@ -123,8 +123,8 @@ fn is_direct(direct: &BTreeSet<ProcessId>, pid: i32) -> io::Result<bool> {
 fn children() -> io::Result<Option<Vec<i32>>> {
     let own = std::process::id();
     let path = format!("/proc/{own}/task/{own}/children");
-    let read = || if_seen(std::fs::read_to_string(&path));
-    for _ in 0..READS {
+    let read = || if_visible(std::fs::read_to_string(&path));
+    for _ in 0..LIST_READS_MAX {
         let (Some(list), Some(again)) = (read()?, read()?) else {
             return Ok(None);
         };
@@ -136,15 +136,19 @@ fn children() -> io::Result<Option<Vec<i32>>> {
     Err(io::Error::other("children come and go too fast"))
 }
 
-fn registered() -> MutexGuard<'static, BTreeSet<ProcessId>> {
+fn direct_children() -> MutexGuard<'static, BTreeSet<ProcessId>> {
     // A set of identities is whole even if a holder panicked.
-    DIRECT.lock().unwrap_or_else(PoisonError::into_inner)
+    DIRECT_CHILDREN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a child and registers it in one step, so that it is never taken for an orphan. It stays registered for as long
 /// as it is there, whatever becomes of those who know it.
-pub(crate) fn register<T, E>(start: impl FnOnce() -> Result<(ProcessId, T), E>) -> Result<T, E> {
-    let mut direct = registered();
+pub(crate) fn start_registered<T, E>(
+    start: impl FnOnce() -> Result<(ProcessId, T), E>,
+) -> Result<T, E> {
+    let mut direct = direct_children();
     let (id, child) = start()?;
     direct.retain(|known| !is_gone(*known));
     direct.insert(id);

@@ -43,10 +43,10 @@ pub(crate) fn process_table() -> io::Result<Vec<ProcessStat>> {
 
 /// The process with this number, if there is one to be seen.
 pub(crate) fn read(pid: i32) -> io::Result<Option<ProcessStat>> {
-    let Some(line) = if_seen(fs::read(format!("/proc/{pid}/stat")))? else {
+    let Some(line) = if_visible(fs::read(format!("/proc/{pid}/stat")))? else {
         return Ok(None);
     };
-    let stat = parse(&line).ok_or(io::ErrorKind::InvalidData)?;
+    let stat = parse_stat(&line).ok_or(io::ErrorKind::InvalidData)?;
     Ok(Some(stat))
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
 }
 
 /// What the process was started with under this name. Of the dead nobody knows, and of many others only they do.
-pub(crate) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
+pub(crate) fn environment_variable(pid: i32, name: &str) -> io::Result<Option<String>> {
     let environ = environ(pid)?;
     let value = environ
         .split(|byte| *byte == 0)
@@ -66,14 +66,14 @@ pub(crate) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
 
 /// A process whose first thread has ended shows it with its other threads only.
 fn environ(pid: i32) -> io::Result<Vec<u8>> {
-    let own = if_seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
+    let own = if_visible(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
     if !own.is_empty() {
         return Ok(own);
     }
-    let threads = if_seen(fs::read_dir(format!("/proc/{pid}/task")))?;
+    let threads = if_visible(fs::read_dir(format!("/proc/{pid}/task")))?;
     for thread in threads.into_iter().flatten() {
         let of_thread = thread.and_then(|thread| fs::read(thread.path().join("environ")));
-        if let Some(found) = if_seen(of_thread)?.filter(|found| !found.is_empty()) {
+        if let Some(found) = if_visible(of_thread)?.filter(|found| !found.is_empty()) {
             return Ok(found);
         }
     }
@@ -81,15 +81,15 @@ fn environ(pid: i32) -> io::Result<Vec<u8>> {
 }
 
 /// `None` of what is gone or hidden; the errors that are left are the machine's.
-pub(super) fn if_seen<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+pub(super) fn if_visible<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
-        Err(error) if is_unseen(&error) => Ok(None),
+        Err(error) if is_not_visible(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn is_unseen(error: &io::Error) -> bool {
+fn is_not_visible(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
@@ -98,7 +98,7 @@ fn is_unseen(error: &io::Error) -> bool {
 
 /// The name in parentheses may hold spaces, parentheses, newlines and bytes that are not UTF-8, so
 /// the fields are counted from the last closing parenthesis.
-fn parse(line: &[u8]) -> Option<ProcessStat> {
+fn parse_stat(line: &[u8]) -> Option<ProcessStat> {
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;
     let pid = std::str::from_utf8(&line[..open])
@@ -146,7 +146,7 @@ mod tests {
     fn names_with_spaces_parentheses_and_odd_bytes_do_not_shift_the_fields() {
         let mut line = b"42 (a) R 1 (\xff\n) Z 7 40 39 0 -1 4194304 100 0 1 0 ".to_vec();
         line.extend_from_slice(b"0 0 0 0 20 0 1 0 77326 3133440 368");
-        let stat = parse(&line).unwrap();
+        let stat = parse_stat(&line).unwrap();
         assert_eq!(
             stat.id,
             ProcessId {
@@ -159,7 +159,7 @@ mod tests {
         let threaded = ProcessStat { threads: 3, ..stat };
         assert!(!threaded.is_zombie());
         for broken in [&b""[..], b"42", b"42 (x", b"42 (x) S 1", b"x (y) S 1 2 3"] {
-            assert_eq!(parse(broken), None);
+            assert_eq!(parse_stat(broken), None);
         }
     }
 
@@ -175,12 +175,12 @@ mod tests {
     #[test]
     fn who_is_gone_is_not_there_and_what_cannot_be_read_is_no_answer() {
         assert_eq!(read(i32::MAX).unwrap(), None);
-        assert_eq!(variable(i32::MAX, "PATH").unwrap(), None);
+        assert_eq!(environment_variable(i32::MAX, "PATH").unwrap(), None);
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
-            if_seen::<()>(Err(errno.into())).unwrap_err();
+            if_visible::<()>(Err(errno.into())).unwrap_err();
         }
         for errno in [Errno::NOENT, Errno::SRCH, Errno::ACCESS, Errno::PERM] {
-            assert_eq!(if_seen::<()>(Err(errno.into())).unwrap(), None);
+            assert_eq!(if_visible::<()>(Err(errno.into())).unwrap(), None);
         }
     }
 }

@@ -10,57 +10,58 @@ use tracing::warn;
 
 use super::signal::signal_one;
 use super::stat;
-use super::{ATTEMPT_MARKER, DAEMON_MARKER, POLL, ProcessId, SWEEP_LIMIT, family, reaper};
+use super::{
+    ATTEMPT_MARKER, DAEMON_MARKER, KILL_RETRY_LIMIT, ProcessId, SCAN_INTERVAL, family, reaper,
+};
 use crate::clock::Clock;
 
 /// Whom a sweep has killed. Who cannot be seen by an environment is not among them, so this proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Swept {
+pub(crate) struct SweepResult {
     pub(crate) killed: u32,
     /// The last looks found nobody.
-    pub(crate) is_quiet: bool,
+    pub(crate) is_clear: bool,
 }
 
 /// Kills whoever carries `marker` with this value, but for `spare`, until two looks in a row find nobody.
-pub(crate) async fn kill_marked(
+pub(crate) async fn kill_by_marker(
     marker: &'static str,
     value: &str,
     spare: Option<ProcessId>,
     clock: &Clock,
-) -> Swept {
+) -> SweepResult {
     let value = value.to_owned();
-    let is_meant =
-        move |id: ProcessId| {
-            Ok(Some(id) != spare
-                && stat::variable(id.pid, marker)?.is_some_and(|found| found == value))
-        };
-    kill_all(is_meant, clock).await
+    let is_meant = move |id: ProcessId| {
+        Ok(Some(id) != spare
+            && stat::environment_variable(id.pid, marker)?.is_some_and(|found| found == value))
+    };
+    sweep_until_clear(is_meant, clock).await
 }
 
 /// Kills whoever belongs to this daemon and to none of its `known` attempts.
-pub(crate) async fn kill_strangers(
+pub(crate) async fn kill_unknown_attempts(
     daemon_id: &str,
     known: &BTreeSet<String>,
     clock: &Clock,
-) -> Swept {
+) -> SweepResult {
     let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
     let is_stranger = move |id: ProcessId| {
-        let is_ours = stat::variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
-        let attempt = stat::variable(id.pid, ATTEMPT_MARKER)?;
+        let is_ours = stat::environment_variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
+        let attempt = stat::environment_variable(id.pid, ATTEMPT_MARKER)?;
         Ok(is_ours && attempt.is_some_and(|found| !known.contains(&found)))
     };
-    kill_all(is_stranger, clock).await
+    sweep_until_clear(is_stranger, clock).await
 }
 
-async fn kill_all(
+async fn sweep_until_clear(
     is_meant: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
     clock: &Clock,
-) -> Swept {
-    let give_up = clock.now().after(SWEEP_LIMIT);
+) -> SweepResult {
+    let give_up = clock.now().after(KILL_RETRY_LIMIT);
     let mut found = BTreeSet::new();
     let mut empty_looks = 0;
     while empty_looks < 2 {
-        match look(is_meant.clone()).await {
+        match scan_processes(is_meant.clone()).await {
             Ok(left) if left.is_empty() => {
                 empty_looks += 1;
                 continue;
@@ -78,16 +79,16 @@ async fn kill_all(
         if clock.now() >= give_up {
             break;
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(SCAN_INTERVAL).await;
     }
-    Swept {
+    SweepResult {
         killed: u32::try_from(found.len()).unwrap_or(u32::MAX),
-        is_quiet: empty_looks == 2,
+        is_clear: empty_looks == 2,
     }
 }
 
 /// Walks through /proc off the runtime's threads, and reaps what it finds dead. Never itself.
-async fn look(
+async fn scan_processes(
     is_meant: impl Fn(ProcessId) -> io::Result<bool> + Send + 'static,
 ) -> io::Result<Vec<ProcessId>> {
     let looked = tokio::task::spawn_blocking(move || {
@@ -101,7 +102,7 @@ async fn look(
             }
         }
         // Whom they started is meant too, whatever became of its environment.
-        let below = family::descend(meant.iter().map(|id| id.pid).collect())?;
+        let below = family::with_descendants(meant.iter().map(|id| id.pid).collect())?;
         let below = below.iter().map(|stat| stat.id);
         meant.extend(below.filter(|id| id.pid != own));
         Ok(meant.into_iter().collect())
@@ -157,8 +158,8 @@ mod tests {
         let spared = sleeper(&daemon, &attempt);
         let foreign = sleeper(&daemon, &id());
         let spare = Some(identity(&spared));
-        let swept = kill_marked(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
-        assert!(swept.is_quiet && swept.killed == 1);
+        let swept = kill_by_marker(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 1);
         assert_eq!(signal_of(&mut mine).await, Some(9));
         for other in [&spared, &foreign] {
             assert!(is_alive(other));
@@ -181,14 +182,14 @@ mod tests {
         let hidden: i32 = line.trim().parse().unwrap();
         let hides = |marked: Option<String>| marked.is_none();
         let emptied = async {
-            while !hides(stat::variable(hidden, ATTEMPT_MARKER).unwrap()) {
+            while !hides(stat::environment_variable(hidden, ATTEMPT_MARKER).unwrap()) {
                 tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(PATIENCE, emptied).await.unwrap();
         let hidden = stat::identity_of(hidden).unwrap();
-        let swept = kill_marked(ATTEMPT_MARKER, &attempt, None, &Clock::boot()).await;
-        assert!(swept.is_quiet && swept.killed == 2, "{swept:?}");
+        let swept = kill_by_marker(ATTEMPT_MARKER, &attempt, None, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 2, "{swept:?}");
         assert_eq!(signal_of(&mut parent).await, Some(9));
         let left = stat::read(hidden.pid).unwrap();
         assert!(left.is_none_or(|left| left.id != hidden || left.is_zombie()));
@@ -201,8 +202,8 @@ mod tests {
         let ours = sleeper(&daemon, &known);
         let foreign = sleeper(&id(), &id());
         let known = BTreeSet::from([known]);
-        let swept = kill_strangers(&daemon, &known, &Clock::boot()).await;
-        assert!(swept.is_quiet && swept.killed == 1);
+        let swept = kill_unknown_attempts(&daemon, &known, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 1);
         assert_eq!(signal_of(&mut stranger).await, Some(9));
         for other in [&ours, &foreign] {
             assert!(is_alive(other));

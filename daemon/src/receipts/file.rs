@@ -14,22 +14,22 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, open, openat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use crate::workspace::{open_beneath, read_path};
+use crate::workspace::{open_beneath, opened_path};
 
 /// A file is hashed if that is asked for, or if it is not larger than this.
-const HASH_UP_TO: u64 = 64 << 20;
-const CHUNK: usize = 256 * 1024;
+const HASHED_SIZE_MAX: u64 = 64 << 20;
+const READ_CHUNK_BYTES: usize = 256 * 1024;
 
 /// Names a file without opening what it is.
-const NAME: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
-const READ: OFlags = OFlags::RDONLY
+const PATH_ONLY_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const READ_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
 /// Why a path has no receipt that could count.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Problem {
+pub(super) enum FileProblem {
     #[error("no workspace directory is known, so nothing can be looked for")]
     NoRoot,
     #[error("the workspace directory {} cannot be opened: {source}", root.display())]
@@ -54,27 +54,28 @@ pub(super) enum Problem {
 
 /// A root that is open: what is beneath it is found from here, whatever happens to its name.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(super) struct OpenedRoot {
     directory: OwnedFd,
     /// Without links.
     path: Option<PathBuf>,
 }
 
-pub(super) fn open_root(root: &Path) -> Result<Root, Problem> {
+pub(super) fn open_root(root: &Path) -> Result<OpenedRoot, FileProblem> {
     if root.as_os_str().is_empty() {
-        return Err(Problem::NoRoot);
+        return Err(FileProblem::NoRoot);
     }
-    let directory = open(root, NAME | OFlags::DIRECTORY, Mode::empty()).map_err(|error| {
-        let (root, source) = (root.to_owned(), error.into());
-        Problem::BadRoot { root, source }
-    })?;
-    let path = read_path(&directory).ok();
-    Ok(Root { directory, path })
+    let directory =
+        open(root, PATH_ONLY_FLAGS | OFlags::DIRECTORY, Mode::empty()).map_err(|error| {
+            let (root, source) = (root.to_owned(), error.into());
+            FileProblem::BadRoot { root, source }
+        })?;
+    let path = opened_path(&directory).ok();
+    Ok(OpenedRoot { directory, path })
 }
 
 /// What is at a path that was checked. Stops reading when `stopped` says so.
-pub(super) fn look(
-    root: &Root,
+pub(super) fn inspect_file(
+    root: &OpenedRoot,
     required: &RequiredArtifact,
     stopped: &AtomicBool,
 ) -> ArtifactReceipt {
@@ -82,91 +83,94 @@ pub(super) fn look(
         path: required.path.clone(),
         ..ArtifactReceipt::default()
     };
-    if let Err(problem) = examine(root, required, stopped, &mut receipt) {
+    if let Err(problem) = fill_receipt(root, required, stopped, &mut receipt) {
         receipt.problem = problem.to_string();
     }
     receipt
 }
 
-fn examine(
-    root: &Root,
+fn fill_receipt(
+    root: &OpenedRoot,
     required: &RequiredArtifact,
     stopped: &AtomicBool,
     receipt: &mut ArtifactReceipt,
-) -> Result<(), Problem> {
-    let Some(named) = find(&root.directory, Path::new(&required.path))? else {
+) -> Result<(), FileProblem> {
+    let Some(named) = open_path_beneath(&root.directory, Path::new(&required.path))? else {
         return Ok(());
     };
     receipt.exists = true;
     let stat = stat(&named)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
-        return Err(Problem::NotAFile(name_of(kind)));
+        return Err(FileProblem::NotAFile(file_type_name(kind)));
     }
     receipt.is_file = true;
-    receipt.resolved_path = resolved(root, &named).unwrap_or_default();
-    note(&stat, receipt);
+    receipt.resolved_path = resolved_path(root, &named).unwrap_or_default();
+    record_stat(&stat, receipt);
     let is_asked = !required.sha256.is_empty();
-    if !is_asked && receipt.size > HASH_UP_TO {
+    if !is_asked && receipt.size > HASHED_SIZE_MAX {
         return Ok(());
     }
-    match open_again(&named) {
+    match reopen_for_reading(&named) {
         Ok(file) => {
             receipt.sha256 = hash(file, stopped, receipt)?;
             Ok(())
         }
         // Somebody else's file that is there all the same.
         Err(_) if !is_asked => Ok(()),
-        Err(error) => Err(Problem::Unreadable(error)),
+        Err(error) => Err(FileProblem::Unreadable(error)),
     }
 }
 
 /// The file's own name in the kernel; none where there is nothing.
-fn find(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, Problem> {
-    let found = match open_beneath(root, path, NAME) {
+fn open_path_beneath(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, FileProblem> {
+    let found = match open_beneath(root, path, PATH_ONLY_FLAGS) {
         // A kernel or a sandbox without the call.
-        Err(Errno::NOSYS | Errno::PERM) => walk(root, path)?,
+        Err(Errno::NOSYS | Errno::PERM) => open_without_links(root, path)?,
         found => found,
     };
     match found {
         Ok(named) => Ok(Some(named)),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(Errno::XDEV) => Err(Problem::Outside),
-        Err(Errno::LOOP) => Err(Problem::TooManyLinks),
-        Err(error) => Err(Problem::Unreadable(error.into())),
+        Err(Errno::XDEV) => Err(FileProblem::Outside),
+        Err(Errno::LOOP) => Err(FileProblem::TooManyLinks),
+        Err(error) => Err(FileProblem::Unreadable(error.into())),
     }
 }
 
 /// Part by part and through no link at all: that stays beneath the root on every kernel. A checked path has neither `..`
 /// nor a root of its own.
-pub(super) fn walk(root: &OwnedFd, path: &Path) -> Result<Result<OwnedFd, Errno>, Problem> {
+pub(super) fn open_without_links(
+    root: &OwnedFd,
+    path: &Path,
+) -> Result<Result<OwnedFd, Errno>, FileProblem> {
     let mut at = match root.try_clone() {
         Ok(root) => root,
-        Err(error) => return Err(Problem::Unreadable(error)),
+        Err(error) => return Err(FileProblem::Unreadable(error)),
     };
     for part in path.iter() {
-        at = match openat(&at, part, NAME | OFlags::NOFOLLOW, Mode::empty()) {
+        at = match openat(&at, part, PATH_ONLY_FLAGS | OFlags::NOFOLLOW, Mode::empty()) {
             Ok(next) => next,
             Err(error) => return Ok(Err(error)),
         };
         if FileType::from_raw_mode(stat(&at)?.st_mode) == FileType::Symlink {
-            return Err(Problem::UncheckedLink);
+            return Err(FileProblem::UncheckedLink);
         }
     }
     Ok(Ok(at))
 }
 
 /// The very same file, for reading: no path is resolved again.
-fn open_again(named: &OwnedFd) -> io::Result<File> {
+fn reopen_for_reading(named: &OwnedFd) -> io::Result<File> {
     let link = format!("/proc/self/fd/{}", named.as_raw_fd());
-    Ok(File::from(openat(CWD, link, READ, Mode::empty())?))
+    Ok(File::from(openat(CWD, link, READ_FLAGS, Mode::empty())?))
 }
 
-fn stat(file: &OwnedFd) -> Result<Stat, Problem> {
-    fstat(file).map_err(|error| Problem::Unreadable(error.into()))
+fn stat(file: &OwnedFd) -> Result<Stat, FileProblem> {
+    fstat(file).map_err(|error| FileProblem::Unreadable(error.into()))
 }
 
-fn note(stat: &Stat, receipt: &mut ArtifactReceipt) {
+fn record_stat(stat: &Stat, receipt: &mut ArtifactReceipt) {
     receipt.size = stat.st_size.cast_unsigned();
     receipt.modified_at = Some(Timestamp {
         seconds: stat.st_mtime,
@@ -179,14 +183,14 @@ fn hash(
     mut file: File,
     stopped: &AtomicBool,
     receipt: &mut ArtifactReceipt,
-) -> Result<String, Problem> {
-    let before = fstat(&file).map_err(|error| Problem::Unreadable(error.into()))?;
+) -> Result<String, FileProblem> {
+    let before = fstat(&file).map_err(|error| FileProblem::Unreadable(error.into()))?;
     let mut hasher = Sha256::new();
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; READ_CHUNK_BYTES];
     let mut length = 0;
     loop {
         if stopped.load(Ordering::Relaxed) {
-            return Err(Problem::NoTime);
+            return Err(FileProblem::NoTime);
         }
         match file.read(&mut chunk) {
             Ok(0) => break,
@@ -195,20 +199,20 @@ fn hash(
                 length += count as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Problem::Unreadable(error)),
+            Err(error) => return Err(FileProblem::Unreadable(error)),
         }
     }
-    let after = fstat(&file).map_err(|error| Problem::Unreadable(error.into()))?;
-    note(&after, receipt);
-    if length != receipt.size || version(&before) != version(&after) {
-        return Err(Problem::Changed);
+    let after = fstat(&file).map_err(|error| FileProblem::Unreadable(error.into()))?;
+    record_stat(&after, receipt);
+    if length != receipt.size || change_stamp(&before) != change_stamp(&after) {
+        return Err(FileProblem::Changed);
     }
     let digest = hasher.finalize();
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// What every write to a file moves.
-fn version(stat: &Stat) -> (i64, i64, i64, i64, i64) {
+fn change_stamp(stat: &Stat) -> (i64, i64, i64, i64, i64) {
     let nanos = |nanos| i64::try_from(nanos).unwrap_or(0);
     (
         stat.st_size,
@@ -220,13 +224,13 @@ fn version(stat: &Stat) -> (i64, i64, i64, i64, i64) {
 }
 
 /// Where links inside the root have led, relative to it.
-fn resolved(root: &Root, named: &OwnedFd) -> Option<String> {
-    let path = read_path(named).ok()?;
+fn resolved_path(root: &OpenedRoot, named: &OwnedFd) -> Option<String> {
+    let path = opened_path(named).ok()?;
     let inner = path.strip_prefix(root.path.as_ref()?).ok()?;
     Some(inner.to_str()?.to_owned())
 }
 
-fn name_of(kind: FileType) -> &'static str {
+fn file_type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a file",
         FileType::Directory => "a directory",

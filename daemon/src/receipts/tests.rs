@@ -10,22 +10,22 @@ use rustix::fs::{CWD, Mode, mknodat};
 
 use super::*;
 
-const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+const HELLO_SHA256: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
-struct Place {
+struct ReceiptTestDirs {
     _dir: tempfile::TempDir,
     root: PathBuf,
     outside: PathBuf,
 }
 
-fn place() -> Place {
+fn test_dirs() -> ReceiptTestDirs {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().canonicalize().unwrap();
     let (root, outside) = (path.join("root"), path.join("outside"));
     fs::create_dir_all(root.join("out")).unwrap();
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), "secret").unwrap();
-    Place {
+    ReceiptTestDirs {
         _dir: dir,
         root,
         outside,
@@ -39,38 +39,40 @@ fn required(path: &str) -> RequiredArtifact {
     }
 }
 
-fn wanted(root: &Path, paths: &[&str]) -> WantedFiles {
+fn required_files(root: &Path, paths: &[&str]) -> RequiredFiles {
     let contract = CompletionContract {
         required_artifacts: paths.iter().map(|path| required(path)).collect(),
         ..CompletionContract::default()
     };
-    WantedFiles::new(root, Some(&contract)).unwrap().unwrap()
+    RequiredFiles::new(root, Some(&contract)).unwrap().unwrap()
 }
 
-async fn look(root: &Path, path: &str) -> ArtifactReceipt {
-    let mut receipts = wanted(root, &[path]).look(LOOK).await;
+async fn inspect_path(root: &Path, path: &str) -> ArtifactReceipt {
+    let mut receipts = required_files(root, &[path])
+        .inspect(INSPECTION_TIMEOUT)
+        .await;
     assert_eq!(receipts.len(), 1);
     receipts.remove(0)
 }
 
 #[tokio::test]
 async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
-    let Place { root, .. } = &place();
+    let ReceiptTestDirs { root, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("out", root.join("linked")).unwrap();
-    let plain = look(root, "out/a").await;
+    let plain = inspect_path(root, "out/a").await;
     assert!(
         plain.exists && plain.is_file && plain.problem.is_empty(),
         "{plain:?}"
     );
-    assert_eq!((plain.size, &*plain.sha256), (5, HELLO));
+    assert_eq!((plain.size, &*plain.sha256), (5, HELLO_SHA256));
     assert_eq!(plain.resolved_path, "out/a");
     let modified = fs::metadata(root.join("out/a"))
         .unwrap()
         .modified()
         .unwrap();
     assert_eq!(plain.modified_at, Some(modified.into()));
-    let linked = look(root, "linked/a").await;
+    let linked = inspect_path(root, "linked/a").await;
     assert_eq!(
         (&*linked.path, &*linked.resolved_path),
         ("linked/a", "out/a")
@@ -80,7 +82,7 @@ async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
 
 #[tokio::test]
 async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once() {
-    let Place { root, outside, .. } = &place();
+    let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     symlink(outside.join("secret"), root.join("absolute")).unwrap();
     symlink("../outside/secret", root.join("relative")).unwrap();
     symlink("..", root.join("up")).unwrap();
@@ -115,29 +117,29 @@ async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once
         ("magic/etc/passwd", "it leads out of the workspace"),
     ];
     let paths = table.map(|(path, _)| path);
-    let wanted = wanted(root, &paths);
-    let receipts = wanted.look(LOOK).await;
+    let wanted = required_files(root, &paths);
+    let receipts = wanted.inspect(INSPECTION_TIMEOUT).await;
     for ((path, problem), receipt) in table.iter().zip(&receipts) {
         assert_eq!((&*receipt.path, &*receipt.problem), (*path, *problem));
         assert!(!receipt.is_file && receipt.sha256.is_empty() && receipt.size == 0);
     }
-    let unmet = wanted.judge(&receipts);
+    let unmet = wanted.judge_receipts(&receipts);
     assert_eq!(unmet.len(), table.len(), "every one is named");
     assert_eq!(unmet[0].to_string(), "gone: missing");
 }
 
 #[tokio::test]
 async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
-    let Place { root, .. } = &place();
-    let nowhere = look(Path::new(""), "a").await;
+    let ReceiptTestDirs { root, .. } = &test_dirs();
+    let nowhere = inspect_path(Path::new(""), "a").await;
     assert_eq!(
         nowhere.problem,
         "no workspace directory is known, so nothing can be looked for"
     );
-    let missing = look(&root.join("gone"), "a").await;
+    let missing = inspect_path(&root.join("gone"), "a").await;
     assert!(missing.problem.contains("cannot be opened"), "{missing:?}");
     fs::write(root.join("file"), "").unwrap();
-    let file = look(&root.join("file"), "a").await;
+    let file = inspect_path(&root.join("file"), "a").await;
     assert!(file.problem.contains("Not a directory"), "{file:?}");
 }
 
@@ -148,35 +150,35 @@ fn paths_are_checked_again_here() {
         ..CompletionContract::default()
     };
     for bad in ["", "/etc/passwd", "..", "a/../b", "C:x", "a\\b", "a\0b"] {
-        let refused = WantedFiles::new(Path::new("/"), Some(&asked(&["good", bad])));
+        let refused = RequiredFiles::new(Path::new("/"), Some(&asked(&["good", bad])));
         assert!(
-            matches!(refused, Err(BadContract::BadPath { .. })),
+            matches!(refused, Err(RequiredFilesError::BadPath { .. })),
             "{bad:?}"
         );
     }
     let many: Vec<String> = (0..65).map(|n| n.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    let refused = WantedFiles::new(Path::new("/"), Some(&asked(&many)));
-    assert_eq!(refused, Err(BadContract::TooMany(65)));
-    assert_eq!(WantedFiles::new(Path::new("/"), None), Ok(None));
+    let refused = RequiredFiles::new(Path::new("/"), Some(&asked(&many)));
+    assert_eq!(refused, Err(RequiredFilesError::TooMany(65)));
+    assert_eq!(RequiredFiles::new(Path::new("/"), None), Ok(None));
     assert_eq!(
-        WantedFiles::new(Path::new("/"), Some(&asked(&[]))),
+        RequiredFiles::new(Path::new("/"), Some(&asked(&[]))),
         Ok(None)
     );
 }
 
 #[tokio::test]
 async fn a_path_that_is_asked_for_twice_has_one_receipt() {
-    let Place { root, .. } = &place();
-    let twice = wanted(root, &["a", "a"]);
-    assert_eq!(twice.look(LOOK).await.len(), 1);
-    assert_eq!(twice.unmet(LOOK).await.len(), 2);
+    let ReceiptTestDirs { root, .. } = &test_dirs();
+    let twice = required_files(root, &["a", "a"]);
+    assert_eq!(twice.inspect(INSPECTION_TIMEOUT).await.len(), 1);
+    assert_eq!(twice.unmet_requirements(INSPECTION_TIMEOUT).await.len(), 2);
 }
 
 /// Without openat2 no link is followed at all; what needs none is found as always.
 #[test]
 fn an_old_kernel_finds_files_and_follows_no_link() {
-    let Place { root, .. } = &place();
+    let ReceiptTestDirs { root, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("a", root.join("out/inner")).unwrap();
     symlink("out", root.join("linked")).unwrap();
@@ -186,13 +188,13 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
         Mode::empty(),
     );
     let opened = opened.unwrap();
-    let walked = |path: &str| file::walk(&opened, Path::new(path));
+    let walked = |path: &str| file::open_without_links(&opened, Path::new(path));
     assert!(matches!(walked("out/a"), Ok(Ok(_))));
     assert!(matches!(walked("out/gone"), Ok(Err(_))));
     for link in ["out/inner", "linked/a", "linked"] {
         let refused = walked(link);
         assert!(
-            matches!(refused, Err(file::Problem::UncheckedLink)),
+            matches!(refused, Err(file::FileProblem::UncheckedLink)),
             "{link}"
         );
     }
@@ -203,7 +205,7 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
 #[tokio::test]
 async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     const ROUNDS: u64 = 3_000;
-    let Place { root, outside, .. } = &place();
+    let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("out/a", root.join("good")).unwrap();
     symlink(outside.join("secret"), root.join("bad")).unwrap();
@@ -232,10 +234,10 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     let asked = required("swapped");
     let mut rounds = 0;
     while rounds < ROUNDS || inside == 0 || refused == 0 {
-        let receipt = file::look(&opened, &asked, &running);
+        let receipt = file::inspect_file(&opened, &asked, &running);
         match (receipt.is_file, &*receipt.problem) {
             (true, "") => {
-                assert_eq!((receipt.size, &*receipt.sha256), (5, HELLO));
+                assert_eq!((receipt.size, &*receipt.sha256), (5, HELLO_SHA256));
                 inside += 1;
             }
             (false, "it leads out of the workspace") => refused += 1,
@@ -257,7 +259,7 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
 /// A file that grows while it is read has no hash, and that is said.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
-    let Place { root, .. } = &place();
+    let ReceiptTestDirs { root, .. } = &test_dirs();
     let path = root.join("log");
     fs::write(&path, vec![1; 8 << 20]).unwrap();
     let (stop, writer) = (Arc::new(AtomicBool::new(false)), path);
@@ -272,7 +274,7 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
         }
     });
     let opened = file::open_root(root).unwrap();
-    let receipt = file::look(&opened, &required("log"), &AtomicBool::new(false));
+    let receipt = file::inspect_file(&opened, &required("log"), &AtomicBool::new(false));
     stop.store(true, Ordering::Relaxed);
     growing.join().unwrap();
     assert_eq!(receipt.problem, "it changed while it was read");
@@ -282,21 +284,21 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
 /// Large files are hashed only if somebody asks, and then not for longer than there is time.
 #[tokio::test]
 async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
-    let Place { root, .. } = &place();
+    let ReceiptTestDirs { root, .. } = &test_dirs();
     // Sparse: no disk is filled for it.
     let large = fs::File::create(root.join("large")).unwrap();
     large.set_len(1 << 40).unwrap();
-    let receipt = look(root, "large").await;
+    let receipt = inspect_path(root, "large").await;
     assert_eq!((receipt.size, &*receipt.sha256), (1 << 40, ""));
     assert_eq!(receipt.problem, "");
     let contract = CompletionContract {
         required_artifacts: vec![RequiredArtifact {
-            sha256: HELLO.to_owned(),
+            sha256: HELLO_SHA256.to_owned(),
             ..required("large")
         }],
         ..CompletionContract::default()
     };
-    let asked = WantedFiles::new(root, Some(&contract)).unwrap().unwrap();
-    let receipts = asked.look(Duration::from_millis(50)).await;
+    let asked = RequiredFiles::new(root, Some(&contract)).unwrap().unwrap();
+    let receipts = asked.inspect(Duration::from_millis(50)).await;
     assert_eq!(receipts[0].problem, "it could not be looked at within 50ms");
 }

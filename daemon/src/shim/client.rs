@@ -19,15 +19,15 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-use super::framing::{self, Decoder};
-use super::{ENVIRONMENT, HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
-use crate::clock::Moment;
+use super::framing::{self, MessageDecoder};
+use super::{HIGHEST_VERSION, LOWEST_VERSION, SHIM_ENVIRONMENT, SOCKET_FILE};
+use crate::clock::BootTime;
 use crate::process::{
-    ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, register,
+    ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, start_registered,
 };
 
 /// One read. A shim's messages are short.
-const READ: usize = 4096;
+const READ_BYTES: usize = 4096;
 
 /// What is started for each attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,10 +41,10 @@ pub struct ShimProgram {
 
 impl ShimProgram {
     /// This very executable, whatever happens to its file meanwhile. It must call [`super::main_if_asked`] first.
-    pub fn own() -> Self {
+    pub fn own_executable() -> Self {
         Self {
             program: "/proc/self/exe".into(),
-            args: vec![super::ARGUMENT.into()],
+            args: vec![super::SHIM_ARGUMENT.into()],
             environment: Vec::new(),
         }
     }
@@ -52,42 +52,42 @@ impl ShimProgram {
 
 /// Whose shim it is. In its environment, so that it is found with all that it started.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Markers<'a> {
+pub(crate) struct ShimMarkers<'a> {
     pub(crate) attempt_id: &'a str,
     pub(crate) daemon_id: &'a str,
 }
 
 /// Why a shim that was found cannot be spoken to.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GreetError {
+pub(crate) enum HandshakeError {
     #[error("the shim speaks versions {0} to {1} only")]
     Refused(u32, u32),
     #[error("the shim closed the connection")]
     Closed,
     #[error("the shim answered with something else than its presence")]
-    Confused,
+    UnexpectedMessage,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 /// A connection to one shim.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ShimConnection {
     stream: UnixStream,
-    incoming: Decoder,
+    incoming: MessageDecoder,
     outgoing: BytesMut,
     /// The shim reads no more; what it said may still be read.
-    deaf: bool,
-    opening: Vec<to_shim::Message>,
+    is_write_closed: bool,
+    opening_messages: Vec<to_shim::Message>,
     /// For the child. Behind everything else: no renewal and no order waits for a child that does not read.
     stdin: Vec<Stdin>,
     /// The last message for the child that this connection was given.
     last_stdin: u64,
-    due: Due,
+    pending: PendingUpdates,
     /// Limit of the lease that is in `outgoing`.
-    lease_leaving: Option<Moment>,
+    lease_in_flight: Option<BootTime>,
     /// Learns the limit of every lease that has left it, of a shim that does not say what it has read.
-    told: Option<watch::Sender<Option<Moment>>>,
+    lease_delivered: Option<watch::Sender<Option<BootTime>>>,
     shim: Option<ProcessId>,
     /// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
     _child: Option<Child>,
@@ -95,18 +95,18 @@ pub(crate) struct Connection {
 
 /// What the shim is to know next. The newest of each counts.
 #[derive(Debug, Default)]
-struct Due {
+struct PendingUpdates {
     lease: Option<Lease>,
     stop: Option<Stop>,
     consumed: Option<Consumed>,
 }
 
 /// Starts a shim in the attempt's directory. Nothing of the daemon reaches it but the connection.
-pub(crate) fn start(
+pub(crate) fn start_shim(
     shim: &ShimProgram,
     directory: &Path,
-    markers: Markers<'_>,
-) -> io::Result<Connection> {
+    markers: ShimMarkers<'_>,
+) -> io::Result<ShimConnection> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let mut command = Command::new(&shim.program);
@@ -115,46 +115,46 @@ pub(crate) fn start(
         .arg(markers.attempt_id)
         .current_dir(directory)
         .env_clear()
-        .envs(ENVIRONMENT)
+        .envs(SHIM_ENVIRONMENT)
         .envs(shim.environment.iter().cloned())
         .env(ATTEMPT_MARKER, markers.attempt_id)
         .env(DAEMON_MARKER, markers.daemon_id)
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let (child, id) = register(|| {
+    let (child, id) = start_registered(|| {
         let child = command.spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
         Ok::<_, io::Error>((id, (child, id)))
     })?;
     let stream = UnixStream::from_std(ours)?;
-    Ok(Connection::new(stream, Some(id), Some(child)))
+    Ok(ShimConnection::new(stream, Some(id), Some(child)))
 }
 
 /// Connects to the shim that listens in this directory. Through a descriptor: a path may be too long for a socket.
-pub(crate) async fn connect(directory: &Path) -> io::Result<Connection> {
+pub(crate) async fn connect_to_shim(directory: &Path) -> io::Result<ShimConnection> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, flags, Mode::empty())?;
-    let socket = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
+    let socket = format!("/proc/self/fd/{}/{SOCKET_FILE}", directory.as_raw_fd());
     let stream = UnixStream::connect(socket).await?;
     let shim = stream.peer_cred()?.pid().and_then(identity_of);
-    Ok(Connection::new(stream, shim, None))
+    Ok(ShimConnection::new(stream, shim, None))
 }
 
-impl Connection {
+impl ShimConnection {
     fn new(stream: UnixStream, shim: Option<ProcessId>, child: Option<Child>) -> Self {
         Self {
             stream,
-            incoming: Decoder::default(),
+            incoming: MessageDecoder::default(),
             outgoing: BytesMut::new(),
-            deaf: false,
-            opening: Vec::new(),
+            is_write_closed: false,
+            opening_messages: Vec::new(),
             stdin: Vec::new(),
             last_stdin: 0,
-            due: Due::default(),
-            lease_leaving: None,
-            told: None,
+            pending: PendingUpdates::default(),
+            lease_in_flight: None,
+            lease_delivered: None,
             shim,
             _child: child,
         }
@@ -166,27 +166,30 @@ impl Connection {
     }
 
     /// The handshake. Whoever waits for it sets the limit.
-    pub(crate) async fn greet(&mut self, instance_id: &str) -> Result<Presence, GreetError> {
-        self.opening
+    pub(crate) async fn handshake(
+        &mut self,
+        instance_id: &str,
+    ) -> Result<Presence, HandshakeError> {
+        self.opening_messages
             .push(to_shim::Message::Greeting(greeting(instance_id)));
         match self.next().await? {
             Some(from_shim::Message::Presence(presence)) => Ok(presence),
             Some(from_shim::Message::Refused(Refused {
                 lowest_version,
                 highest_version,
-            })) => Err(GreetError::Refused(lowest_version, highest_version)),
-            Some(_) => Err(GreetError::Confused),
-            None => Err(GreetError::Closed),
+            })) => Err(HandshakeError::Refused(lowest_version, highest_version)),
+            Some(_) => Err(HandshakeError::UnexpectedMessage),
+            None => Err(HandshakeError::Closed),
         }
     }
 
     /// All that a new shim needs, in one go: it has the prompt before it starts the child.
     pub(crate) fn launch(&mut self, instance_id: &str, prompt: Stdin, launch: Launch) {
-        self.lease_leaving = launch
+        self.lease_in_flight = launch
             .lease
-            .map(|lease| Moment::from_millis(lease.limit_ms));
+            .map(|lease| BootTime::from_millis(lease.limit_ms));
         self.last_stdin = prompt.id;
-        self.opening.extend([
+        self.opening_messages.extend([
             to_shim::Message::Greeting(greeting(instance_id)),
             to_shim::Message::Stdin(prompt),
             to_shim::Message::Launch(launch),
@@ -194,7 +197,7 @@ impl Connection {
     }
 
     /// One more message for the child, after those before it.
-    pub(crate) fn stdin(&mut self, message: Stdin) {
+    pub(crate) fn push_stdin(&mut self, message: Stdin) {
         if message.id > self.last_stdin {
             self.last_stdin = message.id;
             self.stdin.push(message);
@@ -202,20 +205,20 @@ impl Connection {
     }
 
     pub(crate) fn renew(&mut self, lease: Lease) {
-        self.due.lease = Some(lease);
+        self.pending.lease = Some(lease);
     }
 
-    pub(crate) fn stop(&mut self, stop: Stop) {
-        self.due.stop = Some(stop);
+    pub(crate) fn order_stop(&mut self, stop: Stop) {
+        self.pending.stop = Some(stop);
     }
 
-    pub(crate) fn consumed(&mut self, position: u64) {
-        self.due.consumed = Some(Consumed { position });
+    pub(crate) fn set_consumed(&mut self, position: u64) {
+        self.pending.consumed = Some(Consumed { position });
     }
 
     /// Where the limit of the newest lease is told that has left for a shim which does not say what it has read.
-    pub(crate) fn tell_of_leases(&mut self, told: watch::Sender<Option<Moment>>) {
-        self.told = Some(told);
+    pub(crate) fn watch_lease_delivery(&mut self, told: watch::Sender<Option<BootTime>>) {
+        self.lease_delivered = Some(told);
     }
 
     /// Says what is due and returns the shim's next message; `None` when it has closed. Cancel safe.
@@ -224,7 +227,7 @@ impl Connection {
             if let Some(message) = self.decode()? {
                 return Ok(Some(message));
             }
-            self.refill()?;
+            self.encode_pending()?;
             let mut interest = Interest::READABLE;
             if !self.outgoing.is_empty() {
                 interest |= Interest::WRITABLE;
@@ -241,7 +244,11 @@ impl Connection {
 
     /// An arm of a later version is ignored.
     fn decode(&mut self) -> io::Result<Option<from_shim::Message>> {
-        while let Some(message) = self.incoming.take::<FromShim>().map_err(io::Error::other)? {
+        while let Some(message) = self
+            .incoming
+            .next_message::<FromShim>()
+            .map_err(io::Error::other)?
+        {
             if message.message.is_some() {
                 return Ok(message.message);
             }
@@ -249,13 +256,13 @@ impl Connection {
         Ok(None)
     }
 
-    fn refill(&mut self) -> io::Result<()> {
-        if self.deaf || !self.outgoing.is_empty() {
+    fn encode_pending(&mut self) -> io::Result<()> {
+        if self.is_write_closed || !self.outgoing.is_empty() {
             return Ok(());
         }
-        let due = std::mem::take(&mut self.due);
+        let due = std::mem::take(&mut self.pending);
         if let Some(lease) = &due.lease {
-            self.lease_leaving = Some(Moment::from_millis(lease.limit_ms));
+            self.lease_in_flight = Some(BootTime::from_millis(lease.limit_ms));
         }
         let due = [
             due.lease.map(to_shim::Message::Lease),
@@ -264,7 +271,7 @@ impl Connection {
         ];
         let stdin = self.stdin.drain(..).map(to_shim::Message::Stdin);
         let due = due.into_iter().flatten().chain(stdin);
-        for message in self.opening.drain(..).chain(due) {
+        for message in self.opening_messages.drain(..).chain(due) {
             let message = ToShim {
                 message: Some(message),
             };
@@ -279,14 +286,14 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // Its last words may still be there to read.
             Err(_) => {
-                self.deaf = true;
+                self.is_write_closed = true;
                 self.outgoing.clear();
-                self.lease_leaving = None;
+                self.lease_in_flight = None;
             }
         }
         if self.outgoing.is_empty()
-            && let Some(limit) = self.lease_leaving.take()
-            && let Some(told) = &self.told
+            && let Some(limit) = self.lease_in_flight.take()
+            && let Some(told) = &self.lease_delivered
         {
             told.send_replace(Some(limit));
         }
@@ -295,7 +302,7 @@ impl Connection {
     /// How much was read; `None` when there was nothing after all.
     fn read(&mut self) -> io::Result<Option<usize>> {
         let buffer = self.incoming.buffer();
-        buffer.reserve(READ);
+        buffer.reserve(READ_BYTES);
         match self.stream.try_read_buf(buffer) {
             Ok(length) => Ok(Some(length)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -321,17 +328,17 @@ mod tests {
     #[tokio::test]
     async fn renewals_and_orders_do_not_wait_behind_what_a_child_is_to_read() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection::new(ours, None, None);
-        connection.stdin(Stdin {
+        let mut connection = ShimConnection::new(ours, None, None);
+        connection.push_stdin(Stdin {
             id: 1,
             ..Stdin::default()
         });
-        connection.stop(Stop::default());
+        connection.order_stop(Stop::default());
         connection.renew(Lease::default());
-        connection.refill().unwrap();
-        let mut decoder = Decoder::default();
+        connection.encode_pending().unwrap();
+        let mut decoder = MessageDecoder::default();
         decoder.buffer().extend_from_slice(&connection.outgoing);
-        let said = std::iter::from_fn(|| decoder.take::<ToShim>().unwrap()?.message);
+        let said = std::iter::from_fn(|| decoder.next_message::<ToShim>().unwrap()?.message);
         let said: Vec<_> = said.collect();
         use to_shim::Message;
         assert!(

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use baton_daemon_core::ladder::{Rung, Sight};
+use baton_daemon_core::ladder::{ScanResult, TerminationSignal};
 use rustix::event::{Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
@@ -13,21 +13,21 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, 
 use crate::process::{ProcessId, ProcessStat, descendants, read_stat, signal_one};
 
 /// How often everybody is stopped before everybody is killed.
-const STOPS: usize = 20;
+const STOP_ROUNDS: usize = 20;
 /// How far apart [`kill_all`] looks at first, and when that was in vain for so many times.
-const SOON: Timespec = Timespec {
+const FIRST_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
-const IN_VAIN: usize = 500;
-const LATER: Timespec = Timespec {
+const FIRST_PAUSE_ROUNDS: usize = 500;
+const LATER_PAUSE: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
 /// What is known of the child without a look.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Child {
+pub(super) struct ChildGroup {
     /// Its process group, which has its number.
     pub(super) group: i32,
     pub(super) is_unreaped: bool,
@@ -35,19 +35,19 @@ pub(super) struct Child {
 
 /// The members of one look, by identity.
 #[derive(Debug, Default)]
-pub(super) struct Members(Vec<ProcessStat>);
+pub(super) struct LiveDescendants(Vec<ProcessStat>);
 
-impl Members {
-    pub(super) fn look() -> io::Result<Self> {
+impl LiveDescendants {
+    pub(super) fn scan() -> io::Result<Self> {
         descendants(std::process::id().cast_signed()).map(Self)
     }
 
     /// A child that was not waited for is there, whatever the look has seen.
-    pub(super) fn sight(&self, child: Child) -> Sight {
+    pub(super) fn summary(&self, child: ChildGroup) -> ScanResult {
         let outside = self.0.iter().filter(|stat| stat.group != child.group);
-        Sight::Members {
+        ScanResult::Members {
             living: self.0.len().max(usize::from(child.is_unreaped)),
-            outside: outside.count(),
+            outside_group: outside.count(),
         }
     }
 
@@ -59,26 +59,26 @@ impl Members {
         })
     }
 
-    pub(super) fn signal(&mut self, child: Child, rung: Rung) {
+    pub(super) fn signal(&mut self, child: ChildGroup, rung: TerminationSignal) {
         match rung {
-            Rung::Term => self.send(child, Signal::TERM),
-            Rung::Kill => {
-                self.hold_still(child);
-                self.send(child, Signal::KILL);
+            TerminationSignal::Term => self.send_signal(child, Signal::TERM),
+            TerminationSignal::Kill => {
+                self.stop_all(child);
+                self.send_signal(child, Signal::KILL);
             }
         }
     }
 
     /// Stops everybody until a look finds nobody new. Those who fork as fast as others die would live for ever; the
     /// stopped fork no more, and keep their places, so that the rest comes to the limit of how many there may be.
-    fn hold_still(&mut self, child: Child) {
-        for _ in 0..STOPS {
+    fn stop_all(&mut self, child: ChildGroup) {
+        for _ in 0..STOP_ROUNDS {
             if self.0.iter().all(|stat| stat.group == child.group) {
                 return;
             }
-            self.send(child, Signal::STOP);
+            self.send_signal(child, Signal::STOP);
             let known: BTreeSet<ProcessId> = self.0.iter().map(|stat| stat.id).collect();
-            let mut new = Self::look().map_or(Vec::new(), |now| now.0);
+            let mut new = Self::scan().map_or(Vec::new(), |now| now.0);
             new.retain(|stat| !known.contains(&stat.id));
             if new.is_empty() {
                 return;
@@ -88,7 +88,7 @@ impl Members {
     }
 
     /// To all of them: the child's group by one call, which no fork can slip through, the others one by one.
-    fn send(&self, child: Child, signal: Signal) {
+    fn send_signal(&self, child: ChildGroup, signal: Signal) {
         // A group whose leader was not waited for, or with a living member of ours, is given to nobody else.
         let is_ours = child.is_unreaped || self.0.iter().any(|stat| stat.group == child.group);
         if is_ours && let Some(group) = Pid::from_raw(child.group) {
@@ -102,16 +102,16 @@ impl Members {
 
 /// What waiting for the dead has shown.
 #[derive(Debug, Default)]
-pub(super) struct Reaped {
+pub(super) struct ReapResult {
     /// How the child itself ended, if it was among them.
     pub(super) child: Option<WaitStatus>,
     /// There is no child left, and so no descendant.
-    pub(super) nobody_left: bool,
+    pub(super) no_children_left: bool,
 }
 
 /// Waits for everybody who is dead, without waiting for anybody who is not.
-pub(super) fn reap(child: ProcessId) -> Reaped {
-    let mut reaped = Reaped::default();
+pub(super) fn reap_dead(child: ProcessId) -> ReapResult {
+    let mut reaped = ReapResult::default();
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some((pid, status))) if pid.as_raw_nonzero().get() == child.pid => {
@@ -119,7 +119,7 @@ pub(super) fn reap(child: ProcessId) -> Reaped {
             }
             Ok(Some(_)) | Err(Errno::INTR) => {}
             Err(Errno::CHILD) => {
-                reaped.nobody_left = true;
+                reaped.no_children_left = true;
                 return reaped;
             }
             Ok(None) | Err(_) => return reaped,
@@ -129,8 +129,8 @@ pub(super) fn reap(child: ProcessId) -> Reaped {
 
 /// Ends everybody without a plan or a clock, and returns when nobody is left, however long that takes: without a shim
 /// nobody would look after them. For what outlived its report, and for a shim that broke.
-pub(super) fn kill_all() {
-    const NO_CHILD: Child = Child {
+pub(super) fn kill_all_descendants() {
+    const NO_CHILD: ChildGroup = ChildGroup {
         group: 0,
         is_unreaped: false,
     };
@@ -139,13 +139,17 @@ pub(super) fn kill_all() {
             pid: 0,
             start_time: 0,
         };
-        if reap(nobody).nobody_left {
+        if reap_dead(nobody).no_children_left {
             return;
         }
-        if let Ok(mut members) = Members::look() {
-            members.signal(NO_CHILD, Rung::Kill);
+        if let Ok(mut members) = LiveDescendants::scan() {
+            members.signal(NO_CHILD, TerminationSignal::Kill);
         }
-        let pause = if round < IN_VAIN { &SOON } else { &LATER };
+        let pause = if round < FIRST_PAUSE_ROUNDS {
+            &FIRST_PAUSE
+        } else {
+            &LATER_PAUSE
+        };
         let _ = poll(&mut [], Some(pause));
     }
 }

@@ -8,44 +8,48 @@ use std::time::Duration;
 use baton_proto::worker::{FromShim, Report, from_shim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::SOCKET;
-use super::peer::Peer;
+use super::SOCKET_FILE;
+use super::peer::DaemonConnection;
 use super::report::ReportFile;
 use crate::clock::Clock;
 
 /// How long the last message may take to leave. The same report is on the disk.
-const LAST_WORD: Duration = Duration::from_secs(1);
+const REPORT_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two looks at a connection that does not take it.
-const PAUSE: Timespec = Timespec {
+const POLL_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
 
 /// Writes the report, does `between`, and returns when the report is on the disk. What `between` syncs is there by then,
 /// so that no result survives a power cut that its output does not.
-pub(super) fn keep(place: &ReportFile, report: &Report, between: impl FnOnce()) -> io::Result<()> {
+pub(super) fn store_report(
+    place: &ReportFile,
+    report: &Report,
+    between: impl FnOnce(),
+) -> io::Result<()> {
     let written = place.write(report);
     between();
     written.and_then(|()| place.sync())
 }
 
 /// Whoever comes from now on finds nobody, and the report in the shim's place.
-pub(super) fn close_door(listener: UnixListener) {
+pub(super) fn close_listener(listener: UnixListener) {
     // A name that stays leads to nobody all the same.
-    let _ = std::fs::remove_file(SOCKET);
+    let _ = std::fs::remove_file(SOCKET_FILE);
     drop(listener);
 }
 
 /// Tells the daemon, if it takes it in time.
-pub(super) fn tell(mut peer: Peer, report: Report, clock: &Clock) {
-    let until = clock.now().after(LAST_WORD);
-    peer.say(&FromShim {
+pub(super) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
+    let until = clock.now().after(REPORT_SEND_TIMEOUT);
+    peer.push_message(&FromShim {
         message: Some(from_shim::Message::Report(report)),
     });
     peer.flush();
     while peer.has_unsent() && clock.now() < until {
         let mut fds = [PollFd::from_borrowed_fd(peer.fd(), PollFlags::OUT)];
-        let _ = poll(&mut fds, Some(&PAUSE));
+        let _ = poll(&mut fds, Some(&POLL_PAUSE));
         peer.flush();
     }
 }
@@ -67,7 +71,7 @@ mod tests {
             ..Report::default()
         };
         let found = Cell::new(None);
-        keep(&place, &report, || found.set(read_report(&path).unwrap())).unwrap();
+        store_report(&place, &report, || found.set(read_report(&path).unwrap())).unwrap();
         assert_eq!(found.into_inner(), Some(report));
     }
 }

@@ -7,7 +7,7 @@ use prost::Message;
 /// Longest message. It must hold a prompt of 1 MiB, and the largest environment that a system starts.
 pub const LARGEST_MESSAGE: usize = 2 * 1024 * 1024 + 64 * 1024;
 
-const LENGTH: usize = 4;
+const LENGTH_BYTES: usize = 4;
 
 /// What comes in is not this protocol; the connection is of no more use.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub fn encode(message: &impl Message, out: &mut BytesMut) -> Result<(), FramingE
         .ok()
         .filter(|_| length <= LARGEST_MESSAGE);
     let word = word.ok_or(FramingError::TooLong(length))?;
-    out.reserve(LENGTH + length);
+    out.reserve(LENGTH_BYTES + length);
     out.put_u32(word);
     // The buffer has room, which is all that encoding can lack.
     message
@@ -35,11 +35,11 @@ pub fn encode(message: &impl Message, out: &mut BytesMut) -> Result<(), FramingE
 
 /// Puts messages together from the bytes of one connection.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct MessageDecoder {
     buffer: BytesMut,
 }
 
-impl Decoder {
+impl MessageDecoder {
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -50,20 +50,21 @@ impl Decoder {
     }
 
     /// The next whole message. After an error there is none any more.
-    pub fn take<M: Message + Default>(&mut self) -> Result<Option<M>, FramingError> {
-        let Some(word) = self.buffer.first_chunk::<LENGTH>() else {
+    pub fn next_message<M: Message + Default>(&mut self) -> Result<Option<M>, FramingError> {
+        let Some(word) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
         };
         let length = usize::try_from(u32::from_be_bytes(*word)).unwrap_or(usize::MAX);
         if length > LARGEST_MESSAGE {
             return Err(FramingError::TooLong(length));
         }
-        if self.buffer.len() < LENGTH + length {
+        if self.buffer.len() < LENGTH_BYTES + length {
             // Once and no more than it takes: growing by doubling would leave memory behind.
-            self.buffer.reserve(LENGTH + length - self.buffer.len());
+            self.buffer
+                .reserve(LENGTH_BYTES + length - self.buffer.len());
             return Ok(None);
         }
-        self.buffer.advance(LENGTH);
+        self.buffer.advance(LENGTH_BYTES);
         let body = self.buffer.split_to(length).freeze();
         if self.buffer.is_empty() {
             // It may have grown for a prompt of a mebibyte, and a connection is quiet most of the time.
@@ -100,11 +101,11 @@ mod tests {
             encode(message, &mut out).unwrap();
         }
         for step in [1, 3, 4, 1000, out.len()] {
-            let mut decoder = Decoder::default();
+            let mut decoder = MessageDecoder::default();
             let mut seen = Vec::new();
             for bytes in out.chunks(step) {
                 decoder.feed(bytes);
-                while let Some(message) = decoder.take::<ToShim>().unwrap() {
+                while let Some(message) = decoder.next_message::<ToShim>().unwrap() {
                     seen.push(message);
                 }
             }
@@ -114,13 +115,13 @@ mod tests {
 
     #[test]
     fn a_length_or_a_body_that_makes_no_sense_is_an_error_before_it_costs_memory() {
-        let mut decoder = Decoder::default();
+        let mut decoder = MessageDecoder::default();
         decoder.feed(&u32::MAX.to_be_bytes());
-        let refused = decoder.take::<ToShim>();
+        let refused = decoder.next_message::<ToShim>();
         assert!(matches!(refused, Err(FramingError::TooLong(_))));
-        let mut decoder = Decoder::default();
+        let mut decoder = MessageDecoder::default();
         decoder.feed(&[0, 0, 0, 2, 0xff, 0xff]);
-        let refused = decoder.take::<ToShim>();
+        let refused = decoder.next_message::<ToShim>();
         assert!(matches!(refused, Err(FramingError::Malformed(_))));
         let mut out = BytesMut::new();
         let too_long = encode(&stdin(1, LARGEST_MESSAGE), &mut out);
@@ -129,9 +130,12 @@ mod tests {
 
     #[test]
     fn an_arm_of_a_newer_version_is_a_message_without_content() {
-        let mut decoder = Decoder::default();
+        let mut decoder = MessageDecoder::default();
         // Field 200, length-delimited, empty.
         decoder.feed(&[0, 0, 0, 3, 0xc2, 0x0c, 0]);
-        assert_eq!(decoder.take::<ToShim>().unwrap(), Some(ToShim::default()));
+        assert_eq!(
+            decoder.next_message::<ToShim>().unwrap(),
+            Some(ToShim::default())
+        );
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::{getpid, set_child_subreaper, setsid};
 use rustix::stdio::{dup2_stdin, stdin};
 
 /// Faults keep their default: a shim that breaks must end. KILL and STOP cannot be caught.
-const NOT_CAUGHT: [libc::c_int; 9] = [
+const UNCAUGHT_SIGNALS: [libc::c_int; 9] = [
     libc::SIGILL,
     libc::SIGTRAP,
     libc::SIGABRT,
@@ -27,7 +27,7 @@ const LAST_SIGNAL: libc::c_int = 64;
 
 /// Cuts every tie to the daemon but one, and returns that: the socket that was passed as standard input. Must be
 /// called before this process opens anything.
-pub(super) fn cut_ties() -> io::Result<OwnedFd> {
+pub(super) fn detach_from_daemon() -> io::Result<OwnedFd> {
     close_descriptors();
     catch_signals();
     // Fails for the leader of a group, which is away from the terminal's group all the same.
@@ -65,7 +65,7 @@ fn close(descriptor: RawFd) {
 fn catch_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
     let handler = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    for signal in (1..=LAST_SIGNAL).filter(|signal| !NOT_CAUGHT.contains(signal)) {
+    for signal in (1..=LAST_SIGNAL).filter(|signal| !UNCAUGHT_SIGNALS.contains(signal)) {
         // SAFETY: a handler that does nothing is safe at any moment.
         unsafe { libc::signal(signal, handler) };
     }

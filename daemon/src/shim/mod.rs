@@ -29,33 +29,33 @@ use std::process::ExitCode;
 use baton_proto::worker::{EndedBy, FromShim, from_shim};
 
 use crate::clock::Clock;
-pub(crate) use charge::disk_failed;
-use charge::nothing_ran;
-use peer::Peer;
-use serve::Shim;
+pub(crate) use charge::disk_failure;
+use charge::not_started_report;
+use peer::DaemonConnection;
+use serve::ShimServer;
 
 pub use report::read_report;
 
 /// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
-pub const ARGUMENT: &str = "__shim";
+pub const SHIM_ARGUMENT: &str = "__shim";
 
 /// What a shim is started with in addition: words to the executable's allocator, which expects a busy server. It would
 /// begin with two pages of 2 MiB, and keep what a large prompt took.
-pub const ENVIRONMENT: [(&str, &str); 3] = [
+pub const SHIM_ENVIRONMENT: [(&str, &str); 3] = [
     ("MIMALLOC_ALLOW_THP", "0"),
     ("MIMALLOC_ARENA_RESERVE", "8MiB"),
     ("MIMALLOC_PURGE_DELAY", "0"),
 ];
 
 /// Where it listens, in the attempt's directory.
-pub const SOCKET: &str = "shim.sock";
+pub const SOCKET_FILE: &str = "shim.sock";
 /// The directory of the transcript.
-pub const SPOOL: &str = "spool";
+pub const SPOOL_DIR: &str = "spool";
 /// How it ended.
-pub const REPORT: &str = "report";
+pub const REPORT_FILE: &str = "report";
 
 /// Bytes that may wait for the child to read. A daemon that sends more without waiting for StdinDone has lost count.
-pub(crate) const STDIN_WAITING: usize = 4 * 1024 * 1024;
+pub(crate) const STDIN_QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Versions of the protocol between daemon and shim that this code speaks.
 pub const LOWEST_VERSION: u32 = 1;
@@ -63,39 +63,39 @@ pub const HIGHEST_VERSION: u32 = 1;
 
 /// Runs as a shim if this process was called as one. Must come before anything that opens a descriptor or starts a
 /// thread.
-pub fn main_if_asked(clock: &Clock) -> Option<ExitCode> {
+pub fn run_if_requested(clock: &Clock) -> Option<ExitCode> {
     let asked = std::env::args_os()
         .nth(1)
-        .is_some_and(|first| first == ARGUMENT);
-    asked.then(|| main(clock.clone()))
+        .is_some_and(|first| first == SHIM_ARGUMENT);
+    asked.then(|| run_shim(clock.clone()))
 }
 
 /// Whatever goes wrong in here, no process is left and no report says what did not happen.
-fn main(clock: Clock) -> ExitCode {
-    let Ok(first) = inherited::cut_ties() else {
+fn run_shim(clock: Clock) -> ExitCode {
+    let Ok(first) = inherited::detach_from_daemon() else {
         return ExitCode::FAILURE;
     };
-    let served = catch_unwind(AssertUnwindSafe(|| serve_on(first.into(), clock)));
+    let served = catch_unwind(AssertUnwindSafe(|| serve_connection(first.into(), clock)));
     match served {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) | Err(_) => {
-            descendants::kill_all();
+            descendants::kill_all_descendants();
             ExitCode::FAILURE
         }
     }
 }
 
 /// False when it had to stop before its work was done.
-fn serve_on(first: UnixStream, clock: Clock) -> bool {
+fn serve_connection(first: UnixStream, clock: Clock) -> bool {
     let spare = first.try_clone();
-    match Shim::open(first, clock.clone()) {
+    match ShimServer::open(first, clock.clone()) {
         Ok(shim) => {
             drop(spare);
             shim.run().is_ok()
         }
         Err(error) => {
-            if let Ok(peer) = spare.and_then(|stream| Peer::new(stream, clock.now())) {
-                refuse(peer, &error, &clock);
+            if let Ok(peer) = spare.and_then(|stream| DaemonConnection::new(stream, clock.now())) {
+                report_setup_failure(peer, &error, &clock);
             }
             false
         }
@@ -103,10 +103,10 @@ fn serve_on(first: UnixStream, clock: Clock) -> bool {
 }
 
 /// There is no place to work in: all that is left is to say so.
-fn refuse(mut peer: Peer, error: &std::io::Error, clock: &Clock) {
-    let why = disk_failed("set up the attempt's directory", error);
-    let report = nothing_ran("", EndedBy::Child, why, clock.now());
-    peer.say(&FromShim {
+fn report_setup_failure(mut peer: DaemonConnection, error: &std::io::Error, clock: &Clock) {
+    let why = disk_failure("set up the attempt's directory", error);
+    let report = not_started_report("", EndedBy::Child, why, clock.now());
+    peer.push_message(&FromShim {
         message: Some(from_shim::Message::Report(report)),
     });
     peer.flush();

@@ -9,15 +9,15 @@ use std::os::unix::net::UnixStream;
 use baton_proto::worker::{FromShim, ToShim};
 use bytes::{Buf, BytesMut};
 
-use super::framing::{Decoder, encode};
-use crate::clock::Moment;
+use super::framing::{MessageDecoder, encode};
+use crate::clock::BootTime;
 
 /// One read of a connection.
-const READ: usize = 16 * 1024;
+const READ_BYTES: usize = 16 * 1024;
 
 /// What the daemon has yet to be told, in the order of telling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Owed {
+pub(super) enum PendingNotice {
     Presence,
     Started,
     StdinDone,
@@ -27,91 +27,91 @@ pub(super) enum Owed {
 }
 
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct DaemonConnection {
     stream: UnixStream,
-    decoder: Decoder,
-    out: BytesMut,
-    owed: BTreeSet<Owed>,
+    decoder: MessageDecoder,
+    outgoing: BytesMut,
+    pending: BTreeSet<PendingNotice>,
     /// It reads no more. What it said last may still be there to hear, and counts.
-    deaf: bool,
+    is_write_closed: bool,
     /// When it came.
-    pub(super) since: Moment,
+    pub(super) connected_at: BootTime,
     /// What both speak, once that is known.
     pub(super) version: u32,
 }
 
 /// The daemon has gone away, or speaks something else.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct ConnectionClosed;
 
-impl Peer {
-    pub(super) fn new(stream: UnixStream, now: Moment) -> io::Result<Self> {
+impl DaemonConnection {
+    pub(super) fn new(stream: UnixStream, now: BootTime) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            decoder: Decoder::default(),
-            out: BytesMut::new(),
-            owed: BTreeSet::new(),
-            deaf: false,
-            since: now,
+            decoder: MessageDecoder::default(),
+            outgoing: BytesMut::new(),
+            pending: BTreeSet::new(),
+            is_write_closed: false,
+            connected_at: now,
             version: 0,
         })
     }
 
     /// The next message, if there is one by now; reads only when none is whole already.
-    pub(super) fn hear(&mut self) -> Result<Option<ToShim>, Gone> {
+    pub(super) fn read_message(&mut self) -> Result<Option<ToShim>, ConnectionClosed> {
         loop {
-            if let Some(message) = self.decoder.take().map_err(|_| Gone)? {
+            if let Some(message) = self.decoder.next_message().map_err(|_| ConnectionClosed)? {
                 return Ok(Some(message));
             }
-            let mut bytes = [0; READ];
+            let mut bytes = [0; READ_BYTES];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err(Gone),
+                Ok(0) => return Err(ConnectionClosed),
                 Ok(length) => self.decoder.feed(&bytes[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Err(Gone),
+                Err(_) => return Err(ConnectionClosed),
             }
         }
     }
 
-    pub(super) fn owe(&mut self, what: Owed) {
-        self.owed.insert(what);
+    pub(super) fn queue_notice(&mut self, what: PendingNotice) {
+        self.pending.insert(what);
     }
 
     /// What can be said now: nothing while earlier words are still on their way.
-    pub(super) fn due(&mut self) -> Option<Owed> {
-        if self.out.is_empty() && !self.deaf {
-            self.owed.pop_first()
+    pub(super) fn next_notice(&mut self) -> Option<PendingNotice> {
+        if self.outgoing.is_empty() && !self.is_write_closed {
+            self.pending.pop_first()
         } else {
             None
         }
     }
 
     /// Says it, behind what is on its way. A message that is too long to be sent is not ours.
-    pub(super) fn say(&mut self, message: &FromShim) {
-        if encode(message, &mut self.out).is_err() {
+    pub(super) fn push_message(&mut self, message: &FromShim) {
+        if encode(message, &mut self.outgoing).is_err() {
             debug_assert!(false, "the shim's own messages are short");
         }
     }
 
     /// Sends what the connection takes.
     pub(super) fn flush(&mut self) {
-        while !self.out.is_empty() {
-            match self.stream.write(&self.out) {
-                Ok(length) => self.out.advance(length),
+        while !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(length) => self.outgoing.advance(length),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    self.deaf = true;
-                    self.out.clear();
+                    self.is_write_closed = true;
+                    self.outgoing.clear();
                 }
             }
         }
     }
 
     pub(super) fn has_unsent(&self) -> bool {
-        !self.out.is_empty()
+        !self.outgoing.is_empty()
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

@@ -7,21 +7,21 @@ use std::time::Duration;
 use baton_proto::worker::SpoolFailed;
 use rustix::io::{Errno, ioctl_fionread};
 
-use crate::clock::Moment;
-use crate::spool::{LARGEST_CHUNK, OutputKind, Writer};
+use crate::clock::BootTime;
+use crate::spool::{ChildPipe, LARGEST_CHUNK, SpoolWriter};
 
 /// Unconsumed transcript at which the child has to wait, with a daemon that reads along.
-const WITH_DAEMON: u64 = 8 * 1024 * 1024;
+const UNCONSUMED_MAX_WITH_DAEMON: u64 = 8 * 1024 * 1024;
 /// The same while nobody reads.
-const ALONE: u64 = 64 * 1024 * 1024;
+const UNCONSUMED_MAX_ALONE: u64 = 64 * 1024 * 1024;
 /// The same while the child is being ended: one that waits at its pipe could not end by itself.
-const ENDING: u64 = ALONE + WITH_DAEMON;
+const UNCONSUMED_MAX_ENDING: u64 = UNCONSUMED_MAX_ALONE + UNCONSUMED_MAX_WITH_DAEMON;
 /// Between two tries of a disk that refuses.
-const RETRY: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How much may be taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Appetite {
+pub(super) enum OutputReadMode {
     WithDaemon,
     Alone,
     Ending,
@@ -29,31 +29,31 @@ pub(super) enum Appetite {
     Draining,
 }
 
-impl Appetite {
-    fn limit(self) -> u64 {
+impl OutputReadMode {
+    fn unconsumed_max(self) -> u64 {
         match self {
-            Self::WithDaemon => WITH_DAEMON,
-            Self::Alone => ALONE,
-            Self::Ending => ENDING,
+            Self::WithDaemon => UNCONSUMED_MAX_WITH_DAEMON,
+            Self::Alone => UNCONSUMED_MAX_ALONE,
+            Self::Ending => UNCONSUMED_MAX_ENDING,
             Self::Draining => u64::MAX,
         }
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Recorder {
-    writer: Writer,
+pub(super) struct OutputRecorder {
+    writer: SpoolWriter,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     buffer: Box<[u8]>,
-    held: Option<Held>,
+    unwritten: Option<UnwrittenChunk>,
     failure: Option<SpoolFailed>,
     consumed: u64,
 }
 
 /// What nobody will ever read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lost {
+pub(super) struct LostOutput {
     pub(super) bytes: u64,
     /// The disk did not take the first of them, and so the rest was not even read.
     pub(super) disk_refused: bool,
@@ -61,22 +61,22 @@ pub(super) struct Lost {
 
 /// A chunk at the front of the buffer that the disk has not taken.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    kind: OutputKind,
+struct UnwrittenChunk {
+    kind: ChildPipe,
     wall_ms: u64,
     length: usize,
-    retry_at: Moment,
+    retry_at: BootTime,
 }
 
-impl Recorder {
+impl OutputRecorder {
     /// The pipes must not block.
-    pub(super) fn new(writer: Writer, stdout: OwnedFd, stderr: OwnedFd) -> Self {
+    pub(super) fn new(writer: SpoolWriter, stdout: OwnedFd, stderr: OwnedFd) -> Self {
         Self {
             writer,
             stdout: Some(stdout),
             stderr: Some(stderr),
             buffer: vec![0; LARGEST_CHUNK].into_boxed_slice(),
-            held: None,
+            unwritten: None,
             failure: None,
             consumed: 0,
         }
@@ -97,44 +97,45 @@ impl Recorder {
 
     /// Everything that came is in the transcript, and no more will come.
     pub(super) fn is_drained(&self) -> bool {
-        self.stdout.is_none() && self.stderr.is_none() && self.held.is_none()
+        self.stdout.is_none() && self.stderr.is_none() && self.unwritten.is_none()
     }
 
     /// The pipes that should be read now.
-    pub(super) fn wants_read(
+    pub(super) fn readable_pipes(
         &self,
-        appetite: Appetite,
-    ) -> impl Iterator<Item = (OutputKind, BorrowedFd<'_>)> {
-        let hungry = self.held.is_none() && self.end() - self.consumed < appetite.limit();
+        appetite: OutputReadMode,
+    ) -> impl Iterator<Item = (ChildPipe, BorrowedFd<'_>)> {
+        let hungry =
+            self.unwritten.is_none() && self.end() - self.consumed < appetite.unconsumed_max();
         let both = [
-            (OutputKind::Stdout, &self.stdout),
-            (OutputKind::Stderr, &self.stderr),
+            (ChildPipe::Stdout, &self.stdout),
+            (ChildPipe::Stderr, &self.stderr),
         ];
         both.into_iter()
             .filter_map(move |(kind, pipe)| Some((kind, pipe.as_ref().filter(|_| hungry)?.as_fd())))
     }
 
     /// One read of one pipe, into the transcript.
-    pub(super) fn read(&mut self, kind: OutputKind, wall_ms: u64, now: Moment) {
+    pub(super) fn read_pipe(&mut self, kind: ChildPipe, wall_ms: u64, now: BootTime) {
         let pipe = match kind {
-            OutputKind::Stdout => &mut self.stdout,
-            OutputKind::Stderr => &mut self.stderr,
+            ChildPipe::Stdout => &mut self.stdout,
+            ChildPipe::Stderr => &mut self.stderr,
         };
         // The buffer may hold a chunk that the disk has not taken.
-        let Some(fd) = pipe.as_ref().filter(|_| self.held.is_none()) else {
+        let Some(fd) = pipe.as_ref().filter(|_| self.unwritten.is_none()) else {
             return;
         };
         match rustix::io::read(fd, &mut self.buffer[..]) {
             // An unreadable pipe has ended too.
             Ok(0) => *pipe = None,
             Ok(length) => {
-                self.held = Some(Held {
+                self.unwritten = Some(UnwrittenChunk {
                     kind,
                     wall_ms,
                     length,
                     retry_at: now,
                 });
-                self.store(now);
+                self.write_chunk(now);
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => *pipe = None,
@@ -142,14 +143,14 @@ impl Recorder {
     }
 
     /// Tries to write a chunk that the disk refused, when it is time to.
-    pub(super) fn retry(&mut self, now: Moment) {
+    pub(super) fn retry_write(&mut self, now: BootTime) {
         if self.retry_at().is_some_and(|at| at <= now) {
-            self.store(now);
+            self.write_chunk(now);
         }
     }
 
-    pub(super) fn retry_at(&self) -> Option<Moment> {
-        self.held.as_ref().map(|held| held.retry_at)
+    pub(super) fn retry_at(&self) -> Option<BootTime> {
+        self.unwritten.as_ref().map(|held| held.retry_at)
     }
 
     /// The transcript up to here is no longer needed.
@@ -160,14 +161,14 @@ impl Recorder {
 
     /// The last try. Returns what is lost for good: what the disk refused, and what is still in pipes that nobody reads
     /// any more.
-    pub(super) fn finish(&mut self, now: Moment) -> Lost {
-        self.store(now);
-        let held = self.held.map_or(0, |held| held.length as u64);
+    pub(super) fn finish(&mut self, now: BootTime) -> LostOutput {
+        self.write_chunk(now);
+        let held = self.unwritten.map_or(0, |held| held.length as u64);
         let left = [&self.stdout, &self.stderr].into_iter().flatten();
         let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
-        Lost {
+        LostOutput {
             bytes: held + in_pipes,
-            disk_refused: self.held.is_some(),
+            disk_refused: self.unwritten.is_some(),
         }
     }
 
@@ -176,18 +177,18 @@ impl Recorder {
         let _ = self.writer.sync();
     }
 
-    fn store(&mut self, now: Moment) {
-        let Some(held) = &mut self.held else {
+    fn write_chunk(&mut self, now: BootTime) {
+        let Some(held) = &mut self.unwritten else {
             return;
         };
         let bytes = &self.buffer[..held.length];
         match self.writer.append(held.kind, held.wall_ms, bytes) {
             Ok(_) => {
-                self.held = None;
+                self.unwritten = None;
                 self.failure = None;
             }
             Err(error) => {
-                held.retry_at = now.after(RETRY);
+                held.retry_at = now.after(RETRY_INTERVAL);
                 self.failure = Some(SpoolFailed {
                     errno: error.raw_os_error().unwrap_or(0),
                     message: error.to_string(),
@@ -206,14 +207,14 @@ mod tests {
     #[test]
     fn what_nobody_came_to_read_is_counted_as_lost() {
         let dir = tempfile::tempdir().unwrap();
-        let writer = Writer::create(dir.path().join("spool")).unwrap();
+        let writer = SpoolWriter::create(dir.path().join("spool")).unwrap();
         let ((stdout, out), (stderr, err)) = (pipe().unwrap(), pipe().unwrap());
-        let mut recorder = Recorder::new(writer, stdout, stderr);
+        let mut recorder = OutputRecorder::new(writer, stdout, stderr);
         rustix::io::write(&out, b"12345").unwrap();
         rustix::io::write(&err, b"67").unwrap();
-        let now = Moment::from_millis(1);
-        recorder.read(OutputKind::Stderr, 0, now);
-        let lost = Lost {
+        let now = BootTime::from_millis(1);
+        recorder.read_pipe(ChildPipe::Stderr, 0, now);
+        let lost = LostOutput {
             bytes: 5,
             disk_refused: false,
         };
@@ -226,14 +227,14 @@ mod tests {
         let (stderr, _err) = pipe().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let spool = dir.path().join("spool");
-        let writer = Writer::create(&spool).unwrap();
+        let writer = SpoolWriter::create(&spool).unwrap();
         std::fs::rename(&spool, dir.path().join("away")).unwrap();
-        let mut recorder = Recorder::new(writer, stdout, stderr);
+        let mut recorder = OutputRecorder::new(writer, stdout, stderr);
         rustix::io::write(&out, b"12345").unwrap();
-        let now = Moment::from_millis(1);
-        recorder.read(OutputKind::Stdout, 0, now);
+        let now = BootTime::from_millis(1);
+        recorder.read_pipe(ChildPipe::Stdout, 0, now);
         rustix::io::write(&out, b"67").unwrap();
-        let lost = Lost {
+        let lost = LostOutput {
             bytes: 7,
             disk_refused: true,
         };

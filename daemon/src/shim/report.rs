@@ -11,11 +11,11 @@ use prost::Message;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use crate::checked::{self, Found};
+use crate::checked::{self, CheckedRead};
 use crate::whole_file;
 
 /// One block: what is written into it needs no new one.
-const SIZE: usize = 4096;
+const REPORT_BYTES: usize = 4096;
 
 /// The place that waits for the report.
 #[derive(Debug)]
@@ -31,10 +31,10 @@ impl ReportFile {
             .truncate(true)
             .mode(0o600)
             .open(path)?;
-        match fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64) {
+        match fallocate(&file, FallocateFlags::empty(), 0, REPORT_BYTES as u64) {
             Ok(()) => {}
             // Some file systems cannot promise; zeros that are written are the next best.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&[0; SIZE], 0)?,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&[0; REPORT_BYTES], 0)?,
             Err(error) => return Err(error.into()),
         }
         Ok(Self { file })
@@ -43,7 +43,7 @@ impl ReportFile {
     /// Writes the one report there will be, for whoever reads it as long as the machine runs.
     pub(crate) fn write(&self, report: &Report) -> io::Result<()> {
         let mut record = Vec::new();
-        if !checked::put(report, &mut record) || record.len() > SIZE {
+        if !checked::append_record(report, &mut record) || record.len() > REPORT_BYTES {
             return Err(io::Error::other("the report is longer than its place"));
         }
         self.file.write_all_at(&record, 0)
@@ -58,16 +58,16 @@ impl ReportFile {
 /// The report, once there is one; `None` as long as there is not, or when its writing was cut short.
 pub fn read_report(path: &Path) -> io::Result<Option<Report>> {
     match whole_file::read(path) {
-        Ok(block) => Ok(decode(&block)),
+        Ok(block) => Ok(decode_report(&block)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn decode(block: &[u8]) -> Option<Report> {
-    match checked::get(block, 0) {
-        Found::Whole { message, .. } => Report::decode(message).ok(),
-        Found::End | Found::Torn | Found::Damaged { .. } => None,
+fn decode_report(block: &[u8]) -> Option<Report> {
+    match checked::read_record(block, 0) {
+        CheckedRead::Whole { message, .. } => Report::decode(message).ok(),
+        CheckedRead::End | CheckedRead::Torn | CheckedRead::Damaged { .. } => None,
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(read_report(&path).unwrap(), None);
         let place = ReportFile::reserve(&path).unwrap();
         assert_eq!(read_report(&path).unwrap(), None);
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), SIZE as u64);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), REPORT_BYTES as u64);
         let report = Report {
             attempt_id: "a".into(),
             transcript_end: 12,
@@ -91,11 +91,11 @@ mod tests {
         place.write(&report).unwrap();
         assert_eq!(read_report(&path).unwrap(), Some(report.clone()));
         let whole = std::fs::read(&path).unwrap();
-        let written = checked::HEADER + report.encoded_len();
+        let written = checked::HEADER_BYTES + report.encoded_len();
         for cut in 0..written {
             let mut torn = whole.clone();
             torn[cut..].fill(0);
-            assert_eq!(decode(&torn), None, "cut at {cut}");
+            assert_eq!(decode_report(&torn), None, "cut at {cut}");
         }
     }
 
@@ -105,7 +105,7 @@ mod tests {
         let path = dir.path().join("report");
         let place = ReportFile::reserve(&path).unwrap();
         let report = Report {
-            attempt_id: "a".repeat(SIZE),
+            attempt_id: "a".repeat(REPORT_BYTES),
             ..Report::default()
         };
         place.write(&report).unwrap_err();

@@ -16,51 +16,51 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::umask;
 
-use super::charge::{Charge, failed, nothing_ran};
+use super::charge::{ChildProcess, not_started, not_started_report};
 use super::descendants;
 use super::farewell;
-use super::peer::{Gone, Owed, Peer};
+use super::peer::{ConnectionClosed, DaemonConnection, PendingNotice};
 use super::report::ReportFile;
-use super::stdin::{StdinQueue, TooMuch};
-use super::timer::Timer;
-use super::visitor::is_welcome;
-use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, SPOOL};
-use crate::clock::{Clock, Moment};
-use crate::spool::OutputKind;
+use super::stdin::{StdinQueue, StdinQueueFull};
+use super::timer::BoottimeTimer;
+use super::visitor::may_connect;
+use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, SPOOL_DIR};
+use crate::clock::{BootTime, Clock};
+use crate::spool::ChildPipe;
 
 /// Connections that have not greeted yet. Full: the next one waits in the kernel's queue.
-const WAITING: usize = 4;
+const UNGREETED_MAX: usize = 4;
 /// How long a connection may take to greet.
-const GREET: Duration = Duration::from_secs(5);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Messages taken from a connection before the time is looked at again.
-const AT_ONCE: usize = 32;
+const MESSAGES_PER_TURN: usize = 32;
 
 #[derive(Debug)]
-pub(super) struct Shim {
+pub(super) struct ShimServer {
     clock: Clock,
-    timer: Timer,
+    timer: BoottimeTimer,
     listener: UnixListener,
-    place: ReportFile,
+    report_file: ReportFile,
     /// Came, and have not greeted.
-    waiting: Vec<Peer>,
+    ungreeted: Vec<DaemonConnection>,
     /// The daemon that is heard. A newer one takes its place.
-    peer: Option<Peer>,
+    daemon: Option<DaemonConnection>,
     /// The peer may have said more than was heard.
-    unheard: bool,
-    state: State,
-    facts: Facts,
+    has_unread_messages: bool,
+    state: ShimState,
+    reported: ReportedFacts,
 }
 
 #[derive(Debug)]
-enum State {
+enum ShimState {
     /// Not launched; the child's first input may be here already.
     Idle(StdinQueue),
-    Running(Box<Charge>),
+    Running(Box<ChildProcess>),
     /// With the charge that it is the report of, if there ever was one.
-    Over(Report, Option<Box<Charge>>),
+    Ended(Report, Option<Box<ChildProcess>>),
 }
 
-impl Default for State {
+impl Default for ShimState {
     fn default() -> Self {
         Self::Idle(StdinQueue::default())
     }
@@ -68,43 +68,43 @@ impl Default for State {
 
 /// What a connected daemon is told when it changes.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Facts {
+struct ReportedFacts {
     started: bool,
     end: u64,
     stdin_done: StdinDone,
     spool_fails: bool,
     /// Of the lease.
-    limit: Option<Moment>,
+    lease_limit: Option<BootTime>,
 }
 
 /// What a wait has found ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ready {
+enum ReadySource {
     Timer,
-    Door,
-    Waiting,
-    Peer,
+    Listener,
+    Ungreeted,
+    Daemon,
     Exit,
     Stdin,
-    Output(OutputKind),
+    Output(ChildPipe),
 }
 
-impl Shim {
+impl ShimServer {
     /// Takes its place in the current directory. `first` is the connection that it was started with.
     pub(super) fn open(first: UnixStream, clock: Clock) -> io::Result<Self> {
-        let place = ReportFile::reserve(Path::new(REPORT))?;
-        let listener = listen()?;
-        let first = Peer::new(first, clock.now())?;
+        let place = ReportFile::reserve(Path::new(REPORT_FILE))?;
+        let listener = bind_socket()?;
+        let first = DaemonConnection::new(first, clock.now())?;
         Ok(Self {
-            timer: Timer::new()?,
+            timer: BoottimeTimer::new()?,
             clock,
             listener,
-            place,
-            waiting: vec![first],
-            peer: None,
-            unheard: false,
-            state: State::default(),
-            facts: Facts::default(),
+            report_file: place,
+            ungreeted: vec![first],
+            daemon: None,
+            has_unread_messages: false,
+            state: ShimState::default(),
+            reported: ReportedFacts::default(),
         })
     }
 
@@ -112,54 +112,61 @@ impl Shim {
     pub(super) fn run(mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
-            self.tend();
-            self.exchange(&ready);
-            self.tend();
-            self.notice();
-            self.speak();
-            if matches!(self.state, State::Over(..)) {
+            self.advance();
+            self.handle_ready(&ready);
+            self.advance();
+            self.queue_notices();
+            self.send_notices();
+            if matches!(self.state, ShimState::Ended(..)) {
                 return self.finish();
             }
         }
     }
 
     /// Time first: after a suspend, nothing may be said or taken before the lease was judged.
-    fn tend(&mut self) {
+    fn advance(&mut self) {
         self.state = match std::mem::take(&mut self.state) {
-            State::Running(mut charge) => {
-                charge.tend(&self.clock);
-                match charge.report(self.clock.now()) {
-                    Some(report) => State::Over(report, Some(charge)),
-                    None => State::Running(charge),
+            ShimState::Running(mut charge) => {
+                charge.advance(&self.clock);
+                match charge.final_report(self.clock.now()) {
+                    Some(report) => ShimState::Ended(report, Some(charge)),
+                    None => ShimState::Running(charge),
                 }
             }
-            State::Idle(early) => State::Idle(early),
-            State::Over(report, charge) => State::Over(report, charge),
+            ShimState::Idle(early) => ShimState::Idle(early),
+            ShimState::Ended(report, charge) => ShimState::Ended(report, charge),
         };
         let now = self.clock.now();
-        self.waiting.retain(|peer| now < peer.since.after(GREET));
-        if matches!(self.state, State::Idle(_)) && self.peer.is_none() && self.waiting.is_empty() {
-            self.state = given_up("the daemon went away before it launched anything", now);
+        self.ungreeted
+            .retain(|peer| now < peer.connected_at.after(GREETING_TIMEOUT));
+        if matches!(self.state, ShimState::Idle(_))
+            && self.daemon.is_none()
+            && self.ungreeted.is_empty()
+        {
+            self.state = never_launched("the daemon went away before it launched anything", now);
         }
     }
 
-    fn wait(&mut self) -> io::Result<Vec<Ready>> {
+    fn wait(&mut self) -> io::Result<Vec<ReadySource>> {
         let now = self.clock.now();
         let charge = match &self.state {
-            State::Running(charge) => charge.next(now),
-            State::Idle(_) => None,
-            State::Over(..) => Some(now),
+            ShimState::Running(charge) => charge.next_wake(now),
+            ShimState::Idle(_) => None,
+            ShimState::Ended(..) => Some(now),
         };
-        let greeting = self.waiting.iter().map(|peer| peer.since.after(GREET));
-        let at_once = self.unheard.then_some(now);
+        let greeting = self
+            .ungreeted
+            .iter()
+            .map(|peer| peer.connected_at.after(GREETING_TIMEOUT));
+        let at_once = self.has_unread_messages.then_some(now);
         let moments = charge.into_iter().chain(greeting).chain(at_once);
         self.timer.arm(moments.min())?;
-        let watched = self.watched();
+        let watched = self.poll_sources();
         let mut fds: Vec<PollFd<'_>> = watched
             .iter()
             .map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags))
             .collect();
-        let timeout = self.clock.longest_wait().map(|wait| Timespec {
+        let timeout = self.clock.max_poll_wait().map(|wait| Timespec {
             tv_sec: 0,
             tv_nsec: i64::from(wait.subsec_nanos()),
         });
@@ -176,108 +183,108 @@ impl Shim {
     }
 
     /// A pipe that is not to be read is left out: its end would be reported again and again.
-    fn watched(&self) -> Vec<(Ready, BorrowedFd<'_>, PollFlags)> {
+    fn poll_sources(&self) -> Vec<(ReadySource, BorrowedFd<'_>, PollFlags)> {
         let (read, write) = (PollFlags::IN, PollFlags::OUT);
-        let mut watched = vec![(Ready::Timer, self.timer.fd(), read)];
-        if self.waiting.len() < WAITING {
-            watched.push((Ready::Door, self.listener.as_fd(), read));
+        let mut watched = vec![(ReadySource::Timer, self.timer.fd(), read)];
+        if self.ungreeted.len() < UNGREETED_MAX {
+            watched.push((ReadySource::Listener, self.listener.as_fd(), read));
         }
-        let waiting = self.waiting.iter();
-        watched.extend(waiting.map(|peer| (Ready::Waiting, peer.fd(), read)));
-        if let Some(peer) = &self.peer {
+        let waiting = self.ungreeted.iter();
+        watched.extend(waiting.map(|peer| (ReadySource::Ungreeted, peer.fd(), read)));
+        if let Some(peer) = &self.daemon {
             let flags = if peer.has_unsent() {
                 read | write
             } else {
                 read
             };
-            watched.push((Ready::Peer, peer.fd(), flags));
+            watched.push((ReadySource::Daemon, peer.fd(), flags));
         }
-        if let State::Running(charge) = &self.state {
-            let appetite = charge.appetite(self.peer.is_some());
-            let pipes = charge.recorder.wants_read(appetite);
-            watched.extend(pipes.map(|(kind, fd)| (Ready::Output(kind), fd, read)));
-            watched.extend(charge.exit_fd().map(|fd| (Ready::Exit, fd, read)));
-            let stdin = charge.stdin.wants_write();
-            watched.extend(stdin.map(|fd| (Ready::Stdin, fd, write)));
+        if let ShimState::Running(charge) = &self.state {
+            let appetite = charge.read_mode(self.daemon.is_some());
+            let pipes = charge.recorder.readable_pipes(appetite);
+            watched.extend(pipes.map(|(kind, fd)| (ReadySource::Output(kind), fd, read)));
+            watched.extend(charge.exit_fd().map(|fd| (ReadySource::Exit, fd, read)));
+            let stdin = charge.stdin.writable_pipe();
+            watched.extend(stdin.map(|fd| (ReadySource::Stdin, fd, write)));
         }
         watched
     }
 
-    fn exchange(&mut self, ready: &[Ready]) {
-        if std::mem::take(&mut self.unheard) {
-            self.unheard = self.hear();
+    fn handle_ready(&mut self, ready: &[ReadySource]) {
+        if std::mem::take(&mut self.has_unread_messages) {
+            self.has_unread_messages = self.read_daemon_messages();
         }
         for ready in ready {
             match ready {
-                Ready::Timer => self.timer.clear(),
-                Ready::Door => self.admit(),
-                Ready::Waiting => self.greet(),
-                Ready::Peer => self.unheard |= self.hear(),
+                ReadySource::Timer => self.timer.clear(),
+                ReadySource::Listener => self.accept_connection(),
+                ReadySource::Ungreeted => self.read_greetings(),
+                ReadySource::Daemon => self.has_unread_messages |= self.read_daemon_messages(),
                 // Waiting for the dead is part of tending.
-                Ready::Exit => {}
-                Ready::Stdin => self.feed(),
-                Ready::Output(kind) => self.record(*kind),
+                ReadySource::Exit => {}
+                ReadySource::Stdin => self.write_stdin(),
+                ReadySource::Output(kind) => self.record_output(*kind),
             }
         }
     }
 
-    fn record(&mut self, kind: OutputKind) {
-        if let State::Running(charge) = &mut self.state {
+    fn record_output(&mut self, kind: ChildPipe) {
+        if let ShimState::Running(charge) = &mut self.state {
             let wall_ms = self.clock.wall_ms();
-            charge.recorder.read(kind, wall_ms, self.clock.now());
+            charge.recorder.read_pipe(kind, wall_ms, self.clock.now());
         }
     }
 
-    fn feed(&mut self) {
-        if let State::Running(charge) = &mut self.state {
-            charge.stdin.write();
+    fn write_stdin(&mut self) {
+        if let ShimState::Running(charge) = &mut self.state {
+            charge.stdin.write_pending();
         }
     }
 
     /// Lets a connection in if it may be heard. One that may not is closed without a word.
-    fn admit(&mut self) {
+    fn accept_connection(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
         let attempt_id = match &self.state {
-            State::Running(charge) => charge.attempt_id.as_str(),
+            ShimState::Running(charge) => charge.attempt_id.as_str(),
             // There is nothing yet, or no longer, that could disguise itself.
-            State::Idle(_) | State::Over(..) => "",
+            ShimState::Idle(_) | ShimState::Ended(..) => "",
         };
-        if is_welcome(&stream, attempt_id)
-            && let Ok(peer) = Peer::new(stream, self.clock.now())
+        if may_connect(&stream, attempt_id)
+            && let Ok(peer) = DaemonConnection::new(stream, self.clock.now())
         {
-            self.waiting.push(peer);
+            self.ungreeted.push(peer);
         }
     }
 
     /// Hears the first message of those who have not greeted.
-    fn greet(&mut self) {
-        for mut peer in std::mem::take(&mut self.waiting) {
-            match peer.hear() {
-                Ok(None) => self.waiting.push(peer),
+    fn read_greetings(&mut self) {
+        for mut peer in std::mem::take(&mut self.ungreeted) {
+            match peer.read_message() {
+                Ok(None) => self.ungreeted.push(peer),
                 Ok(Some(ToShim {
                     message: Some(to_shim::Message::Greeting(greeting)),
-                })) => self.meet(peer, &greeting),
-                Ok(Some(_)) | Err(Gone) => {}
+                })) => self.attach_daemon(peer, &greeting),
+                Ok(Some(_)) | Err(ConnectionClosed) => {}
             }
         }
     }
 
-    fn meet(&mut self, mut peer: Peer, greeting: &Greeting) {
+    fn attach_daemon(&mut self, mut peer: DaemonConnection, greeting: &Greeting) {
         if let Some(version) = common_version(greeting) {
             // What the one before said last counts, even if it died of it.
-            for _ in 0..AT_ONCE {
-                if !self.hear() {
+            for _ in 0..MESSAGES_PER_TURN {
+                if !self.read_daemon_messages() {
                     break;
                 }
             }
             peer.version = version;
-            peer.owe(Owed::Presence);
-            self.peer = Some(peer);
-            self.unheard = true;
+            peer.queue_notice(PendingNotice::Presence);
+            self.daemon = Some(peer);
+            self.has_unread_messages = true;
         } else {
-            peer.say(&said(from_shim::Message::Refused(Refused {
+            peer.push_message(&wrap_message(from_shim::Message::Refused(Refused {
                 lowest_version: LOWEST_VERSION,
                 highest_version: HIGHEST_VERSION,
             })));
@@ -286,101 +293,114 @@ impl Shim {
     }
 
     /// Hears the daemon. True when it may have said more than was heard, which no wait would tell.
-    fn hear(&mut self) -> bool {
-        for _ in 0..AT_ONCE {
-            let Some(peer) = &mut self.peer else {
+    fn read_daemon_messages(&mut self) -> bool {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(peer) = &mut self.daemon else {
                 return false;
             };
-            match peer.hear() {
-                Ok(Some(message)) => self.obey(message),
+            match peer.read_message() {
+                Ok(Some(message)) => self.on_message(message),
                 Ok(None) => return false,
-                Err(Gone) => self.peer = None,
+                Err(ConnectionClosed) => self.daemon = None,
             }
         }
         true
     }
 
     /// An arm that this version does not know is ignored.
-    fn obey(&mut self, message: ToShim) {
+    fn on_message(&mut self, message: ToShim) {
         let Some(message) = message.message else {
             return;
         };
         match &mut self.state {
-            State::Idle(early) => {
+            ShimState::Idle(early) => {
                 let early = std::mem::take(early);
-                self.state = self.prepare(message, early);
+                self.state = self.on_idle_message(message, early);
             }
-            State::Running(charge) => {
-                if charge.obey(message, self.clock.now()) == Err(TooMuch) {
-                    self.peer = None;
+            ShimState::Running(charge) => {
+                if charge.on_message(message, self.clock.now()) == Err(StdinQueueFull) {
+                    self.daemon = None;
                 }
             }
-            State::Over(..) => {}
+            ShimState::Ended(..) => {}
         }
     }
 
     /// A message before the child runs.
-    fn prepare(&mut self, message: to_shim::Message, mut early: StdinQueue) -> State {
+    fn on_idle_message(&mut self, message: to_shim::Message, mut early: StdinQueue) -> ShimState {
         let now = self.clock.now();
         match message {
             to_shim::Message::Launch(launch) => {
                 let id = launch.attempt_id.clone();
-                match Charge::launch(launch, early, Path::new(SPOOL), now) {
-                    Ok(charge) => State::Running(Box::new(charge)),
-                    Err(why) => State::Over(nothing_ran(&id, EndedBy::Child, why, now), None),
+                match ChildProcess::launch(launch, early, Path::new(SPOOL_DIR), now) {
+                    Ok(charge) => ShimState::Running(Box::new(charge)),
+                    Err(why) => {
+                        ShimState::Ended(not_started_report(&id, EndedBy::Child, why, now), None)
+                    }
                 }
             }
             to_shim::Message::Stdin(stdin) => {
-                if early.take(stdin) == Err(TooMuch) {
-                    self.peer = None;
+                if early.push(stdin) == Err(StdinQueueFull) {
+                    self.daemon = None;
                 }
-                State::Idle(early)
+                ShimState::Idle(early)
             }
-            to_shim::Message::Stop(_) => given_up("it was stopped before it was launched", now),
+            to_shim::Message::Stop(_) => {
+                never_launched("it was stopped before it was launched", now)
+            }
             to_shim::Message::Greeting(_)
             | to_shim::Message::Lease(_)
-            | to_shim::Message::Consumed(_) => State::Idle(early),
+            | to_shim::Message::Consumed(_) => ShimState::Idle(early),
         }
     }
 
     /// What changed since the last time is owed to whoever is connected.
-    fn notice(&mut self) {
-        let State::Running(charge) = &self.state else {
+    fn queue_notices(&mut self) {
+        let ShimState::Running(charge) = &self.state else {
             return;
         };
-        let facts = Facts {
+        let facts = ReportedFacts {
             started: true,
             end: charge.recorder.end(),
             stdin_done: charge.stdin.done(),
             spool_fails: charge.recorder.failure().is_some(),
-            limit: Some(charge.course.lease().limit),
+            lease_limit: Some(charge.lifecycle.lease().limit),
         };
         let changes = [
-            (Owed::Started, facts.started != self.facts.started),
-            (Owed::StdinDone, facts.stdin_done != self.facts.stdin_done),
             (
-                Owed::SpoolFailed,
-                facts.spool_fails && !self.facts.spool_fails,
+                PendingNotice::Started,
+                facts.started != self.reported.started,
             ),
-            (Owed::LeaseKept, facts.limit != self.facts.limit),
-            (Owed::Grown, facts.end != self.facts.end),
+            (
+                PendingNotice::StdinDone,
+                facts.stdin_done != self.reported.stdin_done,
+            ),
+            (
+                PendingNotice::SpoolFailed,
+                facts.spool_fails && !self.reported.spool_fails,
+            ),
+            (
+                PendingNotice::LeaseKept,
+                facts.lease_limit != self.reported.lease_limit,
+            ),
+            (PendingNotice::Grown, facts.end != self.reported.end),
         ];
-        if let Some(peer) = &mut self.peer {
+        if let Some(peer) = &mut self.daemon {
             for (owed, _) in changes.into_iter().filter(|(_, changed)| *changed) {
-                peer.owe(owed);
+                peer.queue_notice(owed);
             }
         }
-        self.facts = facts;
+        self.reported = facts;
     }
 
-    fn speak(&mut self) {
-        while let Some(peer) = &mut self.peer {
+    fn send_notices(&mut self) {
+        while let Some(peer) = &mut self.daemon {
             peer.flush();
-            let Some(owed) = peer.due() else {
+            let Some(owed) = peer.next_notice() else {
                 return;
             };
-            if let Some(message) = tell(owed, &self.state, peer.version) {
-                peer.say(&said(message));
+            if let Some(message) = notice_message(owed, &self.state, peer.version) {
+                peer.push_message(&wrap_message(message));
             }
         }
     }
@@ -388,42 +408,45 @@ impl Shim {
     /// The report goes to the disk first: it is the one truth. Then to the daemon. Whoever is left is pursued until it is
     /// gone, which nobody waits for.
     fn finish(mut self) -> io::Result<()> {
-        self.speak();
+        self.send_notices();
         let Self {
             clock,
             listener,
-            place,
-            peer,
+            report_file: place,
+            daemon: peer,
             state,
             ..
         } = self;
-        let State::Over(report, charge) = state else {
+        let ShimState::Ended(report, charge) = state else {
             return Ok(());
         };
-        let kept = farewell::keep(&place, &report, || {
-            farewell::close_door(listener);
+        let kept = farewell::store_report(&place, &report, || {
+            farewell::close_listener(listener);
             if let Some(charge) = &charge {
                 charge.recorder.sync();
             }
         });
         let is_empty = report.empty;
         if let Some(peer) = peer {
-            farewell::tell(peer, report, &clock);
+            farewell::send_report(peer, report, &clock);
         }
         if !is_empty {
-            descendants::kill_all();
+            descendants::kill_all_descendants();
         }
         kept
     }
 }
 
 /// Nothing was launched, and nothing will be.
-fn given_up(why: &str, now: Moment) -> State {
-    let not_started = failed(codes::SPAWN_FAILED, &why);
-    State::Over(nothing_ran("", EndedBy::Order, not_started, now), None)
+fn never_launched(why: &str, now: BootTime) -> ShimState {
+    let not_started = not_started(codes::SPAWN_FAILED, &why);
+    ShimState::Ended(
+        not_started_report("", EndedBy::Order, not_started, now),
+        None,
+    )
 }
 
-fn said(message: from_shim::Message) -> FromShim {
+fn wrap_message(message: from_shim::Message) -> FromShim {
     FromShim {
         message: Some(message),
     }
@@ -436,31 +459,37 @@ fn common_version(greeting: &Greeting) -> Option<u32> {
 }
 
 /// The newest word on what is owed.
-fn tell(owed: Owed, state: &State, version: u32) -> Option<from_shim::Message> {
+fn notice_message(
+    owed: PendingNotice,
+    state: &ShimState,
+    version: u32,
+) -> Option<from_shim::Message> {
     use from_shim::Message;
-    let State::Running(charge) = state else {
+    let ShimState::Running(charge) = state else {
         return match owed {
-            Owed::Presence => Some(Message::Presence(presence(version, None))),
-            Owed::Started | Owed::StdinDone | Owed::SpoolFailed | Owed::LeaseKept | Owed::Grown => {
-                None
-            }
+            PendingNotice::Presence => Some(Message::Presence(presence(version, None))),
+            PendingNotice::Started
+            | PendingNotice::StdinDone
+            | PendingNotice::SpoolFailed
+            | PendingNotice::LeaseKept
+            | PendingNotice::Grown => None,
         };
     };
     Some(match owed {
-        Owed::Presence => Message::Presence(presence(version, Some(charge))),
-        Owed::Started => Message::Started(charge.started()),
-        Owed::StdinDone => Message::StdinDone(charge.stdin.done()),
-        Owed::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
-        Owed::LeaseKept => Message::LeaseKept(LeaseKept {
-            limit_ms: charge.course.lease().limit.as_millis(),
+        PendingNotice::Presence => Message::Presence(presence(version, Some(charge))),
+        PendingNotice::Started => Message::Started(charge.started()),
+        PendingNotice::StdinDone => Message::StdinDone(charge.stdin.done()),
+        PendingNotice::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
+        PendingNotice::LeaseKept => Message::LeaseKept(LeaseKept {
+            limit_ms: charge.lifecycle.lease().limit.as_millis(),
         }),
-        Owed::Grown => Message::Grown(Grown {
+        PendingNotice::Grown => Message::Grown(Grown {
             end: charge.recorder.end(),
         }),
     })
 }
 
-fn presence(version: u32, charge: Option<&Charge>) -> Presence {
+fn presence(version: u32, charge: Option<&ChildProcess>) -> Presence {
     let own = Presence {
         version,
         shim_pid: std::process::id().cast_signed(),
@@ -476,7 +505,7 @@ fn presence(version: u32, charge: Option<&Charge>) -> Presence {
         transcript_end: charge.recorder.end(),
         consumed: charge.recorder.consumed(),
         stdin_done: charge.stdin.done().id,
-        lease: Some(super::lease::to_message(charge.course.lease())),
+        lease: Some(super::lease::to_message(charge.lifecycle.lease())),
         token: charge.token.clone(),
         spool_failed: charge.recorder.failure().cloned(),
         ..own
@@ -484,9 +513,9 @@ fn presence(version: u32, charge: Option<&Charge>) -> Presence {
 }
 
 /// Only the owner may connect. The path is relative: an absolute one may be longer than a socket's can be.
-fn listen() -> io::Result<UnixListener> {
+fn bind_socket() -> io::Result<UnixListener> {
     let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let listener = UnixListener::bind(SOCKET);
+    let listener = UnixListener::bind(SOCKET_FILE);
     umask(before);
     let listener = listener?;
     listener.set_nonblocking(true)?;

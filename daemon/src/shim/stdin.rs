@@ -8,79 +8,79 @@ use baton_proto::worker::{Stdin, StdinDone};
 use bytes::Buf;
 use rustix::io::Errno;
 
-use super::STDIN_WAITING as WAITING;
+use super::STDIN_QUEUE_BYTES_MAX as WAITING;
 
 #[derive(Debug, Default)]
 pub(super) struct StdinQueue {
-    pipe: Pipe,
+    pipe: StdinPipe,
     queue: VecDeque<Stdin>,
     /// Highest id that was ever taken; it is never taken again.
-    taken: u64,
-    done: u64,
+    last_taken_id: u64,
+    last_done_id: u64,
     refused: bool,
     /// The child is being ended: stdin stays open, so that half a message is not taken for a whole one.
     stopped: bool,
 }
 
 #[derive(Debug, Default)]
-enum Pipe {
+enum StdinPipe {
     /// There is no child yet; what comes is kept for it.
     #[default]
-    NotYet,
+    NotAttached,
     Open(OwnedFd),
     Closed,
 }
 
 /// More waits than may.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooMuch;
+pub(super) struct StdinQueueFull;
 
 impl StdinQueue {
     /// The child runs. `pipe` must not block.
     pub(super) fn attach(&mut self, pipe: OwnedFd) {
-        self.pipe = Pipe::Open(pipe);
+        self.pipe = StdinPipe::Open(pipe);
     }
 
     /// One that was taken before is ignored.
-    pub(super) fn take(&mut self, message: Stdin) -> Result<(), TooMuch> {
-        if message.id <= self.taken {
+    pub(super) fn push(&mut self, message: Stdin) -> Result<(), StdinQueueFull> {
+        if message.id <= self.last_taken_id {
             return Ok(());
         }
         let waiting: usize = self.queue.iter().map(|message| message.data.len()).sum();
         if !self.queue.is_empty() && waiting + message.data.len() > WAITING {
-            return Err(TooMuch);
+            return Err(StdinQueueFull);
         }
-        self.taken = message.id;
+        self.last_taken_id = message.id;
         self.queue.push_back(message);
         Ok(())
     }
 
     /// Writes what the pipe takes. True when a message was done by it.
-    pub(super) fn write(&mut self) -> bool {
-        let before = self.done;
+    pub(super) fn write_pending(&mut self) -> bool {
+        let before = self.last_done_id;
         while !self.stopped
             && let Some(message) = self.queue.front_mut()
         {
             let written = match &self.pipe {
-                Pipe::NotYet => break,
-                Pipe::Open(_) if message.data.is_empty() => Ok(0),
-                Pipe::Open(pipe) => rustix::io::write(pipe, &message.data),
-                Pipe::Closed => Err(Errno::PIPE),
+                StdinPipe::NotAttached => break,
+                StdinPipe::Open(_) if message.data.is_empty() => Ok(0),
+                StdinPipe::Open(pipe) => rustix::io::write(pipe, &message.data),
+                StdinPipe::Closed => Err(Errno::PIPE),
             };
             match written {
                 Ok(length) => message.data.advance(length),
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 // A closed pipe is the child's right; any other error ends the writing all the same.
                 Err(_) => {
-                    self.refuse();
+                    self.close_refused();
                     break;
                 }
             }
             if message.data.is_empty() {
-                self.finish();
+                self.finish_message();
             }
         }
-        self.done > before
+        self.last_done_id > before
     }
 
     /// No more is written.
@@ -89,33 +89,33 @@ impl StdinQueue {
     }
 
     /// The pipe, when there is something to write to it.
-    pub(super) fn wants_write(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn writable_pipe(&self) -> Option<BorrowedFd<'_>> {
         match &self.pipe {
-            Pipe::Open(pipe) if !self.stopped && !self.queue.is_empty() => Some(pipe.as_fd()),
-            Pipe::NotYet | Pipe::Open(_) | Pipe::Closed => None,
+            StdinPipe::Open(pipe) if !self.stopped && !self.queue.is_empty() => Some(pipe.as_fd()),
+            StdinPipe::NotAttached | StdinPipe::Open(_) | StdinPipe::Closed => None,
         }
     }
 
     pub(super) fn done(&self) -> StdinDone {
         StdinDone {
-            id: self.done,
+            id: self.last_done_id,
             refused: self.refused,
         }
     }
 
-    fn finish(&mut self) {
+    fn finish_message(&mut self) {
         if let Some(message) = self.queue.pop_front() {
-            self.done = message.id;
+            self.last_done_id = message.id;
             if message.close {
-                self.pipe = Pipe::Closed;
+                self.pipe = StdinPipe::Closed;
             }
         }
     }
 
-    fn refuse(&mut self) {
-        self.pipe = Pipe::Closed;
+    fn close_refused(&mut self) {
+        self.pipe = StdinPipe::Closed;
         self.refused = true;
-        self.done = self.taken;
+        self.last_done_id = self.last_taken_id;
         self.queue.clear();
     }
 }
@@ -151,17 +151,17 @@ mod tests {
     #[test]
     fn each_id_is_written_once_in_order_and_close_comes_after_its_message() {
         let (reader, mut queue) = queue();
-        queue.take(message(1, b"one ", false)).unwrap();
-        queue.take(message(1, b"one ", false)).unwrap();
-        assert!(queue.write());
-        queue.take(message(1, b"one ", false)).unwrap();
-        queue.take(message(2, b"two", true)).unwrap();
-        assert!(queue.write() && queue.wants_write().is_none());
+        queue.push(message(1, b"one ", false)).unwrap();
+        queue.push(message(1, b"one ", false)).unwrap();
+        assert!(queue.write_pending());
+        queue.push(message(1, b"one ", false)).unwrap();
+        queue.push(message(2, b"two", true)).unwrap();
+        assert!(queue.write_pending() && queue.writable_pipe().is_none());
         assert_eq!(read(&reader), b"one two");
         assert_eq!(rustix::io::read(&reader, &mut [0]), Ok(0), "closed");
         assert_eq!((queue.done().id, queue.done().refused), (2, false));
-        queue.take(message(3, b"late", false)).unwrap();
-        assert!(queue.write());
+        queue.push(message(3, b"late", false)).unwrap();
+        assert!(queue.write_pending());
         assert_eq!((queue.done().id, queue.done().refused), (3, true));
     }
 
@@ -169,10 +169,10 @@ mod tests {
     fn what_comes_before_the_child_is_kept_for_it() {
         let (reader, writer) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();
         let mut queue = StdinQueue::default();
-        queue.take(message(1, b"early", true)).unwrap();
-        assert!(!queue.write() && queue.wants_write().is_none());
+        queue.push(message(1, b"early", true)).unwrap();
+        assert!(!queue.write_pending() && queue.writable_pipe().is_none());
         queue.attach(writer);
-        assert!(queue.write());
+        assert!(queue.write_pending());
         assert_eq!(read(&reader), b"early");
     }
 
@@ -185,16 +185,16 @@ mod tests {
             data: large.clone(),
             close: false,
         };
-        queue.take(first).unwrap();
-        assert!(!queue.write() && queue.wants_write().is_some());
+        queue.push(first).unwrap();
+        assert!(!queue.write_pending() && queue.writable_pipe().is_some());
         let second = Stdin {
             id: 2,
             data: large,
             close: false,
         };
-        assert_eq!(queue.take(second), Err(TooMuch));
+        assert_eq!(queue.push(second), Err(StdinQueueFull));
         let mut total = 0;
-        while !queue.write() {
+        while !queue.write_pending() {
             total += read(&reader).len();
         }
         total += read(&reader).len();
@@ -205,12 +205,12 @@ mod tests {
     fn a_child_that_closed_its_stdin_refuses_and_one_that_is_being_ended_gets_no_more() {
         let (reader, mut queue) = queue();
         drop(reader);
-        queue.take(message(1, b"x", false)).unwrap();
-        assert!(queue.write());
+        queue.push(message(1, b"x", false)).unwrap();
+        assert!(queue.write_pending());
         assert_eq!((queue.done().id, queue.done().refused), (1, true));
         let (_reader, mut queue) = self::queue();
         queue.stop();
-        queue.take(message(1, b"x", false)).unwrap();
-        assert!(!queue.write() && queue.wants_write().is_none());
+        queue.push(message(1, b"x", false)).unwrap();
+        assert!(!queue.write_pending() && queue.writable_pipe().is_none());
     }
 }

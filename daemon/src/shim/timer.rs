@@ -9,15 +9,15 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use crate::clock::Moment;
+use crate::clock::BootTime;
 
 #[derive(Debug)]
-pub(super) struct Timer {
+pub(super) struct BoottimeTimer {
     fd: OwnedFd,
-    armed: Option<Moment>,
+    armed: Option<BootTime>,
 }
 
-impl Timer {
+impl BoottimeTimer {
     pub(super) fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let fd = timerfd_create(TimerfdClockId::Boottime, flags)?;
@@ -25,13 +25,13 @@ impl Timer {
     }
 
     /// Wakes at `at`, or not at all.
-    pub(super) fn arm(&mut self, at: Option<Moment>) -> io::Result<()> {
+    pub(super) fn arm(&mut self, at: Option<BootTime>) -> io::Result<()> {
         if self.armed == at {
             return Ok(());
         }
         let once = Itimerspec {
             it_interval: Timespec::default(),
-            it_value: at.map_or_else(Timespec::default, moment_spec),
+            it_value: at.map_or_else(Timespec::default, to_timespec),
         };
         timerfd_settime(&self.fd, TimerfdTimerFlags::ABSTIME, &once)?;
         self.armed = at;
@@ -51,7 +51,7 @@ impl Timer {
 }
 
 /// Zero would switch the timer off, so the beginning of time is a nanosecond late.
-fn moment_spec(at: Moment) -> Timespec {
+fn to_timespec(at: BootTime) -> Timespec {
     let millis = at.as_millis();
     let seconds = i64::try_from(millis / 1_000).unwrap_or(i64::MAX);
     let nanos = i64::try_from(millis % 1_000).unwrap_or(0) * 1_000_000;

@@ -18,30 +18,30 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
-pub use reader::{Reader, Upto, oldest};
+pub use reader::{ReadLimit, SpoolReader, oldest_position};
 pub use record::LARGEST_CHUNK;
 pub(crate) use segment::is_segment;
-pub use writer::Writer;
+pub use writer::SpoolWriter;
 
 /// Which pipe the bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OutputKind {
+pub enum ChildPipe {
     Stdout,
     Stderr,
 }
 
 /// One read from one pipe, or the rest of one when the reader began in its middle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct SpoolChunk {
     /// Position of its first byte.
     pub position: u64,
-    pub kind: OutputKind,
+    pub kind: ChildPipe,
     /// When it was read, for people.
     pub wall_ms: u64,
     pub bytes: Bytes,
 }
 
-impl Chunk {
+impl SpoolChunk {
     /// Position behind its last byte.
     pub fn end(&self) -> u64 {
         self.position + self.bytes.len() as u64

@@ -7,37 +7,37 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::record::{HEAD, Head};
+use super::record::{HEADER_SIZE, RecordHeader};
 use super::segment::{self, MAGIC};
-use super::{Chunk, SpoolError};
+use super::{SpoolChunk, SpoolError};
 use crate::whole_file;
 
 /// How far to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Upto {
+pub enum ReadLimit {
     /// The writer has said that it wrote this far. What cannot be read before it is damaged.
     Position(u64),
     /// The writer is dead and has said nothing: as far as records are whole.
-    LastWhole,
+    LastWholeRecord,
 }
 
 #[derive(Debug)]
-pub struct Reader {
+pub struct SpoolReader {
     directory: PathBuf,
     position: u64,
-    open: Option<Open>,
+    open: Option<SpoolSegmentReader>,
 }
 
 /// The segment that holds the position.
 #[derive(Debug)]
-struct Open {
+struct SpoolSegmentReader {
     file: File,
     /// Where the next record begins in the file, and the position of its first byte.
     offset: u64,
-    at: u64,
+    next_position: u64,
 }
 
-impl Reader {
+impl SpoolReader {
     /// Starts at `position`, which may lie inside a chunk. Nothing is read yet: the transcript need not exist.
     pub fn open(directory: impl Into<PathBuf>, position: u64) -> Self {
         Self {
@@ -53,38 +53,38 @@ impl Reader {
     }
 
     /// The next chunk, or `None` when there is none before `upto`. After an error the same call may be made again.
-    pub fn next(&mut self, upto: Upto) -> Result<Option<Chunk>, SpoolError> {
-        if matches!(upto, Upto::Position(end) if end <= self.position) {
+    pub fn next(&mut self, upto: ReadLimit) -> Result<Option<SpoolChunk>, SpoolError> {
+        if matches!(upto, ReadLimit::Position(end) if end <= self.position) {
             return Ok(None);
         }
         loop {
             if self.open.is_none() {
-                self.open = self.find()?;
+                self.open = self.find_segment()?;
             }
             let Some(open) = &mut self.open else {
-                return self.nothing(upto);
+                return self.end_of_records(upto);
             };
-            let read = open.record();
+            let read = open.read_record();
             match read.map_err(|source| unreadable(&self.directory, source))? {
                 Some((head, bytes)) => {
-                    let begun = open.pass(head);
-                    if open.at > self.position {
-                        return Ok(Some(self.hand_out(head, bytes, begun)));
+                    let begun = open.skip_record(head);
+                    if open.next_position > self.position {
+                        return Ok(Some(self.take_chunk(head, bytes, begun)));
                     }
                 }
                 // Here ends a segment, or what is whole of it.
-                None => match self.follow()? {
+                None => match self.open_next_segment()? {
                     Some(next) => self.open = Some(next),
-                    None => return self.nothing(upto),
+                    None => return self.end_of_records(upto),
                 },
             }
         }
     }
 
     /// What of the record lies behind the position.
-    fn hand_out(&mut self, head: Head, bytes: Bytes, begun: u64) -> Chunk {
+    fn take_chunk(&mut self, head: RecordHeader, bytes: Bytes, begun: u64) -> SpoolChunk {
         let skip = usize::try_from(self.position - begun).unwrap_or(0);
-        let chunk = Chunk {
+        let chunk = SpoolChunk {
             position: self.position,
             kind: head.kind,
             wall_ms: head.wall_ms,
@@ -95,10 +95,10 @@ impl Reader {
     }
 
     /// There is no whole record: the end for a dead writer, damage where a living one said that there is more.
-    fn nothing(&self, upto: Upto) -> Result<Option<Chunk>, SpoolError> {
+    fn end_of_records(&self, upto: ReadLimit) -> Result<Option<SpoolChunk>, SpoolError> {
         match upto {
-            Upto::LastWhole => Ok(None),
-            Upto::Position(_) => Err(self.damaged(self.position)),
+            ReadLimit::LastWholeRecord => Ok(None),
+            ReadLimit::Position(_) => Err(self.damaged(self.position)),
         }
     }
 
@@ -110,15 +110,15 @@ impl Reader {
     }
 
     /// Opens the segment that holds the position; `None` when there is none yet.
-    fn find(&self) -> Result<Option<Open>, SpoolError> {
-        let starts = match segment::list(&self.directory) {
+    fn find_segment(&self) -> Result<Option<SpoolSegmentReader>, SpoolError> {
+        let starts = match segment::list_segments(&self.directory) {
             Ok(starts) => starts,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(unreadable(&self.directory, source)),
         };
         let holder = starts.iter().rev().find(|start| **start <= self.position);
         match holder {
-            Some(start) => self.enter(*start),
+            Some(start) => self.open_segment(*start),
             None if starts.is_empty() => Ok(None),
             None => Err(SpoolError::Gone {
                 directory: self.directory.clone(),
@@ -128,17 +128,17 @@ impl Reader {
     }
 
     /// The segment that begins where this one ends, if there is one.
-    fn follow(&self) -> Result<Option<Open>, SpoolError> {
+    fn open_next_segment(&self) -> Result<Option<SpoolSegmentReader>, SpoolError> {
         match &self.open {
             // Without a single record it would be found to follow itself.
-            Some(open) if open.offset > MAGIC.len() as u64 => self.enter(open.at),
+            Some(open) if open.offset > MAGIC.len() as u64 => self.open_segment(open.next_position),
             Some(_) | None => Ok(None),
         }
     }
 
     /// `None` when there is no such file, or one too young to have its first bytes.
-    fn enter(&self, start: u64) -> Result<Option<Open>, SpoolError> {
-        let path = segment::path(&self.directory, start);
+    fn open_segment(&self, start: u64) -> Result<Option<SpoolSegmentReader>, SpoolError> {
+        let path = segment::segment_path(&self.directory, start);
         let unreadable = |source| SpoolError::Unreadable {
             path: path.clone(),
             source,
@@ -149,46 +149,46 @@ impl Reader {
             Err(source) => return Err(unreadable(source)),
         };
         let mut magic = [0; MAGIC.len()];
-        if !read_whole(&file, &mut magic, 0).map_err(unreadable)? {
+        if !read_fully(&file, &mut magic, 0).map_err(unreadable)? {
             return Ok(None);
         }
         if magic != MAGIC {
             return Err(self.damaged(start));
         }
-        Ok(Some(Open {
+        Ok(Some(SpoolSegmentReader {
             file,
             offset: MAGIC.len() as u64,
-            at: start,
+            next_position: start,
         }))
     }
 }
 
-impl Open {
+impl SpoolSegmentReader {
     /// The record at the offset, if there is a whole one.
-    fn record(&self) -> io::Result<Option<(Head, Bytes)>> {
-        let mut raw = [0; HEAD];
-        if !read_whole(&self.file, &mut raw, self.offset)? {
+    fn read_record(&self) -> io::Result<Option<(RecordHeader, Bytes)>> {
+        let mut raw = [0; HEADER_SIZE];
+        if !read_fully(&self.file, &mut raw, self.offset)? {
             return Ok(None);
         }
-        let Some(head) = Head::decode(&raw) else {
+        let Some(head) = RecordHeader::decode(&raw) else {
             return Ok(None);
         };
         let mut bytes = vec![0; head.length];
-        let is_there = read_whole(&self.file, &mut bytes, self.offset + HEAD as u64)?;
-        Ok((is_there && head.fits(&raw, &bytes)).then(|| (head, bytes.into())))
+        let is_there = read_fully(&self.file, &mut bytes, self.offset + HEADER_SIZE as u64)?;
+        Ok((is_there && head.matches_checksum(&raw, &bytes)).then(|| (head, bytes.into())))
     }
 
     /// Steps over the record that begins here and returns where it began.
-    fn pass(&mut self, head: Head) -> u64 {
-        let begun = self.at;
-        self.at += head.length as u64;
-        self.offset += (HEAD + head.length) as u64;
+    fn skip_record(&mut self, head: RecordHeader) -> u64 {
+        let begun = self.next_position;
+        self.next_position += head.length as u64;
+        self.offset += (HEADER_SIZE + head.length) as u64;
         begun
     }
 }
 
 /// False at the end of the file.
-fn read_whole(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
+fn read_fully(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
     match file.read_exact_at(bytes, offset) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -197,8 +197,8 @@ fn read_whole(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
 }
 
 /// Position of the first byte that is still there.
-pub fn oldest(directory: &Path) -> io::Result<Option<u64>> {
-    Ok(segment::list(directory)?.first().copied())
+pub fn oldest_position(directory: &Path) -> io::Result<Option<u64>> {
+    Ok(segment::list_segments(directory)?.first().copied())
 }
 
 fn unreadable(directory: &Path, source: io::Error) -> SpoolError {

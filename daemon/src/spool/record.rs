@@ -1,30 +1,30 @@
 //! One record of a segment: length, pipe, wall time and a checksum over all of it, then the bytes.
 
-use super::OutputKind;
+use super::ChildPipe;
 
 /// Payload of one record at most; also what a pipe holds by default.
 pub const LARGEST_CHUNK: usize = 64 * 1024;
 
 /// 4 bytes of length, 1 of kind, 8 of wall time, 4 of checksum; big endian.
-pub(super) const HEAD: usize = 17;
+pub(super) const HEADER_SIZE: usize = 17;
 
 /// What stands in front of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct RecordHeader {
     pub(super) length: usize,
-    pub(super) kind: OutputKind,
+    pub(super) kind: ChildPipe,
     pub(super) wall_ms: u64,
     checksum: u32,
 }
 
 /// `bytes` must hold 1 to [`LARGEST_CHUNK`] bytes.
-pub(super) fn encode(kind: OutputKind, wall_ms: u64, bytes: &[u8]) -> [u8; HEAD] {
-    let mut head = [0; HEAD];
+pub(super) fn encode_header(kind: ChildPipe, wall_ms: u64, bytes: &[u8]) -> [u8; HEADER_SIZE] {
+    let mut head = [0; HEADER_SIZE];
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     head[..4].copy_from_slice(&length.to_be_bytes());
     head[4] = match kind {
-        OutputKind::Stdout => 1,
-        OutputKind::Stderr => 2,
+        ChildPipe::Stdout => 1,
+        ChildPipe::Stderr => 2,
     };
     head[5..13].copy_from_slice(&wall_ms.to_be_bytes());
     let checksum = checksum(&head[..13], bytes);
@@ -32,16 +32,16 @@ pub(super) fn encode(kind: OutputKind, wall_ms: u64, bytes: &[u8]) -> [u8; HEAD]
     head
 }
 
-impl Head {
+impl RecordHeader {
     /// `None` for what no writer has written, such as the zeros of a record whose head is still to come.
-    pub(super) fn decode(head: &[u8; HEAD]) -> Option<Self> {
+    pub(super) fn decode(head: &[u8; HEADER_SIZE]) -> Option<Self> {
         let (length, rest) = head.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first()?;
         let (wall_ms, rest) = rest.split_first_chunk::<8>()?;
         let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
         let kind = match kind {
-            1 => OutputKind::Stdout,
-            2 => OutputKind::Stderr,
+            1 => ChildPipe::Stdout,
+            2 => ChildPipe::Stderr,
             _ => return None,
         };
         (1..=LARGEST_CHUNK).contains(&length).then_some(Self {
@@ -53,7 +53,7 @@ impl Head {
     }
 
     /// Whether `bytes` are the ones that were written under this head.
-    pub(super) fn fits(&self, head: &[u8; HEAD], bytes: &[u8]) -> bool {
+    pub(super) fn matches_checksum(&self, head: &[u8; HEADER_SIZE], bytes: &[u8]) -> bool {
         checksum(&head[..13], bytes) == self.checksum
     }
 }

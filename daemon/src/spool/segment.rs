@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 pub(super) const MAGIC: [u8; 8] = *b"BTSPOOL1";
 
 /// Payload after which a segment is full.
-pub(super) const FULL: u64 = 1024 * 1024;
+pub(super) const SEGMENT_BYTES: u64 = 1024 * 1024;
 
 /// Digits of a name: the largest position has as many, so names sort like positions.
 const DIGITS: usize = 20;
 
-pub(super) fn path(directory: &Path, start: u64) -> PathBuf {
+pub(super) fn segment_path(directory: &Path, start: u64) -> PathBuf {
     directory.join(format!("{start:0DIGITS$}"))
 }
 
 /// Starts of the segments that are there, in their order. Files with other names are not ours.
-pub(super) fn list(directory: &Path) -> io::Result<Vec<u64>> {
+pub(super) fn list_segments(directory: &Path) -> io::Result<Vec<u64>> {
     let mut starts = Vec::new();
     for entry in std::fs::read_dir(directory)? {
-        starts.extend(start_of(&entry?.file_name()));
+        starts.extend(segment_start(&entry?.file_name()));
     }
     starts.sort_unstable();
     Ok(starts)
@@ -33,6 +33,6 @@ pub(crate) fn is_segment(name: &OsStr) -> bool {
     name.len() == DIGITS && name.iter().all(u8::is_ascii_digit)
 }
 
-fn start_of(name: &OsStr) -> Option<u64> {
+fn segment_start(name: &OsStr) -> Option<u64> {
     name.to_str().filter(|_| is_segment(name))?.parse().ok()
 }

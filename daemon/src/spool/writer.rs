@@ -7,28 +7,28 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::record::{self, HEAD, LARGEST_CHUNK};
-use super::{OutputKind, segment};
+use super::record::{self, HEADER_SIZE, LARGEST_CHUNK};
+use super::{ChildPipe, segment};
 
 #[derive(Debug)]
-pub struct Writer {
+pub struct SpoolWriter {
     directory: PathBuf,
     /// Starts of the segments on disk, oldest first. The last one is being written.
     segments: VecDeque<u64>,
-    open: Option<Open>,
+    open: Option<SpoolSegmentWriter>,
     end: u64,
 }
 
 /// The segment that is being written.
 #[derive(Debug)]
-struct Open {
+struct SpoolSegmentWriter {
     file: File,
     /// Bytes of the file that hold whole records.
     length: u64,
     payload: u64,
 }
 
-impl Writer {
+impl SpoolWriter {
     /// Begins a transcript in a directory that holds none; the directory is made if it is missing.
     pub fn create(directory: impl Into<PathBuf>) -> io::Result<Self> {
         let directory = directory.into();
@@ -36,7 +36,7 @@ impl Writer {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        if !segment::list(&directory)?.is_empty() {
+        if !segment::list_segments(&directory)?.is_empty() {
             return Err(io::Error::other("there is a transcript already"));
         }
         Ok(Self {
@@ -53,16 +53,17 @@ impl Writer {
     }
 
     /// Appends one chunk of 1 to [`LARGEST_CHUNK`] bytes and returns the new end.
-    pub fn append(&mut self, kind: OutputKind, wall_ms: u64, bytes: &[u8]) -> io::Result<u64> {
+    pub fn append(&mut self, kind: ChildPipe, wall_ms: u64, bytes: &[u8]) -> io::Result<u64> {
         if bytes.is_empty() || bytes.len() > LARGEST_CHUNK {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let head = record::encode(kind, wall_ms, bytes);
-        let open = self.writable()?;
+        let head = record::encode_header(kind, wall_ms, bytes);
+        let open = self.writable_segment()?;
         // The head comes last: a record whose head is there is whole, even if the writer is killed in between.
-        open.file.write_all_at(bytes, open.length + HEAD as u64)?;
+        open.file
+            .write_all_at(bytes, open.length + HEADER_SIZE as u64)?;
         open.file.write_all_at(&head, open.length)?;
-        open.length += (HEAD + bytes.len()) as u64;
+        open.length += (HEADER_SIZE + bytes.len()) as u64;
         open.payload += bytes.len() as u64;
         self.end += bytes.len() as u64;
         Ok(self.end)
@@ -73,7 +74,7 @@ impl Writer {
         while self.segments.get(1).is_some_and(|next| *next <= position) {
             if let Some(start) = self.segments.pop_front() {
                 // One that cannot be removed costs space and nothing else; its directory goes at the end.
-                let _ = std::fs::remove_file(segment::path(&self.directory, start));
+                let _ = std::fs::remove_file(segment::segment_path(&self.directory, start));
             }
         }
     }
@@ -81,15 +82,15 @@ impl Writer {
     /// Brings everything to the disk.
     pub fn sync(&self) -> io::Result<()> {
         for start in &self.segments {
-            File::open(segment::path(&self.directory, *start))?.sync_data()?;
+            File::open(segment::segment_path(&self.directory, *start))?.sync_data()?;
         }
         File::open(&self.directory)?.sync_all()
     }
 
-    fn writable(&mut self) -> io::Result<&mut Open> {
-        let full = |open: &Open| open.payload >= segment::FULL;
+    fn writable_segment(&mut self) -> io::Result<&mut SpoolSegmentWriter> {
+        let full = |open: &SpoolSegmentWriter| open.payload >= segment::SEGMENT_BYTES;
         if self.open.as_ref().is_none_or(full) {
-            let open = begin(&self.directory, self.end)?;
+            let open = create_segment(&self.directory, self.end)?;
             self.segments.push_back(self.end);
             self.open = Some(open);
         }
@@ -100,15 +101,15 @@ impl Writer {
 }
 
 /// A file that an earlier try left half made is made anew.
-fn begin(directory: &Path, start: u64) -> io::Result<Open> {
+fn create_segment(directory: &Path, start: u64) -> io::Result<SpoolSegmentWriter> {
     let file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(segment::path(directory, start))?;
+        .open(segment::segment_path(directory, start))?;
     file.write_all_at(&segment::MAGIC, 0)?;
-    Ok(Open {
+    Ok(SpoolSegmentWriter {
         file,
         length: segment::MAGIC.len() as u64,
         payload: 0,

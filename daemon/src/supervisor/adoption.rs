@@ -11,52 +11,59 @@ use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
 use super::Supervisor;
-use crate::attempt::{self, Contact, Contacted, Errand, Fold, Workshop, read_lease};
-use crate::attempt_dir::{AttemptDir, AttemptId, Attempts};
-use crate::clock::Moment;
-use crate::held::{Bits, Held, Reach, Remains};
-use crate::outbox::{self, Tail};
-use crate::process::kill_strangers;
+use crate::attempt::{
+    self, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact, TranscriptReader,
+    read_lease,
+};
+use crate::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId};
+use crate::clock::BootTime;
+use crate::held::{AttemptControlReceivers, RecoveredAttempt, ShimReach, SupervisedAttempt};
+use crate::outbox::{self, OutboxTail};
+use crate::process::kill_unknown_attempts;
 
 /// For all shims together.
-const ANSWERS: Duration = Duration::from_secs(2);
+const SHIM_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An attempt of an earlier daemon, ready to be held.
-pub(crate) struct Adopted {
+pub(crate) struct AdoptedAttempt {
     pub(crate) id: AttemptId,
-    pub(crate) held: Held,
+    pub(crate) attempt: SupervisedAttempt,
     /// What its task goes on with; a finished one has none.
-    pub(crate) errand: Option<(Errand, Bits)>,
+    pub(crate) run: Option<(AttemptRunInput, AttemptControlReceivers)>,
 }
 
 /// Looks at every directory and asks every shim. What nobody asks for any more is ended meanwhile.
-pub(crate) async fn take_over(
-    attempts: Attempts,
+pub(crate) async fn adopt_attempts(
+    attempts: AttemptDirectories,
     boot_id: &str,
-    workshop: &Workshop,
-) -> io::Result<Vec<Adopted>> {
+    workshop: &AttemptEnvironment,
+) -> io::Result<Vec<AdoptedAttempt>> {
     let boot = boot_id.to_owned();
-    let found = tokio::task::spawn_blocking(move || read_all(&attempts, &boot));
+    let found = tokio::task::spawn_blocking(move || scan_attempt_dirs(&attempts, &boot));
     let found = found.await.expect("reading files does not panic")?;
     let known: BTreeSet<String> = found.iter().map(|left| left.dir.id.to_string()).collect();
-    let until = workshop.clock.now().after(ANSWERS);
+    let until = workshop.clock.now().after(SHIM_ANSWER_TIMEOUT);
     let (attempts, (), ()) = tokio::join!(
-        ask_all(found, workshop, until),
-        end_strangers(workshop, &known, until),
-        end_groups(workshop, &known),
+        contact_shims(found, workshop, until),
+        kill_unknown_processes(workshop, &known, until),
+        remove_unknown_groups(workshop, &known),
     );
     Ok(attempts)
 }
 
-async fn ask_all(found: Vec<Left>, workshop: &Workshop, until: Moment) -> Vec<Adopted> {
+async fn contact_shims(
+    found: Vec<ScannedAttemptDir>,
+    workshop: &AttemptEnvironment,
+    until: BootTime,
+) -> Vec<AdoptedAttempt> {
     let mut asked = JoinSet::new();
     for left in found {
-        let Some(remains) = left.remains else {
+        let Some(remains) = left.recovered else {
             continue;
         };
         let (dir, workshop) = (left.dir, workshop.clone());
         asked.spawn(async move {
-            let standing = ask(&dir, &remains, left.same_boot, &workshop, until).await;
+            let standing = contact_shim(&dir, &remains, left.is_same_boot, &workshop, until).await;
             (dir, remains, standing)
         });
     }
@@ -70,11 +77,15 @@ async fn ask_all(found: Vec<Left>, workshop: &Workshop, until: Moment) -> Vec<Ad
 
 /// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them. One that does not
 /// die delays nobody's Hello.
-async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>, until: Moment) {
+async fn kill_unknown_processes(
+    workshop: &AttemptEnvironment,
+    known: &BTreeSet<String>,
+    until: BootTime,
+) {
     if workshop.daemon_id.is_empty() {
         return;
     }
-    let ended = kill_strangers(&workshop.daemon_id, known, &workshop.clock);
+    let ended = kill_unknown_attempts(&workshop.daemon_id, known, &workshop.clock);
     let swept = tokio::select! {
         swept = ended => swept,
         () = workshop.clock.sleep_until(until) => {
@@ -91,48 +102,55 @@ async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>, until: Mom
 }
 
 /// The same by their control groups.
-async fn end_groups(workshop: &Workshop, known: &BTreeSet<String>) {
-    if let Some(groups) = &workshop.groups {
-        groups.end_strangers(|id| known.contains(id)).await;
+async fn remove_unknown_groups(workshop: &AttemptEnvironment, known: &BTreeSet<String>) {
+    if let Some(groups) = &workshop.control_groups {
+        groups.remove_unknown_groups(|id| known.contains(id)).await;
     }
 }
 
 /// One directory as it was read.
-struct Left {
+struct ScannedAttemptDir {
     dir: AttemptDir,
-    same_boot: bool,
+    is_same_boot: bool,
     /// None where it cannot be read; then it is left alone.
-    remains: Option<Remains>,
+    recovered: Option<RecoveredAttempt>,
 }
 
-fn read_all(attempts: &Attempts, boot_id: &str) -> io::Result<Vec<Left>> {
+fn scan_attempt_dirs(
+    attempts: &AttemptDirectories,
+    boot_id: &str,
+) -> io::Result<Vec<ScannedAttemptDir>> {
     let mut found = Vec::new();
     for dir in attempts.list()? {
         match dir.has_meta() {
-            Ok(true) => found.push(read_one(dir, boot_id)),
+            Ok(true) => found.push(scan_attempt_dir(dir, boot_id)),
             Ok(false) => {
                 if let Err(error) = dir.remove() {
                     warn!(attempt_id = %dir.id, error = %error, "cannot remove what is left of an attempt");
                 }
             }
             // One bad entry is no reason to leave all the others alone.
-            Err(error) => found.push(unreadable(dir, false, &error.to_string())),
+            Err(error) => found.push(unreadable_dir(dir, false, &error.to_string())),
         }
     }
     Ok(found)
 }
 
-fn read_one(dir: AttemptDir, boot_id: &str) -> Left {
-    let meta = dir.meta();
+fn scan_attempt_dir(dir: AttemptDir, boot_id: &str) -> ScannedAttemptDir {
+    let meta = dir.read_meta();
     let same_boot = meta.as_ref().is_ok_and(|meta| meta.boot_id == boot_id);
     // A machine that stopped may have written the last record wrong; a daemon that was killed may not.
-    let tail = if same_boot { Tail::Short } else { Tail::Wrong };
+    let tail = if same_boot {
+        OutboxTail::MayBeTorn
+    } else {
+        OutboxTail::MayBeCorrupt
+    };
     let remains = meta.map_err(|error| error.to_string()).and_then(|meta| {
-        let stored = outbox::read(&dir.outbox(), tail).map_err(|error| error.to_string())?;
-        if stored.torn > 0 {
-            info!(attempt_id = %dir.id, bytes = stored.torn, "the end of an outbox was cut short");
+        let stored = outbox::read_outbox(&dir.outbox_path(), tail).map_err(|error| error.to_string())?;
+        if stored.torn_bytes > 0 {
+            info!(attempt_id = %dir.id, bytes = stored.torn_bytes, "the end of an outbox was cut short");
         }
-        Ok(Remains {
+        Ok(RecoveredAttempt {
             id: dir.id,
             meta,
             stored,
@@ -140,50 +158,52 @@ fn read_one(dir: AttemptDir, boot_id: &str) -> Left {
     });
     let started = read_lease(dir.path()).is_some();
     match remains {
-        Ok(remains) if remains.lacks_its_talk() && (started || remains.has_begun()) => {
-            unreadable(dir, same_boot, "what was said with its agent is not there")
+        Ok(remains)
+            if remains.lacks_agent_session() && (started || remains.is_launch_reported()) =>
+        {
+            unreadable_dir(dir, same_boot, "what was said with its agent is not there")
         }
-        Ok(remains) => Left {
+        Ok(remains) => ScannedAttemptDir {
             dir,
-            same_boot,
-            remains: Some(remains),
+            is_same_boot: same_boot,
+            recovered: Some(remains),
         },
-        Err(error) => unreadable(dir, same_boot, &error),
+        Err(error) => unreadable_dir(dir, same_boot, &error),
     }
 }
 
-fn unreadable(dir: AttemptDir, same_boot: bool, error: &str) -> Left {
+fn unreadable_dir(dir: AttemptDir, same_boot: bool, error: &str) -> ScannedAttemptDir {
     error!(attempt_id = %dir.id, error, "an attempt cannot be taken over; its lease ends it");
-    Left {
+    ScannedAttemptDir {
         dir,
-        same_boot,
-        remains: None,
+        is_same_boot: same_boot,
+        recovered: None,
     }
 }
 
 /// How an attempt stands, as far as its directory and its shim say.
-enum Standing {
+enum AdoptionState {
     Finished,
     NeverStarted,
-    Started(Contact),
+    Started(ShimContact),
 }
 
-async fn ask(
+async fn contact_shim(
     dir: &AttemptDir,
-    remains: &Remains,
+    remains: &RecoveredAttempt,
     same_boot: bool,
-    workshop: &Workshop,
-    until: Moment,
-) -> Standing {
+    workshop: &AttemptEnvironment,
+    until: BootTime,
+) -> AdoptionState {
     if remains.is_finished() {
-        return Standing::Finished;
+        return AdoptionState::Finished;
     }
     if !same_boot {
-        return Standing::Started(Contact::Gone { same_boot });
+        return AdoptionState::Started(ShimContact::Gone { same_boot });
     }
     // Written right before the shim is started.
-    if read_lease(dir.path()).is_none() && !remains.has_begun() {
-        let left = attempt::leave_unused(
+    if read_lease(dir.path()).is_none() && !remains.is_launch_reported() {
+        let left = attempt::clean_up_unused(
             remains.meta.workspace.as_ref(),
             &remains.meta.attempt,
             dir,
@@ -195,80 +215,100 @@ async fn ask(
                 warn!(attempt_id = %dir.id, "no time to leave the workspace of an attempt that never started");
             }
         }
-        return Standing::NeverStarted;
+        return AdoptionState::NeverStarted;
     }
     let id = dir.id.to_string();
     let contacted = tokio::select! {
-        contacted = attempt::contact(dir.path(), &id, &workshop.instance_id) => contacted,
-        () = workshop.clock.sleep_until(until) => Contacted::Silent,
+        contacted = attempt::contact_shim(dir.path(), &id, &workshop.instance_id) => contacted,
+        () = workshop.clock.sleep_until(until) => ContactOutcome::Silent,
     };
-    Standing::Started(match contacted {
-        Contacted::Found(found) => Contact::Adopted(found),
-        Contacted::Gone => Contact::Gone { same_boot },
-        Contacted::Silent => Contact::Unreachable,
+    AdoptionState::Started(match contacted {
+        ContactOutcome::Reached(found) => ShimContact::Adopted(found),
+        ContactOutcome::Gone => ShimContact::Gone { same_boot },
+        ContactOutcome::Silent => ShimContact::Unreachable,
     })
 }
 
-fn adopt(dir: AttemptDir, remains: Remains, standing: Standing, workshop: &Workshop) -> Adopted {
+fn adopt(
+    dir: AttemptDir,
+    remains: RecoveredAttempt,
+    standing: AdoptionState,
+    workshop: &AttemptEnvironment,
+) -> AdoptedAttempt {
     let (held, errand) = match standing {
-        Standing::Finished => (Held::finished(remains), None),
-        Standing::NeverStarted => (Held::never_started(remains, &workshop.clock), None),
-        Standing::Started(contact) => resume(&dir, remains, contact, workshop),
+        AdoptionState::Finished => (SupervisedAttempt::restore_finished(remains), None),
+        AdoptionState::NeverStarted => (
+            SupervisedAttempt::restore_unstarted(remains, &workshop.clock),
+            None,
+        ),
+        AdoptionState::Started(contact) => resume_attempt(&dir, remains, contact, workshop),
     };
-    Adopted {
+    AdoptedAttempt {
         id: dir.id,
-        held,
-        errand,
+        attempt: held,
+        run: errand,
     }
 }
 
-fn resume(
+fn resume_attempt(
     dir: &AttemptDir,
-    remains: Remains,
-    contact: Contact,
-    workshop: &Workshop,
-) -> (Held, Option<(Errand, Bits)>) {
+    remains: RecoveredAttempt,
+    contact: ShimContact,
+    workshop: &AttemptEnvironment,
+) -> (
+    SupervisedAttempt,
+    Option<(AttemptRunInput, AttemptControlReceivers)>,
+) {
     let (reach, token, lease) = match &contact {
-        Contact::Adopted(found) => (Reach::Linked, found.presence.token.clone(), found.lease()),
-        Contact::Unreachable => (Reach::Unreachable, None, read_lease(dir.path())),
-        Contact::Gone { .. } | Contact::Launch { .. } => (Reach::Over, None, None),
+        ShimContact::Adopted(found) => (
+            ShimReach::Linked,
+            found.presence.token.clone(),
+            found.lease(),
+        ),
+        ShimContact::Unreachable => (ShimReach::Unreachable, None, read_lease(dir.path())),
+        ShimContact::Gone { .. } | ShimContact::Launch { .. } => (ShimReach::Ended, None, None),
     };
     info!(attempt_id = %dir.id, ?reach, "took over an attempt");
     let snapshot = remains.snapshot();
     let position = remains.stored.outbox.progress().consumed;
-    let fold = Fold::restore(
+    let fold = TranscriptReader::restore(
         remains.meta.deadlines,
         &snapshot,
         position,
         workshop.clock.now(),
     );
-    let errand = Errand {
+    let errand = AttemptRunInput {
         attempt_id: dir.id.to_string(),
         task_id: remains.meta.attempt.task_id.clone(),
         workspace: remains.meta.workspace.clone(),
         cleanup_term: remains.meta.cleanup_term,
-        files: remains.meta.files.clone(),
+        required_files: remains.meta.required_files.clone(),
         directory: dir.path().to_owned(),
-        fold,
-        recall_from: snapshot.position,
+        transcript_reader: fold,
+        replay_from: snapshot.position,
         position,
-        contact,
+        shim_contact: contact,
     };
-    let (held, bits) = Held::resumed(remains, token, lease, reach);
+    let (held, bits) = SupervisedAttempt::restore_running(remains, token, lease, reach);
     (held, Some((errand, bits)))
 }
 
 impl Supervisor {
     /// Holds what was taken over; each goes on where it was.
-    pub(crate) fn adopt_all(&mut self, adopted: Vec<Adopted>) {
-        for Adopted { id, held, errand } in adopted {
+    pub(crate) fn adopt_all(&mut self, adopted: Vec<AdoptedAttempt>) {
+        for AdoptedAttempt {
+            id,
+            attempt: held,
+            run: errand,
+        } in adopted
+        {
             let id = id.to_string();
-            self.held.insert(id.clone(), held);
+            self.supervised.insert(id.clone(), held);
             if let Some((errand, bits)) = errand {
-                self.run_attempt(errand, bits);
+                self.spawn_attempt_task(errand, bits);
             }
             self.enqueue(&id);
-            self.forget_if_settled(&id);
+            self.remove_if_settled(&id);
         }
     }
 }

@@ -5,27 +5,27 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::worker::{ToolAnswer, tool_answer, tool_call};
 
 use super::Supervisor;
-use crate::tools::{Asked, CapabilityHash, Step, detail, refused};
+use crate::tools::{CapabilityHash, ToolRequest, ToolRequestKind, error_detail, refused_answer};
 
 impl Supervisor {
     /// A secret that fits no running attempt learns nothing: not whether there was one.
-    pub(super) fn on_tool(&mut self, asked: Asked) {
-        let Asked { secret, step } = asked;
+    pub(super) fn on_tool_call(&mut self, asked: ToolRequest) {
+        let ToolRequest { secret, kind: step } = asked;
         let now = self.clock.now();
-        let id = CapabilityHash::attempt_of(&secret)
+        let id = CapabilityHash::attempt_id_in(&secret)
             .unwrap_or_default()
             .to_owned();
         let held = self
-            .held
+            .supervised
             .get_mut(&id)
-            .filter(|held| held.hears(&secret, now));
+            .filter(|held| held.accepts_secret(&secret, now));
         let (verb, reply) = match step {
-            Step::Files(reply) => {
+            ToolRequestKind::RequiredFiles(reply) => {
                 // Whoever asked may have gone; so below.
-                let _ = reply.send(held.and_then(|held| held.files()));
+                let _ = reply.send(held.and_then(|held| held.required_files()));
                 return;
             }
-            Step::Say { verb, reply } => (verb, reply),
+            ToolRequestKind::Call { verb, reply } => (verb, reply),
         };
         let Some(held) = held else {
             // Whoever asked may have gone.
@@ -40,7 +40,7 @@ impl Supervisor {
             | tool_call::Verb::Block(_) => None,
         };
         let is_look = matches!(verb, tool_call::Verb::Look(_));
-        if let Some(over) = held.after_the_end(said).filter(|_| !is_look) {
+        if let Some(over) = held.refuse_after_outcome(said).filter(|_| !is_look) {
             let _ = reply.send(over);
             return;
         }
@@ -56,36 +56,36 @@ impl Supervisor {
             tool_call::Verb::Checkpoint(draft) => Body::Checkpoint(draft),
             tool_call::Verb::Block(draft) => Body::Block(draft),
             tool_call::Verb::Finish(finish) => {
-                held.fix(finish, reply, &self.clock);
+                held.fix_outcome(finish, reply, &self.clock);
                 self.enqueue(&id);
                 return;
             }
         };
-        if held.has_room() {
-            held.tell(body, reply, &self.clock);
+        if held.has_frame_room() {
+            held.push_tool_frame(body, reply, &self.clock);
             self.enqueue(&id);
         } else {
-            let _ = reply.send(too_much_untold());
+            let _ = reply.send(too_many_unacked());
         }
     }
 }
 
 /// How its work ends is always heard: that is said once.
-fn too_much_untold() -> ToolAnswer {
+fn too_many_unacked() -> ToolAnswer {
     let message = "too much of what this attempt said has not reached the relay";
     let hint = "go on with the work, and say it again later, in fewer words";
     let detail = ErrorDetail {
         retryable: true,
-        ..detail("too_much_untold", message, hint, "")
+        ..error_detail("too_much_untold", message, hint, "")
     };
-    refused("failed_precondition", detail)
+    refused_answer("failed_precondition", detail)
 }
 
 fn no_such_capability() -> ToolAnswer {
     let message = "this capability belongs to no attempt that runs here";
     let hint = "stop: the attempt that it was made for is over, or it was never one";
-    refused(
+    refused_answer(
         "permission_denied",
-        detail("capability_refused", message, hint, ""),
+        error_detail("capability_refused", message, hint, ""),
     )
 }

@@ -5,29 +5,29 @@ use tokio::task::{Id, JoinError};
 use tracing::error;
 
 use super::Supervisor;
-use crate::attempt::{self, AttemptEvent, Ending};
-use crate::held::Held;
-use crate::process::Cleared;
+use crate::attempt::{self, AttemptEnding, AttemptEvent};
+use crate::held::SupervisedAttempt;
+use crate::process::TerminationOutcome;
 
 /// What a task does for the attempt of this id.
-pub(super) enum Duty {
+pub(super) enum AttemptTaskKind {
     Run(String),
     /// Ends what a task that died has left.
-    Bury(String),
+    CleanUp(String),
 }
 
 impl Supervisor {
-    pub(super) fn on_task_over(&mut self, over: Result<(Id, ()), JoinError>) {
+    pub(super) fn on_task_ended(&mut self, over: Result<(Id, ()), JoinError>) {
         match over {
             Ok((task, ())) => {
-                self.duties.remove(&task);
+                self.task_kinds.remove(&task);
             }
             Err(death) => {
                 error!(error = %death, "a task of the daemon died");
-                match self.duties.remove(&death.id()) {
-                    Some(Duty::Run(id)) => self.bury(id),
+                match self.task_kinds.remove(&death.id()) {
+                    Some(AttemptTaskKind::Run(id)) => self.clean_up_dead_task(id),
                     // Nobody could look, so nothing is proved: the fence waits for the lease to end.
-                    Some(Duty::Bury(id)) => self.end_unseen(&id),
+                    Some(AttemptTaskKind::CleanUp(id)) => self.end_without_proof(&id),
                     // It only reaped orphans, and will again.
                     None => {}
                 }
@@ -35,18 +35,30 @@ impl Supervisor {
         }
     }
 
-    fn bury(&mut self, id: String) {
-        if self.held.get(&id).is_some_and(Held::is_running) {
-            let grave = attempt::bury(id.clone(), self.events.clone(), self.clock.clone());
+    fn clean_up_dead_task(&mut self, id: String) {
+        if self
+            .supervised
+            .get(&id)
+            .is_some_and(SupervisedAttempt::is_running)
+        {
+            let grave = attempt::report_dead_task(
+                id.clone(),
+                self.event_sender.clone(),
+                self.clock.clone(),
+            );
             let task = self.tasks.spawn(grave).id();
-            self.duties.insert(task, Duty::Bury(id));
+            self.task_kinds.insert(task, AttemptTaskKind::CleanUp(id));
         }
     }
 
-    fn end_unseen(&mut self, id: &str) {
-        if self.held.get(id).is_some_and(Held::is_running) {
-            let ending = Ending::broken(Cleared::default());
-            self.on_attempt(id, AttemptEvent::Ended(ending));
+    fn end_without_proof(&mut self, id: &str) {
+        if self
+            .supervised
+            .get(id)
+            .is_some_and(SupervisedAttempt::is_running)
+        {
+            let ending = AttemptEnding::daemon_fault(TerminationOutcome::default());
+            self.on_attempt_event(id, AttemptEvent::Ended(ending));
         }
     }
 }

@@ -9,31 +9,33 @@ use prost_types::Timestamp;
 use tracing::warn;
 
 use super::Supervisor;
-use super::orders::{frame, positive};
-use crate::clock::Moment;
-use crate::disk::{DiskState, Space};
-use crate::held::Held;
-use crate::memory::Share;
+use super::orders::{positive_millis, to_daemon_frame};
+use crate::clock::BootTime;
+use crate::disk::{DiskState, FreeSpace};
+use crate::held::SupervisedAttempt;
+use crate::memory::AvailableMemory;
 
 impl Supervisor {
     pub(super) fn on_heartbeat_ack(&mut self, ack: HeartbeatAck) {
-        let Some(live) = &mut self.live else { return };
-        let Some(sent_at) = live.heartbeats.answered(ack.seq) else {
+        let Some(live) = &mut self.live_session else {
+            return;
+        };
+        let Some(sent_at) = live.heartbeats.record_answer(ack.seq) else {
             return;
         };
         let now = self.clock.now();
-        live.heard_at = now;
-        if let Some(interval) = positive(ack.heartbeat_ms) {
+        live.last_answer_at = now;
+        if let Some(interval) = positive_millis(ack.heartbeat_ms) {
             live.heartbeats.set_interval(interval, now);
         }
-        self.renew_all(ack.results, sent_at);
+        self.apply_renewals(ack.results, sent_at);
     }
 
     /// What became of leases in a request that was sent at this moment.
-    pub(super) fn renew_all(&mut self, results: Vec<RenewResult>, sent_at: Moment) {
+    pub(super) fn apply_renewals(&mut self, results: Vec<RenewResult>, sent_at: BootTime) {
         for entry in results {
             let id = entry.attempt_id;
-            let Some(held) = self.held.get_mut(&id) else {
+            let Some(held) = self.supervised.get_mut(&id) else {
                 continue;
             };
             match entry.result {
@@ -41,14 +43,14 @@ impl Supervisor {
                     held.renew(sent_at, Duration::from_millis(renewed.granted_ms));
                 }
                 // A finished one is only no longer leased; its last frames are still wanted.
-                Some(renew_result::Result::Revoked(_)) if !held.holds_slot() => {}
+                Some(renew_result::Result::Revoked(_)) if !held.uses_slot() => {}
                 Some(renew_result::Result::Revoked(revoked)) => {
                     warn!(attempt_id = id, code = ?revoked.code(), "the lease was revoked");
                     held.fence(&self.clock);
                     self.enqueue(&id);
                 }
                 // Neither renewed nor revoked: the lease goes on as it was.
-                None => self.unknown += 1,
+                None => self.unknown_messages += 1,
             }
         }
     }
@@ -56,12 +58,12 @@ impl Supervisor {
     pub(super) fn on_heartbeat_due(&mut self) {
         let now = self.clock.now();
         if self
-            .live
+            .live_session
             .as_ref()
             .is_some_and(|live| live.heartbeats.is_dead(now))
         {
             warn!("two heartbeats went unanswered; dialing again");
-            self.drop_stream();
+            self.close_session();
         } else {
             self.send_heartbeat();
         }
@@ -70,13 +72,17 @@ impl Supervisor {
     pub(super) fn send_heartbeat(&mut self) {
         let now = self.clock.now();
         let shortest = self.shortest_ttl();
-        let status = if self.course.takes_work() {
+        let status = if self.shutdown_plan.accepts_work() {
             v1::DaemonStatus::Online
         } else {
             v1::DaemonStatus::Draining
         };
-        let unacked: usize = self.held.values().map(|held| held.outbox.held()).sum();
-        let machine = self.memory.seen();
+        let unacked: usize = self
+            .supervised
+            .values()
+            .map(|held| held.outbox.output_bytes())
+            .sum();
+        let machine = self.memory.latest();
         let mut heartbeat = Heartbeat {
             seq: 0,
             heard_seq: None,
@@ -84,30 +90,32 @@ impl Supervisor {
             free_slots: self.free_slots(),
             status: status.into(),
             renew: self
-                .held
+                .supervised
                 .values()
                 .filter_map(|held| held.renew_entry(now))
                 .collect(),
             load: Some(DaemonLoad {
-                memory_available_percent: machine.memory.map(Share::percent),
+                memory_available_percent: machine.memory.map(AvailableMemory::available_percent),
                 load_1m: machine.load_1m,
-                disk_free_percent: self.disk.space().map(Space::free_percent),
+                disk_free_percent: self.disk.space().map(FreeSpace::free_percent),
                 unacked_bytes: Some(unacked as u64),
             }),
-            refuses: self.refuses().into(),
+            refuses: self.refusal_code().into(),
         };
-        let Some(live) = &mut self.live else { return };
-        heartbeat.seq = live.heartbeats.sent(now);
-        heartbeat.heard_seq = Some(live.heartbeats.heard_seq());
+        let Some(live) = &mut self.live_session else {
+            return;
+        };
+        heartbeat.seq = live.heartbeats.record_sent(now);
+        heartbeat.heard_seq = Some(live.heartbeats.last_answered_seq());
         if let Some(ttl) = shortest {
-            live.heartbeats.keep_alive(ttl, now);
+            live.heartbeats.shorten_for_lease(ttl, now);
         }
         live.session
-            .send_urgent(frame(daemon_frame::Frame::Heartbeat(heartbeat)));
+            .send_urgent(to_daemon_frame(daemon_frame::Frame::Heartbeat(heartbeat)));
     }
 
     /// Why any work would be refused now, beside stopping.
-    fn refuses(&self) -> v1::RejectCode {
+    fn refusal_code(&self) -> v1::RejectCode {
         match self.disk.state() {
             DiskState::Fine if self.memory.is_low() => v1::RejectCode::LowMemory,
             DiskState::Fine => v1::RejectCode::Unspecified,
@@ -116,16 +124,20 @@ impl Supervisor {
     }
 
     pub(super) fn shortest_ttl(&self) -> Option<Duration> {
-        self.held
+        self.supervised
             .values()
-            .filter_map(Held::lease)
+            .filter_map(SupervisedAttempt::lease)
             .map(|lease| lease.ttl())
             .min()
     }
 
     pub(super) fn free_slots(&self) -> u32 {
-        let taken = self.held.values().filter(|held| held.holds_slot()).count();
-        self.profile
+        let taken = self
+            .supervised
+            .values()
+            .filter(|held| held.uses_slot())
+            .count();
+        self.description
             .slots
             .saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
     }

@@ -4,111 +4,124 @@ use baton_proto::codes;
 use tracing::info;
 
 use super::Supervisor;
-use super::duties::Duty;
-use crate::agents::{Verdict, judge};
-use crate::attempt::{self, AttemptEvent, Contact, Ending, Errand, Fold, Lines, Words, Workshop};
-use crate::held::{Bits, Start};
+use super::duties::AttemptTaskKind;
+use crate::agents::{AttemptVerdict, judge_ending};
+use crate::attempt::{
+    self, AttemptChannels, AttemptEnding, AttemptEnvironment, AttemptEvent, AttemptRunInput,
+    ChildStdin, ShimContact, TranscriptReader,
+};
+use crate::held::{AttemptControlReceivers, AttemptStart};
 
 impl Supervisor {
     /// What starts once its lease is confirmed.
-    pub(super) fn start(&mut self, start: Start) {
-        let Start {
+    pub(super) fn start_attempt(&mut self, start: AttemptStart) {
+        let AttemptStart {
             plan,
             token,
             dir,
-            bits,
+            control: bits,
         } = start;
         info!(attempt_id = %plan.attempt_id, "lease confirmed; starting");
-        let fold = Fold::new(plan.deadlines);
-        let fold = match &plan.words {
-            Words::Prompt(_) => fold,
-            Words::Talk(talk) => fold.with_talk(talk.clone()),
+        let fold = TranscriptReader::new(plan.deadlines);
+        let fold = match &plan.stdin {
+            ChildStdin::Prompt(_) => fold,
+            ChildStdin::AgentSession(talk) => fold.with_agent_session(talk.clone()),
         };
-        let errand = Errand {
+        let errand = AttemptRunInput {
             attempt_id: plan.attempt_id.clone(),
             task_id: plan.task_id.clone(),
             workspace: Some(plan.workspace.clone()),
             cleanup_term: plan.cleanup_term,
-            files: plan.files.clone(),
-            directory: self.attempts.place(dir).path().to_owned(),
-            fold,
+            required_files: plan.required_files.clone(),
+            directory: self.attempt_dirs.attempt_dir(dir).path().to_owned(),
+            transcript_reader: fold,
             position: 0,
-            recall_from: 0,
-            contact: Contact::Launch {
+            replay_from: 0,
+            shim_contact: ShimContact::Launch {
                 plan: Box::new(plan),
                 token,
             },
         };
-        self.run_attempt(errand, bits);
+        self.spawn_attempt_task(errand, bits);
         let now = self.clock.now();
         let shortest = self.shortest_ttl();
-        if let Some((live, ttl)) = self.live.as_mut().zip(shortest) {
-            live.heartbeats.keep_alive(ttl, now);
+        if let Some((live, ttl)) = self.live_session.as_mut().zip(shortest) {
+            live.heartbeats.shorten_for_lease(ttl, now);
         }
     }
 
     /// The task that an attempt has from here to its end.
-    pub(super) fn run_attempt(&mut self, errand: Errand, bits: Bits) {
-        let lines = Lines {
+    pub(super) fn spawn_attempt_task(
+        &mut self,
+        errand: AttemptRunInput,
+        bits: AttemptControlReceivers,
+    ) {
+        let lines = AttemptChannels {
             stop: bits.stop,
-            hold_back: bits.hold_back,
+            pause_output: bits.pause_output,
             lease: bits.lease,
-            heard: bits.heard,
+            received_position: bits.received_position,
             consumed: bits.consumed,
-            answered: bits.answered,
-            fixed: bits.fixed,
-            words: bits.words,
-            told: bits.told,
-            events: self.events.clone(),
+            stored_answers: bits.stored_answers,
+            outcome_fixed: bits.outcome_fixed,
+            answers: bits.answers,
+            lease_delivered: bits.lease_delivered,
+            events: self.event_sender.clone(),
         };
         let id = errand.attempt_id.clone();
-        let workshop = Workshop {
+        let workshop = AttemptEnvironment {
             // The relay may have given it meanwhile.
             daemon_id: self.identity.daemon_id().to_owned(),
-            ..self.workshop.clone()
+            ..self.attempt_environment.clone()
         };
-        let task = self.tasks.spawn(attempt::run(errand, lines, workshop)).id();
-        self.duties.insert(task, Duty::Run(id));
+        let task = self
+            .tasks
+            .spawn(attempt::run_attempt(errand, lines, workshop))
+            .id();
+        self.task_kinds.insert(task, AttemptTaskKind::Run(id));
     }
 
-    pub(super) fn on_attempt(&mut self, id: &str, event: AttemptEvent) {
+    pub(super) fn on_attempt_event(&mut self, id: &str, event: AttemptEvent) {
         if let AttemptEvent::Ended(ending) = &event {
-            self.note_conversation(id, ending);
+            self.record_conversation(id, ending);
         }
-        let keeping_up = self.is_keeping_up();
-        if let Some(held) = self.held.get_mut(id) {
+        let keeping_up = self.is_relay_expected();
+        if let Some(held) = self.supervised.get_mut(id) {
             held.on_event(event, &self.clock);
-            held.balance(keeping_up);
+            held.update_backpressure(keeping_up);
             self.enqueue(id);
         }
     }
 
     /// The next turn goes on with what the agent calls the conversation now, or begins anew if it knows it no more.
-    fn note_conversation(&mut self, id: &str, ending: &Ending) {
-        let held = self.held.get(id);
-        let Some(conversing) = held.and_then(|held| held.conversing.as_ref()) else {
+    fn record_conversation(&mut self, id: &str, ending: &AttemptEnding) {
+        let held = self.supervised.get(id);
+        let Some(conversing) = held.and_then(|held| held.conversation.as_ref()) else {
             return;
         };
-        match judge(ending) {
-            Verdict::Failed(failing) if failing.code == codes::RESUME_FAILED => {
-                self.conversations.forget(&conversing.key);
+        match judge_ending(ending) {
+            AttemptVerdict::Failed(failing) if failing.code == codes::RESUME_FAILED => {
+                self.conversations.remove(&conversing.key);
             }
-            Verdict::Complete(_)
-            | Verdict::Failed(_)
-            | Verdict::Withdrawn { .. }
-            | Verdict::Stopped => {
-                let Some(spoken) = &ending.spoken else { return };
+            AttemptVerdict::Complete(_)
+            | AttemptVerdict::Failed(_)
+            | AttemptVerdict::Withdrawn { .. }
+            | AttemptVerdict::Stopped => {
+                let Some(spoken) = &ending.agent_summary else {
+                    return;
+                };
                 let usage = spoken.end.as_ref().and_then(|end| end.usage.as_ref());
                 if let Some(session) = &spoken.conversation {
                     let now = self.clock.wall();
-                    self.conversations.remember(conversing, session, usage, now);
+                    self.conversations
+                        .record_turn(conversing, session, usage, now);
                 }
             }
         }
     }
 
     /// Whether the relay is there to take what attempts say, or is expected any moment.
-    pub(super) fn is_keeping_up(&self) -> bool {
-        self.live.is_some() || self.awaited_until.is_some()
+    pub(super) fn is_relay_expected(&self) -> bool {
+        self.live_session.is_some() || self.relay_awaited_until.is_some()
     }
 }

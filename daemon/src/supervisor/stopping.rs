@@ -4,161 +4,187 @@ use baton_proto::v1::{Goodbye, GoodbyeCode, HoldGranted, HoldRequest, RejectCode
 use tracing::{info, warn};
 
 use super::Supervisor;
-use super::course::{Course, Hold, Scene};
-use super::orders::frame;
-use crate::agents::Refusal;
-use crate::clock::Moment;
-use crate::held::{Held, Telling};
+use super::course::{LeaseExtensionState, ShutdownInputs, ShutdownPlan};
+use super::orders::to_daemon_frame;
+use crate::agents::DispatchRefusal;
+use crate::clock::BootTime;
+use crate::held::{LeaseDelivery, SupervisedAttempt};
 
 impl Supervisor {
     pub(super) fn begin_drain(&mut self) {
-        self.course = self.stopping.begin(self.clock.now());
-        let refusal = Refusal {
+        self.shutdown_plan = self.shutdown_settings.begin_drain(self.clock.now());
+        let refusal = DispatchRefusal {
             code: RejectCode::Draining,
             message: "the daemon is stopping".to_owned(),
         };
-        self.change_all(|held, clock| held.give_back(&refusal, clock));
+        self.update_all(|held, clock| held.return_unstarted(&refusal, clock));
         self.send_heartbeat();
-        info!(held = self.held.len(), "draining");
+        info!(held = self.supervised.len(), "draining");
     }
 
-    pub(super) fn move_on(&mut self, now: Moment) {
-        let next = self.course.next(Scene {
+    pub(super) fn advance_shutdown(&mut self, now: BootTime) {
+        let next = self.shutdown_plan.next(ShutdownInputs {
             now,
-            idle: !self.held.values().any(Held::holds_slot),
-            may_leave: self.held.values().all(Held::may_be_left),
-            stopping: self.stopping,
+            is_idle: !self.supervised.values().any(SupervisedAttempt::uses_slot),
+            may_exit: self
+                .supervised
+                .values()
+                .all(SupervisedAttempt::can_outlive_daemon),
+            settings: self.shutdown_settings,
         });
-        if next != self.course {
-            self.course = next;
-            self.on_turn(next);
+        if next != self.shutdown_plan {
+            self.shutdown_plan = next;
+            self.on_shutdown_state(next);
         }
-        self.ask_for_hold(now);
+        self.request_lease_extension(now);
     }
 
     /// What a new part of the course begins with.
-    fn on_turn(&mut self, course: Course) {
-        let running = self.held.values().filter(|held| held.holds_slot()).count();
+    fn on_shutdown_state(&mut self, course: ShutdownPlan) {
+        let running = self
+            .supervised
+            .values()
+            .filter(|held| held.uses_slot())
+            .count();
         match course {
-            Course::HandingOver { .. } => info!(running, "handing over what still runs"),
-            Course::Killing { kill_by, .. } => {
+            ShutdownPlan::HandingOver { .. } => info!(running, "handing over what still runs"),
+            ShutdownPlan::Killing { kill_by, .. } => {
                 info!(running, "killing what still runs");
-                self.change_all(|held, clock| held.drain(kill_by, clock));
+                self.update_all(|held, clock| held.stop_for_drain(kill_by, clock));
             }
-            Course::Leaving { restarts: true, .. } => {
+            ShutdownPlan::Exiting { restarts: true, .. } => {
                 info!(running, "handed over; the next daemon finds it here");
             }
-            Course::Leaving { .. } if running > 0 => {
+            ShutdownPlan::Exiting { .. } if running > 0 => {
                 warn!(
                     running,
                     "the time is up; the shims end what is left with their leases"
                 );
             }
-            Course::Leaving { .. }
-            | Course::Working
-            | Course::Resting
-            | Course::Draining { .. } => {}
+            ShutdownPlan::Exiting { .. }
+            | ShutdownPlan::Working
+            | ShutdownPlan::DrainedByRelay
+            | ShutdownPlan::Draining { .. } => {}
         }
     }
 
     /// Once on every stream, until it is granted.
-    fn ask_for_hold(&mut self, now: Moment) {
-        let Course::HandingOver {
-            hold: Hold::Unasked,
+    fn request_lease_extension(&mut self, now: BootTime) {
+        let ShutdownPlan::HandingOver {
+            extension: LeaseExtensionState::NotRequested,
             leave_by,
-        } = self.course
+        } = self.shutdown_plan
         else {
             return;
         };
-        let Some(live) = self.live.as_ref().filter(|live| live.grants_holds) else {
+        let Some(live) = self
+            .live_session
+            .as_ref()
+            .filter(|live| live.grants_lease_extensions)
+        else {
             return;
         };
         let stream = live.session.number;
-        let running = self.held.values().filter(|held| held.holds_slot());
+        let running = self.supervised.values().filter(|held| held.uses_slot());
         let attempts = running.filter_map(|held| held.renew_entry(now)).collect();
         let request = HoldRequest {
             seq: stream,
-            hold_ms: u64::try_from(self.stopping.hold.as_millis()).unwrap_or(u64::MAX),
+            hold_ms: u64::try_from(self.shutdown_settings.lease_extension.as_millis())
+                .unwrap_or(u64::MAX),
             attempts,
             reason: "the daemon restarts".to_owned(),
         };
         live.session
-            .send_urgent(frame(daemon_frame::Frame::Hold(request)));
-        let hold = Hold::Asked { stream, at: now };
-        self.course = Course::HandingOver { hold, leave_by };
+            .send_urgent(to_daemon_frame(daemon_frame::Frame::Hold(request)));
+        let hold = LeaseExtensionState::Requested { stream, at: now };
+        self.shutdown_plan = ShutdownPlan::HandingOver {
+            extension: hold,
+            leave_by,
+        };
     }
 
-    pub(super) fn on_hold_granted(&mut self, granted: HoldGranted) {
-        let Course::HandingOver {
-            hold: Hold::Asked { stream, at },
+    pub(super) fn on_lease_extension_granted(&mut self, granted: HoldGranted) {
+        let ShutdownPlan::HandingOver {
+            extension: LeaseExtensionState::Requested { stream, at },
             leave_by,
-        } = self.course
+        } = self.shutdown_plan
         else {
             return;
         };
         if granted.seq != stream {
             return;
         }
-        self.renew_all(granted.results, at);
-        let hold = Hold::Granted;
-        self.course = Course::HandingOver { hold, leave_by };
+        self.apply_renewals(granted.results, at);
+        let hold = LeaseExtensionState::Granted;
+        self.shutdown_plan = ShutdownPlan::HandingOver {
+            extension: hold,
+            leave_by,
+        };
     }
 
     /// Leases that are granted and not with their shims yet.
-    pub(super) fn untold(&self) -> Vec<Telling> {
-        match self.course {
-            Course::HandingOver {
-                hold: Hold::Granted,
+    pub(super) fn undelivered_leases(&self) -> Vec<LeaseDelivery> {
+        match self.shutdown_plan {
+            ShutdownPlan::HandingOver {
+                extension: LeaseExtensionState::Granted,
                 ..
-            } => self.held.values().filter_map(Held::telling).collect(),
-            Course::HandingOver { .. }
-            | Course::Working
-            | Course::Resting
-            | Course::Draining { .. }
-            | Course::Killing { .. }
-            | Course::Leaving { .. } => Vec::new(),
+            } => self
+                .supervised
+                .values()
+                .filter_map(SupervisedAttempt::pending_lease_delivery)
+                .collect(),
+            ShutdownPlan::HandingOver { .. }
+            | ShutdownPlan::Working
+            | ShutdownPlan::DrainedByRelay
+            | ShutdownPlan::Draining { .. }
+            | ShutdownPlan::Killing { .. }
+            | ShutdownPlan::Exiting { .. } => Vec::new(),
         }
     }
 
     /// The stream on which it was asked is gone, and with it the answer.
-    pub(super) fn hold_lost(&mut self) {
-        if let Course::HandingOver {
-            hold: Hold::Asked { .. },
+    pub(super) fn on_lease_extension_lost(&mut self) {
+        if let ShutdownPlan::HandingOver {
+            extension: LeaseExtensionState::Requested { .. },
             leave_by,
-        } = self.course
+        } = self.shutdown_plan
         {
-            let hold = Hold::Unasked;
-            self.course = Course::HandingOver { hold, leave_by };
+            let hold = LeaseExtensionState::NotRequested;
+            self.shutdown_plan = ShutdownPlan::HandingOver {
+                extension: hold,
+                leave_by,
+            };
         }
     }
 
     /// What is still to be told keeps it until its time is over; what runs on without it does not.
-    pub(super) fn is_done(&self) -> bool {
-        match self.course {
-            Course::Leaving { until, .. } => {
-                self.held.values().all(Held::holds_slot) || until <= self.clock.now()
+    pub(super) fn is_shutdown_complete(&self) -> bool {
+        match self.shutdown_plan {
+            ShutdownPlan::Exiting { until, .. } => {
+                self.supervised.values().all(SupervisedAttempt::uses_slot)
+                    || until <= self.clock.now()
             }
-            Course::Working
-            | Course::Resting
-            | Course::Draining { .. }
-            | Course::HandingOver { .. }
-            | Course::Killing { .. } => false,
+            ShutdownPlan::Working
+            | ShutdownPlan::DrainedByRelay
+            | ShutdownPlan::Draining { .. }
+            | ShutdownPlan::HandingOver { .. }
+            | ShutdownPlan::Killing { .. } => false,
         }
     }
 
-    pub(super) fn say_goodbye(&mut self) {
-        let (code, message) = match self.course {
-            Course::Leaving { restarts: true, .. } => {
+    pub(super) fn send_goodbye(&mut self) {
+        let (code, message) = match self.shutdown_plan {
+            ShutdownPlan::Exiting { restarts: true, .. } => {
                 (GoodbyeCode::Restarting, "the daemon restarts")
             }
-            Course::Leaving { .. }
-            | Course::Working
-            | Course::Resting
-            | Course::Draining { .. }
-            | Course::HandingOver { .. }
-            | Course::Killing { .. } => (GoodbyeCode::Draining, "the daemon stops"),
+            ShutdownPlan::Exiting { .. }
+            | ShutdownPlan::Working
+            | ShutdownPlan::DrainedByRelay
+            | ShutdownPlan::Draining { .. }
+            | ShutdownPlan::HandingOver { .. }
+            | ShutdownPlan::Killing { .. } => (GoodbyeCode::Draining, "the daemon stops"),
         };
-        if let Some(live) = self.live.take() {
+        if let Some(live) = self.live_session.take() {
             let goodbye = Goodbye {
                 code: code.into(),
                 message: message.to_owned(),
@@ -168,17 +194,17 @@ impl Supervisor {
             let _ = live
                 .session
                 .frames
-                .try_send(frame(daemon_frame::Frame::Goodbye(goodbye)));
+                .try_send(to_daemon_frame(daemon_frame::Frame::Goodbye(goodbye)));
         }
     }
 }
 
 /// Completes when all of them are told; never when there are none. Cancel safe.
-pub(super) async fn told(untold: Vec<Telling>) {
+pub(super) async fn wait_for_delivery(untold: Vec<LeaseDelivery>) {
     if untold.is_empty() {
         std::future::pending::<()>().await;
     }
     for telling in untold {
-        telling.done().await;
+        telling.completed().await;
     }
 }

@@ -9,63 +9,68 @@ use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::attempt_dir::AttemptId;
-use crate::clock::Moment;
+use crate::clock::BootTime;
 use crate::disk::DiskState;
-use crate::held::StopWhy;
-use crate::memory::Machine;
-use crate::outbox::{Job, Report};
+use crate::held::StopReason;
+use crate::memory::MachineUsage;
+use crate::outbox::{OutboxJob, OutboxReport};
 
 /// How often the free space is looked at, and while there is too little.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const DISK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const LOW_DISK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// Hands over what waits for the disk.
-    pub(super) fn save(&mut self) {
-        if self.save_small() && self.save_attempts() {
+    pub(super) fn submit_jobs(&mut self) {
+        if self.submit_small_jobs() && self.submit_attempt_jobs() {
             return;
         }
         if self.writer.jobs.is_closed() {
-            self.lose_disk();
+            self.on_writer_died();
         }
         // Full: the next report makes room.
     }
 
-    fn save_small(&mut self) -> bool {
-        while let Some(id) = self.removals.front() {
-            if self.writer.jobs.try_send(Job::Remove { id: *id }).is_err() {
+    fn submit_small_jobs(&mut self) -> bool {
+        while let Some(id) = self.dirs_to_remove.front() {
+            if self
+                .writer
+                .jobs
+                .try_send(OutboxJob::Remove { id: *id })
+                .is_err()
+            {
                 return false;
             }
-            self.removals.pop_front();
+            self.dirs_to_remove.pop_front();
         }
         // Ahead of the frames that tell the ends of their turns.
-        while self.conversations.has_news() {
+        while self.conversations.has_unsaved() {
             let Ok(room) = self.writer.jobs.try_reserve() else {
                 return false;
             };
-            if let Some(note) = self.conversations.take_news() {
-                room.send(Job::KeepConversation(note));
+            if let Some(note) = self.conversations.take_unsaved() {
+                room.send(OutboxJob::StoreConversation(note));
             }
         }
-        if !self.epochs.has_news() {
+        if !self.epochs.has_unsaved() {
             return true;
         }
         let Ok(room) = self.writer.jobs.try_reserve() else {
             return false;
         };
-        if let Some(text) = self.epochs.take_news() {
-            room.send(Job::KeepEpochs(text));
+        if let Some(text) = self.epochs.take_unsaved() {
+            room.send(OutboxJob::StoreEpochs(text));
         }
         true
     }
 
-    fn save_attempts(&mut self) -> bool {
-        for held in self.held.values_mut() {
-            while held.has_job() {
+    fn submit_attempt_jobs(&mut self) -> bool {
+        for held in self.supervised.values_mut() {
+            while held.has_disk_job() {
                 let Ok(room) = self.writer.jobs.try_reserve() else {
                     return false;
                 };
-                match held.next_job() {
+                match held.next_disk_job() {
                     Some(job) => room.send(job),
                     None => break,
                 }
@@ -74,61 +79,62 @@ impl Supervisor {
         true
     }
 
-    pub(super) fn on_report(&mut self, report: Report) {
+    pub(super) fn on_writer_report(&mut self, report: OutboxReport) {
         match report {
-            Report::Stored { id, durable } => {
-                let (id, keeping_up) = (id.to_string(), self.is_keeping_up());
-                if let Some(held) = self.held.get_mut(&id) {
+            OutboxReport::Stored { id, durable } => {
+                let (id, keeping_up) = (id.to_string(), self.is_relay_expected());
+                if let Some(held) = self.supervised.get_mut(&id) {
                     held.outbox.log_mut().on_durable(durable);
                     held.on_stored();
-                    held.balance(keeping_up);
+                    held.update_backpressure(keeping_up);
                     self.enqueue(&id);
                 }
             }
-            Report::NotReplaced { id } => {
-                if let Some(held) = self.held.get_mut(&id.to_string()) {
+            OutboxReport::NotReplaced { id } => {
+                if let Some(held) = self.supervised.get_mut(&id.to_string()) {
                     held.outbox.log_mut().on_replaced();
                 }
             }
-            Report::Failed { id, error } => {
+            OutboxReport::Failed { id, error } => {
                 warn!(attempt_id = %id, %error, "the attempt fails because its frames cannot be stored");
                 let before = self.disk.state();
                 let why = match error.kind() {
                     // What no disk would take says nothing about this one.
-                    ErrorKind::InvalidData => StopWhy::TooLong,
+                    ErrorKind::InvalidData => StopReason::TooLong,
                     _ => {
-                        self.disk.on_failed_write();
-                        StopWhy::DiskFull
+                        self.disk.on_write_failed();
+                        StopReason::DiskFull
                     }
                 };
                 self.on_disk_state(before);
-                self.look_at = self.clock.now();
-                self.on_refused(id, why);
+                self.disk_check_at = self.clock.now();
+                self.on_attempt_write_failed(id, why);
             }
-            Report::Looked {
+            OutboxReport::DiskChecked {
                 space,
                 is_writable,
                 machine,
             } => {
                 let before = self.disk.state();
-                self.disk.on_look(space, is_writable);
+                self.disk.on_measured(space, is_writable);
                 self.on_disk_state(before);
-                self.on_machine(machine);
+                self.on_machine_usage(machine);
             }
         }
     }
 
-    fn on_refused(&mut self, id: AttemptId, why: StopWhy) {
+    fn on_attempt_write_failed(&mut self, id: AttemptId, why: StopReason) {
         let key = id.to_string();
-        if let Some(held) = self.held.get_mut(&key) {
-            self.removals.extend(held.on_disk_failed(why, &self.clock));
+        if let Some(held) = self.supervised.get_mut(&key) {
+            self.dirs_to_remove
+                .extend(held.on_disk_failed(why, &self.clock));
             self.enqueue(&key);
         }
     }
 
-    fn on_machine(&mut self, machine: Machine) {
+    fn on_machine_usage(&mut self, machine: MachineUsage) {
         let was_low = self.memory.is_low();
-        self.memory.on_look(machine);
+        self.memory.on_measured(machine);
         match (was_low, self.memory.is_low()) {
             (false, true) => warn!(memory = %self.memory, "new work is refused"),
             (true, false) => info!(memory = %self.memory, "taking new work again"),
@@ -139,7 +145,7 @@ impl Supervisor {
     fn on_disk_state(&mut self, before: DiskState) {
         let state = self.disk.state();
         match state {
-            DiskState::Fine => self.repair(),
+            DiskState::Fine => self.rewrite_unstored(),
             DiskState::Low | DiskState::Failing => {}
         }
         if state == before {
@@ -148,7 +154,7 @@ impl Supervisor {
         match state {
             DiskState::Fine => {
                 info!(disk = %self.disk, "taking new work again");
-                self.epochs.tell_again();
+                self.epochs.mark_unsaved();
             }
             DiskState::Low | DiskState::Failing => {
                 warn!(disk = %self.disk, "new work is refused; free some space");
@@ -157,8 +163,12 @@ impl Supervisor {
     }
 
     /// There is room again: whatever is only in memory is written down.
-    fn repair(&mut self) {
-        for held in self.held.values_mut().filter(|held| held.needs_repair()) {
+    fn rewrite_unstored(&mut self) {
+        for held in self
+            .supervised
+            .values_mut()
+            .filter(|held| held.needs_repair())
+        {
             let Ok(room) = self.writer.jobs.try_reserve() else {
                 return; // The next look tries again.
             };
@@ -168,46 +178,46 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn look(&mut self, now: Moment) {
+    pub(super) fn request_disk_check(&mut self, now: BootTime) {
         let state = self.disk.state();
         let every = match state {
-            DiskState::Fine => LOOK_EVERY,
-            DiskState::Low | DiskState::Failing => LOOK_AGAIN,
+            DiskState::Fine => DISK_CHECK_INTERVAL,
+            DiskState::Low | DiskState::Failing => LOW_DISK_CHECK_INTERVAL,
         };
-        self.look_at = now.after(every);
+        self.disk_check_at = now.after(every);
         let probe = state == DiskState::Failing;
-        match self.writer.jobs.try_send(Job::Look { probe }) {
+        match self.writer.jobs.try_send(OutboxJob::CheckDisk { probe }) {
             // Full: it has enough to do, and its reports say how that goes.
             Ok(()) | Err(TrySendError::Full(_)) => {}
-            Err(TrySendError::Closed(_)) => self.lose_disk(),
+            Err(TrySendError::Closed(_)) => self.on_writer_died(),
         }
     }
 
     /// The writer is gone: as if the disk refused everything, for good.
-    fn lose_disk(&mut self) {
+    fn on_writer_died(&mut self) {
         if self.disk.state() != DiskState::Failing {
             error!("the thread that writes the outboxes has died; restart the daemon");
         }
-        self.disk.on_failed_write();
-        self.change_all(|held, clock| {
-            if held.has_job() {
-                held.on_disk_failed(StopWhy::DiskFull, clock);
+        self.disk.on_write_failed();
+        self.update_all(|held, clock| {
+            if held.has_disk_job() {
+                held.on_disk_failed(StopReason::DiskFull, clock);
             }
         });
     }
 
     /// On the way out: what is not acknowledged is the next daemon's to say, so it must be on the disk.
     pub(super) async fn finish_writing(mut self) {
-        let limit = self.course.last_writes(self.clock.now());
+        let limit = self.shutdown_plan.write_time_left(self.clock.now());
         let finished = tokio::time::timeout(limit, async {
             loop {
-                self.save();
-                let small = !self.removals.is_empty() || self.conversations.has_news();
-                if small || self.held.values().any(|held| held.has_job()) {
+                self.submit_jobs();
+                let small = !self.dirs_to_remove.is_empty() || self.conversations.has_unsaved();
+                if small || self.supervised.values().any(|held| held.has_disk_job()) {
                     let Some(report) = self.writer.reports.recv().await else {
                         return;
                     };
-                    self.on_report(report);
+                    self.on_writer_report(report);
                 } else {
                     return self.writer.finish().await;
                 }

@@ -9,24 +9,24 @@ use bytes::Bytes;
 use tokio_stream::StreamExt;
 
 use super::*;
-use crate::attempt::{AttemptPlan, Words};
-use crate::config::KERNEL_BOOT_ID;
-use crate::held::Offer;
-use crate::outbox::Record;
+use crate::attempt::{AttemptPlan, ChildStdin};
+use crate::config::KERNEL_BOOT_ID_FILE;
+use crate::held::AcceptedDispatch;
+use crate::outbox::FrameRecord;
 use crate::process::ChildSpec;
 use crate::shim::client::ShimProgram;
-use crate::timers::Deadlines;
+use crate::timers::DeadlineLimits;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(600);
-const INSTANT: Duration = Duration::from_millis(1);
+const ONE_MILLISECOND: Duration = Duration::from_millis(1);
 
 fn supervisor(dir: &Path, shim: &str) -> Supervisor {
     supervisor_on(Clock::boot(), dir, shim)
 }
 
 fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
-    let workshop = Workshop {
+    let workshop = AttemptEnvironment {
         shim: ShimProgram {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), shim.into()],
@@ -35,8 +35,8 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         daemon_id: String::new(),
         instance_id: String::new(),
         boot_id: String::new(),
-        name: String::new(),
-        groups: None,
+        daemon_name: String::new(),
+        control_groups: None,
         clock: clock.clone(),
     };
     let config = DaemonConfig {
@@ -51,23 +51,23 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         agents: BTreeMap::new(),
         roots: BTreeMap::new(),
         work_dir: dir.to_owned(),
-        limits: crate::config::Limits::default(),
+        limits: crate::config::ResourceLimits::default(),
         drain: Duration::from_secs(15),
-        hold: Duration::ZERO,
+        lease_extension: Duration::ZERO,
         health: None,
         shim: workshop.shim.clone(),
         tools_program: "/bin/false".into(),
-        boot_id_file: KERNEL_BOOT_ID.into(),
+        boot_id_file: KERNEL_BOOT_ID_FILE.into(),
         adopt_orphans: false,
         clock,
     };
     Supervisor::new(
         &config,
-        Identity::open(dir, Path::new(KERNEL_BOOT_ID)).unwrap(),
-        Storage::open(dir).unwrap(),
+        DaemonIdentity::open(dir, Path::new(KERNEL_BOOT_ID_FILE)).unwrap(),
+        DaemonStorage::open(dir).unwrap(),
         workshop,
-        watch::Sender::new(Stake::default()),
-        watch::Sender::new(DaemonStatus::new("", 1, Moment::from_millis(0))),
+        watch::Sender::new(ReconnectUrgency::default()),
+        watch::Sender::new(DaemonStatus::new("", 1, BootTime::from_millis(0))),
     )
     .unwrap()
 }
@@ -77,99 +77,99 @@ fn plan() -> AttemptPlan {
     AttemptPlan {
         attempt_id: uuid::Uuid::now_v7().to_string(),
         task_id: String::new(),
-        workspace: crate::workspace::Plan::open(Path::new("/")),
+        workspace: crate::workspace::WorkspacePlan::in_directory(Path::new("/")),
         child: ChildSpec {
             program: "true".into(),
             args: Vec::new(),
             cwd: "/".into(),
             environment: BTreeMap::new(),
-            group: None,
+            control_group: None,
         },
-        words: Words::Prompt(Bytes::new()),
-        deadlines: Deadlines::default(),
+        stdin: ChildStdin::Prompt(Bytes::new()),
+        deadlines: DeadlineLimits::default(),
         cleanup_term: Duration::from_secs(2),
         tools: None,
-        files: None,
+        required_files: None,
         resume: None,
     }
 }
 
 /// Takes the attempt and starts it, as Dispatch and LeaseConfirmed would.
-async fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
+async fn start_confirmed_attempt(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
     let id = plan.attempt_id.clone();
     let attempt = AttemptRef {
         attempt_id: id.clone(),
         ..AttemptRef::default()
     };
-    let offer = Offer {
-        place: supervisor.place(&attempt, &Dispatch::default(), &plan),
+    let offer = AcceptedDispatch {
+        outbox_location: supervisor.new_outbox_location(&attempt, &Dispatch::default(), &plan),
         attempt,
         token: LeaseToken::default(),
         plan,
-        accept: Duration::from_secs(10),
-        conversing: None,
+        confirm_within: Duration::from_secs(10),
+        conversation: None,
     };
-    let held = Held::accept(offer, &supervisor.clock);
-    supervisor.held.insert(id.clone(), held);
+    let held = SupervisedAttempt::accept(offer, &supervisor.clock);
+    supervisor.supervised.insert(id.clone(), held);
     let granted = LEASE;
-    let early = supervisor.held.get_mut(&id).unwrap();
-    let start = early.confirm(None, granted, &supervisor.clock);
+    let early = supervisor.supervised.get_mut(&id).unwrap();
+    let start = early.confirm_lease(None, granted, &supervisor.clock);
     assert!(start.is_none(), "the disk does not have it");
-    while !supervisor.held[&id].outbox.log().is_begun() {
-        disk_turn(supervisor).await;
+    while !supervisor.supervised[&id].outbox.log().has_stored_entries() {
+        run_disk_round(supervisor).await;
     }
-    let held = supervisor.held.get_mut(&id).unwrap();
-    let start = held.confirm(None, granted, &supervisor.clock);
-    supervisor.start(start.expect("it was not started before"));
+    let held = supervisor.supervised.get_mut(&id).unwrap();
+    let start = held.confirm_lease(None, granted, &supervisor.clock);
+    supervisor.start_attempt(start.expect("it was not started before"));
     id
 }
 
 async fn next_event(supervisor: &mut Supervisor) {
-    let event = tokio::time::timeout(PATIENCE, supervisor.incoming.recv());
+    let event = tokio::time::timeout(TEST_TIMEOUT, supervisor.attempt_events.recv());
     let (id, event) = event.await.expect("nothing happens").unwrap();
-    supervisor.on_attempt(&id, event);
+    supervisor.on_attempt_event(&id, event);
 }
 
-async fn until_there(path: &Path) {
+async fn wait_for_file(path: &Path) {
     let there = async {
         while !path.exists() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, there)
+    tokio::time::timeout(TEST_TIMEOUT, there)
         .await
         .expect("it was not started");
 }
 
-async fn kill_task(supervisor: &mut Supervisor) {
+async fn abort_attempt_task(supervisor: &mut Supervisor) {
     supervisor.tasks.abort_all();
-    let over = tokio::time::timeout(PATIENCE, supervisor.tasks.join_next_with_id());
+    let over = tokio::time::timeout(TEST_TIMEOUT, supervisor.tasks.join_next_with_id());
     let over = over.await.expect("the task lives on").unwrap();
     assert!(over.is_err());
-    supervisor.on_task_over(over);
+    supervisor.on_task_ended(over);
 }
 
 /// Saves what waits and takes the disk's next answer.
-async fn disk_turn(supervisor: &mut Supervisor) {
-    supervisor.save();
-    let report = tokio::time::timeout(PATIENCE, supervisor.writer.reports.recv());
+async fn run_disk_round(supervisor: &mut Supervisor) {
+    supervisor.submit_jobs();
+    let report = tokio::time::timeout(TEST_TIMEOUT, supervisor.writer.reports.recv());
     let report = report.await.expect("the disk says nothing").unwrap();
-    supervisor.on_report(report);
+    supervisor.on_writer_report(report);
 }
 
-async fn last_word(supervisor: &mut Supervisor, id: &str) -> TaskError {
+async fn terminal_error(supervisor: &mut Supervisor, id: &str) -> TaskError {
     loop {
-        let held = supervisor.held.get_mut(id).unwrap();
-        assert!(!held.holds_slot());
+        let held = supervisor.supervised.get_mut(id).unwrap();
+        assert!(!held.uses_slot());
         while let Some(record) = held.outbox.next_unsent().cloned() {
             held.outbox.mark_sent();
-            if let Record::Control { body, .. } = record
+            if let FrameRecord::Control { body, .. } = record
                 && let Some(Body::Error(error)) = body.body
             {
                 return error;
             }
         }
-        disk_turn(supervisor).await;
+        run_disk_round(supervisor).await;
     }
 }
 
@@ -183,19 +183,29 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
         up.display()
     );
     let mut supervisor = supervisor(dir.path(), &script);
-    let id = begin(&mut supervisor, plan()).await;
-    until_there(&up).await;
-    kill_task(&mut supervisor).await;
+    let id = start_confirmed_attempt(&mut supervisor, plan()).await;
+    wait_for_file(&up).await;
+    abort_attempt_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
-    let stake = Stake::of(supervisor.held.values().map(Held::at_stake));
-    assert!(stake.lease.is_some() && stake.last_words.is_none());
-    while supervisor.held[&id].holds_slot() {
+    let stake = ReconnectUrgency::from_attempts(
+        supervisor
+            .supervised
+            .values()
+            .map(SupervisedAttempt::reconnect_urgency),
+    );
+    assert!(stake.earliest_lease_limit.is_some() && stake.max_result_delay.is_none());
+    while supervisor.supervised[&id].uses_slot() {
         next_event(&mut supervisor).await;
     }
     assert_eq!(supervisor.free_slots(), 1);
-    let stake = Stake::of(supervisor.held.values().map(Held::at_stake));
-    assert!(stake.lease.is_none() && stake.last_words.is_some());
-    let error = last_word(&mut supervisor, &id).await;
+    let stake = ReconnectUrgency::from_attempts(
+        supervisor
+            .supervised
+            .values()
+            .map(SupervisedAttempt::reconnect_urgency),
+    );
+    assert!(stake.earliest_lease_limit.is_none() && stake.max_result_delay.is_some());
+    let error = terminal_error(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");
     let receipt = error.receipt.unwrap();
     // It was found by its environment, which proves nothing about others.
@@ -210,12 +220,12 @@ async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
     // Nobody ends it, so it ends by itself when the test is over.
     let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
     let mut supervisor = supervisor(dir.path(), &script);
-    let id = begin(&mut supervisor, plan()).await;
-    until_there(&up).await;
-    kill_task(&mut supervisor).await;
-    kill_task(&mut supervisor).await;
+    let id = start_confirmed_attempt(&mut supervisor, plan()).await;
+    wait_for_file(&up).await;
+    abort_attempt_task(&mut supervisor).await;
+    abort_attempt_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 1);
-    let receipt = last_word(&mut supervisor, &id).await.receipt.unwrap();
+    let receipt = terminal_error(&mut supervisor, &id).await.receipt.unwrap();
     assert!(!receipt.group_empty);
     assert_eq!(receipt.prompt_written, Some(true));
 }
@@ -226,25 +236,30 @@ async fn an_attempt_that_runs_is_heard_until_its_lease_is_over() {
     let up = dir.path().join("up");
     // Nobody ends it, so it ends by itself when the test is over.
     let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
-    let clock = Clock::manual(Moment::from_millis(1_000));
+    let clock = Clock::manual(BootTime::from_millis(1_000));
     let mut supervisor = supervisor_on(clock.clone(), dir.path(), &script);
-    let id = begin(&mut supervisor, plan()).await;
-    until_there(&up).await;
-    while supervisor.held[&id].outbox.next_unsent().is_none() {
-        disk_turn(&mut supervisor).await;
+    let id = start_confirmed_attempt(&mut supervisor, plan()).await;
+    wait_for_file(&up).await;
+    while supervisor.supervised[&id].outbox.next_unsent().is_none() {
+        run_disk_round(&mut supervisor).await;
     }
-    let (session, mut outgoing) = Session::new(1, CancellationToken::new());
-    supervisor.live = Some(Live {
+    let (session, mut outgoing) = LinkSession::new(1, CancellationToken::new());
+    supervisor.live_session = Some(LiveSession {
         session,
-        heartbeats: Heartbeats::new(LEASE, clock.now()),
-        heard_at: clock.now(),
-        grants_holds: false,
+        heartbeats: HeartbeatTracker::new(LEASE, clock.now()),
+        last_answer_at: clock.now(),
+        grants_lease_extensions: false,
     });
-    for (by, heard) in [(LEASE - INSTANT, true), (INSTANT, false)] {
+    for (by, heard) in [(LEASE - ONE_MILLISECOND, true), (ONE_MILLISECOND, false)] {
         clock.advance(by);
-        supervisor.held.get_mut(&id).unwrap().outbox.rewind();
+        supervisor
+            .supervised
+            .get_mut(&id)
+            .unwrap()
+            .outbox
+            .resend_unacked();
         supervisor.enqueue(&id);
-        supervisor.pump();
+        supervisor.send_frames();
         let said = tokio::time::timeout(Duration::ZERO, outgoing.next()).await;
         assert_eq!(said.is_ok(), heard, "{said:?}");
     }

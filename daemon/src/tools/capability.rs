@@ -19,7 +19,7 @@ pub(crate) struct Capability(String);
 pub(crate) struct CapabilityHash([u8; 32]);
 
 impl Capability {
-    pub(crate) fn make(attempt_id: &str) -> Self {
+    pub(crate) fn generate(attempt_id: &str) -> Self {
         let mut secret = [0; SECRET_BYTES];
         OsRng
             .try_fill_bytes(&mut secret)
@@ -40,11 +40,11 @@ impl Capability {
 
 impl CapabilityHash {
     /// The attempt that a secret speaks for, if it is one at all.
-    pub(crate) fn attempt_of(secret: &str) -> Option<&str> {
+    pub(crate) fn attempt_id_in(secret: &str) -> Option<&str> {
         secret.split_once('.').map(|(attempt_id, _)| attempt_id)
     }
 
-    pub(crate) fn fits(&self, secret: &str) -> bool {
+    pub(crate) fn matches_secret(&self, secret: &str) -> bool {
         self.0.ct_eq(&digest(secret)).into()
     }
 
@@ -79,12 +79,15 @@ mod tests {
 
     #[test]
     fn a_capability_names_its_attempt_and_fits_its_own_hash_alone() {
-        let (one, other) = (Capability::make("a-1"), Capability::make("a-1"));
-        assert_eq!(CapabilityHash::attempt_of(one.secret()), Some("a-1"));
-        assert!(one.hash().fits(one.secret()));
-        assert!(!one.hash().fits(other.secret()), "every one is new");
-        assert!(!one.hash().fits("a-1."));
-        assert_eq!(CapabilityHash::attempt_of("nothing"), None);
+        let (one, other) = (Capability::generate("a-1"), Capability::generate("a-1"));
+        assert_eq!(CapabilityHash::attempt_id_in(one.secret()), Some("a-1"));
+        assert!(one.hash().matches_secret(one.secret()));
+        assert!(
+            !one.hash().matches_secret(other.secret()),
+            "every one is new"
+        );
+        assert!(!one.hash().matches_secret("a-1."));
+        assert_eq!(CapabilityHash::attempt_id_in("nothing"), None);
         assert_eq!(
             CapabilityHash::from_disk(one.hash().bytes()),
             Some(one.hash())

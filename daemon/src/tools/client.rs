@@ -11,31 +11,31 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::{CAPABILITY, SOCKET};
-use crate::private_socket::{open_dir, short};
-use crate::process::{read_stat, variable};
-use crate::shim::framing::{Decoder, encode};
+use super::{CAPABILITY_VARIABLE, SOCKET_VARIABLE};
+use crate::private_socket::{descriptor_path, open_dir};
+use crate::process::{environment_variable, read_stat};
+use crate::shim::framing::{MessageDecoder, encode};
 
 /// A daemon that does not answer by then hangs, or looks at files for longer than it may.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nobody's process tree is deeper.
-const DEEPEST: usize = 64;
+const MAX_ANCESTORS: usize = 64;
 
 /// Where to speak, and the right to.
 #[derive(Clone)]
-pub struct Place {
+pub struct ToolEndpoint {
     socket: PathBuf,
     capability: String,
 }
 
 #[cfg(test)]
-impl Place {
+impl ToolEndpoint {
     pub(super) fn new(socket: PathBuf, capability: String) -> Self {
         Self { socket, capability }
     }
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for ToolEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Place")
             .field("socket", &self.socket)
@@ -45,12 +45,14 @@ impl std::fmt::Debug for Place {
 
 /// The attempt that this process belongs to, where its task asked for tools. Agents do not hand their whole environment to
 /// the servers that they start, so the processes above this one are asked for theirs: the nearest that has it is meant.
-pub fn find() -> Option<Place> {
+pub fn find_endpoint() -> Option<ToolEndpoint> {
     let mut pid = std::process::id().cast_signed();
-    for _ in 0..DEEPEST {
-        let known = |name| variable(pid, name).ok().flatten();
-        if let (Some(socket), Some(capability)) = (known(SOCKET), known(CAPABILITY)) {
-            return Some(Place {
+    for _ in 0..MAX_ANCESTORS {
+        let known = |name| environment_variable(pid, name).ok().flatten();
+        if let (Some(socket), Some(capability)) =
+            (known(SOCKET_VARIABLE), known(CAPABILITY_VARIABLE))
+        {
+            return Some(ToolEndpoint {
                 socket: socket.into(),
                 capability,
             });
@@ -64,27 +66,27 @@ pub fn find() -> Option<Place> {
 }
 
 /// One call and its answer.
-pub async fn ask(place: &Place, verb: tool_call::Verb) -> io::Result<ToolAnswer> {
+pub async fn call_tool(place: &ToolEndpoint, verb: tool_call::Verb) -> io::Result<ToolAnswer> {
     let call = ToolCall {
         capability: Some(Secret {
             value: place.capability.clone(),
         }),
         verb: Some(verb),
     };
-    let asked = exchange(&place.socket, &call);
-    tokio::time::timeout(PATIENCE, asked)
+    let asked = send_and_receive(&place.socket, &call);
+    tokio::time::timeout(CALL_TIMEOUT, asked)
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-async fn exchange(socket: &Path, call: &ToolCall) -> io::Result<ToolAnswer> {
+async fn send_and_receive(socket: &Path, call: &ToolCall) -> io::Result<ToolAnswer> {
     let mut peer = connect(socket).await?;
     let mut out = BytesMut::new();
     encode(call, &mut out).map_err(invalid)?;
     peer.write_all(&out).await?;
-    let mut decoder = Decoder::default();
+    let mut decoder = MessageDecoder::default();
     loop {
-        if let Some(answer) = decoder.take().map_err(invalid)? {
+        if let Some(answer) = decoder.next_message().map_err(invalid)? {
             return Ok(answer);
         }
         if peer.read_buf(decoder.buffer()).await? == 0 {
@@ -101,7 +103,7 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let dir = open_dir(dir)?;
-    UnixStream::connect(short(&dir, name)).await
+    UnixStream::connect(descriptor_path(&dir, name)).await
 }
 
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {

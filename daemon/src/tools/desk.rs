@@ -21,34 +21,34 @@ use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::SOCKET_FILE;
-use super::shares::Shares;
+use super::shares::ToolCallLimiter;
 use crate::private_socket;
-use crate::receipts::{LOOK, WantedFiles};
-use crate::shim::framing::{Decoder, encode};
+use crate::receipts::{INSPECTION_TIMEOUT, RequiredFiles};
+use crate::shim::framing::{MessageDecoder, encode};
 
 /// Connections at one time. Full: whoever has been silent for longest goes, so that nobody can keep the others out by
 /// saying nothing.
-const AT_ONCE: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 /// Calls on their way to the supervisor. Full: their connections wait.
-pub(crate) const CALLS: usize = 16;
+pub(crate) const CALL_QUEUE_SIZE: usize = 16;
 /// For a whole call to come in.
-const QUESTION: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a caller waits for the relay to have what was said. After that it is told that the daemon has it.
-const DELIVERY: Duration = Duration::from_secs(10);
-const BACKOFF: Duration = Duration::from_millis(100);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// A call whose shape is right, for the supervisor.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ToolRequest {
     pub(crate) secret: String,
-    pub(crate) step: Step,
+    pub(crate) kind: ToolRequestKind,
 }
 
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum ToolRequestKind {
     /// Which files the attempt has to leave. They are looked at here, where waiting harms nobody.
-    Files(oneshot::Sender<Option<WantedFiles>>),
-    Say {
+    RequiredFiles(oneshot::Sender<Option<RequiredFiles>>),
+    Call {
         verb: tool_call::Verb,
         reply: oneshot::Sender<ToolAnswer>,
     },
@@ -56,25 +56,28 @@ pub(crate) enum Step {
 
 /// Bound, not yet answering.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct ToolSocket {
     listener: StdUnixListener,
 }
 
-impl Desk {
+impl ToolSocket {
     pub(crate) fn bind(data_dir: &Path) -> io::Result<Self> {
         let listener = private_socket::bind(data_dir, SOCKET_FILE)?;
         Ok(Self { listener })
     }
 
     /// Answers for ever.
-    pub(crate) async fn answer(self, calls: mpsc::Sender<Asked>) -> io::Result<()> {
+    pub(crate) async fn serve_connections(
+        self,
+        calls: mpsc::Sender<ToolRequest>,
+    ) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener)?;
         let mut open = JoinSet::new();
-        let shares = Shares::default();
+        let shares = ToolCallLimiter::default();
         let mut silent: VecDeque<oneshot::Sender<Never>> = VecDeque::new();
         loop {
             silent.retain(|silent| !silent.is_closed());
-            let room = open.len() < AT_ONCE;
+            let room = open.len() < MAX_CONNECTIONS;
             if !room {
                 drop(silent.pop_front());
             }
@@ -86,12 +89,17 @@ impl Desk {
                 Ok((peer, _)) => {
                     let (staying, sent_away) = oneshot::channel();
                     silent.push_back(staying);
-                    open.spawn(converse(peer, sent_away, calls.clone(), shares.clone()));
+                    open.spawn(handle_connection(
+                        peer,
+                        sent_away,
+                        calls.clone(),
+                        shares.clone(),
+                    ));
                 }
                 Err(error) => {
                     debug!(%error, "a tool's call was not accepted");
                     // Out of descriptors: trying again at once would spin.
-                    tokio::time::sleep(BACKOFF).await;
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
@@ -99,15 +107,15 @@ impl Desk {
 }
 
 /// Who has said what it wants is not sent away any more.
-async fn converse(
+async fn handle_connection(
     mut peer: UnixStream,
     sent_away: oneshot::Receiver<Never>,
-    calls: mpsc::Sender<Asked>,
-    shares: Shares,
+    calls: mpsc::Sender<ToolRequest>,
+    shares: ToolCallLimiter,
 ) {
     let heard = tokio::select! {
         biased;
-        heard = tokio::time::timeout(QUESTION, hear(&mut peer)) => heard,
+        heard = tokio::time::timeout(READ_TIMEOUT, read_call(&mut peer)) => heard,
         _ = sent_away => return debug!("a silent connection made room for others"),
     };
     let call = match heard {
@@ -115,8 +123,8 @@ async fn converse(
         Ok(Err(error)) => return debug!(%error, "a tool's call broke off"),
         Err(_) => return debug!("a tool's call took too long"),
     };
-    let answer = match shares.take(&call) {
-        Some(_share) => serve(call, &calls).await,
+    let answer = match shares.try_acquire(&call) {
+        Some(_share) => answer_call(call, &calls).await,
         None => too_many_calls(),
     };
     let mut out = BytesMut::new();
@@ -126,10 +134,10 @@ async fn converse(
     }
 }
 
-async fn hear(peer: &mut UnixStream) -> io::Result<ToolCall> {
-    let mut decoder = Decoder::default();
+async fn read_call(peer: &mut UnixStream) -> io::Result<ToolCall> {
+    let mut decoder = MessageDecoder::default();
     loop {
-        let taken = decoder.take();
+        let taken = decoder.next_message();
         if let Some(call) = taken.map_err(|_| io::ErrorKind::InvalidData)? {
             return Ok(call);
         }
@@ -139,37 +147,37 @@ async fn hear(peer: &mut UnixStream) -> io::Result<ToolCall> {
     }
 }
 
-async fn serve(call: ToolCall, calls: &mpsc::Sender<Asked>) -> ToolAnswer {
+async fn answer_call(call: ToolCall, calls: &mpsc::Sender<ToolRequest>) -> ToolAnswer {
     let Some(verb) = call.verb else {
-        return refused("unimplemented", unknown_verb());
+        return refused_answer("unimplemented", unknown_verb());
     };
-    if let Some(wrong) = wrong(&verb) {
-        return refused("invalid_argument", wrong);
+    if let Some(wrong) = shape_error(&verb) {
+        return refused_answer("invalid_argument", wrong);
     }
     let secret = call.capability.unwrap_or_default().value;
-    if let Some(unmet) = unmet(&secret, &verb, calls).await {
+    if let Some(unmet) = missing_files_refusal(&secret, &verb, calls).await {
         return unmet;
     }
     let (reply, answer) = oneshot::channel();
-    let asked = Asked {
+    let asked = ToolRequest {
         secret,
-        step: Step::Say { verb, reply },
+        kind: ToolRequestKind::Call { verb, reply },
     };
     if calls.send(asked).await.is_err() {
-        return over();
+        return attempt_over();
     }
-    match tokio::time::timeout(DELIVERY, answer).await {
+    match tokio::time::timeout(DELIVERY_TIMEOUT, answer).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(_)) => over(),
-        Err(_) => noted(false),
+        Ok(Err(_)) => attempt_over(),
+        Err(_) => noted_answer(false),
     }
 }
 
 /// What a completion would be refused for: all of it, and the attempt goes on.
-async fn unmet(
+async fn missing_files_refusal(
     secret: &str,
     verb: &tool_call::Verb,
-    calls: &mpsc::Sender<Asked>,
+    calls: &mpsc::Sender<ToolRequest>,
 ) -> Option<ToolAnswer> {
     let tool_call::Verb::Finish(finish) = verb else {
         return None;
@@ -178,31 +186,31 @@ async fn unmet(
         return None;
     }
     let (reply, files) = oneshot::channel();
-    let asked = Asked {
+    let asked = ToolRequest {
         secret: secret.to_owned(),
-        step: Step::Files(reply),
+        kind: ToolRequestKind::RequiredFiles(reply),
     };
     calls.send(asked).await.ok()?;
     // Whoever may not speak has no files either, and is refused with what he says.
     let files = files.await.ok()??;
-    let unmet = files.unmet(LOOK).await;
-    if unmet.is_empty() || !files.may_try_again() {
+    let unmet = files.unmet_requirements(INSPECTION_TIMEOUT).await;
+    if unmet.is_empty() || !files.allows_retry() {
         return None;
     }
     let hint = "write them, then call task_complete again; or call task_block";
     let missing = ErrorDetail {
         missing: unmet.iter().map(|unmet| unmet.path.clone()).collect(),
-        ..detail("contract_unmet", "required files are missing", hint, "")
+        ..error_detail("contract_unmet", "required files are missing", hint, "")
     };
-    Some(refused("failed_precondition", missing))
+    Some(refused_answer("failed_precondition", missing))
 }
 
 /// Shape alone: a blank reason is refused whoever asks, and about whatever.
-fn wrong(verb: &tool_call::Verb) -> Option<ErrorDetail> {
+fn shape_error(verb: &tool_call::Verb) -> Option<ErrorDetail> {
     let blank = |field: &str, text: &str| {
         let is_blank = text.trim().is_empty();
         is_blank.then(|| {
-            detail(
+            error_detail(
                 "blank",
                 &format!("{field} is blank"),
                 "say it in words",
@@ -216,19 +224,24 @@ fn wrong(verb: &tool_call::Verb) -> Option<ErrorDetail> {
         tool_call::Verb::Block(draft) => blank("reason", &draft.reason),
         tool_call::Verb::Finish(finish) if finish.outcome() == FinishOutcome::Unspecified => {
             let next = "it is completed, failed or canceled";
-            Some(detail("missing", "the outcome is missing", next, "outcome"))
+            Some(error_detail(
+                "missing",
+                "the outcome is missing",
+                next,
+                "outcome",
+            ))
         }
         tool_call::Verb::Finish(finish) => {
-            blank("summary", &finish.summary).or_else(|| untellable(finish))
+            blank("summary", &finish.summary).or_else(|| finish_error(finish))
         }
     }
 }
 
 /// What the relay would refuse at the very end, when nobody could say it otherwise any more.
-fn untellable(finish: &Finish) -> Option<ErrorDetail> {
-    if finish.result.len() > codes::RESULT_BYTES {
+fn finish_error(finish: &Finish) -> Option<ErrorDetail> {
+    if finish.result.len() > codes::MAX_RESULT_BYTES {
         let next = "write it to a file and name that instead";
-        return Some(detail(
+        return Some(error_detail(
             "too_large",
             "the result is too long",
             next,
@@ -237,16 +250,16 @@ fn untellable(finish: &Finish) -> Option<ErrorDetail> {
     }
     let code = finish.failure_code.as_str();
     let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
-    let good = code.len() <= codes::CODE_BYTES && code.bytes().all(is_word);
-    (!good || !codes::may_an_agent_say(code)).then(|| {
+    let good = code.len() <= codes::MAX_CODE_BYTES && code.bytes().all(is_word);
+    (!good || !codes::is_allowed_from_agent(code)).then(|| {
         let next =
             "use a word of your own, of at most 64 of a-z, 0-9, '-', '_' and '.', or leave it out";
         let message = "the failure code is not one that an agent may say";
-        detail("malformed_name", message, next, "failure_code")
+        error_detail("malformed_name", message, next, "failure_code")
     })
 }
 
-pub(crate) fn detail(code: &str, message: &str, hint: &str, field: &str) -> ErrorDetail {
+pub(crate) fn error_detail(code: &str, message: &str, hint: &str, field: &str) -> ErrorDetail {
     ErrorDetail {
         code: code.to_owned(),
         message: message.to_owned(),
@@ -258,7 +271,7 @@ pub(crate) fn detail(code: &str, message: &str, hint: &str, field: &str) -> Erro
 
 fn unknown_verb() -> ErrorDetail {
     let hint = "the tools are of another version than the daemon; restart the daemon";
-    detail(
+    error_detail(
         "unknown_verb",
         "this daemon does not know the verb",
         hint,
@@ -272,21 +285,21 @@ fn too_many_calls() -> ToolAnswer {
     let hint = "wait for their answers, then call again";
     let error = ErrorDetail {
         retryable: true,
-        ..detail("too_many_calls", message, hint, "")
+        ..error_detail("too_many_calls", message, hint, "")
     };
-    refused("resource_exhausted", error)
+    refused_answer("resource_exhausted", error)
 }
 
 /// It ended while its agent was heard, or the daemon stops.
-fn over() -> ToolAnswer {
+fn attempt_over() -> ToolAnswer {
     let hint = "stop: nobody listens to this attempt any more";
-    refused(
+    refused_answer(
         "failed_precondition",
-        detail("attempt_over", "the attempt is over", hint, ""),
+        error_detail("attempt_over", "the attempt is over", hint, ""),
     )
 }
 
-pub(crate) fn refused(status: &str, error: ErrorDetail) -> ToolAnswer {
+pub(crate) fn refused_answer(status: &str, error: ErrorDetail) -> ToolAnswer {
     ToolAnswer {
         answer: Some(tool_answer::Answer::Refused(ToolRefused {
             status: status.to_owned(),
@@ -295,7 +308,7 @@ pub(crate) fn refused(status: &str, error: ErrorDetail) -> ToolAnswer {
     }
 }
 
-pub(crate) fn noted(delivered: bool) -> ToolAnswer {
+pub(crate) fn noted_answer(delivered: bool) -> ToolAnswer {
     ToolAnswer {
         answer: Some(tool_answer::Answer::Noted(Noted { delivered })),
     }
@@ -306,26 +319,26 @@ mod tests {
     use baton_proto::v1::{BlockDraft, CheckpointDraft, ProgressUpdate};
     use baton_proto::worker::Finish;
 
-    use super::super::client::{Place, ask};
+    use super::super::client::{ToolEndpoint, call_tool};
     use super::*;
 
     /// A desk that has its calls answered, but for those of the capability `greedy.`, which wait for ever.
-    fn desk(dir: &Path) -> impl Fn(&str) -> Place {
-        let (calls, mut asked) = mpsc::channel(CALLS);
-        let desk = Desk::bind(dir).unwrap();
-        tokio::spawn(desk.answer(calls));
+    fn start_test_socket(dir: &Path) -> impl Fn(&str) -> ToolEndpoint {
+        let (calls, mut asked) = mpsc::channel(CALL_QUEUE_SIZE);
+        let desk = ToolSocket::bind(dir).unwrap();
+        tokio::spawn(desk.serve_connections(calls));
         tokio::spawn(async move {
             let mut waiting = Vec::new();
-            while let Some(Asked { secret, step }) = asked.recv().await {
+            while let Some(ToolRequest { secret, kind: step }) = asked.recv().await {
                 match step {
-                    Step::Say { reply, .. } if secret == GREEDY => waiting.push(reply),
-                    Step::Say { reply, .. } => reply.send(noted(true)).unwrap(),
-                    Step::Files(reply) => reply.send(None).unwrap(),
+                    ToolRequestKind::Call { reply, .. } if secret == GREEDY => waiting.push(reply),
+                    ToolRequestKind::Call { reply, .. } => reply.send(noted_answer(true)).unwrap(),
+                    ToolRequestKind::RequiredFiles(reply) => reply.send(None).unwrap(),
                 }
             }
         });
         let socket = dir.join(SOCKET_FILE);
-        move |capability| Place::new(socket.clone(), capability.to_owned())
+        move |capability| ToolEndpoint::new(socket.clone(), capability.to_owned())
     }
 
     const GREEDY: &str = "greedy.";
@@ -334,9 +347,9 @@ mod tests {
         tool_call::Verb::Progress(ProgressUpdate::default())
     }
 
-    async fn is_noted(place: &Place) {
+    async fn assert_noted(place: &ToolEndpoint) {
         // Less than a silent one may take.
-        let answer = tokio::time::timeout(QUESTION / 2, ask(place, progress())).await;
+        let answer = tokio::time::timeout(READ_TIMEOUT / 2, call_tool(place, progress())).await;
         let answer = answer.expect("an answer in time").unwrap().answer;
         assert!(matches!(answer, Some(tool_answer::Answer::Noted(_))));
     }
@@ -344,15 +357,15 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn who_says_nothing_keeps_nobody_from_the_tools() {
         let dir = tempfile::tempdir().unwrap();
-        let place = desk(dir.path())("other.");
+        let place = start_test_socket(dir.path())("other.");
         let socket = dir.path().join(SOCKET_FILE);
         let idle = tokio::task::spawn_blocking(move || {
             let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
-            (0..2 * AT_ONCE).map(connect).collect::<Vec<_>>()
+            (0..2 * MAX_CONNECTIONS).map(connect).collect::<Vec<_>>()
         });
         let idle = idle.await.unwrap();
         for _ in 0..8 {
-            is_noted(&place).await;
+            assert_noted(&place).await;
         }
         drop(idle);
     }
@@ -360,12 +373,12 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn an_attempt_has_its_share_of_calls_and_the_others_have_theirs() {
         let dir = tempfile::tempdir().unwrap();
-        let place = desk(dir.path());
+        let place = start_test_socket(dir.path());
         let greedy = place(GREEDY);
         let mut asking = JoinSet::new();
-        for _ in 0..=Shares::EACH {
+        for _ in 0..=ToolCallLimiter::MAX_CALLS_PER_ATTEMPT {
             let greedy = greedy.clone();
-            asking.spawn(async move { ask(&greedy, progress()).await });
+            asking.spawn(async move { call_tool(&greedy, progress()).await });
         }
         // All but one wait for an answer that does not come.
         let first = asking.join_next().await.unwrap().unwrap().unwrap();
@@ -374,7 +387,7 @@ mod tests {
         };
         let error = refused.error.unwrap();
         assert!(error.code == "too_many_calls" && error.retryable);
-        is_noted(&place("other.")).await;
+        assert_noted(&place("other.")).await;
     }
 
     /// Nobody is asked: the other end of the channel is gone, and a capability is not even there.
@@ -408,14 +421,15 @@ mod tests {
                     capability: None,
                     verb: Some(verb),
                 };
-                let Some(tool_answer::Answer::Refused(refused)) = serve(call, &calls).await.answer
+                let Some(tool_answer::Answer::Refused(refused)) =
+                    answer_call(call, &calls).await.answer
                 else {
                     panic!("it was not refused");
                 };
                 assert_eq!(refused.status, status);
             }
         }
-        let answer = serve(ToolCall::default(), &calls).await.answer;
+        let answer = answer_call(ToolCall::default(), &calls).await.answer;
         assert!(
             matches!(answer, Some(tool_answer::Answer::Refused(refused)) if refused.status == "unimplemented")
         );

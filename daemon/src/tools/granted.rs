@@ -8,11 +8,11 @@ use baton_proto::v1::{Dispatch, ResumeContext};
 use baton_proto::worker::AttemptTools;
 use bytes::Bytes;
 
-use super::{CAPABILITY, Capability, CapabilityHash, SOCKET, SOCKET_FILE};
+use super::{CAPABILITY_VARIABLE, Capability, CapabilityHash, SOCKET_FILE, SOCKET_VARIABLE};
 
 /// The server that every agent of this daemon can be handed.
 #[derive(Clone, Debug)]
-pub(crate) struct Tooling {
+pub(crate) struct ToolServerSettings {
     /// An executable that knows the command `mcp`.
     program: PathBuf,
     /// Where its calls are answered.
@@ -21,7 +21,7 @@ pub(crate) struct Tooling {
 
 /// For one attempt's agent.
 #[derive(Clone, Debug)]
-pub(crate) struct Handed {
+pub(crate) struct AgentToolAccess {
     pub(crate) program: PathBuf,
     pub(crate) socket: PathBuf,
     pub(crate) capability: Capability,
@@ -29,14 +29,14 @@ pub(crate) struct Handed {
 
 /// What the daemon keeps of it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Granted {
+pub(crate) struct ToolGrant {
     pub(crate) hash: CapabilityHash,
     pub(crate) goal: String,
     pub(crate) success_criteria: Vec<String>,
     pub(crate) resume: Option<ResumeContext>,
 }
 
-impl Tooling {
+impl ToolServerSettings {
     pub(crate) fn new(program: &Path, data_dir: &Path) -> Self {
         let socket = data_dir.join(SOCKET_FILE);
         Self {
@@ -46,27 +46,27 @@ impl Tooling {
         }
     }
 
-    pub(crate) fn hand_to(&self, attempt_id: &str) -> Handed {
-        Handed {
+    pub(crate) fn grant_access(&self, attempt_id: &str) -> AgentToolAccess {
+        AgentToolAccess {
             program: self.program.clone(),
             socket: self.socket.clone(),
-            capability: Capability::make(attempt_id),
+            capability: Capability::generate(attempt_id),
         }
     }
 }
 
-impl Handed {
+impl AgentToolAccess {
     /// For the agent's environment: by design, and nothing else of the daemon's is ever there.
-    pub(crate) fn variables(&self) -> [(OsString, OsString); 2] {
+    pub(crate) fn environment(&self) -> [(OsString, OsString); 2] {
         [
-            (SOCKET.into(), self.socket.clone().into()),
-            (CAPABILITY.into(), self.capability.secret().into()),
+            (SOCKET_VARIABLE.into(), self.socket.clone().into()),
+            (CAPABILITY_VARIABLE.into(), self.capability.secret().into()),
         ]
     }
 }
 
-impl Granted {
-    pub(crate) fn new(handed: &Handed, dispatch: &Dispatch) -> Self {
+impl ToolGrant {
+    pub(crate) fn new(handed: &AgentToolAccess, dispatch: &Dispatch) -> Self {
         Self {
             hash: handed.capability.hash(),
             goal: dispatch.goal.clone(),
@@ -117,8 +117,8 @@ mod tests {
             }),
             ..Dispatch::default()
         };
-        let tooling = Tooling::new(Path::new("/bin/false"), Path::new("/data"));
-        let granted = Granted::new(&tooling.hand_to("attempt"), &dispatch);
-        assert_eq!(Granted::from_disk(granted.to_disk()), Some(granted));
+        let tooling = ToolServerSettings::new(Path::new("/bin/false"), Path::new("/data"));
+        let granted = ToolGrant::new(&tooling.grant_access("attempt"), &dispatch);
+        assert_eq!(ToolGrant::from_disk(granted.to_disk()), Some(granted));
     }
 }

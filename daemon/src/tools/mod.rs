@@ -9,15 +9,18 @@ mod granted;
 mod shares;
 
 pub(crate) use capability::{Capability, CapabilityHash};
-pub use client::{Place, ask, find};
-pub(crate) use desk::{Asked, CALLS, Desk, Step, detail, noted, refused};
+pub use client::{ToolEndpoint, call_tool, find_endpoint};
+pub(crate) use desk::{
+    CALL_QUEUE_SIZE, ToolRequest, ToolRequestKind, ToolSocket, error_detail, noted_answer,
+    refused_answer,
+};
 pub use granted::own_program;
-pub(crate) use granted::{Granted, Handed, Tooling};
+pub(crate) use granted::{AgentToolAccess, ToolGrant, ToolServerSettings};
 
 /// In the agent's environment, and so in that of everything it starts: the right to speak for its attempt.
-pub const CAPABILITY: &str = "BATON_CAPABILITY";
+pub const CAPABILITY_VARIABLE: &str = "BATON_CAPABILITY";
 /// Where to say it.
-pub const SOCKET: &str = "BATON_TOOLS_SOCKET";
+pub const SOCKET_VARIABLE: &str = "BATON_TOOLS_SOCKET";
 
 /// The socket's name in the data directory.
 pub(crate) const SOCKET_FILE: &str = "tools.sock";

@@ -9,13 +9,13 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 
 /// The kernel may ask to try again when something was renamed meanwhile.
-const TRIES: usize = 100;
+const OPEN_TRIES: usize = 100;
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Why a working directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadCwd {
+pub(super) enum CwdError {
     #[error(
         "the working directory {} is outside its root {}; give one inside it, or another root with --workspace",
         cwd.display(),
@@ -30,17 +30,17 @@ pub(super) enum BadCwd {
 }
 
 /// The directory that `cwd` names beneath `root`, with every link followed. An absolute one must lie inside.
-pub(super) fn resolve(root: &Path, cwd: &Path) -> Result<PathBuf, BadCwd> {
-    let outside = || BadCwd::Outside {
+pub(super) fn resolve_cwd(root: &Path, cwd: &Path) -> Result<PathBuf, CwdError> {
+    let outside = || CwdError::Outside {
         cwd: cwd.to_owned(),
         root: root.to_owned(),
     };
-    let unusable = |source: io::Error| BadCwd::Unusable {
+    let unusable = |source: io::Error| CwdError::Unusable {
         cwd: root.join(cwd),
         source,
     };
     let inner = if cwd.is_absolute() {
-        strip(root, cwd).ok_or_else(outside)?
+        strip_root(root, cwd).ok_or_else(outside)?
     } else {
         cwd.to_owned()
     };
@@ -51,7 +51,7 @@ pub(super) fn resolve(root: &Path, cwd: &Path) -> Result<PathBuf, BadCwd> {
     };
     let base = open(root, DIRECTORY, Mode::empty()).map_err(|error| unusable(error.into()))?;
     match open_beneath(&base, inner, DIRECTORY) {
-        Ok(found) => read_path(&found).map_err(unusable),
+        Ok(found) => opened_path(&found).map_err(unusable),
         Err(Errno::XDEV | Errno::LOOP) => Err(outside()),
         // A kernel or a sandbox without the call: the same question, asked less strictly.
         Err(Errno::NOSYS | Errno::PERM) => {
@@ -68,14 +68,14 @@ pub(super) fn resolve(root: &Path, cwd: &Path) -> Result<PathBuf, BadCwd> {
 }
 
 /// Whether a root can be used at all, as one spelling without links.
-pub(crate) fn is_root(path: &Path) -> io::Result<PathBuf> {
+pub(crate) fn check_root(path: &Path) -> io::Result<PathBuf> {
     let found = path.canonicalize()?;
     open(&found, DIRECTORY, Mode::empty())?;
     Ok(found)
 }
 
 /// People may spell the root with links.
-fn strip(root: &Path, cwd: &Path) -> Option<PathBuf> {
+fn strip_root(root: &Path, cwd: &Path) -> Option<PathBuf> {
     if let Ok(inner) = cwd.strip_prefix(root) {
         return Some(inner.to_owned());
     }
@@ -88,7 +88,7 @@ fn strip(root: &Path, cwd: &Path) -> Option<PathBuf> {
 pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, how: OFlags) -> Result<OwnedFd, Errno> {
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut last = Errno::AGAIN;
-    for _ in 0..TRIES {
+    for _ in 0..OPEN_TRIES {
         match openat2(base, inner, how, Mode::empty(), flags) {
             Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
             done => return done,
@@ -98,7 +98,7 @@ pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, how: OFlags) -> Result<
 }
 
 /// Where something that is open is now.
-pub(crate) fn read_path(opened: &OwnedFd) -> io::Result<PathBuf> {
+pub(crate) fn opened_path(opened: &OwnedFd) -> io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let path = rustix::fs::readlinkat(CWD, link, Vec::new())?;
     use std::os::unix::ffi::OsStringExt;
@@ -125,7 +125,7 @@ mod tests {
         symlink("/proc/self/cwd", root.join("magic")).unwrap();
         std::fs::write(root.join("file"), "").unwrap();
 
-        let resolved = |cwd: &str| resolve(&root, Path::new(cwd));
+        let resolved = |cwd: &str| resolve_cwd(&root, Path::new(cwd));
         assert_eq!(resolved("").unwrap(), root);
         assert_eq!(resolved("a/b").unwrap(), root.join("a/b"));
         assert_eq!(resolved("a/../a").unwrap(), root.join("a"));
@@ -146,12 +146,12 @@ mod tests {
             neighbour,
         ] {
             let refused = resolved(escape);
-            assert!(matches!(refused, Err(BadCwd::Outside { .. })), "{escape}");
+            assert!(matches!(refused, Err(CwdError::Outside { .. })), "{escape}");
         }
         for unusable in ["missing", "file", "a/missing"] {
             let refused = resolved(unusable);
             assert!(
-                matches!(refused, Err(BadCwd::Unusable { .. })),
+                matches!(refused, Err(CwdError::Unusable { .. })),
                 "{unusable}"
             );
         }
@@ -163,7 +163,7 @@ mod tests {
         let dir = dir.path().canonicalize().unwrap();
         std::fs::create_dir_all(dir.join("root/a")).unwrap();
         symlink("root", dir.join("other")).unwrap();
-        let found = resolve(&dir.join("root"), &dir.join("other/a")).unwrap();
+        let found = resolve_cwd(&dir.join("root"), &dir.join("other/a")).unwrap();
         assert_eq!(found, dir.join("root/a"));
     }
 }

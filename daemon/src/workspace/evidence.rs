@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 
-use super::git::{Git, GitError};
-use super::lock::IN_ROOT;
+use super::git::{GitError, GitRepository};
+use super::lock::LOCK_FILE_IN_ROOT;
 
 /// Of files that git does not know, together; of the rest only names and sizes count.
-const UNTRACKED: u64 = 256 * 1024 * 1024;
+const MAX_UNTRACKED_BYTES: u64 = 256 * 1024 * 1024;
 
 /// What is there now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Evidence {
+pub(super) struct GitEvidence {
     pub(super) head_commit: String,
     /// Empty when everything is committed.
     pub(super) dirty_digest: String,
     pub(super) changed_files: u64,
 }
 
-pub(super) async fn look(git: Git<'_>) -> Result<Evidence, GitError> {
+pub(super) async fn collect_evidence(git: GitRepository<'_>) -> Result<GitEvidence, GitError> {
     // A repository without a commit has no head; what is in it is still worth a digest.
-    let head_commit = head(git).await;
-    let lock = format!(":(exclude){IN_ROOT}");
+    let head_commit = read_head_commit(git).await;
+    let lock = format!(":(exclude){LOCK_FILE_IN_ROOT}");
     let status = [
         "status",
         "--porcelain=v1",
@@ -38,30 +38,33 @@ pub(super) async fn look(git: Git<'_>) -> Result<Evidence, GitError> {
         ".",
         &lock,
     ];
-    let status = git.listen(&status).await?;
+    let status = git.run_for_bytes(&status).await?;
     let entries: Vec<&[u8]> = status
         .split(|byte| *byte == 0)
         .filter(|entry| !entry.is_empty())
         .collect();
     if entries.is_empty() {
-        return Ok(Evidence {
+        return Ok(GitEvidence {
             head_commit,
-            ..Evidence::default()
+            ..GitEvidence::default()
         });
     }
     let mut digest = Sha256::new();
     digest.update(&status);
     if !head_commit.is_empty() {
         let diff = ["diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv"];
-        git.pour(&diff, |bytes| digest.update(bytes)).await?;
+        git.run_streaming(&diff, |bytes| digest.update(bytes))
+            .await?;
     }
     let untracked = entries
         .iter()
         .filter_map(|entry| entry.strip_prefix(b"?? "));
-    let untracked: Vec<PathBuf> = untracked.map(|name| join(git.directory, name)).collect();
-    let hashed = tokio::task::spawn_blocking(move || add_files(digest, &untracked));
+    let untracked: Vec<PathBuf> = untracked
+        .map(|name| join_bytes(git.directory, name))
+        .collect();
+    let hashed = tokio::task::spawn_blocking(move || hash_files(digest, &untracked));
     let digest = hashed.await.map_err(io::Error::other)?;
-    Ok(Evidence {
+    Ok(GitEvidence {
         head_commit,
         dirty_digest: format!("sha256:{}", hex(&digest.finalize())),
         changed_files: entries.len() as u64,
@@ -69,21 +72,21 @@ pub(super) async fn look(git: Git<'_>) -> Result<Evidence, GitError> {
 }
 
 /// Empty outside git, and before the first commit.
-pub(super) async fn head(git: Git<'_>) -> String {
-    let asked = git.say(&["rev-parse", "--verify", "--quiet", "HEAD"]).await;
+pub(super) async fn read_head_commit(git: GitRepository<'_>) -> String {
+    let asked = git.run(&["rev-parse", "--verify", "--quiet", "HEAD"]).await;
     asked.unwrap_or_default()
 }
 
-fn join(directory: &Path, name: &[u8]) -> PathBuf {
+fn join_bytes(directory: &Path, name: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     directory.join(std::ffi::OsStr::from_bytes(name))
 }
 
-fn add_files(mut digest: Sha256, files: &[PathBuf]) -> Sha256 {
-    let mut left = UNTRACKED;
+fn hash_files(mut digest: Sha256, files: &[PathBuf]) -> Sha256 {
+    let mut left = MAX_UNTRACKED_BYTES;
     for path in files {
         // A file that cannot be read counts by its name, which is in the status.
-        if let Ok(read) = add_file(&mut digest, path, left) {
+        if let Ok(read) = hash_file(&mut digest, path, left) {
             left = left.saturating_sub(read);
         }
     }
@@ -91,7 +94,7 @@ fn add_files(mut digest: Sha256, files: &[PathBuf]) -> Sha256 {
 }
 
 /// Never waits: a pipe that somebody left is not read.
-fn add_file(digest: &mut Sha256, path: &Path, most: u64) -> io::Result<u64> {
+fn hash_file(digest: &mut Sha256, path: &Path, most: u64) -> io::Result<u64> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options()
         .read(true)

@@ -9,15 +9,15 @@ use std::process::Stdio;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-use crate::process::{ATTEMPT_MARKER, identify_child, register};
+use crate::process::{ATTEMPT_MARKER, identify_child, start_registered};
 
 /// Of what git says when it fails.
-const COMPLAINT: usize = 2048;
+const MAX_STDERR_BYTES: usize = 2048;
 /// Of what it says when it does not, where it is kept.
-const LONGEST: usize = 16 * 1024 * 1024;
+const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Switched off whatever the repository says.
-const QUIET: [&str; 6] = [
+const SAFE_OPTIONS: [&str; 6] = [
     "-c",
     "core.hooksPath=/dev/null",
     "-c",
@@ -36,22 +36,25 @@ pub(super) enum GitError {
 
 /// One repository as one attempt sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Git<'a> {
+pub(super) struct GitRepository<'a> {
     pub(super) directory: &'a Path,
     pub(super) attempt_id: &'a str,
 }
 
-impl Git<'_> {
+impl GitRepository<'_> {
     /// What it prints, without the line's end.
-    pub(super) async fn say<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String, GitError> {
-        let said = self.listen(words).await?;
+    pub(super) async fn run<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String, GitError> {
+        let said = self.run_for_bytes(words).await?;
         Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
     }
 
-    pub(super) async fn listen<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Vec<u8>, GitError> {
+    pub(super) async fn run_for_bytes<S: AsRef<OsStr>>(
+        &self,
+        words: &[S],
+    ) -> Result<Vec<u8>, GitError> {
         let mut said = Vec::new();
-        self.pour(words, |bytes| {
-            let room = LONGEST.saturating_sub(said.len());
+        self.run_streaming(words, |bytes| {
+            let room = MAX_OUTPUT_BYTES.saturating_sub(said.len());
             said.extend_from_slice(&bytes[..bytes.len().min(room)]);
         })
         .await?;
@@ -59,13 +62,13 @@ impl Git<'_> {
     }
 
     /// Everything that it prints, piece by piece. Dropping the future ends git.
-    pub(super) async fn pour<S: AsRef<OsStr>>(
+    pub(super) async fn run_streaming<S: AsRef<OsStr>>(
         &self,
         words: &[S],
         mut sink: impl FnMut(&[u8]),
     ) -> Result<(), GitError> {
         let mut command = self.command(words);
-        let mut child = register(|| {
+        let mut child = start_registered(|| {
             let child = command.spawn()?;
             let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
             let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
@@ -82,7 +85,7 @@ impl Git<'_> {
             }
             Ok::<_, io::Error>(())
         };
-        let (printed, complaint) = tokio::join!(printed, complaint(stderr));
+        let (printed, complaint) = tokio::join!(printed, read_stderr(stderr));
         printed?;
         let status = child.wait().await?;
         if status.success() {
@@ -100,10 +103,10 @@ impl Git<'_> {
         command
             .arg("-C")
             .arg(self.directory)
-            .args(QUIET)
+            .args(SAFE_OPTIONS)
             .args(words)
             .env_clear()
-            .envs(["PATH", "HOME"].into_iter().filter_map(taken_over))
+            .envs(["PATH", "HOME"].into_iter().filter_map(inherited_variable))
             .env(ATTEMPT_MARKER, self.attempt_id)
             .env("LC_ALL", "C")
             .env("GIT_OPTIONAL_LOCKS", "0")
@@ -117,16 +120,16 @@ impl Git<'_> {
     }
 }
 
-fn taken_over(name: &'static str) -> Option<(&'static str, std::ffi::OsString)> {
+fn inherited_variable(name: &'static str) -> Option<(&'static str, std::ffi::OsString)> {
     Some((name, std::env::var_os(name)?))
 }
 
-async fn complaint(stderr: Option<tokio::process::ChildStderr>) -> String {
+async fn read_stderr(stderr: Option<tokio::process::ChildStderr>) -> String {
     let mut said = Vec::new();
     if let Some(mut stderr) = stderr {
         let mut piece = [0; 4096];
         while let Ok(count @ 1..) = stderr.read(&mut piece).await {
-            let room = COMPLAINT.saturating_sub(said.len());
+            let room = MAX_STDERR_BYTES.saturating_sub(said.len());
             said.extend_from_slice(&piece[..count.min(room)]);
         }
     }
@@ -135,11 +138,11 @@ async fn complaint(stderr: Option<tokio::process::ChildStderr>) -> String {
 
 /// What `git --version` says.
 pub(crate) async fn version() -> io::Result<String> {
-    let git = Git {
+    let git = GitRepository {
         directory: Path::new("/"),
         attempt_id: "",
     };
-    git.say(&["--version"]).await.map_err(|error| match error {
+    git.run(&["--version"]).await.map_err(|error| match error {
         GitError::NotRun(error) => error,
         GitError::Failed { complaint, .. } => io::Error::other(complaint),
     })

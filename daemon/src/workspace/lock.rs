@@ -13,23 +13,23 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::visit::off_the_loop;
+use super::visit::run_blocking;
 use crate::process::{ProcessId, read_stat};
 
 /// Inside git's own directory, where neither a commit nor a cleanup of the tree finds it.
-const IN_GIT: &str = "baton-lock";
+const LOCK_FILE_IN_GIT: &str = "baton-lock";
 /// Where there is no git.
-pub(super) const IN_ROOT: &str = ".baton-lock";
+pub(super) const LOCK_FILE_IN_ROOT: &str = ".baton-lock";
 /// More than any record needs.
-const LONGEST: u64 = 16 * 1024;
+const MAX_LOCK_BYTES: u64 = 16 * 1024;
 /// Daemons keep the file to themselves for a read and a write. Whoever does so for longer is none, and every process of the
 /// user could: nobody waits for that.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(10);
+const LOCK_TRIES: u32 = 50;
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Who is in a workspace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Holder {
+pub(crate) struct LockHolder {
     pub(crate) pid: i32,
     /// Clock ticks after boot: a pid may be given away again, a pid with its start time is not.
     pub(crate) start_time: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Holder {
     pub(crate) daemon: String,
 }
 
-impl std::fmt::Display for Holder {
+impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
             pid,
@@ -57,59 +57,60 @@ impl std::fmt::Display for Holder {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Taken {
-    Yes,
+pub(super) enum LockOutcome {
+    Acquired,
     /// Somebody who lives is in there.
-    Held(Box<Holder>),
+    Busy(Box<LockHolder>),
 }
 
 /// Takes the lock, unless a living process holds it. What a dead one left is taken over.
-pub(super) fn take(root: &Path, wanted: &Holder) -> io::Result<Taken> {
-    let mut file = open(root)?;
-    if let Some(holder) = read(&mut file)
-        && !is_ours(&holder, wanted)
-        && is_alive(&holder, &wanted.boot_id)?
+pub(super) fn acquire(root: &Path, wanted: &LockHolder) -> io::Result<LockOutcome> {
+    let mut file = open_exclusively(root)?;
+    if let Some(holder) = read_holder(&mut file)
+        && !is_same_owner(&holder, wanted)
+        && is_holder_alive(&holder, &wanted.boot_id)?
     {
-        return Ok(Taken::Held(Box::new(holder)));
+        return Ok(LockOutcome::Busy(Box::new(holder)));
     }
-    write(&mut file, Some(wanted))?;
-    Ok(Taken::Yes)
+    write_holder(&mut file, Some(wanted))?;
+    Ok(LockOutcome::Acquired)
 }
 
 /// Its own, or one that this very process took for an attempt that was called off: of two attempts of one daemon the
 /// second is refused before it comes here.
-fn is_ours(holder: &Holder, wanted: &Holder) -> bool {
-    let process = |holder: &Holder| (holder.pid, holder.start_time);
+fn is_same_owner(holder: &LockHolder, wanted: &LockHolder) -> bool {
+    let process = |holder: &LockHolder| (holder.pid, holder.start_time);
     holder.attempt_id == wanted.attempt_id || process(holder) == process(wanted)
 }
 
 /// From here on another process stands for the same attempt.
-pub(super) fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
-    let mut file = open(root)?;
-    let Some(holder) = read(&mut file).filter(|holder| holder.attempt_id == attempt_id) else {
+pub(super) fn transfer(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
+    let mut file = open_exclusively(root)?;
+    let Some(holder) = read_holder(&mut file).filter(|holder| holder.attempt_id == attempt_id)
+    else {
         return Err(io::Error::other("the lock of the workspace was lost"));
     };
-    let holder = Holder {
+    let holder = LockHolder {
         pid: to.pid,
         start_time: to.start_time,
         ..holder
     };
-    write(&mut file, Some(&holder))
+    write_holder(&mut file, Some(&holder))
 }
 
 /// Lets the next one in, if it is this attempt that is in there.
 pub(super) fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
-    let mut file = open(root)?;
-    if read(&mut file).is_some_and(|holder| holder.attempt_id == attempt_id) {
-        write(&mut file, None)?;
+    let mut file = open_exclusively(root)?;
+    if read_holder(&mut file).is_some_and(|holder| holder.attempt_id == attempt_id) {
+        write_holder(&mut file, None)?;
     }
     Ok(())
 }
 
 /// The file, with everybody else kept from it for as long as it is open. It stays when it holds nothing: who removes it
 /// could remove the one that another has just made.
-fn open(root: &Path) -> io::Result<File> {
-    let place = place(root);
+fn open_exclusively(root: &Path) -> io::Result<File> {
+    let place = lock_path(root);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -131,24 +132,24 @@ fn open(root: &Path) -> io::Result<File> {
 }
 
 /// Off the loop, and again while another process keeps the file to itself, as a daemon does for a moment.
-pub(super) async fn patiently<T: Send + 'static>(
+pub(super) async fn retry_while_busy<T: Send + 'static>(
     work: impl Fn() -> io::Result<T> + Clone + Send + 'static,
 ) -> io::Result<T> {
-    for _ in 1..TRIES {
-        match off_the_loop(work.clone()).await {
+    for _ in 1..LOCK_TRIES {
+        match run_blocking(work.clone()).await {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
             done => return done,
         }
     }
-    off_the_loop(work).await
+    run_blocking(work).await
 }
 
-fn place(root: &Path) -> PathBuf {
+fn lock_path(root: &Path) -> PathBuf {
     let git = root.join(".git");
     if git.is_dir() {
-        return git.join(IN_GIT);
+        return git.join(LOCK_FILE_IN_GIT);
     }
     // A worktree of somebody else's making names its directory in a file.
     let named = std::fs::read_to_string(&git).ok();
@@ -156,19 +157,19 @@ fn place(root: &Path) -> PathBuf {
         .as_deref()
         .and_then(|text| text.strip_prefix("gitdir: "));
     match named.map(|path| root.join(path.trim_end())) {
-        Some(directory) if directory.is_dir() => directory.join(IN_GIT),
-        Some(_) | None => root.join(IN_ROOT),
+        Some(directory) if directory.is_dir() => directory.join(LOCK_FILE_IN_GIT),
+        Some(_) | None => root.join(LOCK_FILE_IN_ROOT),
     }
 }
 
-fn read(file: &mut File) -> Option<Holder> {
+fn read_holder(file: &mut File) -> Option<LockHolder> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
-    file.take(LONGEST).read_to_string(&mut text).ok()?;
+    file.take(MAX_LOCK_BYTES).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()
 }
 
-fn write(file: &mut File, holder: Option<&Holder>) -> io::Result<()> {
+fn write_holder(file: &mut File, holder: Option<&LockHolder>) -> io::Result<()> {
     file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
     match holder {
@@ -178,7 +179,7 @@ fn write(file: &mut File, holder: Option<&Holder>) -> io::Result<()> {
 }
 
 /// A look that fails does not say that nobody is there.
-fn is_alive(holder: &Holder, boot_id: &str) -> io::Result<bool> {
+fn is_holder_alive(holder: &LockHolder, boot_id: &str) -> io::Result<bool> {
     if holder.boot_id != boot_id {
         return Ok(false);
     }
@@ -193,8 +194,8 @@ mod tests {
     use super::*;
     use crate::process::identify_child;
 
-    fn holder(of: ProcessId, attempt_id: &str) -> Holder {
-        Holder {
+    fn holder(of: ProcessId, attempt_id: &str) -> LockHolder {
+        LockHolder {
             pid: of.pid,
             start_time: of.start_time,
             boot_id: "boot".to_owned(),
@@ -227,12 +228,12 @@ mod tests {
         }
     }
 
-    fn take(root: &Path, wanted: &Holder) -> io::Result<Taken> {
-        patient(|| super::take(root, wanted))
+    fn take(root: &Path, wanted: &LockHolder) -> io::Result<LockOutcome> {
+        patient(|| acquire(root, wanted))
     }
 
     fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
-        patient(|| super::hand_over(root, attempt_id, to))
+        patient(|| transfer(root, attempt_id, to))
     }
 
     fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
@@ -244,16 +245,27 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let ((child, id), (other, other_id)) = (sleeper(), sleeper());
         let (first, second) = (holder(id, "a"), holder(other_id, "b"));
-        assert_eq!(take(root.path(), &first).unwrap(), Taken::Yes);
-        assert_eq!(take(root.path(), &first).unwrap(), Taken::Yes, "it is in");
+        assert_eq!(take(root.path(), &first).unwrap(), LockOutcome::Acquired);
+        assert_eq!(
+            take(root.path(), &first).unwrap(),
+            LockOutcome::Acquired,
+            "it is in"
+        );
         let held = take(root.path(), &second).unwrap();
-        assert_eq!(held, Taken::Held(Box::new(first)));
+        assert_eq!(held, LockOutcome::Busy(Box::new(first)));
         release(root.path(), "b").unwrap();
-        assert!(matches!(take(root.path(), &second), Ok(Taken::Held(_))));
+        assert!(matches!(
+            take(root.path(), &second),
+            Ok(LockOutcome::Busy(_))
+        ));
         release(root.path(), "a").unwrap();
-        assert_eq!(take(root.path(), &second).unwrap(), Taken::Yes);
+        assert_eq!(take(root.path(), &second).unwrap(), LockOutcome::Acquired);
         let after = holder(other_id, "c");
-        assert_eq!(take(root.path(), &after).unwrap(), Taken::Yes, "called off");
+        assert_eq!(
+            take(root.path(), &after).unwrap(),
+            LockOutcome::Acquired,
+            "called off"
+        );
         end(child);
         end(other);
     }
@@ -264,9 +276,9 @@ mod tests {
         let ((child, id), (other, other_id)) = (sleeper(), sleeper());
         take(root.path(), &holder(id, "a")).unwrap();
         let next = holder(other_id, "b");
-        assert!(matches!(take(root.path(), &next), Ok(Taken::Held(_))));
+        assert!(matches!(take(root.path(), &next), Ok(LockOutcome::Busy(_))));
         end(child);
-        assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
+        assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
         end(other);
     }
 
@@ -280,16 +292,16 @@ mod tests {
             ..id
         };
         take(root.path(), &holder(earlier, "a")).unwrap();
-        assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
-        let before = Holder {
+        assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
+        let before = LockHolder {
             boot_id: "earlier".to_owned(),
             ..holder(id, "a")
         };
         release(root.path(), "b").unwrap();
         take(root.path(), &before).unwrap();
-        assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
-        std::fs::write(place(root.path()), "{\"pid\":").unwrap();
-        assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
+        assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
+        std::fs::write(lock_path(root.path()), "{\"pid\":").unwrap();
+        assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
         end(child);
     }
 
@@ -302,9 +314,9 @@ mod tests {
         end(child);
         let (other, other_id) = sleeper();
         let next = holder(other_id, "b");
-        assert!(matches!(take(root.path(), &next), Ok(Taken::Held(_))));
+        assert!(matches!(take(root.path(), &next), Ok(LockOutcome::Busy(_))));
         end(shim);
-        assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
+        assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
         assert!(hand_over(root.path(), "a", other_id).is_err());
         end(other);
     }
@@ -314,16 +326,16 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (child, id) = sleeper();
         let (first, path) = (holder(id, "a"), root.path().to_owned());
-        let take = move || super::take(&path, &first);
+        let take = move || acquire(&path, &first);
         patient(&take).unwrap();
-        let kept = patient(|| open(root.path())).unwrap();
-        let busy = patiently(take.clone()).await.unwrap_err();
-        assert!(busy.to_string().contains(IN_ROOT), "{busy}");
-        assert!(super::hand_over(root.path(), "a", id).is_err());
+        let kept = patient(|| open_exclusively(root.path())).unwrap();
+        let busy = retry_while_busy(take.clone()).await.unwrap_err();
+        assert!(busy.to_string().contains(LOCK_FILE_IN_ROOT), "{busy}");
+        assert!(transfer(root.path(), "a", id).is_err());
         assert!(super::release(root.path(), "a").is_err());
-        let coming = tokio::spawn(patiently(take));
+        let coming = tokio::spawn(retry_while_busy(take));
         drop(kept);
-        assert_eq!(coming.await.unwrap().unwrap(), Taken::Yes);
+        assert_eq!(coming.await.unwrap().unwrap(), LockOutcome::Acquired);
         end(child);
     }
 
@@ -333,8 +345,8 @@ mod tests {
         std::fs::create_dir(root.path().join(".git")).unwrap();
         let (child, id) = sleeper();
         take(root.path(), &holder(id, "a")).unwrap();
-        assert!(root.path().join(".git").join(IN_GIT).exists());
-        assert!(!root.path().join(IN_ROOT).exists());
+        assert!(root.path().join(".git").join(LOCK_FILE_IN_GIT).exists());
+        assert!(!root.path().join(LOCK_FILE_IN_ROOT).exists());
         end(child);
     }
 }

@@ -17,31 +17,33 @@ use baton_proto::v1::{WorkspaceMode, WorkspaceReport, WorkspaceSpec};
 use baton_proto::worker;
 use bytes::Bytes;
 
-use crate::config::{DaemonConfig, Keep, RootConfig};
+use crate::config::{DaemonConfig, RootConfig, WorkspaceRetention};
 
-pub(crate) use beneath::{is_root, open_beneath, read_path};
+pub(crate) use beneath::{check_root, open_beneath, opened_path};
 pub(crate) use git::version as git_version;
-pub(crate) use lock::Holder;
-pub(crate) use made::RECORD;
-pub(crate) use visit::{Departure, Guest, NotEntered, enter, hand_over, leave};
+pub(crate) use lock::LockHolder;
+pub(crate) use made::RECORD_FILE;
+pub(crate) use visit::{
+    PrepareError, WorkspaceCleanup, WorkspaceOccupant, clean_up, prepare, transfer_lock,
+};
 
 /// Where scratch directories and worktrees are made, in the data directory.
-const MADE_IN: &str = "workspaces";
+const CREATION_DIR: &str = "workspaces";
 
 /// The roots of this daemon.
 #[derive(Clone, Debug)]
-pub(crate) struct Roots {
+pub(crate) struct WorkspaceRoots {
     by_name: BTreeMap<String, RootConfig>,
     /// For tasks that ask for nothing.
     work_dir: PathBuf,
-    made_in: PathBuf,
+    creation_dir: PathBuf,
 }
 
 /// How an attempt shares its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum SharingMode {
     /// The daemon's work directory, side by side with others: what a task gets that asks for nothing.
-    Open,
+    WorkDir,
     /// The root itself; one attempt at a time.
     Shared,
     /// A directory of its own.
@@ -52,26 +54,26 @@ pub(crate) enum Mode {
 
 /// Where one attempt works. Kept with the attempt, so that the next daemon knows what this one made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct WorkspacePlan {
     /// The root's name; empty for the work directory.
     pub(crate) name: String,
     pub(crate) root: PathBuf,
-    pub(crate) mode: Mode,
+    pub(crate) mode: SharingMode,
     /// The attempt's directory: the root, or one that is made for it.
     pub(crate) path: PathBuf,
     /// As the task asks for it.
     pub(crate) cwd: PathBuf,
     /// Of a worktree.
     pub(crate) branch: String,
-    pub(crate) keep: Keep,
+    pub(crate) keep: WorkspaceRetention,
 }
 
-impl Roots {
+impl WorkspaceRoots {
     pub(crate) fn new(config: &DaemonConfig) -> Self {
         Self {
             by_name: config.roots.clone(),
             work_dir: config.work_dir.clone(),
-            made_in: config.data_dir.join(MADE_IN),
+            creation_dir: config.data_dir.join(CREATION_DIR),
         }
     }
 
@@ -86,56 +88,58 @@ impl Roots {
         attempt_id: &str,
         asked: Option<&WorkspaceSpec>,
         cwd: &str,
-    ) -> Option<Plan> {
+    ) -> Option<WorkspacePlan> {
         let asked = asked.cloned().unwrap_or_default();
         let named = match asked.root.as_str() {
             "" => None,
             name => Some(self.by_name.get(name)?),
         };
         let mode = match (asked.mode(), named) {
-            (WorkspaceMode::Shared, _) => Mode::Shared,
-            (WorkspaceMode::Scratch, _) => Mode::Scratch,
-            (WorkspaceMode::Worktree, _) => Mode::Worktree,
-            (WorkspaceMode::Unspecified, None) => Mode::Open,
+            (WorkspaceMode::Shared, _) => SharingMode::Shared,
+            (WorkspaceMode::Scratch, _) => SharingMode::Scratch,
+            (WorkspaceMode::Worktree, _) => SharingMode::Worktree,
+            (WorkspaceMode::Unspecified, None) => SharingMode::WorkDir,
             (WorkspaceMode::Unspecified, Some(root)) => root.mode,
         };
         let root = named.map_or(&self.work_dir, |root| &root.path);
         let made_in = named.and_then(|root| root.made_in.as_ref());
         let path = match mode {
-            Mode::Open | Mode::Shared => root.clone(),
-            Mode::Scratch | Mode::Worktree => made_in.unwrap_or(&self.made_in).join(attempt_id),
+            SharingMode::WorkDir | SharingMode::Shared => root.clone(),
+            SharingMode::Scratch | SharingMode::Worktree => {
+                made_in.unwrap_or(&self.creation_dir).join(attempt_id)
+            }
         };
-        Some(Plan {
+        Some(WorkspacePlan {
             name: asked.root,
             root: root.clone(),
             mode,
             path,
             cwd: cwd.into(),
             branch: match mode {
-                Mode::Worktree => format!("baton/{attempt_id}"),
-                Mode::Open | Mode::Shared | Mode::Scratch => String::new(),
+                SharingMode::Worktree => format!("baton/{attempt_id}"),
+                SharingMode::WorkDir | SharingMode::Shared | SharingMode::Scratch => String::new(),
             },
             keep: match asked.keep {
-                Some(true) => Keep::Always,
-                Some(false) => Keep::Never,
-                None => named.map_or(Keep::default(), |root| root.keep),
+                Some(true) => WorkspaceRetention::Always,
+                Some(false) => WorkspaceRetention::Never,
+                None => named.map_or(WorkspaceRetention::default(), |root| root.retention),
             },
         })
     }
 }
 
-impl Plan {
+impl WorkspacePlan {
     /// Nothing but a directory that is there.
     #[cfg(test)]
-    pub(crate) fn open(path: &Path) -> Self {
+    pub(crate) fn in_directory(path: &Path) -> Self {
         Self {
             name: String::new(),
             root: path.to_owned(),
-            mode: Mode::Open,
+            mode: SharingMode::WorkDir,
             path: path.to_owned(),
             cwd: PathBuf::new(),
             branch: String::new(),
-            keep: Keep::default(),
+            keep: WorkspaceRetention::default(),
         }
     }
 
@@ -146,19 +150,19 @@ impl Plan {
     }
 
     /// The directory that no other attempt may be in at the same time.
-    pub(crate) fn exclusive(&self) -> Option<&Path> {
-        (self.mode == Mode::Shared).then_some(&*self.root)
+    pub(crate) fn exclusive_root(&self) -> Option<&Path> {
+        (self.mode == SharingMode::Shared).then_some(&*self.root)
     }
 
     /// What is known before anything was looked at.
-    fn report(&self) -> WorkspaceReport {
+    fn initial_report(&self) -> WorkspaceReport {
         WorkspaceReport {
             path: self.path.display().to_string(),
             mode: match self.mode {
-                Mode::Open => WorkspaceMode::Unspecified,
-                Mode::Shared => WorkspaceMode::Shared,
-                Mode::Scratch => WorkspaceMode::Scratch,
-                Mode::Worktree => WorkspaceMode::Worktree,
+                SharingMode::WorkDir => WorkspaceMode::Unspecified,
+                SharingMode::Shared => WorkspaceMode::Shared,
+                SharingMode::Scratch => WorkspaceMode::Scratch,
+                SharingMode::Worktree => WorkspaceMode::Worktree,
             }
             .into(),
             branch: self.branch.clone(),
@@ -170,17 +174,17 @@ impl Plan {
     /// Nothing is kept of a directory that every attempt uses.
     pub(crate) fn to_disk(&self) -> Option<worker::AttemptWorkspace> {
         let mode = match self.mode {
-            Mode::Open => return None,
-            Mode::Shared => WorkspaceMode::Shared,
-            Mode::Scratch => WorkspaceMode::Scratch,
-            Mode::Worktree => WorkspaceMode::Worktree,
+            SharingMode::WorkDir => return None,
+            SharingMode::Shared => WorkspaceMode::Shared,
+            SharingMode::Scratch => WorkspaceMode::Scratch,
+            SharingMode::Worktree => WorkspaceMode::Worktree,
         };
         Some(worker::AttemptWorkspace {
             name: self.name.clone(),
-            root: bytes(&self.root),
+            root: path_to_bytes(&self.root),
             mode: mode.into(),
-            path: bytes(&self.path),
-            cwd: bytes(&self.cwd),
+            path: path_to_bytes(&self.path),
+            cwd: path_to_bytes(&self.cwd),
             branch: self.branch.clone(),
             keep: self.keep.as_str().to_owned(),
         })
@@ -191,27 +195,27 @@ impl Plan {
         Some(Self {
             mode: match stored.mode() {
                 WorkspaceMode::Unspecified => return None,
-                WorkspaceMode::Shared => Mode::Shared,
-                WorkspaceMode::Scratch => Mode::Scratch,
-                WorkspaceMode::Worktree => Mode::Worktree,
+                WorkspaceMode::Shared => SharingMode::Shared,
+                WorkspaceMode::Scratch => SharingMode::Scratch,
+                WorkspaceMode::Worktree => SharingMode::Worktree,
             },
             name: stored.name,
-            root: path(&stored.root),
-            path: path(&stored.path),
-            cwd: path(&stored.cwd),
+            root: path_from_bytes(&stored.root),
+            path: path_from_bytes(&stored.path),
+            cwd: path_from_bytes(&stored.cwd),
             branch: stored.branch,
             // What cannot be told stays.
-            keep: Keep::parse(&stored.keep).unwrap_or(Keep::Always),
+            keep: WorkspaceRetention::parse(&stored.keep).unwrap_or(WorkspaceRetention::Always),
         })
     }
 }
 
-pub(crate) fn bytes(path: &Path) -> Bytes {
+pub(crate) fn path_to_bytes(path: &Path) -> Bytes {
     use std::os::unix::ffi::OsStrExt;
     Bytes::copy_from_slice(path.as_os_str().as_bytes())
 }
 
-pub(crate) fn path(bytes: &Bytes) -> PathBuf {
+pub(crate) fn path_from_bytes(bytes: &Bytes) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     std::ffi::OsString::from_vec(bytes.to_vec()).into()
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::process::identity_of;
 
-const OVER: Departure = Departure {
-    is_proved: true,
-    limit: Duration::from_secs(60),
+const PROVED_CLEANUP: WorkspaceCleanup = WorkspaceCleanup {
+    processes_proved_gone: true,
+    time_limit: Duration::from_secs(60),
 };
 
 fn git(directory: &Path, words: &[&str]) -> String {
@@ -32,17 +32,17 @@ fn repository(directory: &Path) -> PathBuf {
     repo
 }
 
-fn roots(dir: &Path, root: &Path, mode: Mode) -> Roots {
+fn roots(dir: &Path, root: &Path, mode: SharingMode) -> WorkspaceRoots {
     let root = RootConfig {
         path: root.to_owned(),
         mode,
-        keep: Keep::default(),
+        retention: WorkspaceRetention::default(),
         made_in: None,
     };
-    Roots {
+    WorkspaceRoots {
         by_name: BTreeMap::from([("repo".to_owned(), root)]),
         work_dir: dir.join("work"),
-        made_in: dir.join("made"),
+        creation_dir: dir.join("made"),
     }
 }
 
@@ -54,11 +54,11 @@ fn asked(root: &str, mode: WorkspaceMode, keep: Option<bool>) -> WorkspaceSpec {
     }
 }
 
-fn guest(directory: &Path, attempt_id: &str) -> Guest {
+fn occupant(directory: &Path, attempt_id: &str) -> WorkspaceOccupant {
     let own = std::process::id().cast_signed();
     std::fs::create_dir_all(directory).unwrap();
-    Guest {
-        holder: Holder {
+    WorkspaceOccupant {
+        holder: LockHolder {
             pid: own,
             start_time: identity_of(own).unwrap().start_time,
             boot_id: "boot".to_owned(),
@@ -66,35 +66,41 @@ fn guest(directory: &Path, attempt_id: &str) -> Guest {
             task_id: "task".to_owned(),
             daemon: "here".to_owned(),
         },
-        directory: directory.to_owned(),
+        attempt_dir: directory.to_owned(),
     }
 }
 
 #[test]
 fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
     let dir = Path::new("/data");
-    let roots = roots(dir, Path::new("/srv/repo"), Mode::Worktree);
+    let roots = roots(dir, Path::new("/srv/repo"), SharingMode::Worktree);
     let plain = roots.plan("id", None, "").unwrap();
     assert_eq!(
         (plain.mode, &*plain.path),
-        (Mode::Open, Path::new("/data/work"))
+        (SharingMode::WorkDir, Path::new("/data/work"))
     );
     assert_eq!(plain.to_disk(), None);
     let unnamed = asked("", WorkspaceMode::Scratch, None);
     let plan = roots.plan("id", Some(&unnamed), "").unwrap();
     assert_eq!(
         (plan.mode, &*plan.path),
-        (Mode::Scratch, Path::new("/data/made/id"))
+        (SharingMode::Scratch, Path::new("/data/made/id"))
     );
     let named = asked("repo", WorkspaceMode::Unspecified, Some(false));
     let plan = roots.plan("id", Some(&named), "sub").unwrap();
-    assert_eq!((plan.mode, plan.keep), (Mode::Worktree, Keep::Never));
+    assert_eq!(
+        (plan.mode, plan.keep),
+        (SharingMode::Worktree, WorkspaceRetention::Never)
+    );
     assert_eq!(plan.branch, "baton/id");
     assert_eq!(plan.working_directory(), Path::new("/data/made/id/sub"));
-    assert_eq!(Plan::from_disk(plan.to_disk().unwrap()), Some(plan));
+    assert_eq!(
+        WorkspacePlan::from_disk(plan.to_disk().unwrap()),
+        Some(plan)
+    );
     let shared = asked("repo", WorkspaceMode::Shared, None);
     let plan = roots.plan("id", Some(&shared), "").unwrap();
-    assert_eq!(plan.exclusive(), Some(Path::new("/srv/repo")));
+    assert_eq!(plan.exclusive_root(), Some(Path::new("/srv/repo")));
     let unknown = asked("other", WorkspaceMode::Shared, None);
     assert_eq!(roots.plan("id", Some(&unknown), ""), None);
 }
@@ -103,25 +109,29 @@ fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
 async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
-    let roots = roots(&dir.path().canonicalize().unwrap(), &repo, Mode::Worktree);
+    let roots = roots(
+        &dir.path().canonicalize().unwrap(),
+        &repo,
+        SharingMode::Worktree,
+    );
     let named = asked("repo", WorkspaceMode::Unspecified, None);
 
     // Planned and nothing made.
     let plan = roots.plan("one", Some(&named), "").unwrap();
-    let one = guest(&dir.path().join("one"), "one");
-    let report = leave(&plan, &one, OVER).await.unwrap();
+    let one = occupant(&dir.path().join("one"), "one");
+    let report = clean_up(&plan, &one, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists());
 
     // The directory made and noted, and git killed in the middle of it.
     let plan = roots.plan("two", Some(&named), "").unwrap();
-    let two = guest(&dir.path().join("two"), "two");
-    made::Made {
+    let two = occupant(&dir.path().join("two"), "two");
+    made::CreatedWorkspace {
         base_commit: git(&repo, &["rev-parse", "HEAD"]),
-        directory: Some(made::make(&plan.path).unwrap()),
+        directory: Some(made::create_directory(&plan.path).unwrap()),
     }
-    .write(&two.directory)
+    .write(&two.attempt_dir)
     .unwrap();
-    let report = leave(&plan, &two, OVER).await.unwrap();
+    let report = clean_up(&plan, &two, PROVED_CLEANUP).await.unwrap();
     assert!(
         report.kept,
         "whose it is cannot be told by git, so it stays: {report:?}"
@@ -129,16 +139,16 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
 
     // All of it made.
     let plan = roots.plan("three", Some(&named), "").unwrap();
-    let three = guest(&dir.path().join("three"), "three");
-    enter(&plan, &three).await.unwrap();
+    let three = occupant(&dir.path().join("three"), "three");
+    prepare(&plan, &three).await.unwrap();
     assert!(plan.path.join("file").exists());
-    let unproved = Departure {
-        is_proved: false,
-        ..OVER
+    let unproved = WorkspaceCleanup {
+        processes_proved_gone: false,
+        ..PROVED_CLEANUP
     };
-    let report = leave(&plan, &three, unproved).await.unwrap();
+    let report = clean_up(&plan, &three, unproved).await.unwrap();
     assert!(report.kept && plan.path.exists(), "somebody may be in it");
-    let report = leave(&plan, &three, OVER).await.unwrap();
+    let report = clean_up(&plan, &three, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists());
     assert_eq!(report.base_commit, report.head_commit);
     assert_eq!(git(&repo, &["branch", "--list", "baton/*"]), "");
@@ -150,13 +160,13 @@ async fn a_digest_tells_changes_apart_and_ignores_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
     let look = || async {
-        let git = git::Git {
+        let git = git::GitRepository {
             directory: &repo,
             attempt_id: "a",
         };
-        evidence::look(git).await.unwrap()
+        evidence::collect_evidence(git).await.unwrap()
     };
-    std::fs::write(repo.join(lock::IN_ROOT), "{}").unwrap();
+    std::fs::write(repo.join(lock::LOCK_FILE_IN_ROOT), "{}").unwrap();
     let clean = look().await;
     assert_eq!((clean.dirty_digest.as_str(), clean.changed_files), ("", 0));
     std::fs::write(repo.join("new"), "1").unwrap();
@@ -183,14 +193,18 @@ async fn a_repository_that_names_programs_runs_none_of_them() {
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
     git(&repo, &["config", "core.fsmonitor", hook.to_str().unwrap()]);
     git(&repo, &["config", "diff.external", hook.to_str().unwrap()]);
-    let roots = roots(&dir.path().canonicalize().unwrap(), &repo, Mode::Worktree);
+    let roots = roots(
+        &dir.path().canonicalize().unwrap(),
+        &repo,
+        SharingMode::Worktree,
+    );
     let named = asked("repo", WorkspaceMode::Unspecified, None);
     let plan = roots.plan("one", Some(&named), "").unwrap();
-    let guest = guest(&dir.path().join("one"), "one");
+    let guest = occupant(&dir.path().join("one"), "one");
     let _ = std::fs::remove_file(&trap);
-    enter(&plan, &guest).await.unwrap();
+    prepare(&plan, &guest).await.unwrap();
     std::fs::write(plan.path.join("file"), "changed").unwrap();
-    let report = leave(&plan, &guest, OVER).await.unwrap();
+    let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && report.changed_files == 1);
     assert!(!trap.exists(), "a program of the repository was run");
 }
@@ -201,24 +215,24 @@ async fn what_cannot_be_seen_is_unknown_and_stays() {
     let repo = repository(dir.path());
     let named = asked("repo", WorkspaceMode::Unspecified, None);
     let root = dir.path().canonicalize().unwrap();
-    for mode in [Mode::Worktree, Mode::Scratch] {
+    for mode in [SharingMode::Worktree, SharingMode::Scratch] {
         for pointer in [Some("gitdir: /nowhere"), None] {
             let id = format!("{mode:?}-{}", pointer.is_some()).to_lowercase();
             let plan = roots(&root, &repo, mode)
                 .plan(&id, Some(&named), "")
                 .unwrap();
-            let guest = guest(&root.join(&id), &id);
-            enter(&plan, &guest).await.unwrap();
+            let guest = occupant(&root.join(&id), &id);
+            prepare(&plan, &guest).await.unwrap();
             let pointed = plan.path.join(".git");
             let _ = std::fs::remove_file(&pointed);
             std::fs::write(plan.path.join("work"), "1").unwrap();
             if let Some(pointer) = pointer {
                 std::fs::write(&pointed, pointer).unwrap();
             }
-            let report = leave(&plan, &guest, OVER).await.unwrap();
+            let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
             assert!(report.kept && plan.path.join("work").exists(), "{report:?}");
             // A directory without git is seen as it is.
-            let is_seen = mode == Mode::Scratch && pointer.is_none();
+            let is_seen = mode == SharingMode::Scratch && pointer.is_none();
             let seen = (report.dirty_digest.as_str(), report.changed_files);
             assert_eq!(seen, if is_seen { ("", 1) } else { ("unknown", 0) }, "{id}");
         }
@@ -236,16 +250,16 @@ async fn a_link_in_the_place_of_what_was_made_is_not_followed() {
     std::fs::create_dir(&victim).unwrap();
     git(&victim, &["init", "--quiet"]);
     std::fs::write(victim.join("theirs"), "1").unwrap();
-    for mode in [Mode::Worktree, Mode::Scratch] {
+    for mode in [SharingMode::Worktree, SharingMode::Scratch] {
         let id = format!("{mode:?}").to_lowercase();
         let plan = roots(&root, &repo, mode)
             .plan(&id, Some(&named), "")
             .unwrap();
-        let guest = guest(&root.join(&id), &id);
-        enter(&plan, &guest).await.unwrap();
+        let guest = occupant(&root.join(&id), &id);
+        prepare(&plan, &guest).await.unwrap();
         std::fs::remove_dir_all(&plan.path).unwrap();
         std::os::unix::fs::symlink(&victim, &plan.path).unwrap();
-        let report = leave(&plan, &guest, OVER).await.unwrap();
+        let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
         let seen = (report.dirty_digest.as_str(), report.changed_files);
         assert_eq!(seen, ("unknown", 0), "{report:?}");
         assert!(report.kept && report.head_commit.is_empty(), "{report:?}");
@@ -258,44 +272,48 @@ async fn a_link_in_the_place_of_what_was_made_is_not_followed() {
 async fn a_lock_file_that_a_stranger_keeps_holds_nobody_up() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
-    let roots = roots(&root, &root, Mode::Shared);
+    let roots = roots(&root, &root, SharingMode::Shared);
     let named = asked("repo", WorkspaceMode::Unspecified, None);
     let plan = roots.plan("one", Some(&named), "").unwrap();
-    let one = guest(&root.join("one"), "one");
-    enter(&plan, &one).await.unwrap();
-    let kept = std::fs::File::open(root.join(lock::IN_ROOT)).unwrap();
+    let one = occupant(&root.join("one"), "one");
+    prepare(&plan, &one).await.unwrap();
+    let kept = std::fs::File::open(root.join(lock::LOCK_FILE_IN_ROOT)).unwrap();
     rustix::fs::flock(&kept, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let left = tokio::time::timeout(OVER.limit, leave(&plan, &one, OVER)).await;
+    let left = tokio::time::timeout(
+        PROVED_CLEANUP.time_limit,
+        clean_up(&plan, &one, PROVED_CLEANUP),
+    )
+    .await;
     assert!(left.is_ok_and(|report| report.is_some()));
-    let two = guest(&root.join("two"), "two");
-    match enter(&plan, &two).await {
-        Err(NotEntered::Busy(why)) => assert!(why.contains(lock::IN_ROOT), "{why}"),
+    let two = occupant(&root.join("two"), "two");
+    match prepare(&plan, &two).await {
+        Err(PrepareError::Busy(why)) => assert!(why.contains(lock::LOCK_FILE_IN_ROOT), "{why}"),
         other => panic!("{other:?}"),
     }
     drop(kept);
-    enter(&plan, &two).await.unwrap();
+    prepare(&plan, &two).await.unwrap();
 }
 
 #[tokio::test]
 async fn what_stood_there_before_and_what_was_not_noted_stays_and_is_said_to() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
-    let roots = roots(&root, &root, Mode::Scratch);
+    let roots = roots(&root, &root, SharingMode::Scratch);
     let named = asked("repo", WorkspaceMode::Unspecified, None);
 
     let plan = roots.plan("before", Some(&named), "").unwrap();
     std::fs::create_dir_all(&plan.path).unwrap();
-    let before = guest(&root.join("one"), "before");
-    assert!(enter(&plan, &before).await.is_err());
-    let report = leave(&plan, &before, OVER).await.unwrap();
+    let before = occupant(&root.join("one"), "before");
+    assert!(prepare(&plan, &before).await.is_err());
+    let report = clean_up(&plan, &before, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && plan.path.exists(), "{report:?}");
 
     let plan = roots.plan("unnoted", Some(&named), "").unwrap();
     std::fs::create_dir_all(plan.path.join("full")).unwrap();
-    let unnoted = guest(&root.join("two"), "unnoted");
-    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    let unnoted = occupant(&root.join("two"), "unnoted");
+    let report = clean_up(&plan, &unnoted, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && plan.path.exists(), "{report:?}");
     std::fs::remove_dir(plan.path.join("full")).unwrap();
-    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    let report = clean_up(&plan, &unnoted, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists(), "{report:?}");
 }

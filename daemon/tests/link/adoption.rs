@@ -12,14 +12,16 @@ use baton_proto::v1::{
 };
 use rustix::process::Signal;
 
-use crate::daemon::{Home, Running, is_alive, of_attempt, shim_of, signal, until_gone};
-use crate::relay::{Relay, Session, attempt, shell};
+use crate::daemon::{
+    DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
+};
+use crate::relay::{FakeRelay, FakeRelaySession, attempt, shell};
 
 /// Of a look at the process table, and of a busy machine.
-pub(crate) const LOOK: Duration = Duration::from_secs(1);
+pub(crate) const PROCESS_SCAN_MARGIN: Duration = Duration::from_secs(1);
 
 /// A child's command that waits for a file and says what is in it.
-pub(crate) fn awaiting(file: &Path) -> String {
+pub(crate) fn wait_for_file_script(file: &Path) -> String {
     format!(
         "until [ -e {0} ]; do sleep 0.02; done; cat {0}",
         file.display()
@@ -27,19 +29,19 @@ pub(crate) fn awaiting(file: &Path) -> String {
 }
 
 /// What such a child waits for, whole at once.
-pub(crate) fn tell(file: &Path, text: &str) {
+pub(crate) fn write_text(file: &Path, text: &str) {
     let draft = file.with_extension("draft");
     std::fs::write(&draft, text).expect("a file can be written");
     std::fs::rename(draft, file).expect("a file can be renamed");
 }
 
-pub(crate) fn of<'a>(hello: &'a Hello, attempt: &AttemptRef) -> &'a ActiveAttempt {
+pub(crate) fn active_attempt<'a>(hello: &'a Hello, attempt: &AttemptRef) -> &'a ActiveAttempt {
     let mut active = hello.active.iter();
     let found = active.find(|active| active.r#ref.as_ref() == Some(attempt));
     found.unwrap_or_else(|| panic!("not listed: {hello:?}"))
 }
 
-pub(crate) fn keep(
+pub(crate) fn keep_settlement(
     attempt: &AttemptRef,
     acked: u64,
     offset: u64,
@@ -56,7 +58,7 @@ pub(crate) fn keep(
     }
 }
 
-pub(crate) fn adopt(attempt: &AttemptRef, acked: u64, offset: u64) -> Settlement {
+pub(crate) fn adopt_settlement(attempt: &AttemptRef, acked: u64, offset: u64) -> Settlement {
     Settlement {
         attempt_id: attempt.attempt_id.clone(),
         decision: Some(Decision::Adopt(Adopt {
@@ -66,8 +68,10 @@ pub(crate) fn adopt(attempt: &AttemptRef, acked: u64, offset: u64) -> Settlement
     }
 }
 
-pub(crate) async fn until_receipt(session: &mut Session) -> TerminationReceipt {
-    let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
+pub(crate) async fn until_receipt(session: &mut FakeRelaySession) -> TerminationReceipt {
+    let frame = session
+        .until_frame(|body| matches!(body, Body::Receipt(_)))
+        .await;
     match frame.body {
         Some(Body::Receipt(receipt)) => receipt,
         other => panic!("{other:?}"),
@@ -75,7 +79,7 @@ pub(crate) async fn until_receipt(session: &mut Session) -> TerminationReceipt {
 }
 
 /// The numbers of all control frames that came, which must follow each other from `first` on.
-fn assert_unbroken(session: &Session, first: u64) {
+fn assert_unbroken(session: &FakeRelaySession, first: u64) {
     let numbers: Vec<u64> = session
         .control_after(0)
         .iter()
@@ -87,16 +91,16 @@ fn assert_unbroken(session: &Session, first: u64) {
 
 #[tokio::test]
 async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let (second, third) = (home.path().join("second"), home.path().join("third"));
     let script = format!(
         "echo one; echo first >&2; {}; {}; echo last >&2; exit 3",
-        awaiting(&second),
-        awaiting(&third)
+        wait_for_file_script(&second),
+        wait_for_file_script(&third)
     );
     session.run(&attempt, shell(&script)).await;
     while session.output_bytes() < 10 {
@@ -108,24 +112,24 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
     first.kill().await;
     drop(session);
     // Said while no daemon is there.
-    tell(&second, "two\n");
+    write_text(&second, "two\n");
 
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.daemon_id, relay.daemon_id);
-    let active = of(&hello, &attempt);
+    let active = active_attempt(&hello, &attempt);
     assert_eq!(active.state(), ActiveState::Running);
     let token = active.token.as_ref().expect("the shim has kept the token");
     assert_eq!(token.value[..], [7; 32]);
     assert!(is_alive(pid) && active.last_control_seq >= last_seen);
     let granted = Some(Duration::from_secs(30));
     session
-        .welcome(vec![keep(&attempt, last_seen, 0, granted)])
+        .welcome(vec![keep_settlement(&attempt, last_seen, 0, granted)])
         .await;
     while session.output_bytes() < 14 {
         session.until_output().await;
     }
-    tell(&third, "three\n");
+    write_text(&third, "three\n");
     let last = session.until_terminal().await;
     let Some(Body::Error(error)) = &last.body else {
         panic!("{last:?}")
@@ -144,18 +148,18 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
     session
         .ack(&attempt, last.control_seq, error.final_offset)
         .await;
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ended() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let go_on = home.path().join("go-on");
-    let mut dispatch = shell(&format!("echo one; {}", awaiting(&go_on)));
+    let mut dispatch = shell(&format!("echo one; {}", wait_for_file_script(&go_on)));
     dispatch.granted_ms = 1_500;
     session.renewal = Some(Duration::from_millis(1_500));
     session.run(&attempt, dispatch).await;
@@ -164,24 +168,31 @@ async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ende
     first.kill().await;
     let killed = clock.now();
     drop(session);
-    tell(&go_on, "two\n");
-    until_gone(&attempt).await;
+    write_text(&go_on, "two\n");
+    wait_until_gone(&attempt).await;
     // The lease is over when the next daemon comes.
     clock
         .sleep_until(killed.after(Duration::from_millis(1_600)))
         .await;
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
-    let active = of(&hello, &attempt);
+    let active = active_attempt(&hello, &attempt);
     assert_eq!(active.state(), ActiveState::Finished, "its end is known");
     assert!(active.token.is_none(), "the token died with its shim");
-    session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+    session
+        .welcome(vec![adopt_settlement(&attempt, 0, 0)])
+        .await;
     let last = session.until_terminal().await;
     let Some(Body::Complete(complete)) = &last.body else {
         panic!("{last:?}")
     };
     assert!(last.within_lease, "it ended in time");
-    assert!(session.tap.iter().all(|frame| frame.token.is_none()));
+    assert!(
+        session
+            .attempt_frames
+            .iter()
+            .all(|frame| frame.token.is_none())
+    );
     assert_eq!(session.output(), b"one\ntwo\n");
     assert_eq!(complete.final_offset, 8);
     assert_unbroken(&session, 1);
@@ -189,9 +200,9 @@ async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ende
 
 #[tokio::test]
 async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_the_receipt() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let script = "(setsid sh -c \"trap '' TERM; while :; do sleep 1; done\" &); \
@@ -204,41 +215,54 @@ async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_t
     let clock = Clock::boot();
     first.kill().await;
     let killed = clock.now();
-    assert!(of_attempt(&attempt).len() >= 3);
-    until_gone(&attempt).await;
+    assert!(pids_of_attempt(&attempt).len() >= 3);
+    wait_until_gone(&attempt).await;
     let took = killed.until(clock.now());
-    assert!(took < Duration::from_secs(2) + LOOK, "{took:?}");
+    assert!(
+        took < Duration::from_secs(2) + PROCESS_SCAN_MARGIN,
+        "{took:?}"
+    );
     drop(session);
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
-    assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
-    session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+    assert_eq!(
+        active_attempt(&hello, &attempt).state(),
+        ActiveState::Finished
+    );
+    session
+        .welcome(vec![adopt_settlement(&attempt, 0, 0)])
+        .await;
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.group_empty && receipt.killed && receipt.process_started);
     assert_eq!(receipt.loss(), LossCause::LeaseEnded);
-    assert_eq!(session.terminals(), 0, "no result was made up");
+    assert_eq!(session.terminal_count(), 0, "no result was made up");
 }
 
 #[tokio::test]
 async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_restart() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let proof = home.path().join("ran");
     let script = format!("touch {}", proof.display());
     session.dispatch(&attempt, shell(&script)).await;
     session
-        .until(|body| matches!(body, Body::Accepted(_)))
+        .until_frame(|body| matches!(body, Body::Accepted(_)))
         .await;
     first.kill().await;
     drop(session);
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
-    assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
-    session.welcome(vec![adopt(&attempt, 1, 0)]).await;
-    let frame = session.attempt_frame().await;
+    assert_eq!(
+        active_attempt(&hello, &attempt).state(),
+        ActiveState::Finished
+    );
+    session
+        .welcome(vec![adopt_settlement(&attempt, 1, 0)])
+        .await;
+    let frame = session.next_attempt_frame().await;
     let Some(Body::Rejected(rejected)) = &frame.body else {
         panic!("{frame:?}")
     };
@@ -250,9 +274,9 @@ async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_resta
 
 #[tokio::test]
 async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session
@@ -265,13 +289,18 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
     drop(session);
     // What a reboot does: all processes are gone, and nobody has written a report.
     signal(shim, Signal::KILL);
-    until_gone(&attempt).await;
-    home.boot("the second boot");
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    wait_until_gone(&attempt).await;
+    home.set_boot_id("the second boot");
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.boot_id, "the second boot");
-    assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
-    session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+    assert_eq!(
+        active_attempt(&hello, &attempt).state(),
+        ActiveState::Finished
+    );
+    session
+        .welcome(vec![adopt_settlement(&attempt, 0, 0)])
+        .await;
     let receipt = until_receipt(&mut session).await;
     // Whether that was a reboot or a copy of the directory is for the relay to say: it knows the boot ids.
     assert!(!receipt.group_empty && receipt.process_started && !receipt.killed);
@@ -284,9 +313,9 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
 
 #[tokio::test]
 async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session
@@ -297,32 +326,39 @@ async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
     drop(session);
     let token = home.path().join("token");
     std::fs::write(&token, "btn_other\n").unwrap();
-    let mut second = Running::start_at(&home, &relay.url, |_| {});
+    let mut second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     second
-        .until(|status| status.trouble.contains("no longer takes this token"))
+        .wait_for_status(|status| {
+            status
+                .disconnect_reason
+                .contains("no longer takes this token")
+        })
         .await;
-    assert_eq!(of_attempt(&attempt).len(), 2, "shim and child live on");
+    assert_eq!(pids_of_attempt(&attempt).len(), 2, "shim and child live on");
     std::fs::write(&token, "btn_test\n").unwrap();
     let (_session, hello) = relay.accept().await;
-    assert_eq!(of(&hello, &attempt).state(), ActiveState::Running);
+    assert_eq!(
+        active_attempt(&hello, &attempt).state(),
+        ActiveState::Running
+    );
 }
 
 #[tokio::test]
 async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
     let attempts = home.path().join("data/attempts");
     std::fs::create_dir_all(&attempts).unwrap();
     std::fs::write(attempts.join(uuid::Uuid::now_v7().to_string()), "a file").unwrap();
-    let _daemon = Running::start_at(&home, &relay.url, |_| {});
+    let _daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (_session, hello) = relay.accept().await;
     assert!(hello.active.is_empty());
 }
 
 #[tokio::test]
 async fn a_shim_has_nothing_of_its_daemons_environment() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session

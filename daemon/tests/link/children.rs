@@ -10,8 +10,8 @@ use baton_proto::v1::{
     TerminationReceipt, TimerKind, attempt_command,
 };
 
-use crate::daemon::{Running, of_attempt, until_gone};
-use crate::relay::{Relay, Session, attempt, shell};
+use crate::daemon::{LinkTestDaemon, pids_of_attempt, wait_until_gone};
+use crate::relay::{FakeRelay, FakeRelaySession, attempt, shell};
 
 /// What a stop may take beyond the grace on a busy machine; the timing tests are stricter.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -25,7 +25,10 @@ fn patient(script: &str) -> Dispatch {
 }
 
 /// Cancels, and returns how long it took until the last word came, with the receipt in it.
-async fn cancel(session: &mut Session, attempt: &AttemptRef) -> (Duration, TerminationReceipt) {
+async fn cancel(
+    session: &mut FakeRelaySession,
+    attempt: &AttemptRef,
+) -> (Duration, TerminationReceipt) {
     let clock = Clock::boot();
     let from = clock.now();
     let cancel = Cancel {
@@ -46,8 +49,8 @@ async fn cancel(session: &mut Session, attempt: &AttemptRef) -> (Duration, Termi
 
 #[tokio::test]
 async fn a_child_that_ignores_term_is_killed_after_the_grace() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
@@ -57,13 +60,13 @@ async fn a_child_that_ignores_term_is_killed_after_the_grace() {
     assert!(took >= TERM && took < TERM + MARGIN, "{took:?}");
     assert_eq!(receipt.signal, Some(9));
     assert!(receipt.group_empty && receipt.killed);
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn a_child_that_obeys_term_is_gone_at_once() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session
@@ -77,8 +80,8 @@ async fn a_child_that_obeys_term_is_gone_at_once() {
 
 #[tokio::test]
 async fn grandchildren_that_left_the_group_are_swept_too() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     // One leaves by setsid and a double fork, and ignores TERM; one holds stdout open.
@@ -87,19 +90,19 @@ async fn grandchildren_that_left_the_group_are_swept_too() {
     session.run(&attempt, patient(script)).await;
     session.until_output().await;
     assert!(
-        of_attempt(&attempt).len() >= 4,
+        pids_of_attempt(&attempt).len() >= 4,
         "shim, child, sleeper, escapee"
     );
     let (took, receipt) = cancel(&mut session, &attempt).await;
     assert!(took < TERM + MARGIN, "{took:?}");
     assert!(receipt.group_empty && receipt.swept_processes >= 1);
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn leftovers_of_a_finished_child_do_not_outlive_it() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session
@@ -119,13 +122,13 @@ async fn leftovers_of_a_finished_child_do_not_outlive_it() {
             .expect("a last word has a receipt")
             .group_empty
     );
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn a_megabyte_of_prompt_that_nobody_reads_harms_nothing() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let with_prompt = |script: &str| Dispatch {
         prompt: "p".repeat(1 << 20),
@@ -155,14 +158,14 @@ async fn a_megabyte_of_prompt_that_nobody_reads_harms_nothing() {
     };
     assert_eq!(error.timer(), TimerKind::PromptWrite);
     for attempt in [&idle, &quick, &late] {
-        until_gone(attempt).await;
+        wait_until_gone(attempt).await;
     }
 }
 
 #[tokio::test]
 async fn ten_megabytes_in_one_line_arrive_whole_in_chunks_of_at_most_64_kib() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let script = "head -c 10000000 /dev/zero | tr '\\0' x; printf '\\377\\000'";
@@ -178,8 +181,8 @@ async fn ten_megabytes_in_one_line_arrive_whole_in_chunks_of_at_most_64_kib() {
 
 #[tokio::test]
 async fn a_child_that_the_relay_cannot_keep_up_with_waits_and_its_silence_is_no_deadline() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let mut dispatch = patient("head -c 40000000 /dev/zero");
@@ -190,13 +193,13 @@ async fn a_child_that_the_relay_cannot_keep_up_with_waits_and_its_silence_is_no_
     session.run(&attempt, dispatch).await;
     // Nothing is acknowledged: after about half of what a daemon keeps, the rest stays where it is.
     while session.output_bytes() < 7 * 1024 * 1024 {
-        session.attempt_frame().await;
+        session.next_attempt_frame().await;
     }
     session.heartbeats.clear();
     while session.heartbeats.len() < 3 {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
-    assert_eq!(session.terminals(), 0, "its silence is not its own");
+    assert_eq!(session.terminal_count(), 0, "its silence is not its own");
     let last = session.until_terminal_acking(&attempt).await;
     let Some(Body::Complete(complete)) = &last.body else {
         panic!("{last:?}")
@@ -207,8 +210,8 @@ async fn a_child_that_the_relay_cannot_keep_up_with_waits_and_its_silence_is_no_
 
 #[tokio::test]
 async fn many_short_attempts_leave_neither_process_nor_shim() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start_with(&relay.url, |config| config.slots = 8);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start_with(&relay.url, |config| config.slots = 8);
     let mut session = relay.welcome().await;
     let mut all = Vec::new();
     for _ in 0..20 {
@@ -226,6 +229,6 @@ async fn many_short_attempts_leave_neither_process_nor_shim() {
         all.push(attempt);
     }
     for attempt in &all {
-        until_gone(attempt).await;
+        wait_until_gone(attempt).await;
     }
 }

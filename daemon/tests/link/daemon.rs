@@ -13,24 +13,24 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::relay::PATIENCE;
+use crate::relay::TEST_TIMEOUT;
 
 /// What outlives a daemon that is killed.
-pub(crate) struct Home {
+pub(crate) struct DaemonHome {
     dir: TempDir,
 }
 
-impl Home {
+impl DaemonHome {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().expect("the test can set itself up");
         std::fs::write(dir.path().join("token"), "btn_test\n").expect("the test can set itself up");
         let home = Self { dir };
-        home.boot("the first boot");
+        home.set_boot_id("the first boot");
         home
     }
 
     /// The machine starts under this id.
-    pub(crate) fn boot(&self, id: &str) {
+    pub(crate) fn set_boot_id(&self, id: &str) {
         std::fs::write(self.path().join("boot_id"), id).expect("the test can set itself up");
     }
 
@@ -49,19 +49,19 @@ impl Home {
             labels: [("zone".to_owned(), "a".to_owned())].into(),
             capabilities: vec!["fast".into()],
             agents: [(
-                baton_daemon::ANY_COMMAND.to_owned(),
+                baton_daemon::ANY_COMMAND_AGENT.to_owned(),
                 AgentConfig::AnyCommand,
             )]
             .into(),
             roots: std::collections::BTreeMap::new(),
             work_dir: self.path().to_owned(),
-            limits: baton_daemon::Limits::default(),
+            limits: baton_daemon::ResourceLimits::default(),
             drain: Duration::from_secs(15),
-            hold: Duration::ZERO,
+            lease_extension: Duration::ZERO,
             health: None,
             shim: ShimProgram {
                 program: env!("CARGO_BIN_EXE_shim-under-test").into(),
-                args: vec![baton_daemon::shim::ARGUMENT.into()],
+                args: vec![baton_daemon::shim::SHIM_ARGUMENT.into()],
                 environment: Vec::new(),
             },
             tools_program: "/bin/false".into(),
@@ -72,26 +72,30 @@ impl Home {
     }
 }
 
-pub(crate) struct Running {
+pub(crate) struct LinkTestDaemon {
     pub(crate) stop: CancellationToken,
     pub(crate) status: watch::Receiver<DaemonStatus>,
     pub(crate) ended: JoinHandle<Result<(), DaemonError>>,
-    _home: Option<Home>,
+    _home: Option<DaemonHome>,
 }
 
-impl Running {
+impl LinkTestDaemon {
     pub(crate) fn start(url: &str) -> Self {
         Self::start_with(url, |_| {})
     }
 
     pub(crate) fn start_with(url: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
-        let home = Home::new();
+        let home = DaemonHome::new();
         let mut running = Self::start_at(&home, url, change);
         running._home = Some(home);
         running
     }
 
-    pub(crate) fn start_at(home: &Home, url: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
+    pub(crate) fn start_at(
+        home: &DaemonHome,
+        url: &str,
+        change: impl FnOnce(&mut DaemonConfig),
+    ) -> Self {
         let mut config = home.config(url);
         change(&mut config);
         let daemon = Daemon::open(config).expect("the test can set itself up");
@@ -106,8 +110,8 @@ impl Running {
         }
     }
 
-    pub(crate) async fn until(&mut self, wanted: impl FnMut(&DaemonStatus) -> bool) {
-        let reached = tokio::time::timeout(PATIENCE, self.status.wait_for(wanted)).await;
+    pub(crate) async fn wait_for_status(&mut self, wanted: impl FnMut(&DaemonStatus) -> bool) {
+        let reached = tokio::time::timeout(TEST_TIMEOUT, self.status.wait_for(wanted)).await;
         drop(
             reached
                 .expect("the daemon does not get there")
@@ -115,8 +119,8 @@ impl Running {
         );
     }
 
-    pub(crate) async fn end(self) -> Result<(), DaemonError> {
-        tokio::time::timeout(PATIENCE, self.ended)
+    pub(crate) async fn wait_for_end(self) -> Result<(), DaemonError> {
+        tokio::time::timeout(TEST_TIMEOUT, self.ended)
             .await
             .expect("the daemon does not end")
             .expect("the test can set itself up")
@@ -125,7 +129,7 @@ impl Running {
     /// Ends it in the middle of whatever it does. Its connections close; nothing else is done.
     pub(crate) async fn kill(self) {
         self.ended.abort();
-        let ended = tokio::time::timeout(PATIENCE, self.ended).await;
+        let ended = tokio::time::timeout(TEST_TIMEOUT, self.ended).await;
         let killed = ended.expect("the daemon does not end").is_err();
         assert!(killed, "it had ended before");
     }
@@ -140,7 +144,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 }
 
 /// Living processes of an attempt, its shim among them. The dead have no environment.
-pub(crate) fn of_attempt(attempt: &AttemptRef) -> Vec<u32> {
+pub(crate) fn pids_of_attempt(attempt: &AttemptRef) -> Vec<u32> {
     let wanted = format!("BATON_ATTEMPT_ID={}", attempt.attempt_id);
     let entries = std::fs::read_dir("/proc").expect("this machine has /proc");
     let pids = entries.flatten().filter_map(|entry| {
@@ -168,13 +172,13 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
 }
 
 /// Returns when nothing of the attempt is alive.
-pub(crate) async fn until_gone(attempt: &AttemptRef) {
+pub(crate) async fn wait_until_gone(attempt: &AttemptRef) {
     let gone = async {
-        while !of_attempt(attempt).is_empty() {
+        while !pids_of_attempt(attempt).is_empty() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone)
+    tokio::time::timeout(TEST_TIMEOUT, gone)
         .await
         .expect("processes of the attempt live on");
 }

@@ -12,21 +12,25 @@ use baton_proto::v1::{
     Renewed, Revoked, renew_result,
 };
 
-use crate::daemon::{Home, Running, is_alive, until_gone};
-use crate::relay::{Relay, Session, attempt, shell};
+use crate::daemon::{DaemonHome, LinkTestDaemon, is_alive, wait_until_gone};
+use crate::relay::{FakeRelay, FakeRelaySession, attempt, shell};
 
-const HOLD: Duration = Duration::from_secs(60);
+const LEASE_EXTENSION: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(4);
 /// What is left of a second beyond the deadline on a machine that is busy with other things.
-const BUSY: Duration = Duration::from_secs(1);
+const BUSY_MACHINE_MARGIN: Duration = Duration::from_secs(1);
 
 fn stops_soon(config: &mut DaemonConfig) {
     config.drain = Duration::from_secs(1);
-    config.hold = HOLD;
+    config.lease_extension = LEASE_EXTENSION;
 }
 
 /// Runs until it reads a line from the fifo.
-async fn run_waiting(session: &mut Session, home: &Home, attempt: &AttemptRef) -> u32 {
+async fn run_waiting(
+    session: &mut FakeRelaySession,
+    home: &DaemonHome,
+    attempt: &AttemptRef,
+) -> u32 {
     let fifo = home.path().join("go");
     let script = format!("mkfifo {0}; echo up; cat {0}", fifo.display());
     let mut dispatch = shell(&script);
@@ -37,23 +41,27 @@ async fn run_waiting(session: &mut Session, home: &Home, attempt: &AttemptRef) -
     session.pid()
 }
 
-async fn until_hold(session: &mut Session) -> HoldRequest {
+async fn until_extension_request(session: &mut FakeRelaySession) -> HoldRequest {
     loop {
-        if let Up::Hold(request) = session.frame().await.expect("a request comes first") {
+        if let Up::Hold(request) = session.next_frame().await.expect("a request comes first") {
             return request;
         }
     }
 }
 
-async fn until_goodbye(session: &mut Session) -> GoodbyeCode {
+async fn until_goodbye(session: &mut FakeRelaySession) -> GoodbyeCode {
     loop {
-        if let Up::Goodbye(goodbye) = session.frame().await.expect("Goodbye comes first") {
+        if let Up::Goodbye(goodbye) = session.next_frame().await.expect("Goodbye comes first") {
             return goodbye.code();
         }
     }
 }
 
-async fn answer(session: &mut Session, request: &HoldRequest, result: renew_result::Result) {
+async fn answer_extension(
+    session: &mut FakeRelaySession,
+    request: &HoldRequest,
+    result: renew_result::Result,
+) {
     let results = request.attempts.iter().map(|entry| RenewResult {
         attempt_id: entry.attempt_id.clone(),
         result: Some(result),
@@ -74,28 +82,30 @@ fn granted(request: &HoldRequest) -> renew_result::Result {
 
 #[tokio::test]
 async fn what_outlasts_the_drain_goes_on_under_a_hold_and_the_next_daemon_finishes_it() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, stops_soon);
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let pid = run_waiting(&mut session, &home, &attempt).await;
     let clock = Clock::boot();
     first.stop.cancel();
-    let request = until_hold(&mut session).await;
+    let request = until_extension_request(&mut session).await;
     let asked = clock.now();
-    assert_eq!(request.hold_ms, HOLD.as_millis() as u64);
+    assert_eq!(request.hold_ms, LEASE_EXTENSION.as_millis() as u64);
     assert_eq!(request.attempts.len(), 1);
     assert!(request.attempts[0].token.is_some());
-    answer(&mut session, &request, granted(&request)).await;
+    answer_extension(&mut session, &request, granted(&request)).await;
     assert_eq!(until_goodbye(&mut session).await, GoodbyeCode::Restarting);
     drop(session);
-    first.end().await.unwrap();
+    first.wait_for_end().await.unwrap();
 
     // Its lease would have ended by now.
-    clock.sleep_until(asked.after(LEASE + BUSY)).await;
+    clock
+        .sleep_until(asked.after(LEASE + BUSY_MACHINE_MARGIN))
+        .await;
     assert!(is_alive(pid), "the hold did not reach its shim");
-    let second = Running::start_at(&home, &relay.url, stops_soon);
+    let second = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.active[0].r#ref.as_ref(), Some(&attempt));
     assert_eq!(hello.active[0].state(), ActiveState::Running);
@@ -114,55 +124,61 @@ async fn what_outlasts_the_drain_goes_on_under_a_hold_and_the_next_daemon_finish
     second.stop.cancel();
     assert_eq!(until_goodbye(&mut session).await, GoodbyeCode::Draining);
     drop(session);
-    second.end().await.unwrap();
+    second.wait_for_end().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_relay_that_does_not_answer_holds_up_nobody_and_what_runs_has_its_lease_left() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let daemon = Running::start_at(&home, &relay.url, stops_soon);
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let daemon = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let pid = run_waiting(&mut session, &home, &attempt).await;
     let clock = Clock::boot();
     let from = clock.now();
     daemon.stop.cancel();
-    until_hold(&mut session).await;
+    until_extension_request(&mut session).await;
     // It is asked, and neither answers nor reads on.
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
     let took = from.until(clock.now());
-    assert!(took <= Duration::from_secs(2) + BUSY, "{took:?}");
+    assert!(
+        took <= Duration::from_secs(2) + BUSY_MACHINE_MARGIN,
+        "{took:?}"
+    );
     assert!(is_alive(pid), "it had time left");
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn without_a_relay_a_daemon_stops_in_its_time_and_what_runs_has_its_lease_left() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let mut daemon = Running::start_at(&home, &relay.url, stops_soon);
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let mut daemon = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let pid = run_waiting(&mut session, &home, &attempt).await;
     drop(session);
     drop(relay);
-    daemon.until(|status| !status.connected).await;
+    daemon.wait_for_status(|status| !status.connected).await;
     let clock = Clock::boot();
     let from = clock.now();
     daemon.stop.cancel();
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
     let took = from.until(clock.now());
-    assert!(took <= Duration::from_secs(2) + BUSY, "{took:?}");
+    assert!(
+        took <= Duration::from_secs(2) + BUSY_MACHINE_MARGIN,
+        "{took:?}"
+    );
     assert!(is_alive(pid), "it had time left");
-    until_gone(&attempt).await;
+    wait_until_gone(&attempt).await;
 }
 
 #[tokio::test]
 async fn a_lost_stream_is_asked_again_and_what_the_relay_revokes_is_not_kept() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let daemon = Running::start_at(&home, &relay.url, |config| {
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let daemon = LinkTestDaemon::start_at(&home, &relay.url, |config| {
         stops_soon(config);
         config.drain = Duration::from_secs(4);
     });
@@ -170,20 +186,20 @@ async fn a_lost_stream_is_asked_again_and_what_the_relay_revokes_is_not_kept() {
     let attempt = attempt();
     run_waiting(&mut session, &home, &attempt).await;
     daemon.stop.cancel();
-    until_hold(&mut session).await;
+    until_extension_request(&mut session).await;
     drop(session);
     let mut session = relay.welcome().await;
-    let request = until_hold(&mut session).await;
+    let request = until_extension_request(&mut session).await;
     let revoked = Revoked {
         code: FenceCode::LeaseExpired.into(),
     };
-    answer(
+    answer_extension(
         &mut session,
         &request,
         renew_result::Result::Revoked(revoked),
     )
     .await;
     drop(session);
-    daemon.end().await.unwrap();
-    until_gone(&attempt).await;
+    daemon.wait_for_end().await.unwrap();
+    wait_until_gone(&attempt).await;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_daemon::Clock;
 use baton_daemon::shim::framing::encode;
-use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, read_report};
+use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, read_report};
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     ActiveState, AttemptRef, CutReason, Heartbeat, LossCause, TerminationReceipt,
@@ -15,15 +15,20 @@ use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::adoption::{LOOK, adopt, awaiting, keep, of, tell, until_receipt};
-use crate::daemon::{Home, Running, is_alive, of_attempt, shim_of, signal, until_gone};
-use crate::relay::{PATIENCE, Relay, Session, attempt, shell};
-use crate::traced::{let_go, trace};
+use crate::adoption::{
+    PROCESS_SCAN_MARGIN, active_attempt, adopt_settlement, keep_settlement, until_receipt,
+    wait_for_file_script, write_text,
+};
+use crate::daemon::{
+    DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
+};
+use crate::relay::{FakeRelay, FakeRelaySession, TEST_TIMEOUT, attempt, shell};
+use crate::traced::{detach, trace};
 
 #[tokio::test]
 async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
-    let mut relay = Relay::start().await;
-    let mut daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let script = "(setsid sleep 600 &); trap '' TERM; echo up; while :; do sleep 1; done";
@@ -31,19 +36,19 @@ async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
     session.until_output().await;
     signal(shim_of(session.pid()), Signal::KILL);
     let receipt = until_receipt(&mut session).await;
-    assert!(of_attempt(&attempt).is_empty());
+    assert!(pids_of_attempt(&attempt).is_empty());
     assert!(receipt.group_empty && receipt.process_started);
     assert_eq!((receipt.exit_code, receipt.signal), (None, None));
     assert_eq!(receipt.loss(), LossCause::SupervisorDied);
-    assert_eq!(session.terminals(), 0);
-    daemon.until(|status| status.running == 0).await;
+    assert_eq!(session.terminal_count(), 0);
+    daemon.wait_for_status(|status| status.running == 0).await;
 }
 
 /// A process that no look at environments finds, and its number as the attempt's output.
-const HIDDEN: &str =
+const HIDDEN_CHILD_SCRIPT: &str =
     "(env -i setsid sh -c 'echo $$; exec sleep 600' &); while :; do sleep 600; done";
 
-async fn hidden(session: &mut Session) -> u32 {
+async fn read_hidden_pid(session: &mut FakeRelaySession) -> u32 {
     session.until_output().await;
     let text = String::from_utf8(session.output()).expect("a number");
     text.trim().parse().expect("a number")
@@ -51,13 +56,13 @@ async fn hidden(session: &mut Session) -> u32 {
 
 #[tokio::test]
 async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
-    session.run(&attempt, shell(HIDDEN)).await;
-    let hidden = hidden(&mut session).await;
-    assert!(!of_attempt(&attempt).contains(&hidden) && is_alive(hidden));
+    session.run(&attempt, shell(HIDDEN_CHILD_SCRIPT)).await;
+    let hidden = read_hidden_pid(&mut session).await;
+    assert!(!pids_of_attempt(&attempt).contains(&hidden) && is_alive(hidden));
     signal(shim_of(session.pid()), Signal::KILL);
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.group_empty && receipt.killed, "{receipt:?}");
@@ -66,23 +71,25 @@ async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
 
 #[tokio::test]
 async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
-    session.run(&attempt, shell(HIDDEN)).await;
-    let hidden = hidden(&mut session).await;
+    session.run(&attempt, shell(HIDDEN_CHILD_SCRIPT)).await;
+    let hidden = read_hidden_pid(&mut session).await;
     let shim = shim_of(session.pid());
     first.kill().await;
     drop(session);
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, _) = relay.accept().await;
     let granted = Some(Duration::from_secs(30));
-    session.welcome(vec![keep(&attempt, 0, 0, granted)]).await;
+    session
+        .welcome(vec![keep_settlement(&attempt, 0, 0, granted)])
+        .await;
     // By then the new daemon has looked whom the shim has.
     while session.heartbeats.len() < 2 {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     signal(shim, Signal::KILL);
     let receipt = until_receipt(&mut session).await;
@@ -90,34 +97,39 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
         receipt.process_started && !receipt.group_empty,
         "{receipt:?}"
     );
-    assert!(of_attempt(&attempt).is_empty(), "what can be seen is dead");
+    assert!(
+        pids_of_attempt(&attempt).is_empty(),
+        "what can be seen is dead"
+    );
     assert!(!is_alive(hidden), "and so is whom it was seen to have");
 }
 
 #[tokio::test]
 async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
     for answers in [false, true] {
-        let home = Home::new();
-        let mut relay = Relay::start().await;
-        let first = Running::start_at(&home, &relay.url, |_| {});
+        let home = DaemonHome::new();
+        let mut relay = FakeRelay::start().await;
+        let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
         let mut session = relay.welcome().await;
         let attempt = attempt();
-        let mut dispatch = shell(HIDDEN);
+        let mut dispatch = shell(HIDDEN_CHILD_SCRIPT);
         dispatch.granted_ms = 3_000;
         session.renewal = Some(Duration::from_secs(3));
         session.run(&attempt, dispatch).await;
-        let hidden = hidden(&mut session).await;
+        let hidden = read_hidden_pid(&mut session).await;
         let shim = shim_of(session.pid());
         if !answers {
             signal(shim, Signal::STOP);
         }
         first.kill().await;
         drop(session);
-        let _second = Running::start_at(&home, &relay.url, |_| {});
+        let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
         let (mut session, _) = relay.accept().await;
         session.renewal = None;
         let granted = answers.then_some(Duration::from_secs(3));
-        session.welcome(vec![keep(&attempt, 0, 0, granted)]).await;
+        session
+            .welcome(vec![keep_settlement(&attempt, 0, 0, granted)])
+            .await;
         if answers {
             signal(shim, Signal::STOP);
         }
@@ -129,15 +141,15 @@ async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
 #[tokio::test]
 async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
     for comes_up in [true, false] {
-        let home = Home::new();
-        let mut relay = Relay::start().await;
+        let home = DaemonHome::new();
+        let mut relay = FakeRelay::start().await;
         let go_on = home.path().join("go-on");
-        let first = Running::start_at(&home, &relay.url, |config| {
+        let first = LinkTestDaemon::start_at(&home, &relay.url, |config| {
             let shim = format!(
                 "PATH=/usr/bin:/bin; until [ -e {} ]; do sleep 0.02; done; exec {} {} \"$@\"",
                 go_on.display(),
                 config.shim.program.display(),
-                baton_daemon::shim::ARGUMENT,
+                baton_daemon::shim::SHIM_ARGUMENT,
             );
             config.shim.program = "/bin/sh".into();
             config.shim.args = vec!["-c".into(), shim.into(), "shim".into()];
@@ -149,39 +161,46 @@ async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
         dispatch.prompt = "x".repeat(1_000_000);
         session.run(&attempt, dispatch).await;
         let begun = async {
-            while of_attempt(&attempt).is_empty() {
+            while pids_of_attempt(&attempt).is_empty() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, begun)
+        tokio::time::timeout(TEST_TIMEOUT, begun)
             .await
             .expect("no shim");
         first.kill().await;
         drop(session);
         if comes_up {
-            tell(&go_on, "");
-            until_gone(&attempt).await;
+            write_text(&go_on, "");
+            wait_until_gone(&attempt).await;
         }
-        let _second = Running::start_at(&home, &relay.url, |_| {});
+        let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
         let (mut session, hello) = relay.accept().await;
-        assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
-        session.welcome(vec![adopt(&attempt, 0, 0)]).await;
-        let last = session.until(|body| matches!(body, Body::Release(_))).await;
+        assert_eq!(
+            active_attempt(&hello, &attempt).state(),
+            ActiveState::Finished
+        );
+        session
+            .welcome(vec![adopt_settlement(&attempt, 0, 0)])
+            .await;
+        let last = session
+            .until_frame(|body| matches!(body, Body::Release(_)))
+            .await;
         let Some(Body::Release(release)) = last.body else {
             panic!("{last:?}")
         };
         let receipt = release.receipt.expect("a receipt");
         assert!(receipt.group_empty && !receipt.process_started);
         assert_eq!(receipt.prompt_written, Some(false));
-        assert_eq!(session.terminals(), 0, "comes up {comes_up}");
-        until_gone(&attempt).await;
+        assert_eq!(session.terminal_count(), 0, "comes up {comes_up}");
+        wait_until_gone(&attempt).await;
     }
 }
 
 #[tokio::test]
 async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session
@@ -192,7 +211,7 @@ async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
     signal(shim, Signal::STOP);
     signal(shim, Signal::KILL);
     let last = session
-        .until(|body| matches!(body, Body::OutputCut(_)))
+        .until_frame(|body| matches!(body, Body::OutputCut(_)))
         .await;
     let Some(Body::OutputCut(cut)) = last.body else {
         panic!("{last:?}")
@@ -203,24 +222,24 @@ async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
     until_receipt(&mut session).await;
 }
 
-fn names(beat: &Heartbeat, attempt: &AttemptRef) -> bool {
+fn renews_attempt(beat: &Heartbeat, attempt: &AttemptRef) -> bool {
     let mut entries = beat.renew.iter();
     entries.any(|entry| entry.attempt_id == attempt.attempt_id)
 }
 
 /// The next heartbeat renews the attempt.
-async fn is_renewed(session: &mut Session, attempt: &AttemptRef) -> bool {
+async fn is_renewed(session: &mut FakeRelaySession, attempt: &AttemptRef) -> bool {
     session.heartbeats.clear();
     while session.heartbeats.is_empty() {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
-    names(&session.heartbeats[0], attempt)
+    renews_attempt(&session.heartbeats[0], attempt)
 }
 
 #[tokio::test]
 async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_goes_on() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let ttl = Duration::from_secs(6);
@@ -248,32 +267,32 @@ async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_g
     }
     let dead = async {
         while is_alive(child) {
-            session.frame().await.expect("the stream stands");
+            session.next_frame().await.expect("the stream stands");
         }
     };
-    tokio::time::timeout(PATIENCE, dead)
+    tokio::time::timeout(TEST_TIMEOUT, dead)
         .await
         .expect("the child outlives its lease");
     // The last renewal was granted before half of what the shim has was over.
     let took = from.until(clock.now());
-    assert!(took < ttl + ttl / 2 + LOOK * 2, "{took:?}");
+    assert!(took < ttl + ttl / 2 + PROCESS_SCAN_MARGIN * 2, "{took:?}");
     until_receipt(&mut session).await;
 }
 
 #[tokio::test]
 async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let go_on = home.path().join("go-on");
-    let script = format!("echo one; {}", awaiting(&go_on));
+    let script = format!("echo one; {}", wait_for_file_script(&go_on));
     session.run(&attempt, shell(&script)).await;
     session.until_output().await;
     let child = session.pid();
     let place = home.path().join("data/attempts").join(&attempt.attempt_id);
-    let mut stranger = UnixStream::connect(place.join(SOCKET))
+    let mut stranger = UnixStream::connect(place.join(SOCKET_FILE))
         .await
         .expect("a socket");
     let greeting = ToShim {
@@ -288,10 +307,10 @@ async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
     stranger.write_all(&bytes).await.expect("it listens");
     // Closed by the shim, because the daemon is back.
     let mut heard = Vec::new();
-    let closed = tokio::time::timeout(PATIENCE, stranger.read_to_end(&mut heard)).await;
+    let closed = tokio::time::timeout(TEST_TIMEOUT, stranger.read_to_end(&mut heard)).await;
     let _ = closed.expect("the daemon does not come back");
     assert!(is_alive(child));
-    tell(&go_on, "two\n");
+    write_text(&go_on, "two\n");
     let last = session.until_terminal().await;
     assert!(matches!(last.body, Some(Body::Complete(_))), "{last:?}");
     assert_eq!(session.output(), b"one\ntwo\n");
@@ -299,13 +318,13 @@ async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
 
 #[tokio::test]
 async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let (stuck, well) = (attempt(), attempt());
     let go_on = home.path().join("go-on");
-    let script = format!("echo one; {}", awaiting(&go_on));
+    let script = format!("echo one; {}", wait_for_file_script(&go_on));
     session.run(&stuck, shell(&script)).await;
     session.until_output().await;
     let shim = shim_of(session.pid());
@@ -316,19 +335,28 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
     drop(session);
     let clock = Clock::boot();
     let from = clock.now();
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
     let took = from.until(clock.now());
-    assert!(took < Duration::from_secs(2) + LOOK, "{took:?}");
-    let (missing, found) = (of(&hello, &stuck), of(&hello, &well));
+    assert!(
+        took < Duration::from_secs(2) + PROCESS_SCAN_MARGIN,
+        "{took:?}"
+    );
+    let (missing, found) = (
+        active_attempt(&hello, &stuck),
+        active_attempt(&hello, &well),
+    );
     assert_eq!(missing.state(), ActiveState::Unreachable);
     assert!(missing.token.is_none());
     assert_eq!(found.state(), ActiveState::Running);
     let granted = Some(Duration::from_secs(30));
     session
-        .welcome(vec![keep(&stuck, 0, 0, None), keep(&well, 0, 0, granted)])
+        .welcome(vec![
+            keep_settlement(&stuck, 0, 0, None),
+            keep_settlement(&well, 0, 0, granted),
+        ])
         .await;
-    let names = |session: &Session, attempt: &AttemptRef| {
+    let names = |session: &FakeRelaySession, attempt: &AttemptRef| {
         let newest = session.heartbeats.last();
         newest.is_some_and(|beat| {
             beat.renew
@@ -337,14 +365,14 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
         })
     };
     while session.heartbeats.is_empty() {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     assert!(names(&session, &well) && !names(&session, &stuck));
     signal(shim, Signal::CONT);
     while !names(&session, &stuck) {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
-    tell(&go_on, "two\n");
+    write_text(&go_on, "two\n");
     let last = session.until_terminal().await;
     assert_eq!(last.r#ref.as_ref(), Some(&stuck));
     assert!(matches!(last.body, Some(Body::Complete(_))), "{last:?}");
@@ -353,9 +381,9 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
 #[tokio::test]
 async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_ends() {
     for restarts in [false, true] {
-        let home = Home::new();
-        let mut relay = Relay::start().await;
-        let mut daemon = Running::start_at(&home, &relay.url, |_| {});
+        let home = DaemonHome::new();
+        let mut relay = FakeRelay::start().await;
+        let mut daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
         let mut session = relay.welcome().await;
         let attempt = attempt();
         let script = "(setsid sleep 600 &); trap '' TERM; echo up; while :; do sleep 1; done";
@@ -373,10 +401,14 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
         if restarts {
             daemon.kill().await;
             drop(session);
-            daemon = Running::start_at(&home, &relay.url, |_| {});
+            daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
             let (mut next, hello) = relay.accept().await;
-            assert_eq!(of(&hello, &attempt).state(), ActiveState::Unreachable);
-            next.welcome(vec![keep(&attempt, 0, 0, None)]).await;
+            assert_eq!(
+                active_attempt(&hello, &attempt).state(),
+                ActiveState::Unreachable
+            );
+            next.welcome(vec![keep_settlement(&attempt, 0, 0, None)])
+                .await;
             session = next;
         }
         let dead = async {
@@ -384,15 +416,15 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, dead)
+        tokio::time::timeout(TEST_TIMEOUT, dead)
             .await
             .expect("the child outlives its lease");
         let took = from.until(clock.now());
         assert!(
-            took < Duration::from_secs(3) + LOOK,
+            took < Duration::from_secs(3) + PROCESS_SCAN_MARGIN,
             "restarts {restarts}: {took:?}"
         );
-        until_gone(&attempt).await;
+        wait_until_gone(&attempt).await;
         let receipt = receipt_over_streams(&mut relay, session, &attempt).await;
         // Of a shim that is not its own child a daemon can prove nothing.
         assert!(
@@ -405,48 +437,56 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
 
 #[tokio::test]
 async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_running() {
-    let home = Home::new();
-    let mut relay = Relay::start().await;
-    let first = Running::start_at(&home, &relay.url, |_| {});
+    let home = DaemonHome::new();
+    let mut relay = FakeRelay::start().await;
+    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let mut dispatch = shell("setsid sleep 600 & echo $!; wait");
     dispatch.granted_ms = 2_000;
     session.renewal = Some(Duration::from_secs(2));
     session.run(&attempt, dispatch).await;
-    let survivor = hidden(&mut session).await.cast_signed();
+    let survivor = read_hidden_pid(&mut session).await.cast_signed();
     trace(survivor);
     let shim = shim_of(session.pid());
     first.kill().await;
     drop(session);
     let place = home.path().join("data/attempts").join(&attempt.attempt_id);
     let reported = async {
-        while read_report(&place.join(REPORT)).expect("a file").is_none() {
+        while read_report(&place.join(REPORT_FILE))
+            .expect("a file")
+            .is_none()
+        {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, reported)
+    tokio::time::timeout(TEST_TIMEOUT, reported)
         .await
         .expect("no report");
-    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
     let (mut session, hello) = relay.accept().await;
-    assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
-    session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+    assert_eq!(
+        active_attempt(&hello, &attempt).state(),
+        ActiveState::Finished
+    );
+    session
+        .welcome(vec![adopt_settlement(&attempt, 0, 0)])
+        .await;
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.killed && !receipt.group_empty, "{receipt:?}");
     assert!(is_alive(shim), "it has somebody to look after");
-    let_go(survivor);
-    until_gone(&attempt).await;
+    detach(survivor);
+    wait_until_gone(&attempt).await;
 }
 
 /// Heartbeats that nobody answers end streams, so the receipt may come on a later one.
 async fn receipt_over_streams(
-    relay: &mut Relay,
-    mut session: Session,
+    relay: &mut FakeRelay,
+    mut session: FakeRelaySession,
     attempt: &AttemptRef,
 ) -> TerminationReceipt {
     loop {
-        while let Some(frame) = session.frame().await {
+        while let Some(frame) = session.next_frame().await {
             if let baton_proto::v1::daemon_frame::Frame::Attempt(frame) = frame
                 && let Some(Body::Receipt(receipt)) = frame.body
             {
@@ -455,9 +495,9 @@ async fn receipt_over_streams(
         }
         let (next, hello) = relay.accept().await;
         session = next;
-        let decision = match of(&hello, attempt).state() {
-            ActiveState::Finished => adopt(attempt, 0, 0),
-            _ => keep(attempt, 0, 0, None),
+        let decision = match active_attempt(&hello, attempt).state() {
+            ActiveState::Finished => adopt_settlement(attempt, 0, 0),
+            _ => keep_settlement(attempt, 0, 0, None),
         };
         session.welcome(vec![decision]).await;
     }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use baton_proto::v1::LifecyclePhase;
 use baton_proto::v1::attempt_frame::Body;
 
-use crate::daemon::Running;
-use crate::relay::{Relay, attempt, shell};
+use crate::daemon::LinkTestDaemon;
+use crate::relay::{FakeRelay, attempt, shell};
 
 /// Starts measured; `BATON_ROUNDS` asks for more.
 const STARTS: usize = 50;
 /// Added at the 99th percentile.
-const ADDED: Duration = Duration::from_millis(10);
+const ADDED_MAX: Duration = Duration::from_millis(10);
 
 /// What machines that are busy with other things get on top, and programs that were built without optimizations.
 fn slack() -> Duration {
@@ -34,7 +34,7 @@ fn now() -> Instant {
 }
 
 /// From the start of the program to its first byte.
-fn directly() -> Duration {
+fn time_direct_start() -> Duration {
     let begun = now();
     let mut child = Command::new("sh")
         .args(["-c", "echo first; exec cat"])
@@ -59,31 +59,35 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 async fn first_output_comes_ten_milliseconds_later_than_without_baton_at_most() {
     let rounds = std::env::var("BATON_ROUNDS").ok();
     let rounds = rounds.map_or(STARTS, |rounds| rounds.parse().expect("a number"));
-    let mut relay = Relay::start().await;
-    let daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let (mut through, mut direct) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        direct.push(tokio::task::block_in_place(directly));
+        direct.push(tokio::task::block_in_place(time_direct_start));
         let attempt = attempt();
         let dispatch = shell("echo first; exec cat");
         let granted_ms = dispatch.granted_ms;
         session.dispatch(&attempt, dispatch).await;
         session
-            .until(|body| matches!(body, Body::Accepted(_)))
+            .until_frame(|body| matches!(body, Body::Accepted(_)))
             .await;
         let begun = now();
         session.confirm(&attempt, granted_ms).await;
         session
-            .until(|body| {
+            .until_frame(|body| {
                 matches!(body, Body::Lifecycle(now) if now.phase() == LifecyclePhase::FirstEventSeen)
             })
             .await;
         through.push(begun.elapsed());
         session.until_terminal_acking(&attempt).await;
-        let last = session.tap.iter().map(|frame| frame.control_seq).max();
+        let last = session
+            .attempt_frames
+            .iter()
+            .map(|frame| frame.control_seq)
+            .max();
         session.ack(&attempt, last.unwrap_or(0), 6).await;
-        session.tap.clear();
+        session.attempt_frames.clear();
     }
     through.sort_unstable();
     direct.sort_unstable();
@@ -96,8 +100,8 @@ async fn first_output_comes_ten_milliseconds_later_than_without_baton_at_most() 
         added(50),
         added(99),
     );
-    assert!(added(99) < ADDED + slack(), "{:?}", added(99));
+    assert!(added(99) < ADDED_MAX + slack(), "{:?}", added(99));
     daemon.stop.cancel();
     session.until_closed().await;
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
 }

@@ -22,25 +22,25 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Nothing in here takes this long unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const INCARNATION: &str = "incarnation-1";
 
-type Sender = mpsc::Sender<Result<RelayFrame, Status>>;
+type RelayFrameSender = mpsc::Sender<Result<RelayFrame, Status>>;
 
-pub(crate) struct Relay {
+pub(crate) struct FakeRelay {
     pub(crate) url: String,
     /// One for each relay: daemons find what they left by it, and tests run side by side.
     pub(crate) daemon_id: String,
-    streams: mpsc::Receiver<(String, Streaming<DaemonFrame>, Sender)>,
+    streams: mpsc::Receiver<(String, Streaming<DaemonFrame>, RelayFrameSender)>,
     server: JoinHandle<()>,
 }
 
-struct Service {
-    streams: mpsc::Sender<(String, Streaming<DaemonFrame>, Sender)>,
+struct FakeLinkService {
+    streams: mpsc::Sender<(String, Streaming<DaemonFrame>, RelayFrameSender)>,
 }
 
 #[tonic::async_trait]
-impl DaemonLink for Service {
+impl DaemonLink for FakeLinkService {
     async fn link(
         &self,
         request: Request<Streaming<DaemonFrame>>,
@@ -63,7 +63,7 @@ impl DaemonLink for Service {
     }
 }
 
-impl Relay {
+impl FakeRelay {
     pub(crate) async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
@@ -73,7 +73,7 @@ impl Relay {
             listener.local_addr().expect("the test can set itself up")
         );
         let (tx, streams) = mpsc::channel(8);
-        let service = DaemonLinkServer::new(Service { streams: tx });
+        let service = DaemonLinkServer::new(FakeLinkService { streams: tx });
         let server = tokio::spawn(async move {
             // tonic's own switch is for its own listener only; without it small frames wait 40 ms for an acknowledgement.
             let incoming = TcpListenerStream::new(listener).map(|tcp| {
@@ -96,9 +96,9 @@ impl Relay {
     }
 
     /// The daemon's next stream, up to its Hello.
-    pub(crate) async fn accept(&mut self) -> (Session, Hello) {
+    pub(crate) async fn accept(&mut self) -> (FakeRelaySession, Hello) {
         let streams = self.streams.recv();
-        let (_, mut up, down) = tokio::time::timeout(PATIENCE, streams)
+        let (_, mut up, down) = tokio::time::timeout(TEST_TIMEOUT, streams)
             .await
             .expect("no daemon came")
             .expect("the test can set itself up");
@@ -112,52 +112,52 @@ impl Relay {
         };
         let renewal = Some(Duration::from_secs(30));
         (
-            Session {
+            FakeRelaySession {
                 daemon_id: self.daemon_id.clone(),
                 up,
                 down,
                 epoch: 1,
                 renewal,
                 heartbeats: Vec::new(),
-                tap: Vec::new(),
+                attempt_frames: Vec::new(),
             },
             hello,
         )
     }
 
     /// Accepts and welcomes, settling nothing.
-    pub(crate) async fn welcome(&mut self) -> Session {
+    pub(crate) async fn welcome(&mut self) -> FakeRelaySession {
         let (mut session, _) = self.accept().await;
         session.welcome(Vec::new()).await;
         session
     }
 }
 
-impl Drop for Relay {
+impl Drop for FakeRelay {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-pub(crate) struct Session {
+pub(crate) struct FakeRelaySession {
     daemon_id: String,
     up: Streaming<DaemonFrame>,
-    down: Sender,
+    down: RelayFrameSender,
     pub(crate) epoch: u64,
     /// What a heartbeat's renewals are answered with; `None` leaves heartbeats unanswered.
     pub(crate) renewal: Option<Duration>,
     pub(crate) heartbeats: Vec<Heartbeat>,
     /// Every attempt frame that came.
-    pub(crate) tap: Vec<AttemptFrame>,
+    pub(crate) attempt_frames: Vec<AttemptFrame>,
 }
 
-impl Session {
+impl FakeRelaySession {
     pub(crate) async fn send(&mut self, frame: Down) {
-        let frame = self.stamped(frame);
+        let frame = self.with_epoch(frame);
         self.down.send(Ok(frame)).await.expect("the stream stands");
     }
 
-    fn stamped(&self, frame: Down) -> RelayFrame {
+    fn with_epoch(&self, frame: Down) -> RelayFrame {
         RelayFrame {
             relay_epoch: self.epoch,
             incarnation: INCARNATION.into(),
@@ -201,7 +201,8 @@ impl Session {
     pub(crate) async fn run(&mut self, attempt: &AttemptRef, dispatch: Dispatch) {
         let granted_ms = dispatch.granted_ms;
         self.dispatch(attempt, dispatch).await;
-        self.until(|body| matches!(body, Body::Accepted(_))).await;
+        self.until_frame(|body| matches!(body, Body::Accepted(_)))
+            .await;
         self.confirm(attempt, granted_ms).await;
     }
 
@@ -215,15 +216,15 @@ impl Session {
     }
 
     /// The next frame of any kind; heartbeats are kept and answered.
-    pub(crate) async fn frame(&mut self) -> Option<Up> {
-        let next = tokio::time::timeout(PATIENCE, self.up.message()).await;
+    pub(crate) async fn next_frame(&mut self) -> Option<Up> {
+        let next = tokio::time::timeout(TEST_TIMEOUT, self.up.message()).await;
         let frame = next
             .expect("the daemon says nothing")
             .ok()
             .flatten()?
             .frame?;
         if let Up::Attempt(frame) = &frame {
-            self.tap.push(frame.clone());
+            self.attempt_frames.push(frame.clone());
         }
         if let Up::Heartbeat(heartbeat) = &frame {
             self.heartbeats.push(heartbeat.clone());
@@ -233,14 +234,14 @@ impl Session {
                     granted_ms,
                     expires_at: None,
                 };
-                self.answer(heartbeat, renew_result::Result::Renewed(renewed))
+                self.answer_renewals(heartbeat, renew_result::Result::Renewed(renewed))
                     .await;
             }
         }
         Some(frame)
     }
 
-    async fn answer(&mut self, heartbeat: &Heartbeat, result: renew_result::Result) {
+    async fn answer_renewals(&mut self, heartbeat: &Heartbeat, result: renew_result::Result) {
         let entry = |attempt_id: &String| RenewResult {
             attempt_id: attempt_id.clone(),
             result: Some(result),
@@ -258,7 +259,7 @@ impl Session {
         // The daemon may have ended the stream behind its heartbeat.
         let _ = self
             .down
-            .send(Ok(self.stamped(Down::HeartbeatAck(ack))))
+            .send(Ok(self.with_epoch(Down::HeartbeatAck(ack))))
             .await;
     }
 
@@ -266,15 +267,15 @@ impl Session {
     pub(crate) async fn revoke_next(&mut self) {
         self.renewal = None;
         loop {
-            if let Some(Up::Heartbeat(heartbeat)) = self.frame().await
+            if let Some(Up::Heartbeat(heartbeat)) = self.next_frame().await
                 && !heartbeat.renew.is_empty()
             {
                 let revoked = Revoked {
                     code: FenceCode::LeaseExpired.into(),
                 };
-                self.answer(&heartbeat, renew_result::Result::Revoked(revoked))
+                self.answer_renewals(&heartbeat, renew_result::Result::Revoked(revoked))
                     .await;
-                self.renewal = Some(PATIENCE);
+                self.renewal = Some(TEST_TIMEOUT);
                 return;
             }
         }
@@ -282,23 +283,26 @@ impl Session {
 
     /// The next frame about an attempt.
     /// Heartbeats go on for ever, so the whole wait has a limit and not only each frame.
-    pub(crate) async fn attempt_frame(&mut self) -> AttemptFrame {
+    pub(crate) async fn next_attempt_frame(&mut self) -> AttemptFrame {
         let wanted = async {
             loop {
-                let frame = self.frame().await.expect("the daemon closed the stream");
+                let frame = self
+                    .next_frame()
+                    .await
+                    .expect("the daemon closed the stream");
                 if let Up::Attempt(frame) = frame {
                     return frame;
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, wanted)
+        tokio::time::timeout(TEST_TIMEOUT, wanted)
             .await
             .expect("the daemon says nothing of an attempt")
     }
 
-    pub(crate) async fn until(&mut self, wanted: impl Fn(&Body) -> bool) -> AttemptFrame {
+    pub(crate) async fn until_frame(&mut self, wanted: impl Fn(&Body) -> bool) -> AttemptFrame {
         loop {
-            let frame = self.attempt_frame().await;
+            let frame = self.next_attempt_frame().await;
             if frame.body.as_ref().is_some_and(&wanted) {
                 return frame;
             }
@@ -306,20 +310,25 @@ impl Session {
     }
 
     pub(crate) async fn until_terminal(&mut self) -> AttemptFrame {
-        self.until(is_terminal).await
+        self.until_frame(is_terminal).await
     }
 
     pub(crate) async fn until_output(&mut self) -> AttemptFrame {
-        self.until(|body| matches!(body, Body::Stream(_))).await
+        self.until_frame(|body| matches!(body, Body::Stream(_)))
+            .await
     }
 
     /// Acknowledges what comes, as a relay does, until the attempt's last word.
     pub(crate) async fn until_terminal_acking(&mut self, attempt: &AttemptRef) -> AttemptFrame {
         loop {
-            let control_seq = self.tap.iter().map(|frame| frame.control_seq).max();
+            let control_seq = self
+                .attempt_frames
+                .iter()
+                .map(|frame| frame.control_seq)
+                .max();
             let offset = self.output_bytes() as u64;
             self.ack(attempt, control_seq.unwrap_or(0), offset).await;
-            let frame = self.attempt_frame().await;
+            let frame = self.next_attempt_frame().await;
             if frame.body.as_ref().is_some_and(is_terminal) {
                 return frame;
             }
@@ -328,7 +337,7 @@ impl Session {
 
     /// Reads on until the daemon ends the stream.
     pub(crate) async fn until_closed(&mut self) {
-        while self.frame().await.is_some() {}
+        while self.next_frame().await.is_some() {}
     }
 
     pub(crate) async fn ack(&mut self, attempt: &AttemptRef, control_seq: u64, output_offset: u64) {
@@ -343,10 +352,13 @@ impl Session {
 
     /// Output bytes among the frames that came.
     pub(crate) fn output(&self) -> Vec<u8> {
-        let chunks = self.tap.iter().filter_map(|frame| match &frame.body {
-            Some(Body::Stream(stream)) => Some(stream.chunk.to_vec()),
-            _ => None,
-        });
+        let chunks = self
+            .attempt_frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Body::Stream(stream)) => Some(stream.chunk.to_vec()),
+                _ => None,
+            });
         chunks.flatten().collect()
     }
 
@@ -359,42 +371,56 @@ impl Session {
     }
 
     fn chunk_lengths(&self) -> impl Iterator<Item = usize> {
-        self.tap.iter().filter_map(|frame| match &frame.body {
-            Some(Body::Stream(stream)) => Some(stream.chunk.len()),
-            _ => None,
-        })
+        self.attempt_frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Body::Stream(stream)) => Some(stream.chunk.len()),
+                _ => None,
+            })
     }
 
     /// Control frames after `seq`, by number.
     pub(crate) fn control_after(&self, seq: u64) -> Vec<(u64, Option<Body>)> {
-        let later = self.tap.iter().filter(|frame| frame.control_seq > seq);
+        let later = self
+            .attempt_frames
+            .iter()
+            .filter(|frame| frame.control_seq > seq);
         later
             .map(|frame| (frame.control_seq, frame.body.clone()))
             .collect()
     }
 
     pub(crate) fn phases(&self) -> Vec<LifecyclePhase> {
-        let phases = self.tap.iter().filter_map(|frame| match &frame.body {
-            Some(Body::Lifecycle(lifecycle)) => Some(lifecycle.phase()),
-            _ => None,
-        });
+        let phases = self
+            .attempt_frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Body::Lifecycle(lifecycle)) => Some(lifecycle.phase()),
+                _ => None,
+            });
         phases.collect()
     }
 
     pub(crate) fn kinds(&self) -> Vec<OutputKind> {
-        let kinds = self.tap.iter().filter_map(|frame| match &frame.body {
-            Some(Body::Stream(stream)) => Some(stream.kind()),
-            _ => None,
-        });
+        let kinds = self
+            .attempt_frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Body::Stream(stream)) => Some(stream.kind()),
+                _ => None,
+            });
         kinds.collect()
     }
 
     /// The process of the newest attempt.
     pub(crate) fn pid(&self) -> u32 {
-        let pids = self.tap.iter().filter_map(|frame| match &frame.body {
-            Some(Body::Lifecycle(lifecycle)) => lifecycle.pid,
-            _ => None,
-        });
+        let pids = self
+            .attempt_frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Body::Lifecycle(lifecycle)) => lifecycle.pid,
+                _ => None,
+            });
         pids.last().expect("a process was started")
     }
 
@@ -423,8 +449,8 @@ impl Session {
         .await;
     }
 
-    pub(crate) fn terminals(&self) -> usize {
-        self.tap
+    pub(crate) fn terminal_count(&self) -> usize {
+        self.attempt_frames
             .iter()
             .filter(|frame| frame.body.as_ref().is_some_and(is_terminal))
             .count()

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use baton_daemon::{Clock, DaemonError, LinkError, Moment};
-use baton_proto::WIRE_BYTES;
+use baton_daemon::{BootTime, Clock, DaemonError, LinkError};
+use baton_proto::MAX_WIRE_BYTES;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     AttemptFrame, DeadlineProfile, LeaseConfirmed, LifecyclePhase, OutputKind, RejectCode,
     TimerKind, attempt_command,
 };
 
-use crate::daemon::Running;
-use crate::relay::{Relay, attempt, shell};
+use crate::daemon::LinkTestDaemon;
+use crate::relay::{FakeRelay, attempt, shell};
 
 #[tokio::test]
 async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt() {
-    let mut relay = Relay::start().await;
-    let mut daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let mut daemon = LinkTestDaemon::start(&relay.url);
     let (mut session, hello) = relay.accept().await;
     assert!(hello.daemon_id.is_empty() && hello.active.is_empty());
     assert!(!hello.instance_id.is_empty() && !hello.boot_id.is_empty());
@@ -38,14 +38,17 @@ async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt
     assert!(kinds.contains(&OutputKind::Stderr) && kinds.contains(&OutputKind::Stdout));
 
     let names_it = |frame: &AttemptFrame| frame.r#ref.as_ref() == Some(&attempt);
-    assert!(session.tap.iter().all(names_it));
+    assert!(session.attempt_frames.iter().all(names_it));
     let numbers: Vec<u64> = session
         .control_after(0)
         .iter()
         .map(|(seq, _)| *seq)
         .collect();
     assert_eq!(numbers, (1..=last.control_seq).collect::<Vec<_>>());
-    assert!(matches!(session.tap[1].body, Some(Body::Started(_))));
+    assert!(matches!(
+        session.attempt_frames[1].body,
+        Some(Body::Started(_))
+    ));
     let mut phases = session.phases();
     phases.retain(|phase| *phase != LifecyclePhase::Streaming);
     let wanted = [
@@ -62,17 +65,17 @@ async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt
         .ack(&attempt, last.control_seq, complete.final_offset)
         .await;
     daemon
-        .until(|status| status.running == 0 && status.daemon_id == relay.daemon_id)
+        .wait_for_status(|status| status.running == 0 && status.daemon_id == relay.daemon_id)
         .await;
     daemon.stop.cancel();
     session.until_closed().await;
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_command_sees_its_prompt_and_an_environment_of_allowed_names() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let mut dispatch = shell("cat; env");
@@ -93,8 +96,8 @@ async fn a_command_sees_its_prompt_and_an_environment_of_allowed_names() {
 
 #[tokio::test]
 async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let failing = attempt();
     session
@@ -153,8 +156,8 @@ async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
 
 #[tokio::test]
 async fn without_a_confirmation_there_is_no_process() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let dir = tempfile::tempdir().unwrap();
@@ -162,15 +165,15 @@ async fn without_a_confirmation_there_is_no_process() {
     let mut dispatch = shell(&format!("touch {}", proof.display()));
     dispatch.accept_ms = 200;
     session.dispatch(&attempt, dispatch.clone()).await;
-    let frame = session.attempt_frame().await;
+    let frame = session.next_attempt_frame().await;
     assert!(matches!(frame.body, Some(Body::Accepted(_))));
     // The same offer again gets the same answer.
     session.dispatch(&attempt, dispatch).await;
     assert!(matches!(
-        session.attempt_frame().await.body,
+        session.next_attempt_frame().await.body,
         Some(Body::Accepted(_))
     ));
-    let frame = session.attempt_frame().await;
+    let frame = session.next_attempt_frame().await;
     let Some(Body::Rejected(rejected)) = &frame.body else {
         panic!("{frame:?}")
     };
@@ -184,7 +187,7 @@ async fn without_a_confirmation_there_is_no_process() {
         )
         .await;
     session.dispatch(&attempt, shell("true")).await;
-    let Some(Body::Rejected(rejected)) = session.attempt_frame().await.body else {
+    let Some(Body::Rejected(rejected)) = session.next_attempt_frame().await.body else {
         panic!()
     };
     assert_eq!(rejected.code(), RejectCode::Duplicate);
@@ -193,13 +196,13 @@ async fn without_a_confirmation_there_is_no_process() {
 
 #[tokio::test]
 async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
-    let mut relay = Relay::start().await;
-    let clock = Clock::manual(Moment::from_millis(1_000));
-    let _daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut relay = FakeRelay::start().await;
+    let clock = Clock::manual(BootTime::from_millis(1_000));
+    let _daemon = LinkTestDaemon::start_with(&relay.url, |config| config.clock = clock.clone());
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session.dispatch(&attempt, shell("true")).await;
-    let accepted = session.attempt_frame().await;
+    let accepted = session.next_attempt_frame().await;
     assert!(matches!(accepted.body, Some(Body::Accepted(_))));
     // Within accept_ms, but longer than the lease.
     clock.advance(Duration::from_secs(5));
@@ -210,7 +213,7 @@ async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
     session
         .command(&attempt, attempt_command::Body::LeaseConfirmed(confirmed))
         .await;
-    let frame = session.attempt_frame().await;
+    let frame = session.next_attempt_frame().await;
     let Some(Body::Rejected(rejected)) = &frame.body else {
         panic!("{frame:?}")
     };
@@ -219,20 +222,20 @@ async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
 
 #[tokio::test]
 async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let mut dispatch = shell("true");
-    dispatch.prompt = "x".repeat(WIRE_BYTES - 1024);
+    dispatch.prompt = "x".repeat(MAX_WIRE_BYTES - 1024);
     session.dispatch(&attempt(), dispatch).await;
-    let frame = session.attempt_frame().await;
+    let frame = session.next_attempt_frame().await;
     assert!(matches!(frame.body, Some(Body::Accepted(_))), "{frame:?}");
 }
 
 #[tokio::test]
 async fn what_does_not_fit_is_refused_with_its_reason() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let mut codes = Vec::new();
     let mut strange = shell("true");
@@ -248,7 +251,7 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
     tokenless.token = None;
     for dispatch in [strange, picky, empty, tokenless] {
         session.dispatch(&attempt(), dispatch).await;
-        let Some(Body::Rejected(rejected)) = session.attempt_frame().await.body else {
+        let Some(Body::Rejected(rejected)) = session.next_attempt_frame().await.body else {
             panic!()
         };
         codes.push(rejected.code());
@@ -258,7 +261,7 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
     }
     session.dispatch(&attempt(), shell("true")).await;
     let frame = session
-        .until(|body| matches!(body, Body::Rejected(_)))
+        .until_frame(|body| matches!(body, Body::Rejected(_)))
         .await;
     let Some(Body::Rejected(rejected)) = frame.body else {
         panic!()
@@ -278,11 +281,11 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
 
 #[tokio::test]
 async fn a_token_that_is_refused_at_the_start_ends_the_daemon() {
-    let relay = Relay::start().await;
-    let daemon = Running::start_with(&relay.url, |config| {
+    let relay = FakeRelay::start().await;
+    let daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         std::fs::write(&config.token_file, "btn_other\n").unwrap();
     });
-    let error = daemon.end().await.unwrap_err();
+    let error = daemon.wait_for_end().await.unwrap_err();
     assert!(
         matches!(error, DaemonError::Link(LinkError::Refused { .. })),
         "{error}"

@@ -12,13 +12,13 @@ use baton_proto::v1::{
     LossCause, RejectCode, attempt_command,
 };
 
-use crate::daemon::{Running, is_alive};
-use crate::relay::{self, PATIENCE, Relay, attempt, shell};
+use crate::daemon::{LinkTestDaemon, is_alive};
+use crate::relay::{self, FakeRelay, TEST_TIMEOUT, attempt, shell};
 
 #[tokio::test]
 async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let clock = Clock::boot();
@@ -37,7 +37,7 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, dead)
+    tokio::time::timeout(TEST_TIMEOUT, dead)
         .await
         .expect("the child outlives its lease");
     assert!(from.until(clock.now()) <= Duration::from_millis(2_500));
@@ -52,7 +52,7 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
         acked_offset: 3,
     };
     session.settle(&attempt, Decision::Adopt(adopt)).await;
-    let frame = session.attempt_frame().await;
+    let frame = session.next_attempt_frame().await;
     let Some(Body::Receipt(receipt)) = frame.body else {
         panic!("{frame:?}")
     };
@@ -62,8 +62,8 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
 
 #[tokio::test]
 async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let clock = Clock::boot();
@@ -74,7 +74,7 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
         )
         .await;
     session.until_output().await;
-    session.tap.clear();
+    session.attempt_frames.clear();
     let cancel = Cancel {
         reason: CancelReason::User.into(),
         grace_ms: 5_000,
@@ -101,7 +101,7 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
     let offered = relay::attempt();
     session.dispatch(&offered, shell("true")).await;
     session
-        .until(|body| matches!(body, Body::Accepted(_)))
+        .until_frame(|body| matches!(body, Body::Accepted(_)))
         .await;
     let cancel = Cancel {
         reason: CancelReason::Operator.into(),
@@ -114,19 +114,21 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
         panic!()
     };
     assert!(!canceled.receipt.unwrap().process_started);
-    assert_eq!(session.terminals(), 2);
+    assert_eq!(session.terminal_count(), 2);
 }
 
 #[tokio::test]
 async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result() {
-    let mut relay = Relay::start().await;
-    let mut daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let revoked = attempt();
     session.run(&revoked, shell("echo up; sleep 600")).await;
     session.until_output().await;
     session.revoke_next().await;
-    let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
+    let frame = session
+        .until_frame(|body| matches!(body, Body::Receipt(_)))
+        .await;
     assert_eq!(frame.r#ref.as_ref(), Some(&revoked));
     session.ack(&revoked, frame.control_seq, 0).await;
     let abandoned = attempt();
@@ -138,16 +140,18 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
     session
         .command(&abandoned, attempt_command::Body::Abandon(abandon))
         .await;
-    let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
+    let frame = session
+        .until_frame(|body| matches!(body, Body::Receipt(_)))
+        .await;
     // The relay knows nothing of it any more: then there is nothing to keep.
     session
         .refuse(&abandoned, frame.control_seq, refusals::UNKNOWN_ATTEMPT)
         .await;
-    assert_eq!(session.terminals(), 0);
-    daemon.until(|status| status.running == 0).await;
+    assert_eq!(session.terminal_count(), 0);
+    daemon.wait_for_status(|status| status.running == 0).await;
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     drop(session);
     let (_, hello) = relay.accept().await;
@@ -156,8 +160,8 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
 
 #[tokio::test]
 async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
-    let mut relay = Relay::start().await;
-    let daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let running = attempt();
     let dir = tempfile::tempdir().unwrap();
@@ -175,11 +179,11 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
         .last()
         .is_none_or(|beat| beat.status() != DaemonStatus::Draining)
     {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     session.dispatch(&attempt(), shell("true")).await;
     let frame = session
-        .until(|body| matches!(body, Body::Rejected(_)))
+        .until_frame(|body| matches!(body, Body::Rejected(_)))
         .await;
     let Some(Body::Rejected(rejected)) = &frame.body else {
         panic!()
@@ -193,7 +197,7 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
     assert!(matches!(last.body, Some(Body::Complete(_))));
     session.ack(&running, last.control_seq, 8).await;
     let goodbye = loop {
-        match session.frame().await.expect("Goodbye comes first") {
+        match session.next_frame().await.expect("Goodbye comes first") {
             Up::Goodbye(goodbye) => break goodbye,
             Up::Heartbeat(_) => {}
             other => panic!("{other:?}"),
@@ -201,13 +205,14 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
     };
     assert_eq!(goodbye.code(), GoodbyeCode::Draining);
     drop(session);
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
 }
 
 #[tokio::test]
 async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
-    let mut relay = Relay::start().await;
-    let daemon = Running::start_with(&relay.url, |config| config.drain = Duration::from_secs(4));
+    let mut relay = FakeRelay::start().await;
+    let daemon =
+        LinkTestDaemon::start_with(&relay.url, |config| config.drain = Duration::from_secs(4));
     let mut session = relay.welcome().await;
     let stubborn = attempt();
     session
@@ -219,14 +224,16 @@ async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
     session.until_output().await;
     let pid = session.pid();
     daemon.stop.cancel();
-    let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
+    let frame = session
+        .until_frame(|body| matches!(body, Body::Receipt(_)))
+        .await;
     let Some(Body::Receipt(receipt)) = &frame.body else {
         panic!("{frame:?}")
     };
     assert!(receipt.group_empty && receipt.killed && !is_alive(pid));
     assert_eq!(receipt.loss(), LossCause::DaemonStopped);
-    assert_eq!(session.terminals(), 0);
+    assert_eq!(session.terminal_count(), 0);
     session.ack(&stubborn, frame.control_seq, 3).await;
     session.until_closed().await;
-    daemon.end().await.unwrap();
+    daemon.wait_for_end().await.unwrap();
 }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, Dispatch, RejectCode};
 
-use crate::daemon::Running;
-use crate::relay::{PATIENCE, Relay, attempt, shell};
+use crate::daemon::LinkTestDaemon;
+use crate::relay::{FakeRelay, TEST_TIMEOUT, attempt, shell};
 
 /// Between two looks at the disk, which sends no event.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-async fn until(what: &str, mut seen: impl FnMut() -> bool) {
-    let mut ticks = tokio::time::interval(LOOK);
-    let looking = tokio::time::timeout(PATIENCE, async {
+async fn wait_until(what: &str, mut seen: impl FnMut() -> bool) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    let looking = tokio::time::timeout(TEST_TIMEOUT, async {
         while !seen() {
             ticks.tick().await;
         }
@@ -38,9 +38,9 @@ fn contents(dir: &Path) -> Vec<u8> {
 
 #[tokio::test]
 async fn an_attempt_is_on_the_disk_without_its_token_until_the_relay_has_everything() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
-    let _daemon = Running::start_with(&relay.url, |config| {
+    let _daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         config.data_dir = data.path().to_owned();
     });
     let mut session = relay.welcome().await;
@@ -50,7 +50,7 @@ async fn an_attempt_is_on_the_disk_without_its_token_until_the_relay_has_everyth
     let token = dispatch.token.clone().unwrap().value;
     session.dispatch(&attempt, dispatch).await;
     session
-        .until(|body| matches!(body, Body::Accepted(_)))
+        .until_frame(|body| matches!(body, Body::Accepted(_)))
         .await;
     assert!(dir.join("attempt").exists() && dir.join("outbox").exists());
     session.confirm(&attempt, 30_000).await;
@@ -66,14 +66,14 @@ async fn an_attempt_is_on_the_disk_without_its_token_until_the_relay_has_everyth
     session
         .ack(&attempt, last.control_seq, complete.final_offset)
         .await;
-    until("the directory to go", || !dir.exists()).await;
+    wait_until("the directory to go", || !dir.exists()).await;
 }
 
 #[tokio::test]
 async fn an_id_that_could_not_be_a_name_is_refused_and_touches_nothing() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
-    let _daemon = Running::start_with(&relay.url, |config| {
+    let _daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         config.data_dir = data.path().join("data");
     });
     let mut session = relay.welcome().await;
@@ -82,7 +82,7 @@ async fn an_id_that_could_not_be_a_name_is_refused_and_touches_nothing() {
         ..attempt()
     };
     session.dispatch(&bad, Dispatch::default()).await;
-    let answer = session.attempt_frame().await;
+    let answer = session.next_attempt_frame().await;
     let Some(Body::Rejected(rejected)) = &answer.body else {
         panic!("{answer:?}")
     };
@@ -99,10 +99,10 @@ async fn an_id_that_could_not_be_a_name_is_refused_and_touches_nothing() {
 
 #[tokio::test]
 async fn a_restarted_daemon_still_refuses_a_relay_of_the_past() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
-    let start = |relay: &Relay| {
-        Running::start_with(&relay.url, |config| {
+    let start = |relay: &FakeRelay| {
+        LinkTestDaemon::start_with(&relay.url, |config| {
             config.data_dir = data.path().to_owned();
         })
     };
@@ -110,35 +110,37 @@ async fn a_restarted_daemon_still_refuses_a_relay_of_the_past() {
     let (mut session, _) = relay.accept().await;
     session.epoch = 7;
     session.welcome(Vec::new()).await;
-    first.until(|status| status.connected).await;
+    first.wait_for_status(|status| status.connected).await;
     first.stop.cancel();
-    while session.frame().await.is_some() {}
+    while session.next_frame().await.is_some() {}
     drop(session);
-    first.end().await.unwrap();
+    first.wait_for_end().await.unwrap();
 
     let mut second = start(&relay);
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.seen_relay_epoch, 7);
     session.epoch = 6;
     session.welcome(Vec::new()).await;
-    assert!(session.frame().await.is_none(), "it hangs up");
+    assert!(session.next_frame().await.is_none(), "it hangs up");
     // A try that failed, with the growing pause of such, and no stream that broke.
-    second.until(|status| status.trouble.contains("past")).await;
+    second
+        .wait_for_status(|status| status.disconnect_reason.contains("past"))
+        .await;
     let (_, hello) = relay.accept().await;
     assert_eq!(hello.seen_relay_epoch, 7);
 }
 
 #[tokio::test]
 async fn heartbeats_tell_how_much_of_the_disk_is_free_and_what_is_unacknowledged() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session.run(&attempt, shell("echo 0123456789")).await;
     session.until_terminal().await;
     session.heartbeats.clear();
     while session.heartbeats.is_empty() {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     let load = session.heartbeats[0].load.expect("it tells its load");
     assert!(load.disk_free_percent.is_some_and(|percent| percent <= 100));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_daemon::{Ailment, Clock};
+use baton_daemon::{Clock, HealthProblem};
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame as Down;
@@ -11,13 +11,13 @@ use baton_proto::v1::{
     Abandon, ActiveState, Adopt, Goodbye, GoodbyeCode, Hello, Keep, attempt_command,
 };
 
-use crate::daemon::Running;
-use crate::relay::{Relay, attempt, shell};
+use crate::daemon::LinkTestDaemon;
+use crate::relay::{FakeRelay, attempt, shell};
 
 #[tokio::test]
 async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     let dir = tempfile::tempdir().unwrap();
@@ -64,13 +64,13 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
         acked_offset: 8,
     };
     session.settle(&attempt, Decision::Adopt(adopt)).await;
-    assert_eq!(session.attempt_frame().await.body, last.body);
+    assert_eq!(session.next_attempt_frame().await.body, last.body);
     session.ack(&attempt, last.control_seq, 8).await;
     session.refuse(&attempt, 0, refusals::GAP).await;
     // The heartbeat after next shows that the acknowledgement has been read.
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     drop(session);
     let (_, hello) = relay.accept().await;
@@ -79,21 +79,21 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
 
 #[tokio::test]
 async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session.run(&attempt, shell("echo one")).await;
     let last = session.until_terminal().await;
-    session.tap.clear();
+    session.attempt_frames.clear();
     // The relay had given it up: each phase is refused and it is abandoned, but the result is wanted.
     session.refuse(&attempt, 2, "stale_attempt").await;
     let abandon = attempt_command::Body::Abandon(Abandon::default());
     session.command(&attempt, abandon).await;
     // With its output, without which a result would not be taken.
-    let output = session.attempt_frame().await;
+    let output = session.next_attempt_frame().await;
     assert!(matches!(output.body, Some(Body::Stream(_))), "{output:?}");
-    let again = session.attempt_frame().await;
+    let again = session.next_attempt_frame().await;
     assert_eq!(
         (again.control_seq, again.body),
         (last.control_seq, last.body)
@@ -102,8 +102,8 @@ async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late(
 
 #[tokio::test]
 async fn a_refused_completion_becomes_a_failure() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session.run(&attempt, shell("true")).await;
@@ -120,23 +120,23 @@ async fn a_refused_completion_becomes_a_failure() {
 
 #[tokio::test]
 async fn a_gap_is_replayed_from_the_last_ack() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
     session.run(&attempt, shell("echo one; sleep 600")).await;
     session.until_output().await;
-    session.tap.clear();
+    session.attempt_frames.clear();
     session.refuse(&attempt, 3, refusals::GAP).await;
     session.until_output().await;
-    assert_eq!(session.tap[0].control_seq, 1);
+    assert_eq!(session.attempt_frames[0].control_seq, 1);
     assert_eq!(session.output(), b"one\n");
 }
 
 #[tokio::test]
 async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() {
-    let mut relay = Relay::start().await;
-    let _daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let _daemon = LinkTestDaemon::start(&relay.url);
     let (mut session, _) = relay.accept().await;
     session.renewal = None;
     session
@@ -154,36 +154,39 @@ async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() 
 
 #[tokio::test]
 async fn a_daemon_that_hears_nothing_is_unwell_and_says_what_it_heard_last() {
-    let mut relay = Relay::start().await;
-    let mut daemon = Running::start(&relay.url);
+    let mut relay = FakeRelay::start().await;
+    let mut daemon = LinkTestDaemon::start(&relay.url);
     let clock = Clock::boot();
     assert!(matches!(
-        daemon.status.borrow().ailment(clock.now()),
-        Some(Ailment::Unconnected(_))
+        daemon.status.borrow().problem(clock.now()),
+        Some(HealthProblem::Disconnected(_))
     ));
     let (mut session, _) = relay.accept().await;
     session
         .welcome_every(Duration::from_millis(300), Vec::new())
         .await;
-    daemon.until(|status| status.connected).await;
-    assert_eq!(daemon.status.borrow().ailment(clock.now()), None);
+    daemon.wait_for_status(|status| status.connected).await;
+    assert_eq!(daemon.status.borrow().problem(clock.now()), None);
     // The third heartbeat has heard the answers to the first two.
     while session.heartbeats.len() < 3 {
-        session.frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream stands");
     }
     let heard: Vec<Option<u64>> = session.heartbeats.iter().map(|b| b.heard_seq).collect();
     assert_eq!(heard, [Some(0), Some(1), Some(2)]);
     session.renewal = None;
-    daemon.until(|status| !status.connected).await;
-    let ailment = daemon.status.borrow().ailment(clock.now());
+    daemon.wait_for_status(|status| !status.connected).await;
+    let ailment = daemon.status.borrow().problem(clock.now());
     assert!(
-        matches!(&ailment, Some(Ailment::Unconnected(_))),
+        matches!(&ailment, Some(HealthProblem::Disconnected(_))),
         "{ailment:?}"
     );
 }
 
 /// Lets time pass until the daemon dials again: how much of it passed, and what it says then.
-async fn back_after(relay: &mut Relay, clock: &Clock) -> (Duration, crate::relay::Session, Hello) {
+async fn back_after(
+    relay: &mut FakeRelay,
+    clock: &Clock,
+) -> (Duration, crate::relay::FakeRelaySession, Hello) {
     let from = clock.now();
     let mut steps = tokio::time::interval(Duration::from_millis(20));
     let accepted = relay.accept();
@@ -203,12 +206,12 @@ fn hand_driven() -> Clock {
 }
 
 /// Runs a child under a lease of 20 s, by a clock that stands still.
-async fn run_a_while(session: &mut crate::relay::Session) {
+async fn run_a_while(session: &mut crate::relay::FakeRelaySession) {
     let mut dispatch = shell("sleep 600");
     dispatch.granted_ms = 20_000;
     session.run(&attempt(), dispatch).await;
     let started = |body: &Body| matches!(body, Body::Lifecycle(at) if at.pid.is_some());
-    session.until(started).await;
+    session.until_frame(started).await;
 }
 
 fn goodbye(code: GoodbyeCode, retry_after: Duration) -> Down {
@@ -221,16 +224,16 @@ fn goodbye(code: GoodbyeCode, retry_after: Duration) -> Down {
 
 #[tokio::test]
 async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let clock = hand_driven();
-    let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut daemon = LinkTestDaemon::start_with(&relay.url, |config| config.clock = clock.clone());
     let mut session = relay.welcome().await;
     run_a_while(&mut session).await;
     let gone = goodbye(GoodbyeCode::Superseded, Duration::from_millis(1));
     session.send(gone).await;
     session.until_closed().await;
     daemon
-        .until(|status| status.trouble.contains("not you"))
+        .wait_for_status(|status| status.disconnect_reason.contains("not you"))
         .await;
     let (away, _, hello) = back_after(&mut relay, &clock).await;
     assert!(
@@ -248,15 +251,15 @@ async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out()
 
 #[tokio::test]
 async fn a_wish_to_wait_is_kept_and_beaten_by_a_lease() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let clock = hand_driven();
-    let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut daemon = LinkTestDaemon::start_with(&relay.url, |config| config.clock = clock.clone());
     let mut session = relay.welcome().await;
     let wait = || goodbye(GoodbyeCode::Shutdown, Duration::from_secs(20));
     session.send(wait()).await;
     session.until_closed().await;
     daemon
-        .until(|status| status.trouble.contains("not you"))
+        .wait_for_status(|status| status.disconnect_reason.contains("not you"))
         .await;
     let (away, mut session, _) = back_after(&mut relay, &clock).await;
     // At most half a second of jitter is added, and time passes in such steps here.
@@ -267,7 +270,7 @@ async fn a_wish_to_wait_is_kept_and_beaten_by_a_lease() {
     session.send(wait()).await;
     session.until_closed().await;
     daemon
-        .until(|status| status.trouble.contains("not you"))
+        .wait_for_status(|status| status.disconnect_reason.contains("not you"))
         .await;
     let (away, _, hello) = back_after(&mut relay, &clock).await;
     assert!(

@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use baton_daemon::{AgentConfig, AgentWire};
 use baton_proto::v1::attempt_frame::Body;
 
-use crate::daemon::Running;
-use crate::relay::{Relay, attempt, shell};
+use crate::daemon::LinkTestDaemon;
+use crate::relay::{FakeRelay, attempt, shell};
 
 /// Each request makes a refusal that repeats its id.
-const ASKS: &str = r#"
+const ENDLESS_REQUESTS_SCRIPT: &str = r#"
 id=$(head -c 60000 /dev/zero | tr '\0' y)
 while :; do printf '{"id":"%s","method":"nobody/knows"}\n' "$id"; done
 "#;
 
 #[tokio::test]
 async fn an_agent_that_never_reads_its_stdin_is_ended_before_it_fills_the_worker() {
-    let mut relay = Relay::start().await;
+    let mut relay = FakeRelay::start().await;
     let agent = AgentConfig::Coding {
         wire: AgentWire::CodexAppServer,
         program: "sh".into(),
-        args: vec!["-c".into(), ASKS.into()],
+        args: vec!["-c".into(), ENDLESS_REQUESTS_SCRIPT.into()],
         env: BTreeMap::new(),
         task_env: Vec::new(),
     };
-    let _daemon = Running::start_with(&relay.url, |config| {
+    let _daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         config.agents.insert("codex".to_owned(), agent);
     });
     let mut session = relay.welcome().await;

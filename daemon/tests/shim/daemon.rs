@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use baton_daemon::shim::framing::{Decoder, encode};
-use baton_daemon::shim::{ARGUMENT, ENVIRONMENT, REPORT, SOCKET, SPOOL, read_report};
-use baton_daemon::spool::{Chunk, OutputKind, Reader, Upto};
-use baton_daemon::{Clock, Moment};
+use baton_daemon::shim::framing::{MessageDecoder, encode};
+use baton_daemon::shim::{
+    REPORT_FILE, SHIM_ARGUMENT, SHIM_ENVIRONMENT, SOCKET_FILE, SPOOL_DIR, read_report,
+};
+use baton_daemon::spool::{ChildPipe, ReadLimit, SpoolChunk, SpoolReader};
+use baton_daemon::{BootTime, Clock};
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{
     Consumed, FromShim, Greeting, Launch, Lease, Presence, Report, Started, Stdin, StdinDone, Stop,
@@ -20,20 +22,20 @@ use bytes::BytesMut;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const ATTEMPT: &str = "0190a5b2-0000-7000-8000-000000000001";
 pub(crate) const TOKEN: &[u8] = b"a-lease-token-of-thirty-two-byte";
 
 /// A shim process and its directory.
-pub(crate) struct Shim {
+pub(crate) struct ShimFixture {
     dir: TempDir,
     /// The directory as this process sees it, when that is not the shim's name for it.
     view: Option<OwnedFd>,
     process: Child,
-    pub(crate) wire: Wire,
+    pub(crate) wire: ShimWire,
 }
 
-impl Shim {
+impl ShimFixture {
     /// Started, greeted, not launched.
     pub(crate) fn start() -> Self {
         let mut shim = Self::start_silent(|_| {});
@@ -47,10 +49,10 @@ impl Shim {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let mut command = Command::new(env!("CARGO_BIN_EXE_shim-under-test"));
         command
-            .args([ARGUMENT, ATTEMPT])
+            .args([SHIM_ARGUMENT, ATTEMPT])
             .current_dir(dir.path())
             .env_clear()
-            .envs(ENVIRONMENT);
+            .envs(SHIM_ENVIRONMENT);
         prepare(&mut command);
         command
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -60,7 +62,7 @@ impl Shim {
             dir,
             view: None,
             process,
-            wire: Wire::new(ours),
+            wire: ShimWire::new(ours),
         }
     }
 
@@ -91,8 +93,8 @@ impl Shim {
     }
 
     pub(crate) fn launch(&mut self, launch: Launch) -> Started {
-        self.wire.say(to_shim::Message::Launch(launch));
-        self.wire.until(|message| match message {
+        self.wire.send(to_shim::Message::Launch(launch));
+        self.wire.receive_until(|message| match message {
             from_shim::Message::Started(started) => Some(started),
             _ => None,
         })
@@ -115,46 +117,46 @@ impl Shim {
     }
 
     /// The machine was asleep for this long; for shims with a bent clock.
-    pub(crate) fn suspend(&self, ahead: &str) {
+    pub(crate) fn advance_clock(&self, ahead: &str) {
         let draft = self.path("ahead.new");
         std::fs::write(&draft, ahead).expect("a small file");
         std::fs::rename(draft, self.path("ahead")).expect("a small file");
     }
 
     /// A second connection, as a restarted daemon makes it.
-    pub(crate) fn connect(&self) -> Wire {
-        Wire::new(UnixStream::connect(self.path(SOCKET)).expect("the shim listens"))
+    pub(crate) fn connect(&self) -> ShimWire {
+        ShimWire::new(UnixStream::connect(self.path(SOCKET_FILE)).expect("the shim listens"))
     }
 
     /// The daemon goes away without a word.
-    pub(crate) fn hang_up(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         let (nobody, _) = UnixStream::pair().expect("a socket pair");
-        self.wire = Wire::new(nobody);
+        self.wire = ShimWire::new(nobody);
     }
 
     /// The report as the daemon is told it; the same must be on the disk, and the shim gone.
     pub(crate) fn report(&mut self) -> Report {
-        let told = self.wire.until(|message| match message {
+        let told = self.wire.receive_until(|message| match message {
             from_shim::Message::Report(report) => Some(report),
             _ => None,
         });
         assert_eq!(self.report_on_disk(), Some(told.clone()));
-        assert!(self.end().success());
+        assert!(self.wait_for_exit().success());
         told
     }
 
     /// Waits until the shim is gone without having said anything.
-    pub(crate) fn end(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> std::process::ExitStatus {
         self.process.wait().expect("the shim is our child")
     }
 
     pub(crate) fn report_on_disk(&self) -> Option<Report> {
-        read_report(&self.path(REPORT)).expect("the report can be read")
+        read_report(&self.path(REPORT_FILE)).expect("the report can be read")
     }
 
-    pub(crate) fn transcript(&self, position: u64) -> Transcript {
-        Transcript {
-            reader: Reader::open(self.path(SPOOL), position),
+    pub(crate) fn transcript(&self, position: u64) -> FollowedTranscript {
+        FollowedTranscript {
+            reader: SpoolReader::open(self.path(SPOOL_DIR), position),
             text: Vec::new(),
         }
     }
@@ -162,12 +164,12 @@ impl Shim {
     /// Everything that both pipes brought, after the end.
     pub(crate) fn whole_text(&self) -> String {
         let mut transcript = self.transcript(0);
-        transcript.read(Upto::LastWhole);
+        transcript.read(ReadLimit::LastWholeRecord);
         String::from_utf8_lossy(&transcript.text).into_owned()
     }
 }
 
-impl Drop for Shim {
+impl Drop for ShimFixture {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -175,13 +177,13 @@ impl Drop for Shim {
 }
 
 /// The transcript as far as it was read.
-pub(crate) struct Transcript {
-    reader: Reader,
+pub(crate) struct FollowedTranscript {
+    reader: SpoolReader,
     pub(crate) text: Vec<u8>,
 }
 
-impl Transcript {
-    pub(crate) fn read(&mut self, upto: Upto) -> Vec<Chunk> {
+impl FollowedTranscript {
+    pub(crate) fn read(&mut self, upto: ReadLimit) -> Vec<SpoolChunk> {
         let mut chunks = Vec::new();
         while let Some(chunk) = self.reader.next(upto).expect("a transcript without damage") {
             self.text.extend_from_slice(&chunk.bytes);
@@ -195,19 +197,19 @@ impl Transcript {
     }
 
     /// Follows the child until it has written a whole line, and returns that.
-    pub(crate) fn line(&mut self, wire: &mut Wire) -> String {
+    pub(crate) fn line(&mut self, wire: &mut ShimWire) -> String {
         loop {
             if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
                 return String::from_utf8_lossy(&line[..end]).into_owned();
             }
             let end = wire.grown();
-            self.read(Upto::Position(end));
+            self.read(ReadLimit::Position(end));
         }
     }
 
     /// A line with process ids.
-    pub(crate) fn pids(&mut self, wire: &mut Wire) -> Vec<i32> {
+    pub(crate) fn pids(&mut self, wire: &mut ShimWire) -> Vec<i32> {
         let line = self.line(wire);
         line.split_whitespace()
             .map(|word| word.parse().expect("a process id"))
@@ -215,7 +217,7 @@ impl Transcript {
     }
 }
 
-pub(crate) fn text_of(chunks: &[Chunk], kind: OutputKind) -> String {
+pub(crate) fn text_of(chunks: &[SpoolChunk], kind: ChildPipe) -> String {
     let bytes: Vec<u8> = chunks
         .iter()
         .filter(|chunk| chunk.kind == kind)
@@ -225,38 +227,44 @@ pub(crate) fn text_of(chunks: &[Chunk], kind: OutputKind) -> String {
 }
 
 /// One connection to a shim.
-pub(crate) struct Wire {
+pub(crate) struct ShimWire {
     stream: UnixStream,
-    decoder: Decoder,
+    decoder: MessageDecoder,
 }
 
-impl Wire {
+impl ShimWire {
     fn new(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream
+            .set_read_timeout(Some(TEST_TIMEOUT))
+            .expect("a timeout");
         Self {
             stream,
-            decoder: Decoder::default(),
+            decoder: MessageDecoder::default(),
         }
     }
 
-    pub(crate) fn say(&mut self, message: to_shim::Message) {
+    pub(crate) fn send(&mut self, message: to_shim::Message) {
         let message = ToShim {
             message: Some(message),
         };
         let mut out = BytesMut::new();
         encode(&message, &mut out).expect("a short message");
-        self.say_raw(&out);
+        self.send_raw(&out);
     }
 
     /// A shim that is gone is noticed by whoever waits for its answer.
-    pub(crate) fn say_raw(&mut self, bytes: &[u8]) {
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
     /// The next message; `None` when the shim has closed the connection.
-    pub(crate) fn hear(&mut self) -> Option<from_shim::Message> {
+    pub(crate) fn receive(&mut self) -> Option<from_shim::Message> {
         loop {
-            if let Some(message) = self.decoder.take::<FromShim>().expect("the protocol") {
+            if let Some(message) = self
+                .decoder
+                .next_message::<FromShim>()
+                .expect("the protocol")
+            {
                 return Some(message.message.expect("an arm that this version knows"));
             }
             let mut bytes = [0; 4096];
@@ -272,9 +280,12 @@ impl Wire {
     }
 
     /// The first thing that `pick` takes; what it does not take is passed over.
-    pub(crate) fn until<T>(&mut self, mut pick: impl FnMut(from_shim::Message) -> Option<T>) -> T {
+    pub(crate) fn receive_until<T>(
+        &mut self,
+        mut pick: impl FnMut(from_shim::Message) -> Option<T>,
+    ) -> T {
         loop {
-            let message = self.hear().expect("the shim closed the connection");
+            let message = self.receive().expect("the shim closed the connection");
             let shown = format!("{message:?}");
             if let Some(picked) = pick(message) {
                 return picked;
@@ -284,22 +295,22 @@ impl Wire {
     }
 
     pub(crate) fn greet(&mut self) -> Presence {
-        self.say(greeting(1, 1));
-        match self.hear() {
+        self.send(greeting(1, 1));
+        match self.receive() {
             Some(from_shim::Message::Presence(presence)) => presence,
             other => panic!("no presence but {other:?}"),
         }
     }
 
     pub(crate) fn stdin_done(&mut self) -> StdinDone {
-        self.until(|message| match message {
+        self.receive_until(|message| match message {
             from_shim::Message::StdinDone(done) => Some(done),
             _ => None,
         })
     }
 
     pub(crate) fn grown(&mut self) -> u64 {
-        self.until(|message| match message {
+        self.receive_until(|message| match message {
             from_shim::Message::Grown(grown) => Some(grown.end),
             _ => None,
         })
@@ -307,24 +318,24 @@ impl Wire {
 
     pub(crate) fn stdin(&mut self, id: u64, data: &str, close: bool) {
         let data = data.as_bytes().to_vec().into();
-        self.say(to_shim::Message::Stdin(Stdin { id, data, close }));
+        self.send(to_shim::Message::Stdin(Stdin { id, data, close }));
     }
 
     pub(crate) fn stop(&mut self, kill_in: Duration) {
         let kill_at_ms = now().after(kill_in).as_millis();
-        self.say(to_shim::Message::Stop(Stop { kill_at_ms }));
+        self.send(to_shim::Message::Stop(Stop { kill_at_ms }));
     }
 
     pub(crate) fn consumed(&mut self, position: u64) {
-        self.say(to_shim::Message::Consumed(Consumed { position }));
+        self.send(to_shim::Message::Consumed(Consumed { position }));
     }
 
     pub(crate) fn lease(&mut self, lease: Lease) {
-        self.say(to_shim::Message::Lease(lease));
+        self.send(to_shim::Message::Lease(lease));
     }
 }
 
-pub(crate) fn now() -> Moment {
+pub(crate) fn now() -> BootTime {
     Clock::boot().now()
 }
 
@@ -380,10 +391,10 @@ pub(crate) fn is_dead(pid: i32) -> bool {
 }
 
 /// Looks until it is dead: for processes whose end sends no event to this test.
-pub(crate) fn until_dead(pid: i32) {
+pub(crate) fn wait_until_dead(pid: i32) {
     let start = now();
     while !is_dead(pid) {
-        assert!(start.until(now()) < PATIENCE, "process {pid} lives on");
+        assert!(start.until(now()) < TEST_TIMEOUT, "process {pid} lives on");
         std::thread::yield_now();
     }
 }

@@ -3,17 +3,17 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use baton_daemon::shim::SOCKET;
+use baton_daemon::shim::SOCKET_FILE;
 use baton_proto::worker::report::How;
 use baton_proto::worker::{EndedBy, from_shim, to_shim};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
-use crate::daemon::{Shim, is_dead, lease, now, shell, until_dead};
-use crate::traced::{let_go, trace};
+use crate::daemon::{ShimFixture, is_dead, lease, now, shell, wait_until_dead};
+use crate::traced::{detach, trace};
 
 /// A child that ignores TERM, a grandchild in a session of its own, an orphan of a double fork, and one that
 /// changed its group and forgot its environment. Prints their pids.
-const FAMILY: &str = r#"
+const PROCESS_TREE_SCRIPT: &str = r#"
 trap '' TERM
 setsid sh -c 'trap "" TERM; while :; do sleep 600; done' & one=$!
 two=$( (setsid sh -c 'trap "" TERM; echo $$; exec >/dev/null; while :; do sleep 600; done' & ) | head -n 1)
@@ -24,8 +24,8 @@ while :; do sleep 600; done
 
 #[test]
 fn a_lease_that_ends_takes_the_child_and_all_that_it_left() {
-    let mut shim = Shim::start();
-    let mut launch = shell(FAMILY);
+    let mut shim = ShimFixture::start();
+    let mut launch = shell(PROCESS_TREE_SCRIPT);
     launch.lease = Some(lease(
         Duration::from_millis(1_000),
         Duration::from_millis(1_300),
@@ -47,23 +47,23 @@ fn a_lease_that_ends_takes_the_child_and_all_that_it_left() {
 
 #[test]
 fn a_lease_ends_without_a_daemon_too() {
-    let mut shim = Shim::start();
-    let mut launch = shell(FAMILY);
+    let mut shim = ShimFixture::start();
+    let mut launch = shell(PROCESS_TREE_SCRIPT);
     launch.lease = Some(lease(
         Duration::from_millis(1_000),
         Duration::from_millis(1_000),
     ));
     shim.launch(launch);
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    shim.hang_up();
-    assert!(shim.end().success());
+    shim.disconnect();
+    assert!(shim.wait_for_exit().success());
     assert_eq!(shim.report_on_disk().unwrap().ended_by(), EndedBy::Lease);
     assert!(pids.iter().all(|pid| is_dead(*pid)));
 }
 
 #[test]
 fn a_renewed_lease_lets_the_child_go_on() {
-    let mut shim = Shim::start();
+    let mut shim = ShimFixture::start();
     let mut launch = shell("sleep 600 & echo up; wait");
     launch.lease = Some(lease(
         Duration::from_millis(400),
@@ -83,7 +83,7 @@ fn a_renewed_lease_lets_the_child_go_on() {
 
 #[test]
 fn an_order_terminates_first_and_kills_at_its_moment() {
-    let mut shim = Shim::run(FAMILY);
+    let mut shim = ShimFixture::run(PROCESS_TREE_SCRIPT);
     let pids = shim.transcript(0).pids(&mut shim.wire);
     let ordered = now();
     shim.wire.stop(Duration::from_secs(60));
@@ -98,13 +98,13 @@ fn an_order_terminates_first_and_kills_at_its_moment() {
 /// An order that came too late for its grace, and a lease of a daemon that counted a short grace wrongly.
 #[test]
 fn term_comes_before_kill_however_short_the_grace_is() {
-    let mut ordered = Shim::run(FAMILY);
+    let mut ordered = ShimFixture::run(PROCESS_TREE_SCRIPT);
     ordered.transcript(0).pids(&mut ordered.wire);
     ordered.wire.stop(Duration::ZERO);
     let report = ordered.report();
     assert!(report.terminated && report.killed && report.empty);
-    let mut leased = Shim::start();
-    let mut launch = shell(FAMILY);
+    let mut leased = ShimFixture::start();
+    let mut launch = shell(PROCESS_TREE_SCRIPT);
     let kill_in = Duration::from_millis(1_000);
     let mut lease = lease(kill_in + Duration::from_millis(50), kill_in);
     lease.limit_ms = lease.kill_at_ms + 2_000;
@@ -119,7 +119,7 @@ fn term_comes_before_kill_however_short_the_grace_is() {
 fn a_child_that_listens_to_term_is_not_killed() {
     // One process: a second one might be between fork and exec, where a signal finds nobody.
     let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do :; done";
-    let mut shim = Shim::run(script);
+    let mut shim = ShimFixture::run(script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
     shim.wire.stop(Duration::from_secs(60));
@@ -132,7 +132,7 @@ fn a_child_that_listens_to_term_is_not_killed() {
 #[test]
 fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
     let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' & echo $!; exit 0";
-    let mut shim = Shim::run(script);
+    let mut shim = ShimFixture::run(script);
     let pids = shim.transcript(0).pids(&mut shim.wire);
     let report = shim.report();
     assert_eq!(
@@ -146,18 +146,18 @@ fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
 
 #[test]
 fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
-    let mut shim = Shim::run("echo $$; exec sleep 600");
+    let mut shim = ShimFixture::run("echo $$; exec sleep 600");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     shim.signal(Signal::KILL);
-    assert!(!shim.end().success());
-    until_dead(pids[0]);
+    assert!(!shim.wait_for_exit().success());
+    wait_until_dead(pids[0]);
     assert_eq!(shim.report_on_disk(), None);
-    assert_eq!(shim.wire.hear(), None);
+    assert_eq!(shim.wire.receive(), None);
 }
 
 #[test]
 fn signals_to_the_shim_reach_nobody() {
-    let mut shim = Shim::run("echo up; read line; echo still here");
+    let mut shim = ShimFixture::run("echo up; read line; echo still here");
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
     for signal in [
@@ -177,15 +177,15 @@ fn signals_to_the_shim_reach_nobody() {
 
 #[test]
 fn a_daemon_that_hears_nothing_delays_no_end() {
-    let mut shim = Shim::start();
+    let mut shim = ShimFixture::start();
     let mut launch = shell("while :; do seq 1000; done");
     launch.lease = Some(lease(
         Duration::from_millis(700),
         Duration::from_millis(800),
     ));
-    shim.wire.say(to_shim::Message::Launch(launch));
+    shim.wire.send(to_shim::Message::Launch(launch));
     // Not a word of it is read.
-    assert!(shim.end().success());
+    assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert_eq!(report.ended_by(), EndedBy::Lease);
     assert!(report.empty);
@@ -193,13 +193,13 @@ fn a_daemon_that_hears_nothing_delays_no_end() {
 
 #[test]
 fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
-    let mut shim = Shim::start_silent(|command| {
+    let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1");
     });
     shim.wire.greet();
-    shim.launch(shell(FAMILY));
+    shim.launch(shell(PROCESS_TREE_SCRIPT));
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    shim.suspend("3600000");
+    shim.advance_clock("3600000");
     let report = shim.report();
     assert_eq!(report.ended_by(), EndedBy::Lease);
     assert!(report.empty && report.killed && report.exited_at_ms > report.lease.unwrap().limit_ms);
@@ -208,26 +208,26 @@ fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
 
 #[test]
 fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
-    let mut shim = Shim::start_silent(|command| {
+    let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1").stderr(Stdio::null());
     });
     shim.wire.greet();
-    shim.launch(shell(FAMILY));
+    shim.launch(shell(PROCESS_TREE_SCRIPT));
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    shim.suspend("for how long?");
-    assert!(!shim.end().success());
+    shim.advance_clock("for how long?");
+    assert!(!shim.wait_for_exit().success());
     assert!(pids.iter().all(|pid| is_dead(*pid)));
     assert_eq!(shim.report_on_disk(), None);
 }
 
 #[test]
 fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
-    let mut shim = Shim::run("while :; do echo x; done");
+    let mut shim = ShimFixture::run("while :; do echo x; done");
     shim.wire.grown();
     let longer = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
     // The shim may find that it cannot speak any more before it comes to listen.
     shim.wire.lease(longer);
-    shim.hang_up();
+    shim.disconnect();
     shim.wire = shim.connect();
     assert_eq!(shim.wire.greet().lease, Some(longer));
     shim.wire.stop(Duration::ZERO);
@@ -236,7 +236,7 @@ fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
 
 #[test]
 fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
-    let mut shim = Shim::run("trap '' TERM; echo $$; while :; do sleep 600; done");
+    let mut shim = ShimFixture::run("trap '' TERM; echo $$; while :; do sleep 600; done");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     // It has more files than that open already, and can open none to read /proc; waiting for a few takes as many.
     let none = Rlimit {
@@ -253,19 +253,22 @@ fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
 
 #[test]
 fn a_shim_that_cannot_end_everybody_says_so_and_goes_on_until_it_has() {
-    let mut shim = Shim::run("setsid sleep 600 & echo $!; wait");
+    let mut shim = ShimFixture::run("setsid sleep 600 & echo $!; wait");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     trace(pids[0]);
     shim.wire.stop(Duration::ZERO);
-    let told = shim.wire.until(|message| match message {
+    let told = shim.wire.receive_until(|message| match message {
         from_shim::Message::Report(report) => Some(report),
         _ => None,
     });
     assert!(!told.empty && told.killed, "{told:?}");
     assert_eq!(shim.report_on_disk(), Some(told));
-    assert_eq!(shim.wire.hear(), None);
-    assert!(!shim.path(SOCKET).exists(), "the report is in its place");
+    assert_eq!(shim.wire.receive(), None);
+    assert!(
+        !shim.path(SOCKET_FILE).exists(),
+        "the report is in its place"
+    );
     assert!(!is_dead(shim.pid()), "it has somebody to look after");
-    let_go(pids[0]);
-    assert!(shim.end().success());
+    detach(pids[0]);
+    assert!(shim.wait_for_exit().success());
 }

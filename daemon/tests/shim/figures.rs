@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::daemon::{Shim, shell};
+use crate::daemon::{ShimFixture, shell};
 
 const STARTS: usize = 100;
 const START: Duration = Duration::from_millis(5);
@@ -23,7 +23,7 @@ fn slack() -> Duration {
 )]
 fn start_time() -> Duration {
     let begun = Instant::now();
-    let _shim = Shim::start();
+    let _shim = ShimFixture::start();
     begun.elapsed()
 }
 
@@ -37,7 +37,7 @@ fn a_shim_is_present_within_five_milliseconds() {
 
 #[test]
 fn a_shim_needs_less_than_three_mebibytes_of_its_own() {
-    let mut shim = Shim::start();
+    let mut shim = ShimFixture::start();
     shim.launch(shell("seq 200000; echo up >&2; read line"));
     while !shim.whole_text().ends_with("up\n") {
         shim.wire.grown();

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use baton_daemon::spool::Upto;
+use baton_daemon::spool::ReadLimit;
 use baton_proto::worker::report::How;
 use baton_proto::worker::{SpoolFailed, from_shim};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::daemon::{Shim, Wire, gate, greeting, shell};
+use crate::daemon::{ShimFixture, ShimWire, gate, greeting, shell};
 
-fn spool_failed(wire: &mut Wire) -> SpoolFailed {
-    wire.until(|message| match message {
+fn spool_failed(wire: &mut ShimWire) -> SpoolFailed {
+    wire.receive_until(|message| match message {
         from_shim::Message::SpoolFailed(failed) => Some(failed),
         _ => None,
     })
 }
 
 /// A shim whose files cannot grow beyond `bytes`; `None` lifts the limit.
-fn limit(shim: &Shim, bytes: Option<u64>) {
+fn limit(shim: &ShimFixture, bytes: Option<u64>) {
     let limits = Rlimit {
         current: bytes,
         maximum: None,
@@ -29,7 +29,7 @@ fn limit(shim: &Shim, bytes: Option<u64>) {
 
 #[test]
 fn a_disk_that_refuses_for_a_while_costs_nothing() {
-    let mut shim = Shim::run("read line; seq 20000; echo end >&2");
+    let mut shim = ShimFixture::run("read line; seq 20000; echo end >&2");
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", true);
     let failed = spool_failed(&mut shim.wire);
@@ -51,7 +51,7 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
         "read line; head -c 10000 /dev/zero; read line < {}",
         gate.display()
     );
-    let mut shim = Shim::run(&script);
+    let mut shim = ShimFixture::run(&script);
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", false);
     spool_failed(&mut shim.wire);
@@ -63,7 +63,7 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
     assert_eq!(report.transcript_end + report.lost_bytes, 10_000);
     assert!(report.lost_bytes > 0);
     let mut transcript = shim.transcript(0);
-    transcript.read(Upto::LastWhole);
+    transcript.read(ReadLimit::LastWholeRecord);
     assert_eq!(transcript.position(), report.transcript_end);
 }
 
@@ -73,13 +73,13 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
 )]
 /// A shim in a file system of its own that holds `size`, and its answer to a greeting. `None` where mounting is not
 /// allowed.
-fn on_small_disk(size: &str, prepare: &str) -> Option<(Shim, from_shim::Message)> {
+fn on_small_disk(size: &str, prepare: &str) -> Option<(ShimFixture, from_shim::Message)> {
     let mount = format!("mount -t tmpfs -o size={size},mode=700 tmpfs \"$PWD\"");
     let inner = format!("{mount} && cd \"$PWD\" && {{ {prepare} exec \"$0\" \"$@\"; }}");
     let outer = format!("exec unshare -m sh -c '{inner}' \"$0\" \"$@\"");
-    let mut shim = Shim::start_through(&outer);
-    shim.wire.say(greeting(1, 1));
-    match shim.wire.hear() {
+    let mut shim = ShimFixture::start_through(&outer);
+    shim.wire.send(greeting(1, 1));
+    match shim.wire.receive() {
         Some(answer) => Some((shim, answer)),
         None => {
             println!(
@@ -142,5 +142,5 @@ fn a_directory_without_space_starts_nothing() {
         panic!("{report:?}")
     };
     assert_eq!(why.code, "worker_disk_full", "{}", why.message);
-    assert!(!shim.end().success());
+    assert!(!shim.wait_for_exit().success());
 }

@@ -1,30 +1,30 @@
 //! What a child writes is in the transcript, all of it, once, whoever reads along.
 
-use baton_daemon::spool::{OutputKind, Upto};
+use baton_daemon::spool::{ChildPipe, ReadLimit};
 use baton_proto::worker::report::How;
 
-use crate::daemon::{Shim, files, gate, text_of};
+use crate::daemon::{ShimFixture, files, gate, text_of};
 
 #[test]
 fn both_pipes_are_recorded_and_the_report_names_the_end() {
-    let mut shim = Shim::run("echo out; echo err >&2; exit 7");
+    let mut shim = ShimFixture::run("echo out; echo err >&2; exit 7");
     let report = shim.report();
     assert_eq!(report.how, Some(How::ExitCode(7)));
     assert!(report.empty && !report.terminated && !report.killed);
     assert_eq!((report.transcript_end, report.lost_bytes), (8, 0));
-    let chunks = shim.transcript(0).read(Upto::Position(8));
-    assert_eq!(text_of(&chunks, OutputKind::Stdout), "out\n");
-    assert_eq!(text_of(&chunks, OutputKind::Stderr), "err\n");
+    let chunks = shim.transcript(0).read(ReadLimit::Position(8));
+    assert_eq!(text_of(&chunks, ChildPipe::Stdout), "out\n");
+    assert_eq!(text_of(&chunks, ChildPipe::Stderr), "err\n");
     assert!(chunks.iter().all(|chunk| chunk.wall_ms > 1_600_000_000_000));
 }
 
 #[test]
 fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
     const LINES: u64 = 20_000;
-    let mut shim = Shim::run(&format!("seq {LINES}; read line; seq {LINES} >&2"));
+    let mut shim = ShimFixture::run(&format!("seq {LINES}; read line; seq {LINES} >&2"));
     let mut transcript = shim.transcript(0);
     let end = shim.wire.grown();
-    transcript.read(Upto::Position(end));
+    transcript.read(ReadLimit::Position(end));
     shim.wire.consumed(transcript.position());
     shim.wire = shim.connect();
     let presence = shim.wire.greet();
@@ -33,7 +33,7 @@ fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
     let mut later = shim.transcript(end);
     shim.wire.stdin(1, "go\n", true);
     let report = shim.report();
-    later.read(Upto::Position(report.transcript_end));
+    later.read(ReadLimit::Position(report.transcript_end));
     transcript.text.append(&mut later.text);
     let expected: String = (1..=LINES).map(|number| format!("{number}\n")).collect();
     let seen = String::from_utf8(transcript.text).unwrap();
@@ -44,12 +44,12 @@ fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
 fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
     let (_dir, gate) = gate();
     let script = format!("echo first; read line < {}; echo second", gate.display());
-    let mut shim = Shim::run(&script);
+    let mut shim = ShimFixture::run(&script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "first");
-    shim.hang_up();
+    shim.disconnect();
     std::fs::write(&gate, "go\n").unwrap();
-    assert!(shim.end().success());
+    assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert_eq!(report.how, Some(How::ExitCode(0)));
     assert_eq!(shim.whole_text(), "first\nsecond\n");
@@ -61,7 +61,7 @@ const ONE_READ: u64 = 64 * 1024;
 
 #[test]
 fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
-    let mut shim = Shim::run("head -c 20971520 /dev/zero; read line");
+    let mut shim = ShimFixture::run("head -c 20971520 /dev/zero; read line");
     let mut consumed = 0;
     while consumed < 20 * MIB {
         let end = shim.wire.grown();
@@ -84,11 +84,11 @@ fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
 
 #[test]
 fn a_child_without_a_daemon_may_go_on_for_longer_but_not_for_ever() {
-    let mut shim = Shim::run("head -c 83886080 /dev/zero");
+    let mut shim = ShimFixture::run("head -c 83886080 /dev/zero");
     let mut end = 0;
     // Between two daemons nobody is connected.
     while end < 64 * MIB {
-        shim.hang_up();
+        shim.disconnect();
         shim.wire = shim.connect();
         let presence = shim.wire.greet();
         end = presence.transcript_end;

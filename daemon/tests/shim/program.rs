@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     if let [word, socket] = &arguments[..]
         && word == "knock"
     {
-        let is_heard = knock(socket).unwrap_or(false);
+        let is_heard = try_greeting(socket).unwrap_or(false);
         return ExitCode::from(u8::from(!is_heard));
     }
     let clock = if std::env::var_os("BENT_CLOCK").is_some() {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     } else {
         Clock::boot()
     };
-    baton_daemon::shim::main_if_asked(&clock).unwrap_or(ExitCode::FAILURE)
+    baton_daemon::shim::run_if_requested(&clock).unwrap_or(ExitCode::FAILURE)
 }
 
 fn ahead_ms() -> u64 {
@@ -35,7 +35,7 @@ fn ahead_ms() -> u64 {
     text.trim().parse().expect("a number of milliseconds")
 }
 
-fn knock(socket: &OsString) -> io::Result<bool> {
+fn try_greeting(socket: &OsString) -> io::Result<bool> {
     let mut stream = UnixStream::connect(socket)?;
     let greeting = ToShim {
         message: Some(to_shim::Message::Greeting(Greeting {

@@ -5,12 +5,12 @@ use std::time::Duration;
 use baton_proto::worker::report::How;
 use baton_proto::worker::{EndedBy, Launch, from_shim, to_shim};
 
-use crate::daemon::{ATTEMPT, Shim, TOKEN, Wire, files, lease, shell};
+use crate::daemon::{ATTEMPT, ShimFixture, ShimWire, TOKEN, files, lease, shell};
 
 /// Launches what cannot run and returns the code and the message.
 fn refused(launch: Launch) -> (String, String) {
-    let mut shim = Shim::start();
-    shim.wire.say(to_shim::Message::Launch(launch));
+    let mut shim = ShimFixture::start();
+    shim.wire.send(to_shim::Message::Launch(launch));
     let report = shim.report();
     assert!(report.empty && report.exited_at_ms == 0 && report.transcript_end == 0);
     assert_eq!(report.attempt_id, ATTEMPT);
@@ -46,9 +46,9 @@ fn what_cannot_be_started_is_reported_with_its_code() {
 
 #[test]
 fn a_shim_that_nobody_launches_starts_nothing_and_says_so() {
-    let mut shim = Shim::start();
-    shim.hang_up();
-    assert!(shim.end().success());
+    let mut shim = ShimFixture::start();
+    shim.disconnect();
+    assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert!(matches!(report.how, Some(How::NotStarted(_))) && report.empty);
     assert_eq!(report.ended_by(), EndedBy::Order);
@@ -61,7 +61,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
     let umask_before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(umask_before);
     // Whoever started the daemon may have left a descriptor open.
-    let mut shim = Shim::start_through("exec 7</dev/null; exec \"$0\" \"$@\"");
+    let mut shim = ShimFixture::start_through("exec 7</dev/null; exec \"$0\" \"$@\"");
     shim.wire.greet();
     let started = shim.launch(shell(script));
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
@@ -86,7 +86,8 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
 #[test]
 fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
     // The daemon's own starter may have ignored some, as nohup does.
-    let mut shim = Shim::start_through("trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"");
+    let mut shim =
+        ShimFixture::start_through("trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"");
     shim.wire.greet();
     let mut launch = shell("");
     launch.program = "/bin/cat".into();
@@ -105,7 +106,7 @@ fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
 
 #[test]
 fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
-    let mut shim = Shim::start();
+    let mut shim = ShimFixture::start();
     shim.launch(shell("echo up; cat; read line"));
     let mut second = shim.connect();
     let presence = second.greet();
@@ -136,9 +137,9 @@ fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
 
 #[test]
 fn a_lease_that_was_read_is_acknowledged() {
-    let mut shim = Shim::start();
-    let kept = |wire: &mut Wire| {
-        wire.until(|message| match message {
+    let mut shim = ShimFixture::start();
+    let kept = |wire: &mut ShimWire| {
+        wire.receive_until(|message| match message {
             from_shim::Message::LeaseKept(kept) => Some(kept.limit_ms),
             _ => None,
         })
@@ -156,7 +157,7 @@ fn a_lease_that_was_read_is_acknowledged() {
 #[test]
 fn the_socket_and_the_files_are_the_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
-    let shim = Shim::run("echo x; read line");
+    let shim = ShimFixture::run("echo x; read line");
     let mode = |name: &str| {
         let found = std::fs::metadata(shim.path(name)).unwrap();
         found.permissions().mode() & 0o777
@@ -169,10 +170,10 @@ fn the_socket_and_the_files_are_the_owners_alone() {
 
 #[test]
 fn messages_before_a_greeting_are_not_heard() {
-    let mut shim = Shim::run("read line");
+    let mut shim = ShimFixture::run("read line");
     let mut rude = shim.connect();
     rude.stop(Duration::ZERO);
-    assert_eq!(rude.hear(), None);
+    assert_eq!(rude.receive(), None);
     shim.wire.stdin(1, "go\n", true);
     let done = shim.wire.stdin_done();
     assert_eq!((done.id, done.refused), (1, false));

@@ -3,11 +3,11 @@
 use baton_proto::worker::report::How;
 use baton_proto::worker::{Stdin, to_shim};
 
-use crate::daemon::{Shim, gate, shell};
+use crate::daemon::{ShimFixture, gate, shell};
 
 #[test]
 fn a_message_that_two_daemons_bring_is_written_once() {
-    let mut shim = Shim::run("cat");
+    let mut shim = ShimFixture::run("cat");
     shim.wire.stdin(1, "one\n", false);
     assert_eq!(shim.wire.stdin_done().id, 1);
     shim.wire = shim.connect();
@@ -24,17 +24,17 @@ fn a_message_that_two_daemons_bring_is_written_once() {
 fn a_message_that_is_half_written_when_the_daemon_dies_is_finished_and_not_begun_again() {
     const LENGTH: usize = 1024 * 1024;
     let (_dir, gate) = gate();
-    let mut shim = Shim::run(&format!("read line < {}; wc -c", gate.display()));
+    let mut shim = ShimFixture::run(&format!("read line < {}; wc -c", gate.display()));
     let message = to_shim::Message::Stdin(Stdin {
         id: 1,
         data: vec![b'x'; LENGTH].into(),
         close: true,
     });
-    shim.wire.say(message.clone());
-    shim.hang_up();
+    shim.wire.send(message.clone());
+    shim.disconnect();
     shim.wire = shim.connect();
     assert_eq!(shim.wire.greet().stdin_done, 0);
-    shim.wire.say(message);
+    shim.wire.send(message);
     std::fs::write(gate, "go\n").unwrap();
     assert_eq!(shim.wire.stdin_done().id, 1);
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
@@ -43,11 +43,11 @@ fn a_message_that_is_half_written_when_the_daemon_dies_is_finished_and_not_begun
 
 #[test]
 fn what_was_said_before_the_launch_reaches_the_child_even_if_the_daemon_dies_of_it() {
-    let mut shim = Shim::start();
+    let mut shim = ShimFixture::start();
     shim.wire.stdin(1, "early\n", true);
-    shim.wire.say(to_shim::Message::Launch(shell("cat")));
-    shim.hang_up();
-    assert!(shim.end().success());
+    shim.wire.send(to_shim::Message::Launch(shell("cat")));
+    shim.disconnect();
+    assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert_eq!((report.how, report.stdin_done), (Some(How::ExitCode(0)), 1));
     assert_eq!(shim.whole_text(), "early\n");
@@ -57,7 +57,7 @@ fn what_was_said_before_the_launch_reaches_the_child_even_if_the_daemon_dies_of_
 fn a_child_that_does_not_read_is_no_error() {
     let (_dir, gate) = gate();
     let script = format!("exec <&-; echo closed; read line < {}", gate.display());
-    let mut shim = Shim::run(&script);
+    let mut shim = ShimFixture::run(&script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "closed");
     shim.wire.stdin(1, "nobody reads this\n", true);
@@ -70,14 +70,14 @@ fn a_child_that_does_not_read_is_no_error() {
 #[test]
 fn a_daemon_that_sends_more_than_may_wait_is_cut_off_and_the_child_is_not() {
     let (_dir, gate) = gate();
-    let mut shim = Shim::run(&format!("read line < {}; wc -c", gate.display()));
+    let mut shim = ShimFixture::run(&format!("read line < {}; wc -c", gate.display()));
     for id in 1..=5 {
         let data = vec![b'x'; 1024 * 1024].into();
         let close = false;
         shim.wire
-            .say(to_shim::Message::Stdin(Stdin { id, data, close }));
+            .send(to_shim::Message::Stdin(Stdin { id, data, close }));
     }
-    while shim.wire.hear().is_some() {}
+    while shim.wire.receive().is_some() {}
     shim.wire = shim.connect();
     assert_eq!(shim.wire.greet().stdin_done, 0);
     std::fs::write(gate, "go\n").unwrap();

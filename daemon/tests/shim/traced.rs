@@ -13,7 +13,7 @@ pub(crate) fn trace(pid: i32) {
 
 /// Takes note of its death, and hands it to its parent. For the thread that traces it.
 #[expect(unsafe_code, reason = "rustix waits for no traced threads")]
-pub(crate) fn let_go(pid: i32) {
+pub(crate) fn detach(pid: i32) {
     // SAFETY: without a place for the status nothing is written.
     let waited = unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
     assert_eq!(waited, pid);

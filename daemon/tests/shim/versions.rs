@@ -5,21 +5,21 @@ use baton_proto::worker::report::How;
 use baton_proto::worker::{from_shim, to_shim};
 use prost::Message;
 
-use crate::daemon::{Shim, greeting, shell};
+use crate::daemon::{ShimFixture, greeting, shell};
 
 #[test]
 fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
-    let mut shim = Shim::run("read line; echo $line");
+    let mut shim = ShimFixture::run("read line; echo $line");
     let mut newer = shim.connect();
-    newer.say(greeting(HIGHEST_VERSION + 1, HIGHEST_VERSION + 5));
-    let Some(from_shim::Message::Refused(refused)) = newer.hear() else {
+    newer.send(greeting(HIGHEST_VERSION + 1, HIGHEST_VERSION + 5));
+    let Some(from_shim::Message::Refused(refused)) = newer.receive() else {
         panic!("not refused")
     };
     assert_eq!(
         (refused.lowest_version, refused.highest_version),
         (LOWEST_VERSION, HIGHEST_VERSION)
     );
-    assert_eq!(newer.hear(), None);
+    assert_eq!(newer.receive(), None);
     // The one before is still heard.
     shim.wire.stdin(1, "go on\n", true);
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
@@ -28,9 +28,9 @@ fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
 
 #[test]
 fn the_highest_common_version_is_spoken() {
-    let mut shim = Shim::start_silent(|_| {});
-    shim.wire.say(greeting(0, HIGHEST_VERSION + 7));
-    let Some(from_shim::Message::Presence(presence)) = shim.wire.hear() else {
+    let mut shim = ShimFixture::start_silent(|_| {});
+    shim.wire.send(greeting(0, HIGHEST_VERSION + 7));
+    let Some(from_shim::Message::Presence(presence)) = shim.wire.receive() else {
         panic!("no presence")
     };
     assert_eq!(presence.version, HIGHEST_VERSION);
@@ -72,20 +72,20 @@ fn newer(field: u32, message: &impl Message) -> Vec<u8> {
 
 #[test]
 fn fields_and_messages_of_a_newer_daemon_are_ignored() {
-    let mut shim = Shim::start_silent(|_| {});
+    let mut shim = ShimFixture::start_silent(|_| {});
     let to_shim::Message::Greeting(hello) = greeting(1, 9) else {
         panic!("a greeting")
     };
-    shim.wire.say_raw(&newer(1, &hello));
+    shim.wire.send_raw(&newer(1, &hello));
     assert!(matches!(
-        shim.wire.hear(),
+        shim.wire.receive(),
         Some(from_shim::Message::Presence(_))
     ));
-    shim.wire.say_raw(&framed(&unknown_field(300)));
+    shim.wire.send_raw(&framed(&unknown_field(300)));
     shim.wire
-        .say_raw(&newer(2, &shell("read line; echo $line")));
-    shim.wire.say_raw(&framed(&unknown_field(300)));
-    shim.wire.say_raw(&framed(&[]));
+        .send_raw(&newer(2, &shell("read line; echo $line")));
+    shim.wire.send_raw(&framed(&unknown_field(300)));
+    shim.wire.send_raw(&framed(&[]));
     shim.wire.stdin(1, "understood\n", true);
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
     assert_eq!(shim.whole_text(), "understood\n");
@@ -93,14 +93,14 @@ fn fields_and_messages_of_a_newer_daemon_are_ignored() {
 
 #[test]
 fn noise_costs_the_connection_and_nothing_else() {
-    let mut shim = Shim::run("read line; echo $line");
+    let mut shim = ShimFixture::run("read line; echo $line");
     for noise in [&[0xff; 64][..], &[0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff]] {
         let mut noisy = shim.connect();
-        noisy.say_raw(noise);
-        assert_eq!(noisy.hear(), None);
+        noisy.send_raw(noise);
+        assert_eq!(noisy.receive(), None);
     }
-    shim.wire.say_raw(&[0xff; 64]);
-    while shim.wire.hear().is_some() {}
+    shim.wire.send_raw(&[0xff; 64]);
+    while shim.wire.receive().is_some() {}
     shim.wire = shim.connect();
     shim.wire.greet();
     shim.wire.stdin(1, "still here\n", true);

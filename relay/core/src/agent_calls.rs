@@ -7,29 +7,32 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Outcome};
+use crate::attempt::{EventOutcome, MachineEvent};
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply};
-use crate::frame::{event_of, note_delivered, note_unmet, proves};
-use crate::goal::GoalWord;
-use crate::handoff::{Park, Said, add_progress, progressed};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply};
+use crate::frame::{frame_event, matches_token, record_cancel_delivered, record_unmet_contract};
+use crate::goal::GoalReport;
+use crate::handoff::{GoalOutcome, ParkRequest, add_progress, progress_reply};
 use crate::id::Incarnation;
-use crate::input::{CanceledBody, Completed, Finished, FrameBody, HeldCall, HeldVerb, Termination};
-use crate::live::{Live, wall_of};
+use crate::input::{
+    AgentLeaseCall, AgentLeaseVerb, CanceledBody, CompletedBody, FinishedTask, FrameBody,
+    ProcessTermination,
+};
+use crate::live::{LiveTask, wall_time_at};
 use crate::record::{
-    AttemptRecord, CancelRecord, EndState, EndedBy, EventKind, FailureCode, HeardCall, State,
-    TaskState,
+    AnsweredCall, AttemptRecord, AttemptState, CancelRecord, EndState, EndedBy, FailureCode,
+    TaskState, TimelineEventKind,
 };
 use crate::reject::Rejection;
 use crate::repeats;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 use crate::timers::{TimerKey, TimerSet};
 
 /// What an accepted call is answered with, once its task is put back.
-enum Answer {
+enum AgentCallAnswer {
     Task,
-    Said(Said),
+    Goal(GoalOutcome),
     Renewed {
         granted_ms: u64,
         told: bool,
@@ -39,55 +42,64 @@ enum Answer {
 }
 
 /// A call of the attempt's holder, proved.
-enum Standing {
+enum AgentCallCheck {
     /// Of the attempt at this place.
     New(usize),
-    Heard(HeardCall),
+    AlreadyAnswered(AnsweredCall),
 }
 
 impl Core {
-    pub(crate) fn held_call(&mut self, mut call: HeldCall, turn: &mut Turn<'_>) {
-        if let Some(live) = self.take(&call.agent.tenant, call.task) {
-            return self.live_call(live, call, turn);
+    pub(crate) fn agent_lease_call(&mut self, mut call: AgentLeaseCall, turn: &mut CoreTurn<'_>) {
+        if let Some(live) = self.take_task(&call.agent.tenant, call.task) {
+            return self.call_on_live_task(live, call, turn);
         }
         let tenant = &call.agent.tenant;
         let finished = call.finished.take();
         let own = finished.filter(|finished| finished.record.tenant == *tenant);
-        match own.map(|finished| self.finished_call(finished, &call)) {
-            Some(Ok(reply)) => turn.reply(call.request, After::Task(call.task), reply),
+        match own.map(|finished| self.call_on_finished_task(finished, &call)) {
+            Some(Ok(reply)) => turn.reply(call.request, CommitDependency::Task(call.task), reply),
             Some(Err(code)) => turn.refuse(call.request, code),
             None => turn.refuse(call.request, Rejection::UnknownTask),
         }
     }
 
-    fn live_call(&mut self, mut live: Box<Live>, call: HeldCall, turn: &mut Turn<'_>) {
+    fn call_on_live_task(
+        &mut self,
+        mut live: Box<LiveTask>,
+        call: AgentLeaseCall,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let (request, task) = (call.request, call.task);
-        let answer = self.judge_call(&mut live, call, turn);
-        let record = self.keep(live, turn);
+        let answer = self.check_and_run_call(&mut live, call, turn);
+        let record = self.put_back_task(live, turn);
         match answer {
-            Ok(Answer::Task) => turn.reply(request, After::Task(task), Reply::Task(record)),
-            Ok(Answer::Repeated(checkpoint)) => {
-                let reply = Reply::Repeated { record, checkpoint };
-                turn.reply(request, After::Task(task), reply);
+            Ok(AgentCallAnswer::Task) => turn.reply(
+                request,
+                CommitDependency::Task(task),
+                CoreReply::Task(record),
+            ),
+            Ok(AgentCallAnswer::Repeated(checkpoint)) => {
+                let reply = CoreReply::Repeated { record, checkpoint };
+                turn.reply(request, CommitDependency::Task(task), reply);
             }
-            Ok(Answer::Said(said)) => {
+            Ok(AgentCallAnswer::Goal(said)) => {
                 let reply = match said.checkpoint {
-                    Some(checkpoint) => Reply::Checkpointed { record, checkpoint },
-                    None => progressed(record, said.progress),
+                    Some(checkpoint) => CoreReply::Checkpointed { record, checkpoint },
+                    None => progress_reply(record, said.progress),
                 };
-                turn.reply(request, After::Task(task), reply);
+                turn.reply(request, CommitDependency::Task(task), reply);
             }
-            Ok(Answer::Renewed { granted_ms, told }) => {
-                let reply = Reply::Renewed {
+            Ok(AgentCallAnswer::Renewed { granted_ms, told }) => {
+                let reply = CoreReply::Renewed {
                     granted_ms,
-                    expires_at: wall_of(turn.now.at + granted_ms, turn.now),
+                    expires_at: wall_time_at(turn.now.monotonic + granted_ms, turn.now),
                     cancel_requested: told,
                 };
                 // A cancel must not be known before it is durable; a renewal waits for no disk.
                 let after = if told {
-                    After::Task(task)
+                    CommitDependency::Task(task)
                 } else {
-                    After::Nothing
+                    CommitDependency::Nothing
                 };
                 turn.reply(request, after, reply);
             }
@@ -96,197 +108,225 @@ impl Core {
     }
 
     /// The task is over. Only a call that did its work then is answered as it was.
-    fn finished_call(&self, finished: Finished, call: &HeldCall) -> Result<Reply, Rejection> {
-        let Finished { record, spec } = finished;
-        let live = Live::new(spec, Arc::clone(&record), TimerSet::default());
+    fn call_on_finished_task(
+        &self,
+        finished: FinishedTask,
+        call: &AgentLeaseCall,
+    ) -> Result<CoreReply, Rejection> {
+        let FinishedTask { record, spec } = finished;
+        let live = LiveTask::new(spec, Arc::clone(&record), TimerSet::default());
         let index = match check_holder(&live, call, self.config.incarnation)? {
-            Standing::New(index) => index,
-            Standing::Heard(HeardCall { checkpoint, .. }) => {
-                return Ok(Reply::Repeated { record, checkpoint });
+            AgentCallCheck::New(index) => index,
+            AgentCallCheck::AlreadyAnswered(AnsweredCall { checkpoint, .. }) => {
+                return Ok(CoreReply::Repeated { record, checkpoint });
             }
         };
         let attempt = &record.attempts[index];
-        if did_so(attempt, &call.verb) {
-            return Ok(Reply::Task(record));
+        if was_already_done(attempt, &call.verb) {
+            return Ok(CoreReply::Task(record));
         }
-        Err(not_leased(attempt, record.state))
+        Err(not_leased_reason(attempt, record.state))
     }
 
-    fn judge_call(
+    fn check_and_run_call(
         &mut self,
-        live: &mut Live,
-        mut call: HeldCall,
-        turn: &mut Turn<'_>,
-    ) -> Result<Answer, Rejection> {
+        live: &mut LiveTask,
+        mut call: AgentLeaseCall,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<AgentCallAnswer, Rejection> {
         let index = match check_holder(live, &call, self.config.incarnation)? {
-            Standing::New(index) => index,
-            Standing::Heard(heard) => return Ok(Answer::Repeated(heard.checkpoint)),
+            AgentCallCheck::New(index) => index,
+            AgentCallCheck::AlreadyAnswered(heard) => {
+                return Ok(AgentCallAnswer::Repeated(heard.checkpoint));
+            }
         };
-        let named = live.newest().id == call.attempt || mutant!(AgentUnfenced);
+        let named = live.newest_attempt().id == call.attempt || mutant!(AgentUnfenced);
         let current = named && live.is_newest_leased();
-        if current && is_over(live, turn.now.at) {
+        if current && is_lease_over(live, turn.now.monotonic) {
             // The call lost the race against the clock; the sweep would say the same a moment later.
-            self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
+            self.apply_event(
+                live,
+                MachineEvent::TimerExpired(TimerKey::Lease),
+                None,
+                turn,
+            );
             return Err(Rejection::LeaseExpired);
         }
         if !current {
             let attempt = &live.record().attempts[index];
-            if did_so(attempt, &call.verb) {
-                return Ok(Answer::Task);
+            if was_already_done(attempt, &call.verb) {
+                return Ok(AgentCallAnswer::Task);
             }
-            return Err(not_leased(attempt, live.record().state));
+            return Err(not_leased_reason(attempt, live.record().state));
         }
-        let (attempt, mark) = (call.attempt, call.mark.take());
-        let answer = self.obey(live, call, turn)?;
+        let (attempt, mark) = (call.attempt, call.fingerprint.take());
+        let answer = self.run_call(live, call, turn)?;
         if let Some(mark) = mark {
-            let checkpoint = answer.checkpoint();
-            repeats::remember(live, attempt, HeardCall { mark, checkpoint });
+            let checkpoint = answer.checkpoint_number();
+            repeats::store_answered_call(
+                live,
+                attempt,
+                AnsweredCall {
+                    fingerprint: mark,
+                    checkpoint,
+                },
+            );
         }
         Ok(answer)
     }
 
     /// The verb's own rule, and what follows from it.
-    fn obey(
+    fn run_call(
         &mut self,
-        live: &mut Live,
-        call: HeldCall,
-        turn: &mut Turn<'_>,
-    ) -> Result<Answer, Rejection> {
+        live: &mut LiveTask,
+        call: AgentLeaseCall,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<AgentCallAnswer, Rejection> {
         match call.verb {
-            HeldVerb::Renew => {
-                let (granted_ms, told) = self.renew_held(live, turn);
-                Ok(Answer::Renewed { granted_ms, told })
+            AgentLeaseVerb::Renew => {
+                let (granted_ms, told) = self.renew_agent_lease(live, turn);
+                Ok(AgentCallAnswer::Renewed { granted_ms, told })
             }
-            HeldVerb::Complete(..) if live.record().cancel.is_some() => {
+            AgentLeaseVerb::Complete(..) if live.record().cancel.is_some() => {
                 Err(Rejection::BeingCanceled)
             }
-            HeldVerb::Complete(mut completed, last_words) => {
-                completed.termination = stopped();
-                let answer = self.say_held(live, FrameBody::Completed(completed), turn)?;
+            AgentLeaseVerb::Complete(mut completed, last_words) => {
+                completed.termination = stopped_termination();
+                let answer = self.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
                 if let Some(update) = last_words {
                     // The result counts, whatever became of the words.
-                    let _added = add_progress(live, update.into_parts().0, call.known, turn);
+                    let _added =
+                        add_progress(live, update.into_parts().0, call.stored_progress, turn);
                 }
                 Ok(answer)
             }
-            HeldVerb::Goal(GoalWord::Block(block)) => {
-                let park = Park {
-                    termination: Some(stopped()),
-                    ..Park::of_block(block, Arc::clone(&call.agent.name), None)
+            AgentLeaseVerb::Goal(GoalReport::Block(block)) => {
+                let park = ParkRequest {
+                    termination: Some(stopped_termination()),
+                    ..ParkRequest::from_block(block, Arc::clone(&call.agent.name), None)
                 };
-                self.park(live, park, call.known, turn).map(Answer::Said)
+                self.park_attempt(live, park, call.stored_progress, turn)
+                    .map(AgentCallAnswer::Goal)
             }
-            HeldVerb::Goal(word) => {
-                let said = self.holder_says(live, word, call.known, None, turn)?;
-                Ok(Answer::Said(said))
+            AgentLeaseVerb::Goal(word) => {
+                let said = self.apply_goal_report(live, word, call.stored_progress, None, turn)?;
+                Ok(AgentCallAnswer::Goal(said))
             }
-            HeldVerb::Fail(mut errored) => {
-                errored.termination = stopped();
-                self.say_held(live, FrameBody::Errored(errored), turn)
+            AgentLeaseVerb::Fail(mut errored) => {
+                errored.termination = stopped_termination();
+                self.apply_agent_frame(live, FrameBody::Errored(errored), turn)
             }
-            HeldVerb::Release { reason } => {
-                let termination = stopped();
+            AgentLeaseVerb::Release { reason } => {
+                let termination = stopped_termination();
                 let released = FrameBody::Released {
                     reason,
                     termination,
                 };
-                self.say_held(live, released, turn)
+                self.apply_agent_frame(live, released, turn)
             }
-            HeldVerb::Cancel { reason } => {
+            AgentLeaseVerb::Cancel { reason } => {
                 if live.record().cancel.is_none() {
-                    begin_cancel(live, &call.agent.name, reason.clone(), turn);
+                    begin_holder_cancel(live, &call.agent.name, reason.clone(), turn);
                 }
                 let canceled = FrameBody::Canceled(CanceledBody {
                     reason,
-                    termination: stopped(),
-                    in_lease: true,
+                    termination: stopped_termination(),
+                    ended_in_lease: true,
                     ..CanceledBody::default()
                 });
-                self.say_held(live, canceled, turn)
+                self.apply_agent_frame(live, canceled, turn)
             }
         }
     }
 
     /// What is granted, and whether a cancel waits. A lease that is to be given up is not renewed, or whoever asked for the
     /// cancel might wait for ever.
-    pub(crate) fn renew_held(&self, live: &mut Live, turn: &Turn<'_>) -> (u64, bool) {
-        let now = turn.now.at;
-        let told =
-            matches!(live.newest().state, State::CleaningUp { .. }) && !mutant!(CancelUntold);
+    pub(crate) fn renew_agent_lease(
+        &self,
+        live: &mut LiveTask,
+        turn: &CoreTurn<'_>,
+    ) -> (u64, bool) {
+        let now = turn.now.monotonic;
+        let told = matches!(live.newest_attempt().state, AttemptState::CleaningUp { .. })
+            && !mutant!(CancelUntold);
         if told {
             let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
-            note_delivered(live, turn.now.wall);
+            record_cancel_delivered(live, turn.now.wall);
             return (granted_ms, told);
         }
         let granted_ms = live.spec.lease_ttl_ms;
-        live.renew(now + granted_ms, &self.config, now);
+        live.renew_lease(now + granted_ms, &self.config, now);
         (granted_ms, told)
     }
 
-    fn say_held(
+    fn apply_agent_frame(
         &mut self,
-        live: &mut Live,
+        live: &mut LiveTask,
         mut body: FrameBody,
-        turn: &mut Turn<'_>,
-    ) -> Result<Answer, Rejection> {
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<AgentCallAnswer, Rejection> {
         bounds::clip_body(&mut body);
-        let event = event_of(body, &live.spec, turn.now.wall).ok_or(Rejection::WrongOrder)?;
-        match self.apply(live, event, None, turn) {
-            Outcome::Applied => Ok(Answer::Task),
-            Outcome::Refused(Rejection::ContractUnmet) => {
-                note_unmet(live);
+        let event = frame_event(body, &live.spec, turn.now.wall).ok_or(Rejection::WrongOrder)?;
+        match self.apply_event(live, event, None, turn) {
+            EventOutcome::Applied => Ok(AgentCallAnswer::Task),
+            EventOutcome::Refused(Rejection::ContractUnmet) => {
+                record_unmet_contract(live);
                 Err(Rejection::ContractUnmet)
             }
-            Outcome::Refused(code) => Err(code),
-            Outcome::Ignored | Outcome::Regressed | Outcome::Late => Err(Rejection::WrongOrder),
+            EventOutcome::Refused(code) => Err(code),
+            EventOutcome::Ignored | EventOutcome::Regressed | EventOutcome::Late => {
+                Err(Rejection::WrongOrder)
+            }
         }
     }
 }
 
-impl Answer {
-    fn checkpoint(&self) -> Option<u64> {
+impl AgentCallAnswer {
+    fn checkpoint_number(&self) -> Option<u64> {
         match self {
-            Answer::Said(said) => said.checkpoint.as_ref().map(|written| written.number),
-            Answer::Task | Answer::Renewed { .. } | Answer::Repeated(_) => None,
+            AgentCallAnswer::Goal(said) => said.checkpoint.as_ref().map(|written| written.number),
+            AgentCallAnswer::Task
+            | AgentCallAnswer::Renewed { .. }
+            | AgentCallAnswer::Repeated(_) => None,
         }
     }
 }
 
 /// Exists and owned, then proof. Another agent's attempt looks like none.
 fn check_holder(
-    live: &Live,
-    call: &HeldCall,
+    live: &LiveTask,
+    call: &AgentLeaseCall,
     incarnation: Incarnation,
-) -> Result<Standing, Rejection> {
+) -> Result<AgentCallCheck, Rejection> {
     let attempts = &live.record().attempts;
     let index = attempts.iter().position(|known| known.id == call.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
-    let held = attempts[index].agent();
+    let held = attempts[index].agent_holder();
     let own = held.filter(|held| held.token == call.agent.token || mutant!(StolenLeaseTaken));
     let holder = own.ok_or(Rejection::UnknownAttempt)?;
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
     }
     let leased = attempts[index].lease.is_some();
-    if leased && !proves(&attempts[index], &call.proof) && !mutant!(AgentTokenIgnored) {
+    if leased && !matches_token(&attempts[index], &call.proof) && !mutant!(AgentTokenIgnored) {
         return Err(Rejection::BadProof);
     }
-    if let Some(heard) = repeats::heard(holder, call.mark.as_ref())? {
-        return Ok(Standing::Heard(heard.clone()));
+    if let Some(heard) = repeats::find_answered_call(holder, call.fingerprint.as_ref())? {
+        return Ok(AgentCallCheck::AlreadyAnswered(heard.clone()));
     }
     if !leased {
         // It was parked, and nothing of its lease is kept.
         return Err(Rejection::NotLeased);
     }
-    Ok(Standing::New(index))
+    Ok(AgentCallCheck::New(index))
 }
 
-pub(crate) fn is_over(live: &Live, now: Moment) -> bool {
-    live.lease_ends().is_none_or(|ends| ends <= now) && !mutant!(ExpiredAgentHeard)
+pub(crate) fn is_lease_over(live: &LiveTask, now: MonotonicTime) -> bool {
+    live.lease_ends_at().is_none_or(|ends| ends <= now) && !mutant!(ExpiredAgentHeard)
 }
 
 /// Why a call comes too late: the same word whether the clock or the sweep was quicker.
-fn not_leased(attempt: &AttemptRecord, state: TaskState) -> Rejection {
+fn not_leased_reason(attempt: &AttemptRecord, state: TaskState) -> Rejection {
     let end = attempt.state.end();
     if end.is_some_and(|end| end.failure_code == Some(FailureCode::LeaseExpired)) {
         Rejection::LeaseExpired
@@ -298,35 +338,42 @@ fn not_leased(attempt: &AttemptRecord, state: TaskState) -> Rejection {
 }
 
 /// Whether this very call has done its work before: its answer was lost, and it is asked again.
-fn did_so(attempt: &AttemptRecord, verb: &HeldVerb) -> bool {
+fn was_already_done(attempt: &AttemptRecord, verb: &AgentLeaseVerb) -> bool {
     let Some(end) = attempt.state.end() else {
         return false;
     };
     match verb {
-        HeldVerb::Renew | HeldVerb::Goal(_) => false,
-        HeldVerb::Complete(Completed { result, .. }, _) => {
+        AgentLeaseVerb::Renew | AgentLeaseVerb::Goal(_) => false,
+        AgentLeaseVerb::Complete(CompletedBody { result, .. }, _) => {
             end.state == EndState::Completed
-                && end.by == EndedBy::Agent
+                && end.ended_by == EndedBy::Agent
                 && attempt.result == *result
         }
-        HeldVerb::Release { .. } => end.state == EndState::Released && end.by == EndedBy::Agent,
-        HeldVerb::Fail(errored) => {
-            end.by == EndedBy::Agent && end.failure_code.as_ref() == Some(&errored.code)
+        AgentLeaseVerb::Release { .. } => {
+            end.state == EndState::Released && end.ended_by == EndedBy::Agent
         }
-        HeldVerb::Cancel { .. } => end.state == EndState::Canceled,
+        AgentLeaseVerb::Fail(errored) => {
+            end.ended_by == EndedBy::Agent && end.failure_code.as_ref() == Some(&errored.code)
+        }
+        AgentLeaseVerb::Cancel { .. } => end.state == EndState::Canceled,
     }
 }
 
 /// The holder's own word that it has stopped: it is the one who works, so nothing else could prove it.
-fn stopped() -> Termination {
-    Termination {
+fn stopped_termination() -> ProcessTermination {
+    ProcessTermination {
         group_empty: true,
-        ..Termination::default()
+        ..ProcessTermination::default()
     }
 }
 
-fn begin_cancel(live: &mut Live, by: &Arc<str>, reason: Option<Arc<str>>, turn: &Turn<'_>) {
-    let attempt = Some(live.newest().id);
+fn begin_holder_cancel(
+    live: &mut LiveTask,
+    by: &Arc<str>,
+    reason: Option<Arc<str>>,
+    turn: &CoreTurn<'_>,
+) {
+    let attempt = Some(live.newest_attempt().id);
     live.record_mut().cancel = Some(CancelRecord {
         by: Arc::clone(by),
         operator: false,
@@ -336,5 +383,5 @@ fn begin_cancel(live: &mut Live, by: &Arc<str>, reason: Option<Arc<str>>, turn: 
         delivered: Some(turn.now.wall),
         confirmed: None,
     });
-    live.note(EventKind::CancelRequested, reason);
+    live.add_event(TimelineEventKind::CancelRequested, reason);
 }

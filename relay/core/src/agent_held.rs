@@ -6,44 +6,55 @@
 
 use std::sync::Arc;
 
-use crate::attempt::Event;
+use crate::attempt::MachineEvent;
 use crate::conversation::ConversationKey;
-use crate::core::{Core, Turn};
-use crate::dispatch::fresh_lease;
-use crate::effects::{After, Grant, Reply};
-use crate::heartbeats::renew_every_ms;
+use crate::core::{Core, CoreTurn};
+use crate::dispatch::new_lease;
+use crate::effects::{AgentLeaseGrant, CommitDependency, CoreReply};
+use crate::heartbeats::agent_renewal_ms;
 use crate::id::{AttemptId, RequestId, TaskId};
-use crate::input::{Agent, Finished, LeaseToken, Prior, Submit};
-use crate::live::{Live, wall_of};
-use crate::record::{AgentHolder, CallMark, EventKind, Holder, State};
+use crate::input::{AgentPrincipal, FinishedTask, LeaseToken, PriorSubmission, SubmitTask};
+use crate::live::{LiveTask, wall_time_at};
+use crate::record::{AgentHolder, AttemptState, CallFingerprint, LeaseHolder, TimelineEventKind};
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
 /// An agent that wants a lease, and by which of its calls.
-pub(crate) struct Caller {
-    pub(crate) agent: Agent,
-    pub(crate) mark: Option<Box<CallMark>>,
+pub(crate) struct AgentCaller {
+    pub(crate) agent: AgentPrincipal,
+    pub(crate) fingerprint: Option<Box<CallFingerprint>>,
 }
 
 impl Core {
     /// Submit and claim in one write: nobody ever sees the task waiting.
-    pub(crate) fn start(&mut self, submit: Submit, caller: Caller, turn: &mut Turn<'_>) {
-        match self.prior(&submit) {
-            Ok(Some(prior)) => return self.start_again(&submit, &prior, caller, turn),
+    pub(crate) fn start_task(
+        &mut self,
+        submit: SubmitTask,
+        caller: AgentCaller,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        match self.find_prior_submission(&submit) {
+            Ok(Some(prior)) => return self.restart_known_task(&submit, &prior, caller, turn),
             Ok(None) => {}
             Err(code) => return turn.refuse(submit.request, code),
         }
-        let may = self.admit(&submit.spec);
-        if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.at)) {
+        let may = self.admit_task(&submit.spec);
+        if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.monotonic)) {
             return turn.refuse(submit.request, code);
         }
         let live = self.open_task(&submit, turn);
-        self.grant(live, submit.request, caller, turn);
+        self.grant_to_agent(live, submit.request, caller, turn);
     }
 
     /// The key is known: its task may have been given back since, and then it can be claimed again.
-    fn start_again(&mut self, submit: &Submit, prior: &Prior, caller: Caller, turn: &mut Turn<'_>) {
+    fn restart_known_task(
+        &mut self,
+        submit: &SubmitTask,
+        prior: &PriorSubmission,
+        caller: AgentCaller,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let request = submit.request;
         if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
             return turn.refuse(request, Rejection::IdempotencyConflict);
@@ -51,46 +62,46 @@ impl Core {
         if prior.finished.is_some() && !self.is_live(prior.task) {
             return turn.refuse(request, Rejection::AlreadyFinished);
         }
-        self.claim(request, caller, Some(prior.task), None, turn);
+        self.claim_task(request, caller, Some(prior.task), None, turn);
     }
 
     /// A new task has no attempt that could run, but its conversation may have one.
-    fn check_start(&self, submit: &Submit, now: Moment) -> Result<(), Rejection> {
-        let key = ConversationKey::of(&submit.spec);
+    fn check_start(&self, submit: &SubmitTask, now: MonotonicTime) -> Result<(), Rejection> {
+        let key = ConversationKey::from_spec(&submit.spec);
         let waits = key.as_ref().is_some_and(|key| self.queue.has_turns(key));
         let fenced = self
             .fences
-            .may_lease(submit.task, key.as_ref(), now)
+            .check_lease(submit.task, key.as_ref(), now)
             .is_err();
-        let paused = self.pause_of(&submit.spec.tenant).is_some();
-        if self.claims_stand_still() || paused || waits || fenced {
+        let paused = self.effective_pause(&submit.spec.tenant).is_some();
+        if self.is_leasing_suspended() || paused || waits || fenced {
             return Err(Rejection::NotClaimable);
         }
         Ok(())
     }
 
-    pub(crate) fn claim(
+    pub(crate) fn claim_task(
         &mut self,
         request: RequestId,
-        caller: Caller,
+        caller: AgentCaller,
         task: Option<TaskId>,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        if self.grant_again(request, &caller, turn) {
+        if self.repeat_grant(request, &caller, turn) {
             return;
         }
         let agent = &caller.agent;
-        let Some(task) = task.or_else(|| self.first_claimable(agent, turn.now.at)) else {
-            return turn.reply(request, After::Nothing, Reply::Granted(None));
+        let Some(task) = task.or_else(|| self.first_claimable(agent, turn.now.monotonic)) else {
+            return turn.reply(request, CommitDependency::Nothing, CoreReply::Granted(None));
         };
-        let Some(live) = self.take_for(agent, task) else {
-            return turn.refuse(request, missing(agent, finished));
+        let Some(live) = self.take_agent_task(agent, task) else {
+            return turn.refuse(request, missing_agent_task(agent, finished));
         };
-        match self.check_claim(&live, turn.now.at) {
-            Ok(()) => self.grant(live, request, caller, turn),
+        match self.check_claim(&live, turn.now.monotonic) {
+            Ok(()) => self.grant_to_agent(live, request, caller, turn),
             Err(code) => {
-                self.keep(live, turn);
+                self.put_back_task(live, turn);
                 turn.refuse(request, code);
             }
         }
@@ -98,47 +109,47 @@ impl Core {
 
     /// Takes a parked task over, in one write: the parked attempt is handed off, and its successor is the caller's. Of two
     /// who want it the second finds it handed off.
-    pub(crate) fn pick_up(
+    pub(crate) fn pick_up_task(
         &mut self,
         request: RequestId,
-        caller: Caller,
+        caller: AgentCaller,
         (task, seen): (TaskId, Option<AttemptId>),
         reason: Option<Arc<str>>,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        if self.grant_again(request, &caller, turn) {
+        if self.repeat_grant(request, &caller, turn) {
             return;
         }
         let agent = &caller.agent;
-        let Some(mut live) = self.take_for(agent, task) else {
-            return turn.refuse(request, missing(agent, finished));
+        let Some(mut live) = self.take_agent_task(agent, task) else {
+            return turn.refuse(request, missing_agent_task(agent, finished));
         };
-        if let Err(code) = self.check_pick_up(&live, seen, turn.now.at) {
-            self.keep(live, turn);
+        if let Err(code) = self.check_pick_up(&live, seen, turn.now.monotonic) {
+            self.put_back_task(live, turn);
             return turn.refuse(request, code);
         }
         let by = Arc::clone(&agent.name);
-        live.note(EventKind::PickedUp { by }, reason);
-        self.send_on(&mut live, Arc::clone(&agent.name), turn);
-        self.grant(live, request, caller, turn);
+        live.add_event(TimelineEventKind::PickedUp { by }, reason);
+        self.start_successor(&mut live, Arc::clone(&agent.name), turn);
+        self.grant_to_agent(live, request, caller, turn);
     }
 
     fn check_pick_up(
         &self,
-        live: &Live,
+        live: &LiveTask,
         seen: Option<AttemptId>,
-        now: Moment,
+        now: MonotonicTime,
     ) -> Result<(), Rejection> {
         if live.record().cancel.is_some() {
             return Err(Rejection::BeingCanceled);
         }
         self.check_resume(live, seen)?;
-        self.check_free(live, now)
+        self.check_leasable(live, now)
     }
 
-    fn first_claimable(&self, agent: &Agent, now: Moment) -> Option<TaskId> {
-        if self.claims_stand_still() {
+    fn first_claimable(&self, agent: &AgentPrincipal, now: MonotonicTime) -> Option<TaskId> {
+        if self.is_leasing_suspended() {
             return None;
         }
         let mut waiting = self.queue.claimable(&agent.tenant, &agent.scope);
@@ -149,34 +160,43 @@ impl Core {
     }
 
     /// Takes a live task out that this agent may have; any other one does not exist for it.
-    pub(crate) fn take_for(&mut self, agent: &Agent, task: TaskId) -> Option<Box<Live>> {
+    pub(crate) fn take_agent_task(
+        &mut self,
+        agent: &AgentPrincipal,
+        task: TaskId,
+    ) -> Option<Box<LiveTask>> {
         let known = self.tasks.get(&task)?;
-        if !is_of_scope(&known.spec, agent) {
+        if !is_in_agent_scope(&known.spec, agent) {
             return None;
         }
-        self.take(&agent.tenant, task)
+        self.take_task(&agent.tenant, task)
     }
 
-    fn check_claim(&self, live: &Live, now: Moment) -> Result<(), Rejection> {
+    fn check_claim(&self, live: &LiveTask, now: MonotonicTime) -> Result<(), Rejection> {
         if live.record().cancel.is_some() {
             return Err(Rejection::BeingCanceled);
         }
         if live.is_newest_leased() {
             return Err(Rejection::AlreadyTaken);
         }
-        let waits = live.newest().state == State::Queued && live.record().attention.is_none();
+        let waits = live.newest_attempt().state == AttemptState::Queued
+            && live.record().attention.is_none();
         if !waits {
             return Err(Rejection::NotClaimable);
         }
-        self.check_free(live, now)
+        self.check_leasable(live, now)
     }
 
     /// Whether it may be leased at this moment, whoever asks: the same that placement asks before an offer.
-    pub(crate) fn check_free(&self, live: &Live, now: Moment) -> Result<(), Rejection> {
-        let key = ConversationKey::of(&live.spec);
-        let stands = self.claims_stand_still() || self.is_paused(live);
-        let behind = self.queue.is_behind(live.id());
-        let fence = self.fences.may_lease(live.id(), key.as_ref(), now);
+    pub(crate) fn check_leasable(
+        &self,
+        live: &LiveTask,
+        now: MonotonicTime,
+    ) -> Result<(), Rejection> {
+        let key = ConversationKey::from_spec(&live.spec);
+        let stands = self.is_leasing_suspended() || self.is_paused(live);
+        let behind = self.queue.is_behind_conversation(live.id());
+        let fence = self.fences.check_lease(live.id(), key.as_ref(), now);
         let fenced = fence.is_err() && !mutant!(FencesNotAsked);
         if stands || behind || fenced {
             return Err(Rejection::NotClaimable);
@@ -185,75 +205,83 @@ impl Core {
     }
 
     /// Nothing is leased for now, to nobody.
-    fn claims_stand_still(&self) -> bool {
+    fn is_leasing_suspended(&self) -> bool {
         let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
-        paused || self.dispatch_held
+        paused || self.dispatch_suspended
     }
 
     /// Leases the newest, queued attempt to the agent. The one place that does.
-    pub(crate) fn grant(
+    pub(crate) fn grant_to_agent(
         &mut self,
-        mut live: Box<Live>,
+        mut live: Box<LiveTask>,
         request: RequestId,
-        Caller { agent, mark }: Caller,
-        turn: &mut Turn<'_>,
+        AgentCaller {
+            agent,
+            fingerprint: mark,
+        }: AgentCaller,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let (token, lease) = fresh_lease(&live, true, turn);
-        let holder = Holder::Agent(AgentHolder {
+        let (token, lease) = new_lease(&live, true, turn);
+        let holder = LeaseHolder::Agent(AgentHolder {
             token: agent.token,
             name: agent.name,
             incarnation: self.config.incarnation,
-            granted_by: mark.map(|mark| *mark),
-            calls: Vec::new(),
+            granting_call: mark.map(|mark| *mark),
+            answered_calls: Vec::new(),
         });
         live.record_mut().counters.dispatches += 1;
         self.queue.remove(live.id());
-        self.guard(&live, &holder);
-        self.apply(&mut live, Event::Claim { holder, lease }, None, turn);
-        self.attempts.insert(live.newest().id, live.id());
-        self.held.insert((agent.token, live.newest().id), live.id());
+        self.raise_lease_fence(&live, &holder);
+        self.apply_event(&mut live, MachineEvent::Claim { holder, lease }, None, turn);
+        self.leased_attempts
+            .insert(live.newest_attempt().id, live.id());
+        self.agent_leases
+            .insert((agent.token, live.newest_attempt().id), live.id());
         let granted_ms = live.spec.lease_ttl_ms;
-        self.tell_grant(live, request, token, granted_ms, turn);
+        self.reply_with_grant(live, request, token, granted_ms, turn);
     }
 
     /// The one reply that the token is in.
-    pub(crate) fn tell_grant(
+    pub(crate) fn reply_with_grant(
         &mut self,
-        live: Box<Live>,
+        live: Box<LiveTask>,
         request: RequestId,
         token: LeaseToken,
         granted_ms: u64,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let (task, to, spec) = (live.id(), self.attempt_ref(&live), Arc::clone(&live.spec));
-        let record = self.keep(live, turn);
-        let grant = Grant {
+        let record = self.put_back_task(live, turn);
+        let grant = AgentLeaseGrant {
             to,
             token,
             granted_ms,
-            expires_at: wall_of(turn.now.at + granted_ms, turn.now),
-            renew_ms: renew_every_ms(spec.lease_ttl_ms),
+            expires_at: wall_time_at(turn.now.monotonic + granted_ms, turn.now),
+            renew_ms: agent_renewal_ms(spec.lease_ttl_ms),
             record,
             spec,
         };
-        let reply = Reply::Granted(Some(Box::new(grant)));
+        let reply = CoreReply::Granted(Some(Box::new(grant)));
         let after = if mutant!(GrantBeforePersist) {
-            After::Nothing
+            CommitDependency::Nothing
         } else {
-            After::Task(task)
+            CommitDependency::Task(task)
         };
         turn.reply(request, after, reply);
     }
 }
 
-fn is_of_scope(spec: &TaskSpec, agent: &Agent) -> bool {
+fn is_in_agent_scope(spec: &TaskSpec, agent: &AgentPrincipal) -> bool {
     spec.agent_scope.as_deref() == Some(&*agent.scope)
 }
 
 /// A task that is not live is finished, or none of this agent's.
-pub(crate) fn missing(agent: &Agent, finished: Option<Finished>) -> Rejection {
+pub(crate) fn missing_agent_task(
+    agent: &AgentPrincipal,
+    finished: Option<FinishedTask>,
+) -> Rejection {
     let own = finished.filter(|finished| {
-        finished.record.tenant == agent.tenant && is_of_scope(&finished.spec, agent)
+        finished.record.tenant == agent.tenant && is_in_agent_scope(&finished.spec, agent)
     });
     match own {
         Some(_) => Rejection::AlreadyFinished,

@@ -31,31 +31,31 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::id::{AttemptId, InputId};
-use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
+use crate::input::{CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination};
 use crate::record::{
-    Answer, AttemptRecord, EventKind, Holder, InputRecord, Lease, OpenTool, ParkCause, Phase,
-    RejectCode, State, TimerKind,
+    AttemptRecord, AttemptState, InputRecord, LeaseHolder, LeaseRecord, LifecyclePhase, OpenTool,
+    ParkCause, RejectCode, StoredAnswer, TimelineEventKind, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
-use crate::time::Now;
-use crate::timers::{Fact, Limits, TimerKey, TimerSet};
+use crate::time::ClockReading;
+use crate::timers::{TimerFact, TimerKey, TimerLimits, TimerSet};
 
-pub(crate) use asking::Ruled;
-pub(crate) use ending::is_loss;
-pub(crate) use forcing::{Forced, ForcedEnd};
+pub(crate) use asking::RuleAnswer;
+pub(crate) use ending::is_loss_code;
+pub(crate) use forcing::{ForceAttemptEnd, ForcedEnd};
 
 /// Everything that can happen to an attempt.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub(crate) enum MachineEvent {
     Offer {
-        holder: Holder,
-        lease: Lease,
+        holder: LeaseHolder,
+        lease: LeaseRecord,
     },
     /// An agent takes it and holds the lease itself: offered, accepted and confirmed in one.
     Claim {
-        holder: Holder,
-        lease: Lease,
+        holder: LeaseHolder,
+        lease: LeaseRecord,
     },
     DeliveryFailed,
     /// A late result of its predecessor made it needless.
@@ -67,58 +67,58 @@ pub(crate) enum Event {
     /// It cannot go on: its holder says so, or somebody who watches it, or its result was not whole.
     Park {
         cause: ParkCause,
-        termination: Option<Termination>,
+        termination: Option<ProcessTermination>,
     },
     /// The daemon listed it in Hello and may go on: confirms it if it was not.
-    Kept,
+    KeptBySettlement,
 
     Accepted,
     Rejected {
         code: RejectCode,
         message: Option<Arc<str>>,
     },
-    Phase(Phase),
+    Phase(LifecyclePhase),
     /// cleanup_started of a daemon that has seen this deadline pass.
-    OwnDeadline(TimerKind),
+    DaemonDeadline(TimerKind),
     ToolStarted(OpenTool),
     ToolFinished(Arc<str>),
     /// With what the task's own rules say to it.
-    InputAsked(Box<InputRecord>, Option<Ruled>),
+    InputAsked(Box<InputRecord>, Option<RuleAnswer>),
     InputWithdrawn(InputId),
     InputReceived(InputId),
     Output {
-        sign: Sign,
+        sign: OutputSignal,
         tools: Vec<Arc<str>>,
         end: u64,
     },
     /// A result, and everything that the contract asks for.
-    Completed(Completed),
+    Completed(CompletedBody),
     /// A result, and files are missing.
-    Unmet(Completed),
-    Errored(Errored),
+    ContractUnmet(CompletedBody),
+    Errored(ErroredBody),
     Canceled(CanceledBody),
     Released {
         reason: Option<Arc<str>>,
-        termination: Termination,
+        termination: ProcessTermination,
     },
-    Receipt(Termination),
+    Receipt(ProcessTermination),
 
     CancelAsked {
         operator: bool,
     },
     /// An operator ends it.
-    Forced(Forced),
-    Answered(InputId, Answer),
+    Forced(ForceAttemptEnd),
+    Answered(InputId, StoredAnswer),
 
-    Expired(TimerKey),
+    TimerExpired(TimerKey),
     /// Its daemon is here and does not know it.
-    Missing,
+    MissingOnDaemon,
     /// Its machine has booted since.
     Rebooted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum EventOutcome {
     /// It counted; the record, the timers or the state moved.
     Applied,
     /// Harmless and without effect.
@@ -131,41 +131,41 @@ pub(crate) enum Outcome {
 }
 
 /// One attempt with what its events need.
-pub(crate) struct Machine<'a> {
+pub(crate) struct AttemptMachine<'a> {
     pub(crate) attempt: &'a mut AttemptRecord,
     pub(crate) timers: &'a mut TimerSet,
     pub(crate) spec: &'a TaskSpec,
-    pub(crate) limits: Limits<'a>,
+    pub(crate) limits: TimerLimits<'a>,
     pub(crate) config: &'a Config,
     /// Whether its holder has a session now.
     pub(crate) connected: bool,
-    pub(crate) now: Now,
+    pub(crate) now: ClockReading,
     /// What the timeline should say, in order.
-    pub(crate) notes: Vec<EventKind>,
+    pub(crate) timeline_events: Vec<TimelineEventKind>,
 }
 
-impl Machine<'_> {
-    pub(crate) fn apply(&mut self, event: Event) -> Outcome {
+impl AttemptMachine<'_> {
+    pub(crate) fn apply(&mut self, event: MachineEvent) -> EventOutcome {
         match self.attempt.state {
-            State::Queued => self.in_queued(event),
-            State::Offered => self.in_offered(event),
-            State::Accepted => self.in_accepted(event),
-            State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput => self.in_working(event),
-            State::CleaningUp { .. } => self.in_cleaning(event),
-            State::Parked(_) => self.in_parked(event),
-            State::Ended(_) => in_ended(&event),
+            AttemptState::Queued => self.on_queued(event),
+            AttemptState::Offered => self.on_offered(event),
+            AttemptState::Accepted => self.on_accepted(event),
+            AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput => self.on_running(event),
+            AttemptState::CleaningUp { .. } => self.on_cleaning_up(event),
+            AttemptState::Parked(_) => self.on_parked(event),
+            AttemptState::Ended(_) => on_ended(&event),
         }
     }
 
-    fn tell(&mut self, fact: &Fact) {
-        self.timers.on_fact(fact, self.now.at, &self.limits);
+    fn update_timers(&mut self, fact: &TimerFact) {
+        self.timers.on_fact(fact, self.now.monotonic, &self.limits);
     }
 
-    fn confirmed(&self) -> bool {
+    fn is_lease_confirmed(&self) -> bool {
         self.attempt
             .lease
             .as_ref()
@@ -174,36 +174,36 @@ impl Machine<'_> {
 }
 
 /// Terminal is terminal. Only the task may still learn from a terminal frame or a receipt.
-fn in_ended(event: &Event) -> Outcome {
+fn on_ended(event: &MachineEvent) -> EventOutcome {
     match event {
-        Event::Completed(_)
-        | Event::Unmet(_)
-        | Event::Errored(_)
-        | Event::Canceled(_)
-        | Event::Released { .. }
-        | Event::Rejected { .. }
-        | Event::Receipt(_) => Outcome::Late,
-        Event::Accepted
-        | Event::Park { .. }
-        | Event::Phase(_)
-        | Event::OwnDeadline(_)
-        | Event::ToolStarted(_)
-        | Event::ToolFinished(_)
-        | Event::InputAsked(..)
-        | Event::InputWithdrawn(_)
-        | Event::InputReceived(_)
-        | Event::Output { .. } => Outcome::Refused(Rejection::StaleAttempt),
-        Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
-        Event::Offer { .. }
-        | Event::Claim { .. }
-        | Event::DeliveryFailed
-        | Event::Withdraw
-        | Event::HandOff { .. }
-        | Event::Kept
-        | Event::CancelAsked { .. }
-        | Event::Forced(_)
-        | Event::Expired(_)
-        | Event::Missing
-        | Event::Rebooted => Outcome::Ignored,
+        MachineEvent::Completed(_)
+        | MachineEvent::ContractUnmet(_)
+        | MachineEvent::Errored(_)
+        | MachineEvent::Canceled(_)
+        | MachineEvent::Released { .. }
+        | MachineEvent::Rejected { .. }
+        | MachineEvent::Receipt(_) => EventOutcome::Late,
+        MachineEvent::Accepted
+        | MachineEvent::Park { .. }
+        | MachineEvent::Phase(_)
+        | MachineEvent::DaemonDeadline(_)
+        | MachineEvent::ToolStarted(_)
+        | MachineEvent::ToolFinished(_)
+        | MachineEvent::InputAsked(..)
+        | MachineEvent::InputWithdrawn(_)
+        | MachineEvent::InputReceived(_)
+        | MachineEvent::Output { .. } => EventOutcome::Refused(Rejection::StaleAttempt),
+        MachineEvent::Answered(..) => EventOutcome::Refused(Rejection::InputClosed),
+        MachineEvent::Offer { .. }
+        | MachineEvent::Claim { .. }
+        | MachineEvent::DeliveryFailed
+        | MachineEvent::Withdraw
+        | MachineEvent::HandOff { .. }
+        | MachineEvent::KeptBySettlement
+        | MachineEvent::CancelAsked { .. }
+        | MachineEvent::Forced(_)
+        | MachineEvent::TimerExpired(_)
+        | MachineEvent::MissingOnDaemon
+        | MachineEvent::Rebooted => EventOutcome::Ignored,
     }
 }

@@ -3,24 +3,24 @@
 
 use std::sync::Arc;
 
-use baton_contract::{Found, Required, judge, summary};
-pub use baton_contract::{Unmet, Why};
+use baton_contract::{FileReceipt, RequiredFile, summarize_unmet, unmet_requirements};
+pub use baton_contract::{UnmetReason, UnmetRequirement};
 
 use crate::bounds;
-use crate::record::{Artifact, AttemptRecord};
+use crate::record::{ArtifactEvidence, AttemptRecord};
 use crate::spec::{MissingPolicy, TaskSpec};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// What the holder found at one required path. It looks, the relay judges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FoundFile {
+pub struct FoundArtifact {
     pub path: Arc<str>,
     pub exists: bool,
     /// A regular file, opened beneath the root.
     pub is_file: bool,
     pub size: u64,
     pub sha256: Option<Arc<str>>,
-    pub modified: Option<Wall>,
+    pub modified: Option<WallTime>,
     /// Where links inside the root led.
     pub resolved: Option<Arc<str>>,
     /// Why it was refused or could not be read.
@@ -29,8 +29,8 @@ pub struct FoundFile {
 
 /// The receipts as the record keeps them: one per required file, by its place in the contract. What nobody asked for is
 /// dropped, and of two for one path the first counts.
-pub(crate) fn seen(spec: &TaskSpec, found: Vec<FoundFile>) -> Vec<Artifact> {
-    let mut kept: Vec<Artifact> = Vec::new();
+pub(crate) fn evidence_of(spec: &TaskSpec, found: Vec<FoundArtifact>) -> Vec<ArtifactEvidence> {
+    let mut kept: Vec<ArtifactEvidence> = Vec::new();
     let Some(contract) = &spec.contract else {
         return kept;
     };
@@ -42,9 +42,9 @@ pub(crate) fn seen(spec: &TaskSpec, found: Vec<FoundFile>) -> Vec<Artifact> {
         let Some(required) = place.and_then(|place| u8::try_from(place).ok()) else {
             continue;
         };
-        if kept.iter().all(|known| known.required != required) {
-            kept.push(bounds::clip_artifact(Artifact {
-                required,
+        if kept.iter().all(|known| known.contract_index != required) {
+            kept.push(bounds::clip_artifact(ArtifactEvidence {
+                contract_index: required,
                 exists: file.exists,
                 is_file: file.is_file,
                 size: file.size,
@@ -59,22 +59,24 @@ pub(crate) fn seen(spec: &TaskSpec, found: Vec<FoundFile>) -> Vec<Artifact> {
 }
 
 /// What the newest receipts of an attempt leave open; empty means that it may complete.
-pub fn unmet(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<Unmet> {
-    judge_seen(spec, &attempt.artifacts)
+pub fn unmet_task_requirements(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<UnmetRequirement> {
+    judge_evidence(spec, &attempt.artifacts)
 }
 
-pub(crate) fn judge_seen(spec: &TaskSpec, seen: &[Artifact]) -> Vec<Unmet> {
+pub(crate) fn judge_evidence(spec: &TaskSpec, seen: &[ArtifactEvidence]) -> Vec<UnmetRequirement> {
     let Some(contract) = spec.contract.as_ref().filter(|_| !mutant!(ContractIgnored)) else {
         return Vec::new();
     };
-    let required = contract.artifacts.iter().map(|wanted| Required {
+    let required = contract.artifacts.iter().map(|wanted| RequiredFile {
         path: &wanted.path,
         min_size: wanted.min_size,
         sha256: wanted.sha256.as_deref(),
     });
     let found = seen.iter().filter_map(|artifact| {
-        let wanted = contract.artifacts.get(usize::from(artifact.required))?;
-        Some(Found {
+        let wanted = contract
+            .artifacts
+            .get(usize::from(artifact.contract_index))?;
+        Some(FileReceipt {
             path: &wanted.path,
             exists: artifact.exists,
             is_file: artifact.is_file,
@@ -83,29 +85,29 @@ pub(crate) fn judge_seen(spec: &TaskSpec, seen: &[Artifact]) -> Vec<Unmet> {
             problem: artifact.problem.as_deref(),
         })
     });
-    judge(required, found)
+    unmet_requirements(required, found)
 }
 
 /// The same before anything of it is kept.
-pub fn judge_found(spec: &TaskSpec, found: &[FoundFile]) -> Vec<Unmet> {
-    judge_seen(spec, &seen(spec, found.to_vec()))
+pub fn judge_found(spec: &TaskSpec, found: &[FoundArtifact]) -> Vec<UnmetRequirement> {
+    judge_evidence(spec, &evidence_of(spec, found.to_vec()))
 }
 
 /// What happens to a completion that something is missing for.
-pub(crate) fn policy(spec: &TaskSpec) -> MissingPolicy {
+pub(crate) fn missing_policy(spec: &TaskSpec) -> MissingPolicy {
     spec.contract
         .as_ref()
         .map_or_else(MissingPolicy::default, |contract| contract.missing_policy)
 }
 
 /// All that is unmet, for people.
-pub(crate) fn words(unmet: &[Unmet]) -> Arc<str> {
-    summary(unmet, bounds::WORDS_BYTES).into()
+pub(crate) fn unmet_summary(unmet: &[UnmetRequirement]) -> Arc<str> {
+    summarize_unmet(unmet, bounds::MAX_TEXT_BYTES).into()
 }
 
 /// Which of the required files are unmet, one bit each: a contract has at most 64.
-pub(crate) fn places(unmet: &[Unmet]) -> u64 {
-    let bit = |unmet: &Unmet| u32::try_from(unmet.index).ok().map(|at| 1 << (at % 64));
+pub(crate) fn unmet_bits(unmet: &[UnmetRequirement]) -> u64 {
+    let bit = |unmet: &UnmetRequirement| u32::try_from(unmet.index).ok().map(|at| 1 << (at % 64));
     unmet
         .iter()
         .filter_map(bit)
@@ -113,7 +115,7 @@ pub(crate) fn places(unmet: &[Unmet]) -> u64 {
 }
 
 /// The paths behind [`places`].
-pub fn paths(spec: &TaskSpec, places: u64) -> Vec<String> {
+pub fn unmet_paths(spec: &TaskSpec, places: u64) -> Vec<String> {
     let required = spec
         .contract
         .iter()

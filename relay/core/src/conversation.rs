@@ -12,7 +12,7 @@ use crate::id::{DaemonId, TenantId};
 use crate::spec::TaskSpec;
 
 /// Remembered places; the oldest go first.
-const REMEMBERED: usize = 10_000;
+const MAX_REMEMBERED: usize = 10_000;
 
 /// A conversation's name within its tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,7 +22,7 @@ pub struct ConversationKey {
 }
 
 impl ConversationKey {
-    pub fn of(spec: &TaskSpec) -> Option<Self> {
+    pub fn from_spec(spec: &TaskSpec) -> Option<Self> {
         let name = spec.conversation_id.as_deref()?;
         Some(Self {
             tenant: spec.tenant.clone(),
@@ -42,18 +42,18 @@ impl ConversationKey {
 
 /// Which daemon ran a conversation last: its files and the agent's own memory are there.
 #[derive(Clone, Debug, Default)]
-pub struct Affinity {
+pub struct ConversationAffinity {
     last: BTreeMap<ConversationKey, DaemonId>,
     order: VecDeque<ConversationKey>,
 }
 
-impl Affinity {
+impl ConversationAffinity {
     pub fn remember(&mut self, key: &ConversationKey, daemon: DaemonId) {
         if self.last.insert(key.clone(), daemon).is_some() {
             return;
         }
         self.order.push_back(key.clone());
-        if self.order.len() > REMEMBERED
+        if self.order.len() > MAX_REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.last.remove(&oldest);
@@ -79,8 +79,8 @@ mod tests {
             name: name.to_string().into(),
         };
         let daemon = DaemonId(Uuid::from_u128(7));
-        let mut affinity = Affinity::default();
-        for n in 0..=REMEMBERED {
+        let mut affinity = ConversationAffinity::default();
+        for n in 0..=MAX_REMEMBERED {
             affinity.remember(&key("a", n), daemon);
         }
         assert_eq!(affinity.last_daemon(&key("a", 0)), None);

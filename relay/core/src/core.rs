@@ -6,96 +6,101 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::agent_held::Caller;
+use crate::agent_held::AgentCaller;
 use crate::config::Config;
-use crate::conversation::Affinity;
-use crate::damage::Damage;
-use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
+use crate::conversation::ConversationAffinity;
+use crate::damage::RecordDamage;
+use crate::effects::{
+    CommitDependency, CoreReply, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
+};
 use crate::fences::Fences;
-use crate::force_limit::ForceLimit;
+use crate::force_limit::OperatorRateLimit;
 use crate::id::{AttemptId, RequestId, SessionId, TaskId, TenantId, TokenId};
-use crate::input::Input;
-use crate::known_daemons::KnownDaemons;
-use crate::live::{Live, Scene};
-use crate::open::Open;
-use crate::parked::{ParkedTasks, Wanted};
-use crate::queue::Queue;
+use crate::input::CoreCommand;
+use crate::known_daemons::DaemonRegistry;
+use crate::live::{AttemptContext, LiveTask};
+use crate::open::OpenTaskLimits;
+use crate::parked::{ParkedTaskFilter, ParkedTasks};
+use crate::queue::TaskQueue;
 use crate::record::{
-    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    PausesRecord, SchedulerRecord, State, TaskRecord, TimelineEvent,
+    AttemptState, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
+    IdempotencyRecord, PausesRecord, SchedulerRecord, TaskRecord, TimelineEvent,
 };
 use crate::reject::Rejection;
-use crate::roster::Roster;
+use crate::roster::DaemonRoster;
 use crate::spec::TaskSpec;
-use crate::time::{Mint, Moment, Now, Wall};
-use crate::timed::is_timed;
-use crate::timers::Deadlines;
+use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
+use crate::timed::has_timer_or_waits_for_person;
+use crate::timers::DeadlineIndex;
 
 /// Everything durable that a boot needs; finished tasks are not among it.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct RecoveredState {
     pub tasks: Vec<(Arc<TaskSpec>, Arc<TaskRecord>)>,
     pub daemons: Vec<Arc<DaemonRecord>>,
     pub scheduler: SchedulerRecord,
     pub pauses: PausesRecord,
-    pub forgotten: ForgottenRecord,
+    pub forgotten: ForgottenDaemonsRecord,
     pub daemon_changes: DaemonChangesRecord,
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
     /// What is missing above because it cannot be read.
-    pub damage: Damage,
+    pub damage: RecordDamage,
 }
 
 /// All live state. Maps that are only looked up are hash maps; whatever is walked is ordered.
 #[derive(Debug)]
 pub struct Core {
     pub(crate) config: Config,
-    pub(crate) tasks: HashMap<TaskId, Box<Live>>,
+    pub(crate) tasks: HashMap<TaskId, Box<LiveTask>>,
     /// Leased attempts.
-    pub(crate) attempts: HashMap<AttemptId, TaskId>,
+    pub(crate) leased_attempts: HashMap<AttemptId, TaskId>,
     /// Those of them that agents hold themselves, by their credentials.
-    pub(crate) held: BTreeMap<(TokenId, AttemptId), TaskId>,
-    pub(crate) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
-    pub(crate) open: Open,
-    pub(crate) queue: Queue,
-    pub(crate) roster: Roster,
+    pub(crate) agent_leases: BTreeMap<(TokenId, AttemptId), TaskId>,
+    pub(crate) idempotency_keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    pub(crate) open_limits: OpenTaskLimits,
+    pub(crate) queue: TaskQueue,
+    pub(crate) roster: DaemonRoster,
     pub(crate) fences: Fences,
-    pub(crate) affinity: Affinity,
-    pub(crate) parked: ParkedTasks,
-    pub(crate) deadlines: Deadlines<TaskId>,
-    pub(crate) daemons: KnownDaemons,
+    pub(crate) affinity: ConversationAffinity,
+    pub(crate) parked_tasks: ParkedTasks,
+    pub(crate) deadlines: DeadlineIndex<TaskId>,
+    pub(crate) daemon_registry: DaemonRegistry,
     pub(crate) scheduler: SchedulerRecord,
     pub(crate) pauses: PausesRecord,
-    pub(crate) forgotten: ForgottenRecord,
+    pub(crate) forgotten_daemons: ForgottenDaemonsRecord,
     pub(crate) daemon_changes: DaemonChangesRecord,
     /// How often operators have spoken of late.
-    pub(crate) forced: ForceLimit,
+    pub(crate) operator_limit: OperatorRateLimit,
     /// Nothing is leased for now; what is leased goes on.
-    pub(crate) dispatch_held: bool,
+    pub(crate) dispatch_suspended: bool,
     /// When this run began, and the uptime that earlier runs had.
-    pub(crate) started: Moment,
-    pub(crate) earlier_ms: u64,
-    pub(crate) uptime_written: Moment,
-    pub(crate) last: Moment,
+    pub(crate) started_at: MonotonicTime,
+    pub(crate) earlier_uptime_ms: u64,
+    pub(crate) uptime_written_at: MonotonicTime,
+    pub(crate) last_turn_at: MonotonicTime,
 }
 
 /// One turn: its time, its fresh ids, and what comes out.
-pub(crate) struct Turn<'a> {
-    pub(crate) now: Now,
-    pub(crate) mint: &'a mut dyn Mint,
-    pub(crate) fx: Effects,
+pub(crate) struct CoreTurn<'a> {
+    pub(crate) now: ClockReading,
+    pub(crate) id_source: &'a mut dyn IdSource,
+    pub(crate) effects: Effects,
 }
 
-impl Turn<'_> {
-    pub(crate) fn send(&mut self, after: After, send: Send) {
-        self.fx.sends.push(Outgoing { after, send });
+impl CoreTurn<'_> {
+    pub(crate) fn push_delivery(&mut self, after: CommitDependency, send: Delivery) {
+        self.effects.deliveries.push(GatedDelivery {
+            depends_on: after,
+            delivery: send,
+        });
     }
 
-    pub(crate) fn reply(&mut self, request: RequestId, after: After, reply: Reply) {
-        self.send(
-            after.unless(mutant!(ReplyBeforePersist)),
-            Send::Reply {
+    pub(crate) fn reply(&mut self, request: RequestId, after: CommitDependency, reply: CoreReply) {
+        self.push_delivery(
+            after.unless_broken(mutant!(ReplyBeforePersist)),
+            Delivery::Reply {
                 request,
                 outcome: Ok(reply),
             },
@@ -103,34 +108,39 @@ impl Turn<'_> {
     }
 
     pub(crate) fn refuse(&mut self, request: RequestId, code: Rejection) {
-        self.send(
-            After::Nothing,
-            Send::Reply {
+        self.push_delivery(
+            CommitDependency::Nothing,
+            Delivery::Reply {
                 request,
                 outcome: Err(code),
             },
         );
     }
 
-    pub(crate) fn tell(&mut self, after: After, session: SessionId, message: Downstream) {
-        self.send(after, Send::ToSession { session, message });
+    pub(crate) fn send_to_session(
+        &mut self,
+        after: CommitDependency,
+        session: SessionId,
+        message: DaemonMessage,
+    ) {
+        self.push_delivery(after, Delivery::ToSession { session, message });
     }
 
-    pub(crate) fn write(&mut self, write: Write) {
-        self.fx.writes.push(write);
+    pub(crate) fn push_change(&mut self, write: RecordChange) {
+        self.effects.changes.push(write);
     }
 
-    fn publish(
+    fn publish_events(
         &mut self,
         record: Arc<TaskRecord>,
         spec: Arc<TaskSpec>,
         events: Vec<Arc<TimelineEvent>>,
     ) {
         if !events.is_empty() {
-            let after = After::Task(record.task);
-            self.send(
-                after.unless(mutant!(PublishBeforePersist)),
-                Send::Published {
+            let after = CommitDependency::Task(record.task);
+            self.push_delivery(
+                after.unless_broken(mutant!(PublishBeforePersist)),
+                Delivery::Published {
                     record,
                     spec,
                     events,
@@ -142,31 +152,37 @@ impl Turn<'_> {
 
 impl Core {
     /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
-    pub fn handle(&mut self, input: Input, now: Now, mint: &mut dyn Mint) -> Effects {
-        let mut turn = Turn {
+    pub fn handle(
+        &mut self,
+        input: CoreCommand,
+        now: ClockReading,
+        mint: &mut dyn IdSource,
+    ) -> Effects {
+        let mut turn = CoreTurn {
             now,
-            mint,
-            fx: Effects::default(),
+            id_source: mint,
+            effects: Effects::default(),
         };
         self.credit_stall(&mut turn);
-        self.decide(input, &mut turn);
-        self.place_waiting(&mut turn);
+        self.dispatch_command(input, &mut turn);
+        self.place_queued_tasks(&mut turn);
         self.write_uptime(&mut turn);
-        self.last = now.at;
-        turn.fx
+        self.last_turn_at = now.monotonic;
+        turn.effects
     }
 
     /// When `Input::Tick` is wanted next.
-    pub fn next_deadline(&self) -> Option<Moment> {
+    pub fn next_deadline(&self) -> Option<MonotonicTime> {
         // A short beat while anything is leased: only so can a stall be told from an idle hour.
-        let beat = (!self.attempts.is_empty()).then(|| self.last + self.config.stall_ms / 2);
+        let beat = (!self.leased_attempts.is_empty())
+            .then(|| self.last_turn_at + self.config.stall_ms / 2);
         let uptime =
-            (!self.tasks.is_empty()).then(|| self.uptime_written + self.config.budget_write_ms);
+            (!self.tasks.is_empty()).then(|| self.uptime_written_at + self.config.budget_write_ms);
         let sources = [
-            self.deadlines.next(),
-            self.fences.next(),
-            self.queue.next(),
-            self.roster.next(),
+            self.deadlines.next_due_at(),
+            self.fences.next_end_at(),
+            self.queue.next_requeue_at(),
+            self.roster.next_change_at(),
             beat,
             uptime,
         ];
@@ -183,7 +199,7 @@ impl Core {
     }
 
     /// How many tasks are not finished.
-    pub fn open_tasks(&self) -> usize {
+    pub fn open_task_count(&self) -> usize {
         self.tasks.len()
     }
 
@@ -191,35 +207,54 @@ impl Core {
         clippy::too_many_lines,
         reason = "one arm per input, and each only names what decides it"
     )]
-    fn decide(&mut self, input: Input, turn: &mut Turn<'_>) {
+    fn dispatch_command(&mut self, input: CoreCommand, turn: &mut CoreTurn<'_>) {
         match input {
-            Input::Submit(submit) => self.submit(submit, turn),
-            Input::Start {
+            CoreCommand::Submit(submit) => self.submit_task(submit, turn),
+            CoreCommand::Start {
                 submit,
                 agent,
-                mark,
-            } => self.start(submit, Caller { agent, mark }, turn),
-            Input::Claim {
+                fingerprint: mark,
+            } => self.start_task(
+                submit,
+                AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                },
+                turn,
+            ),
+            CoreCommand::Claim {
                 request,
                 agent,
-                mark,
+                fingerprint: mark,
                 task,
                 finished,
-            } => self.claim(request, Caller { agent, mark }, task, finished, turn),
-            Input::PickUp {
+            } => self.claim_task(
+                request,
+                AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                },
+                task,
+                finished,
+                turn,
+            ),
+            CoreCommand::PickUp {
                 request,
                 agent,
-                mark,
+                fingerprint: mark,
                 task,
                 attempt,
                 reason,
                 finished,
             } => {
-                let caller = Caller { agent, mark };
-                self.pick_up(request, caller, (task, attempt), reason, finished, turn);
+                let caller = AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                };
+                self.pick_up_task(request, caller, (task, attempt), reason, finished, turn);
             }
-            Input::Held(call) => self.held_call(*call, turn),
-            Input::Cancel {
+            CoreCommand::AgentLeaseCall(call) => self.agent_lease_call(*call, turn),
+            CoreCommand::Cancel {
                 request,
                 tenant,
                 task,
@@ -227,10 +262,10 @@ impl Core {
                 reason,
                 finished,
             } => {
-                self.cancel(request, &tenant, task, by, reason, finished, turn);
+                self.cancel_task(request, &tenant, task, by, reason, finished, turn);
             }
-            Input::Operate(operate) => self.operate(*operate, turn),
-            Input::Answer {
+            CoreCommand::Operate(operate) => self.operate_task(*operate, turn),
+            CoreCommand::Answer {
                 request,
                 tenant,
                 task,
@@ -240,37 +275,37 @@ impl Core {
                 payload,
                 finished,
             } => {
-                let answer = crate::record::Answer {
+                let answer = crate::record::StoredAnswer {
                     by: by.name,
                     at: turn.now.wall,
                     decision,
                     rule: None,
                     payload,
                 };
-                self.answer(request, &tenant, task, (input, answer), finished, turn);
+                self.answer_input(request, &tenant, task, (input, answer), finished, turn);
             }
-            Input::UpdateProgress {
+            CoreCommand::UpdateProgress {
                 request,
                 tenant,
                 task,
                 update,
-                known,
+                stored_progress: known,
                 finished,
             } => {
                 self.update_progress(request, (&tenant, task), *update, known, finished, turn);
             }
-            Input::Block {
+            CoreCommand::Block {
                 request,
                 tenant,
                 task,
                 by,
                 block,
-                known,
+                stored_progress: known,
                 finished,
             } => {
                 self.block_task(request, (&tenant, task), by, *block, known, finished, turn);
             }
-            Input::Resume {
+            CoreCommand::Resume {
                 request,
                 tenant,
                 task,
@@ -278,42 +313,42 @@ impl Core {
                 attempt,
                 finished,
             } => {
-                self.resume(request, (&tenant, task), resume, attempt, finished, turn);
+                self.resume_task(request, (&tenant, task), resume, attempt, finished, turn);
             }
-            Input::PauseScheduler {
+            CoreCommand::PauseScheduler {
                 request,
                 scope,
                 by,
                 reason,
             } => self.pause_scheduler(request, scope, by, reason, turn),
-            Input::UnpauseScheduler {
+            CoreCommand::UnpauseScheduler {
                 request,
                 scope,
                 by,
                 reason,
             } => self.unpause_scheduler(request, &scope, by, reason, turn),
-            Input::SchedulerStatus { request, scope } => {
-                self.scheduler_status(request, &scope, turn);
+            CoreCommand::SchedulerStatus { request, scope } => {
+                self.reply_scheduler_status(request, &scope, turn);
             }
-            Input::ReleaseInherited {
+            CoreCommand::ReleaseInherited {
                 request,
                 by,
                 reason,
             } => self.release_inherited(request, by, reason, turn),
-            Input::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
-            Input::ForgetDaemon {
+            CoreCommand::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
+            CoreCommand::ForgetDaemon {
                 request,
                 scope,
                 daemon,
                 by,
                 reason,
-            } => self.forget_by_word(request, &scope, daemon, by, reason, turn),
-            Input::Inspect {
+            } => self.forget_daemon_on_request(request, &scope, daemon, by, reason, turn),
+            CoreCommand::Inspect {
                 request,
                 tenant,
                 task,
-            } => self.inspect(request, &tenant, task, turn),
-            Input::ListParked {
+            } => self.inspect_task(request, &tenant, task, turn),
+            CoreCommand::ListParked {
                 request,
                 tenant,
                 causes,
@@ -321,50 +356,54 @@ impl Core {
                 after,
                 limit,
             } => {
-                let wanted = Wanted {
+                let wanted = ParkedTaskFilter {
                     causes: &causes,
                     agent_scope: agent_scope.as_deref(),
                 };
                 self.list_parked(request, &tenant, wanted, (after, limit), turn);
             }
-            Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
-            Input::FindDaemon {
+            CoreCommand::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
+            CoreCommand::FindDaemon {
                 request,
                 scope,
                 named,
                 shown,
             } => self.find_daemon(request, &scope, &named, shown, turn),
-            Input::RemoveFinished {
+            CoreCommand::RemoveFinished {
                 request,
                 tasks: _,
                 finished,
             } => self.remove_finished(request, finished, turn),
-            Input::ForgetDaemons { request, unseen_ms } => {
+            CoreCommand::ForgetDaemons { request, unseen_ms } => {
                 self.forget_daemons(request, unseen_ms, turn);
             }
-            Input::HoldDispatch { held } => self.dispatch_held = held,
-            Input::SessionOpened { session, hello } => self.session_opened(session, *hello, turn),
-            Input::SessionClosed { session } => self.session_closed(session, turn),
-            Input::Heartbeat { session, heartbeat } => self.heartbeat(session, heartbeat, turn),
-            Input::Frame(frame) => self.frame(*frame, turn),
-            Input::Activity(activity) => self.activity(activity, turn),
-            Input::Hold {
+            CoreCommand::SuspendDispatch { suspended: held } => self.dispatch_suspended = held,
+            CoreCommand::SessionOpened { session, hello } => {
+                self.open_session(session, *hello, turn)
+            }
+            CoreCommand::SessionClosed { session } => self.session_ended(session, turn),
+            CoreCommand::Heartbeat { session, heartbeat } => {
+                self.handle_heartbeat(session, heartbeat, turn)
+            }
+            CoreCommand::Frame(frame) => self.handle_frame(*frame, turn),
+            CoreCommand::Activity(activity) => self.handle_activity(activity, turn),
+            CoreCommand::ExtendLeases {
                 session,
                 request,
                 attempts,
                 granted_ms,
             } => {
-                self.hold(session, request, attempts, granted_ms, turn);
+                self.extend_leases(session, request, attempts, granted_ms, turn);
             }
-            Input::DeliveryFailed { session, attempt } => {
+            CoreCommand::DeliveryFailed { session, attempt } => {
                 self.delivery_failed(session, attempt, turn)
             }
-            Input::Tick => self.tick(turn),
+            CoreCommand::Tick => self.tick(turn),
         }
     }
 
     /// Takes a live task of this tenant out for a change; another tenant's does not exist.
-    pub(crate) fn take(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<Live>> {
+    pub(crate) fn take_task(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<LiveTask>> {
         if self.tasks.get(&task)?.record().tenant != *tenant && !mutant!(TenantIgnored) {
             return None;
         }
@@ -372,27 +411,35 @@ impl Core {
     }
 
     /// Puts a task back: writes what changed, publishes it, arms what comes next, or lets it go if it has ended.
-    pub(crate) fn keep(&mut self, mut live: Box<Live>, turn: &mut Turn<'_>) -> Arc<TaskRecord> {
-        let change = live.complete(turn.now, self.budget_clock_ms(&live, turn.now));
+    pub(crate) fn put_back_task(
+        &mut self,
+        mut live: Box<LiveTask>,
+        turn: &mut CoreTurn<'_>,
+    ) -> Arc<TaskRecord> {
+        let change = live.finish_change(turn.now, self.budget_clock_ms(&live, turn.now));
         let ended = live.record().state.is_terminal();
         if let Some(change) = change {
             let record = Arc::clone(&change.record);
-            turn.write(match (ended, live.take_reopened()) {
-                (true, _) => Write::PutDone(record),
-                (false, true) => Write::Reopen(record),
-                (false, false) => Write::PutLive(record),
+            turn.push_change(match (ended, live.take_reopened()) {
+                (true, _) => RecordChange::PutDone(record),
+                (false, true) => RecordChange::Reopen(record),
+                (false, false) => RecordChange::PutLive(record),
             });
-            turn.publish(change.record, Arc::clone(&live.spec), change.events);
+            turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
         }
-        let record = live.shared();
-        self.parked.note(&record);
+        let record = live.shared_record();
+        self.parked_tasks.update_task(&record);
         if ended {
-            self.forget(&live);
+            self.remove_ended_task(&live);
             return record;
         }
-        let inherited = self.scheduler.hold_of(live.id()).is_some();
-        self.open.note(&live.spec, &record, inherited);
-        debug_assert!(is_timed(&live), "waits for ever: {:?}", live.record());
+        let inherited = self.scheduler.suspension_of(live.id()).is_some();
+        self.open_limits.update_task(&live.spec, &record, inherited);
+        debug_assert!(
+            has_timer_or_waits_for_person(&live),
+            "waits for ever: {:?}",
+            live.record()
+        );
         match live.next_due() {
             Some(at) => self.deadlines.arm(live.id(), at),
             None => self.deadlines.disarm(live.id()),
@@ -402,29 +449,35 @@ impl Core {
     }
 
     /// Writes a finished task that changed once more (late evidence, an adopted result).
-    pub(crate) fn keep_finished(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
-        if let Some(change) = live.complete(turn.now, self.uptime_ms(turn.now)) {
-            turn.write(Write::PutDone(Arc::clone(&change.record)));
+    pub(crate) fn store_finished_task(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        if let Some(change) = live.finish_change(turn.now, self.uptime_ms(turn.now)) {
+            turn.push_change(RecordChange::PutDone(Arc::clone(&change.record)));
             if !mutant!(LateWordUnpublished) {
-                turn.publish(change.record, Arc::clone(&live.spec), change.events);
+                turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
             }
         }
     }
 
-    fn forget(&mut self, live: &Live) {
+    fn remove_ended_task(&mut self, live: &LiveTask) {
         let task = live.id();
         self.deadlines.disarm(task);
         self.roster.forget_task(task);
         self.queue.remove(task);
-        self.parked.forget(&live.spec.tenant, task);
+        self.parked_tasks.remove_task(&live.spec.tenant, task);
         if let Some(key) = &live.spec.idempotency_key {
-            self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
+            self.idempotency_keys
+                .remove(&(live.spec.tenant.clone(), key.clone()));
         }
-        self.open.remove(&live.spec.tenant, task);
+        self.open_limits.remove(&live.spec.tenant, task);
     }
 
-    pub(crate) fn scene(&self, live: &Live, now: Now, observed: Option<Wall>) -> Scene<'_> {
-        Scene {
+    pub(crate) fn attempt_context(
+        &self,
+        live: &LiveTask,
+        now: ClockReading,
+        observed: Option<WallTime>,
+    ) -> AttemptContext<'_> {
+        AttemptContext {
             config: &self.config,
             connected: self.session_of(live).is_some(),
             now,
@@ -434,19 +487,20 @@ impl Core {
     }
 
     /// The stream on which the newest attempt's holder can be reached.
-    pub(crate) fn session_of(&self, live: &Live) -> Option<SessionId> {
-        let holder = live.newest().daemon()?;
+    pub(crate) fn session_of(&self, live: &LiveTask) -> Option<SessionId> {
+        let holder = live.newest_attempt().daemon_holder()?;
         self.roster.session_of(holder.daemon)
     }
 
-    pub(crate) fn uptime_ms(&self, now: Now) -> u64 {
-        self.earlier_ms.saturating_add(now.at.since(self.started))
+    pub(crate) fn uptime_ms(&self, now: ClockReading) -> u64 {
+        self.earlier_uptime_ms
+            .saturating_add(now.monotonic.since(self.started_at))
     }
 
     /// What a task's budgets are dated by. A queued attempt has only its queue timer, and that stands still in a pause.
-    fn budget_clock_ms(&self, live: &Live, now: Now) -> u64 {
+    fn budget_clock_ms(&self, live: &LiveTask, now: ClockReading) -> u64 {
         let uptime_ms = self.uptime_ms(now);
-        if live.newest().state == State::Queued {
+        if live.newest_attempt().state == AttemptState::Queued {
             self.queue_clock_of(&live.spec.tenant, live.id(), uptime_ms)
         } else {
             uptime_ms

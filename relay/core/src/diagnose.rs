@@ -2,9 +2,10 @@
 //! and nothing acts on it.
 
 use crate::id::AttemptId;
-use crate::input::NO_RESULT;
+use crate::input::NO_RESULT_MESSAGE;
 use crate::record::{
-    AttemptRecord, EndState, EventKind, FailureCode, Phase, Receipt, State, TaskRecord,
+    AttemptRecord, AttemptState, EndState, FailureCode, LifecyclePhase, TaskRecord,
+    TerminationReceipt, TimelineEventKind,
 };
 
 /// A worker that has said nothing for this long is worth a look, whatever its deadlines are.
@@ -12,7 +13,7 @@ const QUIET_MS: u64 = 10 * 60 * 1_000;
 
 /// What can look wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum TaskProblem {
     /// No sign of life for long.
     Stuck,
     /// Leased to a daemon that has no stream.
@@ -29,125 +30,135 @@ pub enum Problem {
     PhaseRegression,
 }
 
-impl Problem {
+impl TaskProblem {
     /// The stable name on every surface.
     pub fn as_str(self) -> &'static str {
         match self {
-            Problem::Stuck => "attempt_stuck",
-            Problem::Orphan => "attempt_orphan",
-            Problem::Stranded => "attempt_stranded",
-            Problem::Crashed => "attempt_crashed",
-            Problem::StaleLease => "stale_lease",
-            Problem::StreamGap => "stream_gap",
-            Problem::PhaseRegression => "phase_regression",
+            TaskProblem::Stuck => "attempt_stuck",
+            TaskProblem::Orphan => "attempt_orphan",
+            TaskProblem::Stranded => "attempt_stranded",
+            TaskProblem::Crashed => "attempt_crashed",
+            TaskProblem::StaleLease => "stale_lease",
+            TaskProblem::StreamGap => "stream_gap",
+            TaskProblem::PhaseRegression => "phase_regression",
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnosis {
-    pub problem: Problem,
+pub struct TaskDiagnosis {
+    pub problem: TaskProblem,
     pub attempt: AttemptId,
     /// What was seen, and what comes of it by itself.
-    pub words: String,
+    pub message: String,
 }
 
 /// What is known besides the record. A finished task has only that.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Facts<'a> {
+pub struct DiagnosisFacts<'a> {
     /// Its holder has no stream.
-    pub away: bool,
+    pub holder_disconnected: bool,
     /// Since its worker last said something.
     pub quiet_ms: Option<u64>,
     /// Since its lease was last renewed, and how often it should be.
     pub unrenewed_ms: Option<u64>,
     pub heartbeat_ms: u64,
     /// What no daemon on record has, in words.
-    pub nobody: Option<&'a str>,
+    pub unmet_need: Option<&'a str>,
     /// How far its output is stored; none where the log does not know the attempt.
-    pub durable: Option<u64>,
+    pub stored_output_bytes: Option<u64>,
 }
 
 /// Looks at the newest attempt.
-pub fn diagnose(record: &TaskRecord, facts: &Facts<'_>) -> Vec<Diagnosis> {
-    let Some(newest) = record.newest() else {
+pub fn diagnose(record: &TaskRecord, facts: &DiagnosisFacts<'_>) -> Vec<TaskDiagnosis> {
+    let Some(newest) = record.newest_attempt() else {
         return Vec::new();
     };
     let found = [
-        stuck(newest, facts),
-        orphan(newest, facts),
-        stranded(newest, facts),
-        crashed(newest),
-        stale_lease(newest, facts),
-        stream_gap(newest, facts),
-        regression(record, newest),
+        find_stuck(newest, facts),
+        find_orphan(newest, facts),
+        find_stranded(newest, facts),
+        find_crashed(newest),
+        find_stale_lease(newest, facts),
+        find_stream_gap(newest, facts),
+        find_phase_regression(record, newest),
     ];
-    let name = |(problem, words)| Diagnosis {
+    let name = |(problem, words)| TaskDiagnosis {
         problem,
         attempt: newest.id,
-        words,
+        message: words,
     };
     found.into_iter().flatten().map(name).collect()
 }
 
-type Found = Option<(Problem, String)>;
+type DiagnosisFinding = Option<(TaskProblem, String)>;
 
 /// Who waits for a person may be silent.
-fn stuck(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
-    let works =
-        attempt.state.is_leased() && !matches!(attempt.state, State::Offered | State::WaitingInput);
+fn find_stuck(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
+    let works = attempt.state.is_leased()
+        && !matches!(
+            attempt.state,
+            AttemptState::Offered | AttemptState::WaitingInput
+        );
     let quiet_ms = facts.quiet_ms.filter(|ms| works && *ms >= QUIET_MS)?;
     let words = format!(
         "its worker has said nothing for {} s; read its output, then wait or take it away",
         quiet_ms / 1_000
     );
-    Some((Problem::Stuck, words))
+    Some((TaskProblem::Stuck, words))
 }
 
-fn orphan(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
-    let holder = attempt.daemon()?;
-    (attempt.state.is_leased() && facts.away).then(|| {
+fn find_orphan(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
+    let holder = attempt.daemon_holder()?;
+    (attempt.state.is_leased() && facts.holder_disconnected).then(|| {
         let words = format!(
             "daemon {} holds it and is not connected; if it does not come back, the lease ends it",
             holder.name
         );
-        (Problem::Orphan, words)
+        (TaskProblem::Orphan, words)
     })
 }
 
-fn stranded(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
-    let need = facts.nobody.filter(|_| attempt.state == State::Queued)?;
+fn find_stranded(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
+    let need = facts
+        .unmet_need
+        .filter(|_| attempt.state == AttemptState::Queued)?;
     let words = format!("no daemon on record {need}, so nobody could ever take it");
-    Some((Problem::Stranded, words))
+    Some((TaskProblem::Stranded, words))
 }
 
-fn crashed(attempt: &AttemptRecord) -> Found {
+fn find_crashed(attempt: &AttemptRecord) -> DiagnosisFinding {
     let gone = match &attempt.state {
-        State::Ended(end) => {
+        AttemptState::Ended(end) => {
             end.state == EndState::Lost
                 && end.failure_code == Some(FailureCode::DaemonLostAttempt)
-                && end.receipt == Receipt::Confirmed
+                && end.receipt == TerminationReceipt::Confirmed
         }
-        State::CleaningUp { pending: None } => attempt.phase == Some(Phase::CleanupFinished),
-        State::Queued
-        | State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { pending: Some(_) }
-        | State::Parked(_) => false,
+        AttemptState::CleaningUp { pending: None } => {
+            attempt.phase == Some(LifecyclePhase::CleanupFinished)
+        }
+        AttemptState::Queued
+        | AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::CleaningUp { pending: Some(_) }
+        | AttemptState::Parked(_) => false,
     };
     gone.then(|| {
         let told = attempt.state.end().and_then(|end| end.message.as_deref());
-        (Problem::Crashed, told.unwrap_or(NO_RESULT).to_owned())
+        (
+            TaskProblem::Crashed,
+            told.unwrap_or(NO_RESULT_MESSAGE).to_owned(),
+        )
     })
 }
 
 /// A daemon that restarts on purpose holds what it has, and renews nothing meanwhile.
-fn stale_lease(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
+fn find_stale_lease(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
     let lease = attempt.lease.as_ref()?;
     let renewed = attempt.state.is_leased() && lease.granted_ms <= lease.ttl_ms;
     let late = |ms: &u64| *ms > facts.heartbeat_ms.saturating_mul(2);
@@ -157,27 +168,29 @@ fn stale_lease(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
         lease.ttl_ms / 1_000,
         unrenewed_ms / 1_000
     );
-    Some((Problem::StaleLease, words))
+    Some((TaskProblem::StaleLease, words))
 }
 
 /// What the last frame named as the end is more than what is stored with its cuts.
-fn stream_gap(attempt: &AttemptRecord, facts: &Facts<'_>) -> Found {
-    let (last, durable) = (attempt.final_offset?, facts.durable?);
+fn find_stream_gap(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
+    let (last, durable) = (attempt.final_offset?, facts.stored_output_bytes?);
     (durable < last).then(|| {
         let words = format!("its output ends at byte {last}, and only {durable} bytes are stored");
-        (Problem::StreamGap, words)
+        (TaskProblem::StreamGap, words)
     })
 }
 
-fn regression(record: &TaskRecord, attempt: &AttemptRecord) -> Found {
+fn find_phase_regression(record: &TaskRecord, attempt: &AttemptRecord) -> DiagnosisFinding {
     let mut events = record.timeline.events.iter().rev();
     let phase = events.find_map(|event| match &event.kind {
-        EventKind::PhaseRegression(phase) if event.attempt == Some(attempt.id) => Some(*phase),
+        TimelineEventKind::PhaseRegression(phase) if event.attempt == Some(attempt.id) => {
+            Some(*phase)
+        }
         _another => None,
     })?;
     let words = format!(
         "its daemon said {} twice or after a later phase; the word changed nothing",
         phase.as_str()
     );
-    Some((Problem::PhaseRegression, words))
+    Some((TaskProblem::PhaseRegression, words))
 }

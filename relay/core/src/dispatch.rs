@@ -2,31 +2,31 @@
 
 use std::sync::Arc;
 
-use crate::attempt::Event;
+use crate::attempt::MachineEvent;
 use crate::conversation::ConversationKey;
-use crate::core::{Core, Turn};
-use crate::effects::{After, AttemptRef, Dispatch, Downstream};
-use crate::fences::{Fence, Guard};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{AttemptDispatch, AttemptRef, CommitDependency, DaemonMessage};
+use crate::fences::{Fence, FenceGuard};
 use crate::frame::token_hash;
 use crate::id::DaemonId;
 use crate::input::LeaseToken;
-use crate::live::{Live, wall_of};
-use crate::placement::{self, Placement};
-use crate::queue::{Takers, Waiting};
-use crate::record::{DaemonHolder, Holder, Lease, Runner, TaskRecord};
-use crate::requirements::Requirements;
+use crate::live::{LiveTask, wall_time_at};
+use crate::placement::{self, TaskPlacement};
+use crate::queue::{EligibleHolders, QueuedTask};
+use crate::record::{DaemonHolder, LeaseHolder, LeaseRecord, PossibleRunner, TaskRecord};
+use crate::requirements::TaskRequirements;
 use crate::spec::TaskSpec;
 use crate::timers::TimerKey;
 
 impl Core {
     /// Leases whatever can be leased now. Placement asks the successor rule for each.
-    pub(crate) fn place_waiting(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn place_queued_tasks(&mut self, turn: &mut CoreTurn<'_>) {
         let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
-        if paused || self.dispatch_held {
+        if paused || self.dispatch_suspended {
             return;
         }
-        let now = turn.now.at;
-        while let Some(Placement { task, daemon }) = placement::place_next(
+        let now = turn.now.monotonic;
+        while let Some(TaskPlacement { task, daemon }) = placement::place_next(
             &mut self.queue,
             &mut self.roster,
             &self.fences,
@@ -34,86 +34,88 @@ impl Core {
             now,
         ) {
             if let Some(mut live) = self.tasks.remove(&task) {
-                self.lease(&mut live, daemon, turn);
-                self.keep(live, turn);
+                self.lease_to_daemon(&mut live, daemon, turn);
+                self.put_back_task(live, turn);
             }
         }
     }
 
     pub(crate) fn could_place(&self, spec: &TaskSpec) -> bool {
-        self.pause_of(&spec.tenant).is_none()
-            && !self.dispatch_held
-            && placement::could_any_take(&Requirements::of(spec), &self.roster)
+        self.effective_pause(&spec.tenant).is_none()
+            && !self.dispatch_suspended
+            && placement::could_any_take(&TaskRequirements::from_spec(spec), &self.roster)
     }
 
     /// Puts the newest, queued attempt in line, unless its task or tenant is paused.
-    pub(crate) fn line_up(&mut self, live: &Live) {
+    pub(crate) fn enqueue_task(&mut self, live: &LiveTask) {
         if live.record().paused.is_some() && !mutant!(PauseIgnored) {
             return;
         }
-        if self.pauses.of(&live.spec.tenant).is_some() && !mutant!(TenantPauseIgnored) {
+        if self.pauses.pause_of_tenant(&live.spec.tenant).is_some() && !mutant!(TenantPauseIgnored)
+        {
             return;
         }
         let earlier = live.record().attempts.iter().rev().skip(1);
         let prefer = earlier
-            .filter_map(|attempt| attempt.daemon())
+            .filter_map(|attempt| attempt.daemon_holder())
             .map(|holder| holder.daemon)
             .next();
-        self.queue.push(Waiting {
+        self.queue.push(QueuedTask {
             task: live.id(),
-            requirements: Requirements::of(&live.spec),
+            requirements: TaskRequirements::from_spec(&live.spec),
             priority: live.spec.priority,
-            conversation: ConversationKey::of(&live.spec),
-            prefer,
-            takers: Takers::of(&live.spec),
+            conversation: ConversationKey::from_spec(&live.spec),
+            preferred_daemon: prefer,
+            eligible_holders: EligibleHolders::from_spec(&live.spec),
         });
     }
 
-    fn lease(&mut self, live: &mut Live, daemon: DaemonId, turn: &mut Turn<'_>) {
-        let Some(holder) = self.holder(daemon) else {
+    fn lease_to_daemon(&mut self, live: &mut LiveTask, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
+        let Some(holder) = self.daemon_holder(daemon) else {
             return;
         };
         let Some(session) = self.roster.session_of(daemon) else {
             return;
         };
-        let (token, lease) = fresh_lease(live, false, turn);
+        let (token, lease) = new_lease(live, false, turn);
         live.record_mut().counters.dispatches += 1;
-        live.queue_left_ms = live.timers.left_ms(&TimerKey::Queue, turn.now.at);
-        self.guard(live, &holder);
-        self.apply(live, Event::Offer { holder, lease }, None, turn);
-        let attempt = live.newest().id;
-        self.attempts.insert(attempt, live.id());
-        self.roster.hold(daemon, attempt, turn.now.at);
-        let dispatch = self.dispatch(live, token, turn);
-        turn.tell(
-            After::Task(live.id()),
+        live.queue_remaining_ms = live.timers.left_ms(&TimerKey::Queue, turn.now.monotonic);
+        self.raise_lease_fence(live, &holder);
+        self.apply_event(live, MachineEvent::Offer { holder, lease }, None, turn);
+        let attempt = live.newest_attempt().id;
+        self.leased_attempts.insert(attempt, live.id());
+        self.roster
+            .assign_attempt(daemon, attempt, turn.now.monotonic);
+        let dispatch = self.build_dispatch(live, token, turn);
+        turn.send_to_session(
+            CommitDependency::Task(live.id()),
             session,
-            Downstream::Dispatch(Box::new(dispatch)),
+            DaemonMessage::Dispatch(Box::new(dispatch)),
         );
     }
 
     /// From the offer on nothing else of this task or conversation is leased.
-    pub(crate) fn guard(&mut self, live: &Live, holder: &Holder) {
+    pub(crate) fn raise_lease_fence(&mut self, live: &LiveTask, holder: &LeaseHolder) {
         let conversation =
-            ConversationKey::of(&live.spec).filter(|_| !mutant!(ConversationUnfenced));
+            ConversationKey::from_spec(&live.spec).filter(|_| !mutant!(ConversationUnfenced));
         if let Some(key) = &conversation {
-            self.queue.conversation_busy(key);
-            if let Holder::Daemon(holder) = holder {
+            self.queue.mark_conversation_busy(key);
+            if let LeaseHolder::Daemon(holder) = holder {
                 self.affinity.remember(key, holder.daemon);
             }
         }
-        self.fences.raise(Fence {
-            attempt: live.newest().id,
+        self.fences.insert_fence(Fence {
+            attempt: live.newest_attempt().id,
             task: live.id(),
             conversation,
-            runner: Some(Runner::of(holder)),
-            guard: Guard::Leased,
+            runner: Some(PossibleRunner::from_holder(holder)),
+            guard: FenceGuard::Leased,
         });
     }
 
-    fn holder(&self, daemon: DaemonId) -> Option<Holder> {
+    fn daemon_holder(&self, daemon: DaemonId) -> Option<LeaseHolder> {
         let daemon = self.roster.get(daemon)?;
-        Some(Holder::Daemon(DaemonHolder {
+        Some(LeaseHolder::Daemon(DaemonHolder {
             daemon: daemon.id,
             name: daemon.name.clone(),
             instance: daemon.instance?,
@@ -121,28 +123,33 @@ impl Core {
         }))
     }
 
-    fn dispatch(&self, live: &Live, token: LeaseToken, turn: &Turn<'_>) -> Dispatch {
-        let limits = Live::limits(&live.spec, &self.config);
-        let (agent_session_id, fresh) = resumed(live.record());
-        Dispatch {
+    fn build_dispatch(
+        &self,
+        live: &LiveTask,
+        token: LeaseToken,
+        turn: &CoreTurn<'_>,
+    ) -> AttemptDispatch {
+        let limits = LiveTask::timer_limits(&live.spec, &self.config);
+        let (agent_session_id, fresh) = session_to_resume(live.record());
+        AttemptDispatch {
             to: self.attempt_ref(live),
             token,
             spec: Arc::clone(&live.spec),
             granted_ms: live.spec.lease_ttl_ms,
-            expires_at: wall_of(turn.now.at + live.spec.lease_ttl_ms, turn.now),
+            expires_at: wall_time_at(turn.now.monotonic + live.spec.lease_ttl_ms, turn.now),
             accept_ms: limits.accept_ms,
             total_ms: limits.total_ms,
-            previous: live.newest().previous,
-            checkpoint: Some(live.record().checkpoints).filter(|newest| *newest > 0),
-            resume: live.newest().resume.clone(),
+            previous: live.newest_attempt().previous,
+            checkpoint: Some(live.record().checkpoint_count).filter(|newest| *newest > 0),
+            resume: live.newest_attempt().resume.clone(),
             agent_session_id,
-            fresh,
-            conversation_key: ConversationKey::of(&live.spec).map(|key| key.digest()),
+            fresh_conversation: fresh,
+            conversation_key: ConversationKey::from_spec(&live.spec).map(|key| key.digest()),
         }
     }
 
-    pub(crate) fn attempt_ref(&self, live: &Live) -> AttemptRef {
-        let (attempt, spec, trace) = (live.newest(), &live.spec, live.record().trace);
+    pub(crate) fn attempt_ref(&self, live: &LiveTask) -> AttemptRef {
+        let (attempt, spec, trace) = (live.newest_attempt(), &live.spec, live.record().trace);
         AttemptRef {
             task: live.id(),
             attempt: attempt.id,
@@ -158,14 +165,14 @@ impl Core {
 }
 
 /// A token that nobody has seen, and what is stored of it.
-pub(crate) fn fresh_lease(
-    live: &Live,
+pub(crate) fn new_lease(
+    live: &LiveTask,
     confirmed: bool,
-    turn: &mut Turn<'_>,
-) -> (LeaseToken, Lease) {
-    let token = LeaseToken(turn.mint.secret());
+    turn: &mut CoreTurn<'_>,
+) -> (LeaseToken, LeaseRecord) {
+    let token = LeaseToken(turn.id_source.new_secret());
     let ttl_ms = live.spec.lease_ttl_ms;
-    let lease = Lease {
+    let lease = LeaseRecord {
         token_hash: token_hash(&token),
         ttl_ms,
         granted_ms: ttl_ms,
@@ -177,8 +184,11 @@ pub(crate) fn fresh_lease(
 
 /// The agent's own id to go on with, as the task's attempts know it, and whether the conversation was begun anew. One
 /// that could not be resumed is never gone back to.
-fn resumed(record: &TaskRecord) -> (Option<Arc<str>>, bool) {
-    let anew = record.attempts.iter().rposition(|attempt| attempt.fresh);
+fn session_to_resume(record: &TaskRecord) -> (Option<Arc<str>>, bool) {
+    let anew = record
+        .attempts
+        .iter()
+        .rposition(|attempt| attempt.fresh_conversation);
     let anew = anew.filter(|_| !mutant!(StaleResumed));
     let since = &record.attempts[anew.unwrap_or(0)..];
     let told = since

@@ -4,33 +4,34 @@ mod views;
 
 use std::sync::Arc;
 
-use crate::contract::Unmet;
+use crate::contract::UnmetRequirement;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::LeaseToken;
 use crate::record::{
-    CheckpointKind, CheckpointRecord, DaemonChangesRecord, DaemonRecord, Decision, FenceRecord,
-    ForgottenRecord, IdempotencyRecord, InputKind, PausesRecord, ProgressRecord, Resume,
-    SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
+    CheckpointKind, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
+    ForgottenDaemonsRecord, IdempotencyRecord, InputDecision, InputKind, PausesRecord,
+    ProgressRecord, ResumeInstructions, SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 pub use views::{
-    Connected, DaemonView, DeadlineView, HeldView, Paused, SchedulerView, TaskView, WaitsFor,
+    ConnectionView, DaemonView, DeadlineView, HeldAttemptView, PauseLevel, SchedulerView, TaskView,
+    WaitReason,
 };
 
 /// The answer to one input. Writes are one transaction, in order; sends keep their order per session and request.
 #[derive(Debug, Default)]
 pub struct Effects {
-    pub writes: Vec<Write>,
-    pub sends: Vec<Outgoing>,
+    pub changes: Vec<RecordChange>,
+    pub deliveries: Vec<GatedDelivery>,
     /// For metrics: what was refused or odd, and why.
-    pub counts: Vec<Count>,
+    pub metrics: Vec<CoreMetric>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Write {
+pub enum RecordChange {
     /// Once per task, before anything else of it.
     PutSpec {
         task: TaskId,
@@ -69,70 +70,70 @@ pub enum Write {
     },
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
-    PutForgotten(ForgottenRecord),
+    PutForgotten(ForgottenDaemonsRecord),
     PutDaemonChanges(DaemonChangesRecord),
     PutPauses(PausesRecord),
 }
 
-impl Write {
+impl RecordChange {
     /// It may be stored before the record that it belongs to, in an append of its own: both are long. A crash between the
     /// two leaves it ahead of its task, where nobody was told of it and the next one replaces it. What a block writes
     /// stays with its record.
-    pub fn goes_ahead(&self) -> bool {
+    pub fn may_commit_early(&self) -> bool {
         match self {
-            Write::PutProgress(_) => true,
-            Write::PutCheckpoint(record) => record.kind == CheckpointKind::Progress,
-            Write::PutSpec { .. }
-            | Write::PutLive(_)
-            | Write::PutDone(_)
-            | Write::Reopen(_)
-            | Write::PutIdempotency { .. }
-            | Write::PutDaemon(_)
-            | Write::PutScheduler(_)
-            | Write::PutFence(_)
-            | Write::DropFence(_)
-            | Write::DropCheckpoint { .. }
-            | Write::RemoveTask { .. }
-            | Write::DropDaemon(_)
-            | Write::PutForgotten(_)
-            | Write::PutDaemonChanges(_)
-            | Write::PutPauses(_) => false,
+            RecordChange::PutProgress(_) => true,
+            RecordChange::PutCheckpoint(record) => record.kind == CheckpointKind::Progress,
+            RecordChange::PutSpec { .. }
+            | RecordChange::PutLive(_)
+            | RecordChange::PutDone(_)
+            | RecordChange::Reopen(_)
+            | RecordChange::PutIdempotency { .. }
+            | RecordChange::PutDaemon(_)
+            | RecordChange::PutScheduler(_)
+            | RecordChange::PutFence(_)
+            | RecordChange::DropFence(_)
+            | RecordChange::DropCheckpoint { .. }
+            | RecordChange::RemoveTask { .. }
+            | RecordChange::DropDaemon(_)
+            | RecordChange::PutForgotten(_)
+            | RecordChange::PutDaemonChanges(_)
+            | RecordChange::PutPauses(_) => false,
         }
     }
 
     /// The task whose record it changes, if it is one of a task: the gate and the journal keep those together.
     pub fn task(&self) -> Option<TaskId> {
         match self {
-            Write::PutSpec { task, .. }
-            | Write::DropCheckpoint { task, .. }
-            | Write::RemoveTask { task, .. } => Some(*task),
-            Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
-                Some(record.task)
-            }
-            Write::PutIdempotency { record, .. } => Some(record.task),
-            Write::PutFence(record) => Some(record.task),
-            Write::PutProgress(record) => Some(record.task),
-            Write::PutCheckpoint(record) => Some(record.task),
-            Write::PutDaemon(_)
-            | Write::PutScheduler(_)
-            | Write::PutForgotten(_)
-            | Write::PutDaemonChanges(_)
-            | Write::PutPauses(_)
-            | Write::DropFence(_)
-            | Write::DropDaemon(_) => None,
+            RecordChange::PutSpec { task, .. }
+            | RecordChange::DropCheckpoint { task, .. }
+            | RecordChange::RemoveTask { task, .. } => Some(*task),
+            RecordChange::PutLive(record)
+            | RecordChange::PutDone(record)
+            | RecordChange::Reopen(record) => Some(record.task),
+            RecordChange::PutIdempotency { record, .. } => Some(record.task),
+            RecordChange::PutFence(record) => Some(record.task),
+            RecordChange::PutProgress(record) => Some(record.task),
+            RecordChange::PutCheckpoint(record) => Some(record.task),
+            RecordChange::PutDaemon(_)
+            | RecordChange::PutScheduler(_)
+            | RecordChange::PutForgotten(_)
+            | RecordChange::PutDaemonChanges(_)
+            | RecordChange::PutPauses(_)
+            | RecordChange::DropFence(_)
+            | RecordChange::DropDaemon(_) => None,
         }
     }
 }
 
 #[derive(Debug)]
-pub struct Outgoing {
-    pub after: After,
-    pub send: Send,
+pub struct GatedDelivery {
+    pub depends_on: CommitDependency,
+    pub delivery: Delivery,
 }
 
 /// Which uncommitted writes a send has to wait for. Those of the same `Effects` count as already handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum CommitDependency {
     Nothing,
     /// The newest write of this task.
     Task(TaskId),
@@ -140,22 +141,26 @@ pub enum After {
     Everything,
 }
 
-impl After {
+impl CommitDependency {
     /// Waits for nothing where the gate is broken on purpose.
-    pub(crate) fn unless(self, broken: bool) -> Self {
-        if broken { After::Nothing } else { self }
+    pub(crate) fn unless_broken(self, broken: bool) -> Self {
+        if broken {
+            CommitDependency::Nothing
+        } else {
+            self
+        }
     }
 }
 
 #[derive(Debug)]
-pub enum Send {
+pub enum Delivery {
     Reply {
         request: RequestId,
-        outcome: Result<Reply, Rejection>,
+        outcome: Result<CoreReply, Rejection>,
     },
     ToSession {
         session: SessionId,
-        message: Downstream,
+        message: DaemonMessage,
     },
     /// The stream must end; tell the daemon why, if it can still hear.
     CloseSession {
@@ -171,7 +176,7 @@ pub enum Send {
 }
 
 #[derive(Debug)]
-pub enum Reply {
+pub enum CoreReply {
     /// `created` is false where the idempotency key was known.
     Submitted {
         record: Arc<TaskRecord>,
@@ -182,10 +187,10 @@ pub enum Reply {
     /// It had ended when the request's turn came, and is unchanged. Nobody else can tell: it may have ended a moment before.
     Finished(Arc<TaskRecord>),
     /// An agent has the lease; none where there was nothing to claim.
-    Granted(Option<Box<Grant>>),
+    Granted(Option<Box<AgentLeaseGrant>>),
     Renewed {
         granted_ms: u64,
-        expires_at: Wall,
+        expires_at: WallTime,
         /// Somebody wants it canceled: stop, then say so.
         cancel_requested: bool,
     },
@@ -227,13 +232,13 @@ pub enum Reply {
 
 /// A lease for an agent that holds it itself. The token is told here and never again.
 #[derive(Debug)]
-pub struct Grant {
+pub struct AgentLeaseGrant {
     pub to: AttemptRef,
     pub token: LeaseToken,
     /// Counted from the send of the call.
     pub granted_ms: u64,
     /// For display.
-    pub expires_at: Wall,
+    pub expires_at: WallTime,
     pub renew_ms: u64,
     pub record: Arc<TaskRecord>,
     pub spec: Arc<TaskSpec>,
@@ -241,31 +246,31 @@ pub struct Grant {
 
 /// Messages to a daemon. The shell adds incarnation and epoch.
 #[derive(Debug)]
-pub enum Downstream {
+pub enum DaemonMessage {
     Welcome {
         heartbeat_ms: u64,
-        settlements: Vec<Settlement>,
+        settlements: Vec<AttemptSettlement>,
     },
     HeartbeatAck {
         seq: u64,
         heartbeat_ms: u64,
-        results: Vec<(AttemptId, Renewal)>,
+        results: Vec<(AttemptId, LeaseRenewal)>,
     },
-    HoldAck {
+    ExtensionAck {
         request: u64,
-        results: Vec<(AttemptId, Renewal)>,
+        results: Vec<(AttemptId, LeaseRenewal)>,
     },
     /// Durable up to here.
     Ack {
         attempt: AttemptId,
         control_seq: u64,
     },
-    Dispatch(Box<Dispatch>),
+    Dispatch(Box<AttemptDispatch>),
     /// Only now may a process start. Counts from the send of TaskAccepted on the daemon's clock.
     LeaseConfirmed {
         to: AttemptRef,
         granted_ms: u64,
-        expires_at: Wall,
+        expires_at: WallTime,
     },
     Cancel {
         to: AttemptRef,
@@ -277,7 +282,7 @@ pub enum Downstream {
         to: AttemptRef,
         input: InputId,
         kind: InputKind,
-        decision: Decision,
+        decision: InputDecision,
         payload: Arc<[u8]>,
         by: Arc<str>,
         /// What the answer is bound to.
@@ -295,7 +300,7 @@ pub enum Downstream {
         code: Rejection,
         expected: Option<u64>,
         /// Of a completion: every file that it misses.
-        unmet: Vec<Unmet>,
+        unmet: Vec<UnmetRequirement>,
     },
     /// Take nothing new, or work again.
     Drain {
@@ -318,36 +323,36 @@ pub struct AttemptRef {
 }
 
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct AttemptDispatch {
     pub to: AttemptRef,
     pub token: LeaseToken,
     pub spec: Arc<TaskSpec>,
     pub granted_ms: u64,
     /// For display.
-    pub expires_at: Wall,
+    pub expires_at: WallTime,
     pub accept_ms: u64,
     pub total_ms: u64,
     pub previous: Option<AttemptId>,
     /// The newest checkpoint of the task, by number: it may be long.
     pub checkpoint: Option<u64>,
     /// What whoever sent it on had to say.
-    pub resume: Option<Box<Resume>>,
+    pub resume: Option<Box<ResumeInstructions>>,
     /// The agent's own id of this conversation, from the newest attempt that told one.
     pub agent_session_id: Option<Arc<str>>,
     /// The conversation begins anew, whatever the daemon remembers of it.
-    pub fresh: bool,
+    pub fresh_conversation: bool,
     /// What daemons keep a conversation under: the same for the same tenant and name, and telling neither.
     pub conversation_key: Option<[u8; 32]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settlement {
+pub struct AttemptSettlement {
     pub attempt: AttemptId,
-    pub verdict: Verdict,
+    pub verdict: SettlementVerdict,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SettlementVerdict {
     /// Goes on; replay after `acked`. The grant counts from the send of Hello; none where it was not renewed.
     Keep { acked: u64, granted_ms: Option<u64> },
     /// Its end is still wanted: replay after `acked`, then forget it.
@@ -357,15 +362,13 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Renewal {
+pub enum LeaseRenewal {
     Renewed {
         granted_ms: u64,
-        expires_at: Wall,
+        expires_at: WallTime,
     },
     /// Kill it; send no terminal frame.
-    Revoked {
-        code: Rejection,
-    },
+    Revoked { code: Rejection },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,14 +389,14 @@ pub enum CloseReason {
     /// Its credential has as many daemons as it may, and none of them has been away for long.
     TooManyDaemons,
     /// It goes on sending and has not heard two answers.
-    Deaf,
+    NotReceiving,
     /// An operator's word; it may come back at once.
     Disconnected,
 }
 
 /// Things worth a metric that no record tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Count {
+pub enum CoreMetric {
     /// A frame that changed nothing, with the reason that the wire may not tell apart.
     FrameRejected(Rejection),
     /// Foreign on the wire looks like unknown; here it does not.

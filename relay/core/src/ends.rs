@@ -3,109 +3,114 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Outcome};
+use crate::attempt::{EventOutcome, MachineEvent};
 use crate::contract;
-use crate::core::{Core, Turn};
-use crate::effects::{After, CancelKind, Downstream, Write};
-use crate::fences::{Fence, Guard};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CancelKind, CommitDependency, DaemonMessage, RecordChange};
+use crate::fences::{Fence, FenceGuard};
 use crate::id::{AttemptId, DaemonId};
-use crate::live::Live;
+use crate::live::LiveTask;
 use crate::placement;
 use crate::record::{
-    AttemptRecord, Attention, EndState, EndedBy, EventKind, FenceRecord, ParkCause, Parked,
-    Pending, Receipt, Runner, State,
+    AttemptRecord, AttemptState, EndState, EndedBy, FenceRecord, ParkCause, ParkedState,
+    PendingEnd, PossibleRunner, TaskAttention, TerminationReceipt, TimelineEventKind,
 };
 use crate::reject::Rejection;
-use crate::time::{Moment, Wall};
+use crate::time::{MonotonicTime, WallTime};
 
 /// What was true before an event, to tell what it changed.
-struct Before {
+struct PriorLeaseState {
     leased: bool,
     cleaning: bool,
-    lease_ends: Option<Moment>,
+    lease_ends: Option<MonotonicTime>,
 }
 
 impl Core {
     /// Applies an event to the newest attempt and does all that follows from it.
-    pub(crate) fn apply(
+    pub(crate) fn apply_event(
         &mut self,
-        live: &mut Live,
-        event: Event,
-        observed: Option<Wall>,
-        turn: &mut Turn<'_>,
-    ) -> Outcome {
-        self.apply_numbered(live, event, observed, None, turn)
+        live: &mut LiveTask,
+        event: MachineEvent,
+        observed: Option<WallTime>,
+        turn: &mut CoreTurn<'_>,
+    ) -> EventOutcome {
+        self.apply_frame_event(live, event, observed, None, turn)
     }
 
     /// The same for a frame: its number is taken before anything follows, for a successor may follow at once.
-    pub(crate) fn apply_numbered(
+    pub(crate) fn apply_frame_event(
         &mut self,
-        live: &mut Live,
-        event: Event,
-        observed: Option<Wall>,
+        live: &mut LiveTask,
+        event: MachineEvent,
+        observed: Option<WallTime>,
         control_seq: Option<u64>,
-        turn: &mut Turn<'_>,
-    ) -> Outcome {
-        let before = Before {
+        turn: &mut CoreTurn<'_>,
+    ) -> EventOutcome {
+        let before = PriorLeaseState {
             leased: live.is_newest_leased(),
-            cleaning: is_pending_cleanup(live.newest()),
-            lease_ends: live.lease_ends(),
+            cleaning: is_pending_cleanup(live.newest_attempt()),
+            lease_ends: live.lease_ends_at(),
         };
-        if control_seq.is_some() || matches!(event, Event::Output { .. }) {
-            live.heard_at = Some(turn.now.at);
+        if control_seq.is_some() || matches!(event, MachineEvent::Output { .. }) {
+            live.last_frame_at = Some(turn.now.monotonic);
         }
-        let outcome = live.apply(event, &self.scene(live, turn.now, observed));
-        if outcome == Outcome::Applied {
+        let outcome = live.apply_event(event, &self.attempt_context(live, turn.now, observed));
+        if outcome == EventOutcome::Applied {
             if let Some(seq) = control_seq {
-                live.newest_mut().control_seq = seq;
+                live.newest_attempt_mut().control_seq = seq;
             }
-            self.follow(live, &before, turn);
+            self.apply_consequences(live, &before, turn);
         }
         outcome
     }
 
-    fn follow(&mut self, live: &mut Live, before: &Before, turn: &mut Turn<'_>) {
-        if !before.cleaning && is_pending_cleanup(live.newest()) {
-            self.tell_cancel(live, turn);
+    fn apply_consequences(
+        &mut self,
+        live: &mut LiveTask,
+        before: &PriorLeaseState,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if !before.cleaning && is_pending_cleanup(live.newest_attempt()) {
+            self.send_cancel(live, turn);
         }
         if before.leased && !live.is_newest_leased() {
-            self.unlease(live, before.lease_ends, turn);
-            if matches!(live.newest().state, State::Parked(_)) {
+            self.end_lease(live, before.lease_ends, turn);
+            if matches!(live.newest_attempt().state, AttemptState::Parked(_)) {
                 // The fence knows how long it may still run; nothing else of the lease is needed again.
                 if !mutant!(ParkKeepsHash) {
-                    live.newest_mut().lease = None;
+                    live.newest_attempt_mut().lease = None;
                 }
-                if let Some(daemon) = holder_of(live.newest()) {
-                    self.roster.place_freed(daemon);
+                if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+                    self.roster.workspace_freed(daemon);
                 }
             }
         }
-        match live.newest().state.clone() {
-            State::Parked(parked) if live.record().attention.is_none() => {
-                self.attend(live, &parked, turn)
+        match live.newest_attempt().state.clone() {
+            AttemptState::Parked(parked) if live.record().attention.is_none() => {
+                self.set_attention(live, &parked, turn)
             }
-            State::Ended(end) => {
+            AttemptState::Ended(end) => {
                 self.queue.remove(live.id());
-                self.follow_end(live, &end, turn);
+                self.follow_attempt_end(live, &end, turn);
             }
-            State::Parked(_)
-            | State::Queued
-            | State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. } => {}
+            AttemptState::Parked(_)
+            | AttemptState::Queued
+            | AttemptState::Offered
+            | AttemptState::Accepted
+            | AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput
+            | AttemptState::CleaningUp { .. } => {}
         }
     }
 
     /// Asks the holder to end its attempt, naming it; said again after each reconnect until it is over.
-    pub(crate) fn tell_cancel(&mut self, live: &Live, turn: &mut Turn<'_>) {
-        let State::CleaningUp {
+    pub(crate) fn send_cancel(&mut self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
+        let AttemptState::CleaningUp {
             pending: Some(pending),
-        } = &live.newest().state
+        } = &live.newest_attempt().state
         else {
             return;
         };
@@ -113,8 +118,8 @@ impl Core {
             return;
         };
         let (kind, reason) = match pending {
-            Pending::Deadline { timer, .. } => (CancelKind::Deadline(*timer), None),
-            Pending::Cancel { operator } => {
+            PendingEnd::Deadline { timer, .. } => (CancelKind::Deadline(*timer), None),
+            PendingEnd::Cancel { operator } => {
                 let reason = live
                     .record()
                     .cancel
@@ -130,18 +135,18 @@ impl Core {
                 )
             }
             // It knows.
-            Pending::OwnDeadline { .. } => return,
-            Pending::Park => (
+            PendingEnd::DaemonDeadline { .. } => return,
+            PendingEnd::Park => (
                 CancelKind::Deadline(crate::record::TimerKind::UserInput),
                 None,
             ),
         };
         let grace_ms = crate::profile::cleanup_term_ms(&live.spec.effective_profile, &self.config);
         let to = self.attempt_ref(live);
-        turn.tell(
-            After::Task(live.id()),
+        turn.send_to_session(
+            CommitDependency::Task(live.id()),
             session,
-            Downstream::Cancel {
+            DaemonMessage::Cancel {
                 to,
                 kind,
                 reason,
@@ -151,57 +156,68 @@ impl Core {
     }
 
     /// The lease is over: nothing of it may count any more, and nobody may succeed it before it is surely dead.
-    fn unlease(&mut self, live: &mut Live, lease_ends: Option<Moment>, turn: &mut Turn<'_>) {
-        let now = turn.now.at;
+    fn end_lease(
+        &mut self,
+        live: &mut LiveTask,
+        lease_ends: Option<MonotonicTime>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let now = turn.now.monotonic;
         let session = self.session_of(live);
-        let attempt = live.newest();
-        let receipt = attempt.state.receipt().unwrap_or(Receipt::Unconfirmed);
+        let attempt = live.newest_attempt();
+        let receipt = attempt
+            .state
+            .receipt()
+            .unwrap_or(TerminationReceipt::Unconfirmed);
         let id = attempt.id;
-        let token = attempt.agent().map(|agent| agent.token);
-        self.attempts.remove(&id);
+        let token = attempt.agent_holder().map(|agent| agent.token);
+        self.leased_attempts.remove(&id);
         if let Some(token) = token {
-            self.held.remove(&(token, id));
+            self.agent_leases.remove(&(token, id));
         }
-        if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, State::Parked(_))) {
-            self.roster.let_go(id, now);
+        if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, AttemptState::Parked(_))) {
+            self.roster.release_attempt(id, now);
         }
-        let unproved = receipt == Receipt::Unconfirmed && !mutant!(SuccessorUnfenced);
-        let may_live = unproved && !self.has_rebooted(id);
+        let unproved = receipt == TerminationReceipt::Unconfirmed && !mutant!(SuccessorUnfenced);
+        let may_live = unproved && !self.has_machine_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
             Some(until) => self.raise_fence(live, until, turn),
             None => self.lift_fence(id, turn),
         }
         let by_relay = live
-            .newest()
+            .newest_attempt()
             .state
             .end()
-            .is_none_or(|end| !matches!(end.by, EndedBy::Daemon | EndedBy::Agent));
-        let runs = !holder_of(live.newest()).is_some_and(|d| self.roster.is_adopted(d, id));
-        if let Some(session) = session.filter(|_| by_relay && runs && receipt != Receipt::Confirmed)
+            .is_none_or(|end| !matches!(end.ended_by, EndedBy::Daemon | EndedBy::Agent));
+        let runs = !holding_daemon(live.newest_attempt())
+            .is_some_and(|d| self.roster.awaits_final_frames(d, id));
+        if let Some(session) =
+            session.filter(|_| by_relay && runs && receipt != TerminationReceipt::Confirmed)
         {
             let code = if lease_ends.is_some_and(|ends| ends <= now) {
                 Rejection::LeaseExpired
             } else {
                 Rejection::NotLeased
             };
-            turn.tell(
-                After::Task(live.id()),
+            turn.send_to_session(
+                CommitDependency::Task(live.id()),
                 session,
-                Downstream::Abandon { attempt: id, code },
+                DaemonMessage::Abandon { attempt: id, code },
             );
         }
-        self.note_health(live, now);
+        self.update_daemon_health(live, now);
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
-        (live.heard_at, live.renewed_at) = (None, None);
+        (live.last_frame_at, live.renewed_at) = (None, None);
         // The next holder has renewed nothing yet, and is credited for itself.
-        (live.missed, live.credit_ms) = (0, 0);
+        (live.missed_heartbeats, live.stall_credit_ms) = (0, 0);
     }
 
     /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
-    fn has_rebooted(&self, attempt: AttemptId) -> bool {
+    fn has_machine_rebooted(&self, attempt: AttemptId) -> bool {
         let fence = self.fences.get(attempt);
-        let Some(Runner::Machine { daemon, boot_id }) = fence.and_then(|f| f.runner.as_ref())
+        let Some(PossibleRunner::Machine { daemon, boot_id }) =
+            fence.and_then(|f| f.runner.as_ref())
         else {
             return false;
         };
@@ -210,56 +226,56 @@ impl Core {
     }
 
     /// Ended without proof of death: its task and conversation wait until its last limit plus grace.
-    fn raise_fence(&mut self, live: &Live, until: Moment, turn: &mut Turn<'_>) {
-        let attempt = live.newest();
+    fn raise_fence(&mut self, live: &LiveTask, until: MonotonicTime, turn: &mut CoreTurn<'_>) {
+        let attempt = live.newest_attempt();
         let (Some(holder), Some(lease)) = (&attempt.holder, &attempt.lease) else {
             return;
         };
-        turn.write(Write::PutFence(FenceRecord {
+        turn.push_change(RecordChange::PutFence(FenceRecord {
             attempt: attempt.id,
             tenant: live.spec.tenant.clone(),
             task: live.id(),
             conversation: live.spec.conversation_id.as_deref().map(Arc::from),
-            runner: Runner::of(holder),
+            runner: PossibleRunner::from_holder(holder),
             full_ms: lease
                 .granted_ms
-                .saturating_add(self.config.grace_for(lease.ttl_ms)),
+                .saturating_add(self.config.grace_ms_for(lease.ttl_ms)),
         }));
-        if let Some(fence) = self.fences.unproven(attempt.id, until) {
+        if let Some(fence) = self.fences.fence_until(attempt.id, until) {
             // What waited for the lease now waits for the fence.
-            placement::fence_fell(&mut self.queue, fence);
+            placement::release_fenced(&mut self.queue, fence);
         }
     }
 
     /// Proof of death, or the end of its time: what waited for it may be placed.
-    pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut Turn<'_>) {
-        if let Some(fence) = self.fences.lift(attempt) {
-            self.fence_fell(&fence, turn);
+    pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut CoreTurn<'_>) {
+        if let Some(fence) = self.fences.remove_fence(attempt) {
+            self.remove_fallen_fence(&fence, turn);
         }
     }
 
-    pub(crate) fn fence_fell(&mut self, fence: &Fence, turn: &mut Turn<'_>) {
-        if matches!(fence.guard, Guard::Until(_)) {
-            turn.write(Write::DropFence(fence.attempt));
+    pub(crate) fn remove_fallen_fence(&mut self, fence: &Fence, turn: &mut CoreTurn<'_>) {
+        if matches!(fence.guard, FenceGuard::Until(_)) {
+            turn.push_change(RecordChange::DropFence(fence.attempt));
         }
-        placement::fence_fell(&mut self.queue, fence);
+        placement::release_fenced(&mut self.queue, fence);
     }
 
-    fn note_health(&mut self, live: &Live, now: Moment) {
-        let attempt = live.newest();
-        let (Some(daemon), Some(end)) = (holder_of(attempt), attempt.state.end()) else {
+    fn update_daemon_health(&mut self, live: &LiveTask, now: MonotonicTime) {
+        let attempt = live.newest_attempt();
+        let (Some(daemon), Some(end)) = (holding_daemon(attempt), attempt.state.end()) else {
             return;
         };
-        if end.by == EndedBy::Operator {
+        if end.ended_by == EndedBy::Operator {
             // It tells of a person's decision, and nothing of the daemon's health.
-            return self.roster.place_freed(daemon);
+            return self.roster.workspace_freed(daemon);
         }
         if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
-            self.roster.note_work(daemon, now);
+            self.roster.note_attempt_run(daemon, now);
         }
         // What was only refused frees nothing: two that wait for one workspace would be offered in turn for ever.
         if end.state != EndState::Released {
-            self.roster.place_freed(daemon);
+            self.roster.workspace_freed(daemon);
         }
         match end.state {
             EndState::Completed => self.roster.note_success(daemon, now),
@@ -270,7 +286,12 @@ impl Core {
         }
     }
 
-    fn attend(&mut self, live: &mut Live, parked: &Parked, turn: &mut Turn<'_>) {
+    fn set_attention(
+        &mut self,
+        live: &mut LiveTask,
+        parked: &ParkedState,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if !mutant!(ParkedStaysQueued) {
             self.queue.remove(live.id());
         }
@@ -280,13 +301,16 @@ impl Core {
             ParkCause::Blocked => "the attempt cannot go on without a person",
             ParkCause::InputTimeout => "nobody answered in time",
             ParkCause::ReceiptsMissing => {
-                words = contract::words(&contract::unmet(&live.spec, live.newest()));
+                words = contract::unmet_summary(&contract::unmet_task_requirements(
+                    &live.spec,
+                    live.newest_attempt(),
+                ));
                 &*words
             }
         };
         let since = turn.now.wall;
-        live.record_mut().attention = Some(Attention {
-            cause: parked.cause.attention(),
+        live.record_mut().attention = Some(TaskAttention {
+            cause: parked.cause.attention_cause(),
             reason: reason.into(),
             hint: None,
             checkpoint: None,
@@ -296,14 +320,14 @@ impl Core {
 }
 
 fn is_pending_cleanup(attempt: &AttemptRecord) -> bool {
-    matches!(attempt.state, State::CleaningUp { pending: Some(_) })
+    matches!(attempt.state, AttemptState::CleaningUp { pending: Some(_) })
 }
 
-pub(crate) fn holder_of(attempt: &AttemptRecord) -> Option<DaemonId> {
-    attempt.daemon().map(|holder| holder.daemon)
+pub(crate) fn holding_daemon(attempt: &AttemptRecord) -> Option<DaemonId> {
+    attempt.daemon_holder().map(|holder| holder.daemon)
 }
 
-pub(crate) fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {
+pub(crate) fn confirm_cancel(live: &mut LiveTask, receipt: TerminationReceipt, now: WallTime) {
     if live
         .record()
         .cancel
@@ -312,12 +336,12 @@ pub(crate) fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {
     {
         return;
     }
-    if receipt == Receipt::Unconfirmed {
+    if receipt == TerminationReceipt::Unconfirmed {
         return;
     }
     if let Some(cancel) = &mut live.record_mut().cancel {
         cancel.delivered.get_or_insert(now);
         cancel.confirmed = Some(now);
     }
-    live.note(EventKind::CancelConfirmed, None);
+    live.add_event(TimelineEventKind::CancelConfirmed, None);
 }

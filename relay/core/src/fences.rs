@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use crate::conversation::ConversationKey;
 use crate::id::{AttemptId, DaemonId, TaskId};
-use crate::record::{FenceRecord, Runner};
-use crate::time::Moment;
+use crate::record::{FenceRecord, PossibleRunner};
+use crate::time::MonotonicTime;
 
 /// One attempt that runs or may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,28 +20,32 @@ pub struct Fence {
     pub task: TaskId,
     pub conversation: Option<ConversationKey>,
     /// None: this relay never heard of the attempt, so nobody knows.
-    pub runner: Option<Runner>,
-    pub guard: Guard,
+    pub runner: Option<PossibleRunner>,
+    pub guard: FenceGuard,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Guard {
+pub enum FenceGuard {
     /// Ended without proof of death; it is dead by then.
-    Until(Moment),
+    Until(MonotonicTime),
     /// It holds its lease.
     Leased,
 }
 
 impl Fence {
     /// Stands for whatever may have been leased of an inherited task without this relay's knowledge.
-    pub fn inherited(task: TaskId, conversation: Option<ConversationKey>, until: Moment) -> Self {
+    pub fn inherited(
+        task: TaskId,
+        conversation: Option<ConversationKey>,
+        until: MonotonicTime,
+    ) -> Self {
         Self {
             // An attempt that the relay never heard of: the task's own id stands in for it.
             attempt: AttemptId(task.0),
             task,
             conversation,
             runner: None,
-            guard: Guard::Until(until),
+            guard: FenceGuard::Until(until),
         }
     }
 
@@ -50,7 +54,7 @@ impl Fence {
     }
 
     fn daemon(&self) -> Option<DaemonId> {
-        self.runner.as_ref().and_then(Runner::daemon)
+        self.runner.as_ref().and_then(PossibleRunner::daemon)
     }
 }
 
@@ -58,14 +62,14 @@ impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let attempt = self.attempt;
         match (self.guard, &self.runner) {
-            (Guard::Leased, _) => write!(f, "attempt {attempt} holds the lease"),
-            (Guard::Until(_), Some(Runner::Machine { daemon, .. })) => {
+            (FenceGuard::Leased, _) => write!(f, "attempt {attempt} holds the lease"),
+            (FenceGuard::Until(_), Some(PossibleRunner::Machine { daemon, .. })) => {
                 write!(f, "attempt {attempt} may still run on daemon {daemon}")
             }
-            (Guard::Until(_), Some(Runner::Agent { name })) => {
+            (FenceGuard::Until(_), Some(PossibleRunner::Agent { name })) => {
                 write!(f, "agent {name} may still be at work on attempt {attempt}")
             }
-            (Guard::Until(_), None) => write!(f, "an attempt of before may still run"),
+            (FenceGuard::Until(_), None) => write!(f, "an attempt of before may still run"),
         }
     }
 }
@@ -77,30 +81,30 @@ pub struct Fences {
     conversations: BTreeMap<ConversationKey, BTreeSet<AttemptId>>,
     daemons: BTreeMap<DaemonId, BTreeSet<AttemptId>>,
     inherited: BTreeSet<AttemptId>,
-    ends: BTreeSet<(Moment, AttemptId)>,
+    ends: BTreeSet<(MonotonicTime, AttemptId)>,
 }
 
 impl Fences {
     /// Whether an attempt of this task may be leased now; if not, what stands longest in its way.
-    pub fn may_lease(
+    pub fn check_lease(
         &self,
         task: TaskId,
         conversation: Option<&ConversationKey>,
-        now: Moment,
+        now: MonotonicTime,
     ) -> Result<(), &Fence> {
         let of_task = self.tasks.get(&task);
         let of_conversation = conversation.and_then(|key| self.conversations.get(key));
         let attempts = of_task.into_iter().chain(of_conversation).flatten();
         let fences = attempts.filter_map(|attempt| self.fences.get(attempt));
-        let standing = fences.filter(|fence| fence.guard > Guard::Until(now));
+        let standing = fences.filter(|fence| fence.guard > FenceGuard::Until(now));
         standing
             .max_by_key(|fence| (fence.guard, fence.attempt))
             .map_or(Ok(()), Err)
     }
 
     /// Stands from now on; replaces what was known of the attempt.
-    pub fn raise(&mut self, fence: Fence) {
-        self.lift(fence.attempt);
+    pub fn insert_fence(&mut self, fence: Fence) {
+        self.remove_fence(fence.attempt);
         let attempt = fence.attempt;
         self.tasks.entry(fence.task).or_default().insert(attempt);
         if let Some(daemon) = fence.daemon() {
@@ -113,32 +117,32 @@ impl Fences {
             let of = self.conversations.entry(key.clone()).or_default();
             of.insert(attempt);
         }
-        if let Guard::Until(at) = fence.guard {
+        if let FenceGuard::Until(at) = fence.guard {
             self.ends.insert((at, attempt));
         }
         self.fences.insert(attempt, fence);
     }
 
     /// The leased attempt ended and nobody has seen its processes die. Returns the fence to store.
-    pub fn unproven(&mut self, attempt: AttemptId, until: Moment) -> Option<&Fence> {
-        let mut fence = self.lift(attempt)?;
-        fence.guard = Guard::Until(until);
-        self.raise(fence);
+    pub fn fence_until(&mut self, attempt: AttemptId, until: MonotonicTime) -> Option<&Fence> {
+        let mut fence = self.remove_fence(attempt)?;
+        fence.guard = FenceGuard::Until(until);
+        self.insert_fence(fence);
         self.fences.get(&attempt)
     }
 
     /// Proof of death: a termination receipt, or the shim's word. `None` if nothing stood.
-    pub fn lift(&mut self, attempt: AttemptId) -> Option<Fence> {
+    pub fn remove_fence(&mut self, attempt: AttemptId) -> Option<Fence> {
         let fence = self.fences.remove(&attempt)?;
-        forget(&mut self.tasks, &fence.task, attempt);
+        remove_from_index(&mut self.tasks, &fence.task, attempt);
         if let Some(daemon) = fence.daemon() {
-            forget(&mut self.daemons, &daemon, attempt);
+            remove_from_index(&mut self.daemons, &daemon, attempt);
         }
         self.inherited.remove(&attempt);
         if let Some(key) = &fence.conversation {
-            forget(&mut self.conversations, key, attempt);
+            remove_from_index(&mut self.conversations, key, attempt);
         }
-        if let Guard::Until(at) = fence.guard {
+        if let FenceGuard::Until(at) = fence.guard {
             self.ends.remove(&(at, attempt));
         }
         Some(fence)
@@ -146,26 +150,28 @@ impl Fences {
 
     /// The machine runs under this boot id: whatever was leased there under another one is dead. Returns what
     /// fell, leased attempts too.
-    pub fn booted(&mut self, daemon: DaemonId, boot_id: &str) -> Vec<Fence> {
+    pub fn remove_rebooted(&mut self, daemon: DaemonId, boot_id: &str) -> Vec<Fence> {
         let of_daemon = self.daemons.get(&daemon).into_iter().flatten();
         let dead = |attempt: &&AttemptId| {
             let fence = self.fences.get(*attempt);
             let leased_under = fence.and_then(|fence| fence.runner.as_ref());
             match leased_under {
-                Some(Runner::Machine { boot_id: then, .. }) => **then != *boot_id,
-                Some(Runner::Agent { .. }) | None => false,
+                Some(PossibleRunner::Machine { boot_id: then, .. }) => **then != *boot_id,
+                Some(PossibleRunner::Agent { .. }) | None => false,
             }
         };
         let dead: Vec<AttemptId> = of_daemon.filter(dead).copied().collect();
-        dead.into_iter().filter_map(|a| self.lift(a)).collect()
+        dead.into_iter()
+            .filter_map(|a| self.remove_fence(a))
+            .collect()
     }
 
     /// The machine names another boot while the old one was still heard: two machines share an identity, and neither
     /// boot proves anything about what stands now.
-    pub fn doubt(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
+    pub fn replace_boot_id(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
         for attempt in self.daemons.get(&daemon).into_iter().flatten() {
             let fence = self.fences.get_mut(attempt);
-            if let Some(Some(Runner::Machine { boot_id: then, .. })) =
+            if let Some(Some(PossibleRunner::Machine { boot_id: then, .. })) =
                 fence.map(|fence| &mut fence.runner)
             {
                 *then = Arc::clone(boot_id);
@@ -174,32 +180,35 @@ impl Fences {
     }
 
     /// Takes one fence whose time is over.
-    pub fn take_over(&mut self, now: Moment) -> Option<Fence> {
+    pub fn take_expired(&mut self, now: MonotonicTime) -> Option<Fence> {
         let (at, attempt) = *self.ends.first()?;
         if at > now {
             return None;
         }
-        self.lift(attempt)
+        self.remove_fence(attempt)
     }
 
     /// Takes every fence of an inherited task.
     pub fn take_inherited(&mut self) -> Vec<Fence> {
         let inherited = self.inherited.clone();
-        inherited.into_iter().filter_map(|a| self.lift(a)).collect()
+        inherited
+            .into_iter()
+            .filter_map(|a| self.remove_fence(a))
+            .collect()
     }
 
     /// When the next fence is over.
-    pub fn next(&self) -> Option<Moment> {
+    pub fn next_end_at(&self) -> Option<MonotonicTime> {
         self.ends.first().map(|(at, _)| *at)
     }
 
     /// Whether any attempt of this task runs or may run.
-    pub fn guards_task(&self, task: TaskId) -> bool {
+    pub fn has_task(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
 
     /// Whether anything runs or may run on this daemon's machine.
-    pub fn guards_daemon(&self, daemon: DaemonId) -> bool {
+    pub fn has_daemon(&self, daemon: DaemonId) -> bool {
         self.daemons.contains_key(&daemon)
     }
 
@@ -208,23 +217,27 @@ impl Fences {
     }
 
     /// After a boot a stored fence stands in full: the relay does not know how long it was away.
-    pub fn restore(&mut self, record: &FenceRecord, now: Moment) {
+    pub fn restore(&mut self, record: &FenceRecord, now: MonotonicTime) {
         let name = record.conversation.clone();
         let conversation = name.map(|name| ConversationKey {
             tenant: record.tenant.clone(),
             name,
         });
-        self.raise(Fence {
+        self.insert_fence(Fence {
             attempt: record.attempt,
             task: record.task,
             conversation,
             runner: Some(record.runner.clone()),
-            guard: Guard::Until(now + record.full_ms),
+            guard: FenceGuard::Until(now + record.full_ms),
         });
     }
 }
 
-fn forget<K: Ord>(index: &mut BTreeMap<K, BTreeSet<AttemptId>>, key: &K, attempt: AttemptId) {
+fn remove_from_index<K: Ord>(
+    index: &mut BTreeMap<K, BTreeSet<AttemptId>>,
+    key: &K,
+    attempt: AttemptId,
+) {
     if let Some(attempts) = index.get_mut(key) {
         attempts.remove(&attempt);
         if attempts.is_empty() {
@@ -252,8 +265,8 @@ mod tests {
         DaemonId(Uuid::from_u128(n))
     }
 
-    fn machine(n: u128, boot_id: &str) -> Option<Runner> {
-        Some(Runner::Machine {
+    fn machine(n: u128, boot_id: &str) -> Option<PossibleRunner> {
+        Some(PossibleRunner::Machine {
             daemon: daemon(n),
             boot_id: boot_id.into(),
         })
@@ -269,19 +282,19 @@ mod tests {
     /// Attempt 1 of task 1, conversation "c", on daemon 1 under boot "b".
     fn leased() -> Fences {
         let mut fences = Fences::default();
-        fences.raise(Fence {
+        fences.insert_fence(Fence {
             attempt: attempt(1),
             task: task(1),
             conversation: Some(talk("c")),
             runner: machine(1, "b"),
-            guard: Guard::Leased,
+            guard: FenceGuard::Leased,
         });
         fences
     }
 
     fn may(fences: &Fences, t: u128, key: Option<&str>, at: u64) -> bool {
         let key = key.map(talk);
-        let verdict = fences.may_lease(task(t), key.as_ref(), Moment(at));
+        let verdict = fences.check_lease(task(t), key.as_ref(), MonotonicTime(at));
         verdict.is_ok()
     }
 
@@ -297,7 +310,7 @@ mod tests {
         };
         assert!(
             fences
-                .may_lease(task(2), Some(&elsewhere), Moment(0))
+                .check_lease(task(2), Some(&elsewhere), MonotonicTime(0))
                 .is_ok()
         );
     }
@@ -305,42 +318,48 @@ mod tests {
     #[test]
     fn without_proof_of_death_no_successor_is_leased_before_the_limit() {
         let mut fences = leased();
-        let fence = fences.unproven(attempt(1), Moment(100)).unwrap();
-        assert_eq!(fence.guard, Guard::Until(Moment(100)));
+        let fence = fences.fence_until(attempt(1), MonotonicTime(100)).unwrap();
+        assert_eq!(fence.guard, FenceGuard::Until(MonotonicTime(100)));
         assert!(!may(&fences, 1, None, 99) && !may(&fences, 2, Some("c"), 99));
         assert!(may(&fences, 1, None, 100) && may(&fences, 2, Some("c"), 100));
         assert_eq!(
-            (fences.next(), fences.take_over(Moment(99))),
-            (Some(Moment(100)), None)
+            (fences.next_end_at(), fences.take_expired(MonotonicTime(99))),
+            (Some(MonotonicTime(100)), None)
         );
-        assert_eq!(fences.take_over(Moment(100)).unwrap().attempt, attempt(1));
+        assert_eq!(
+            fences.take_expired(MonotonicTime(100)).unwrap().attempt,
+            attempt(1)
+        );
         assert!(may(&fences, 1, None, 0), "gone for good");
     }
 
     #[test]
     fn a_receipt_lifts_it_at_once_and_a_second_one_finds_nothing() {
         let mut fences = leased();
-        fences.unproven(attempt(1), Moment(100));
-        assert!(fences.lift(attempt(1)).is_some());
+        fences.fence_until(attempt(1), MonotonicTime(100));
+        assert!(fences.remove_fence(attempt(1)).is_some());
         assert!(may(&fences, 1, Some("c"), 0));
-        assert_eq!((fences.lift(attempt(1)), fences.next()), (None, None));
-        assert!(fences.unproven(attempt(1), Moment(5)).is_none());
+        assert_eq!(
+            (fences.remove_fence(attempt(1)), fences.next_end_at()),
+            (None, None)
+        );
+        assert!(fences.fence_until(attempt(1), MonotonicTime(5)).is_none());
     }
 
     #[test]
     fn another_boot_of_that_machine_proves_death_and_the_same_boot_does_not() {
         let mut fences = leased();
-        fences.raise(Fence {
+        fences.insert_fence(Fence {
             attempt: attempt(2),
             task: task(2),
             conversation: None,
             runner: machine(1, "b"),
-            guard: Guard::Until(Moment(100)),
+            guard: FenceGuard::Until(MonotonicTime(100)),
         });
-        assert!(fences.booted(daemon(1), "b").is_empty());
-        assert!(fences.booted(daemon(2), "new").is_empty());
+        assert!(fences.remove_rebooted(daemon(1), "b").is_empty());
+        assert!(fences.remove_rebooted(daemon(2), "new").is_empty());
         assert!(!may(&fences, 1, None, 0) && !may(&fences, 2, None, 0));
-        assert_eq!(fences.booted(daemon(1), "new").len(), 2);
+        assert_eq!(fences.remove_rebooted(daemon(1), "new").len(), 2);
         assert!(may(&fences, 1, Some("c"), 0) && may(&fences, 2, None, 0));
     }
 
@@ -348,34 +367,37 @@ mod tests {
     fn no_machines_boot_says_anything_about_an_agent_that_held_the_lease_itself() {
         let mut fences = Fences::default();
         let name = "reviewer".into();
-        fences.raise(Fence {
+        fences.insert_fence(Fence {
             attempt: attempt(1),
             task: task(1),
             conversation: None,
-            runner: Some(Runner::Agent { name }),
-            guard: Guard::Until(Moment(100)),
+            runner: Some(PossibleRunner::Agent { name }),
+            guard: FenceGuard::Until(MonotonicTime(100)),
         });
-        assert!(fences.booted(daemon(1), "new").is_empty() && fences.take_inherited().is_empty());
+        assert!(
+            fences.remove_rebooted(daemon(1), "new").is_empty()
+                && fences.take_inherited().is_empty()
+        );
         assert!(!may(&fences, 1, None, 99) && may(&fences, 1, None, 100));
     }
 
     #[test]
     fn the_longest_of_several_fences_is_named() {
         let mut fences = leased();
-        fences.unproven(attempt(1), Moment(100));
-        fences.raise(Fence {
+        fences.fence_until(attempt(1), MonotonicTime(100));
+        fences.insert_fence(Fence {
             attempt: attempt(2),
             task: task(3),
             conversation: Some(talk("c")),
             runner: machine(2, "x"),
-            guard: Guard::Until(Moment(300)),
+            guard: FenceGuard::Until(MonotonicTime(300)),
         });
         let key = talk("c");
         let named = fences
-            .may_lease(task(1), Some(&key), Moment(0))
+            .check_lease(task(1), Some(&key), MonotonicTime(0))
             .unwrap_err();
         assert_eq!(named.attempt, attempt(2));
-        let later = fences.may_lease(task(1), Some(&key), Moment(200));
+        let later = fences.check_lease(task(1), Some(&key), MonotonicTime(200));
         assert_eq!(later.unwrap_err().attempt, attempt(2));
     }
 
@@ -387,15 +409,15 @@ mod tests {
             tenant: tenant("acme"),
             task: task(1),
             conversation: Some("c".into()),
-            runner: Runner::Machine {
+            runner: PossibleRunner::Machine {
                 daemon: daemon(1),
                 boot_id: "b".into(),
             },
             full_ms: 35_000,
         };
-        fences.restore(&record, Moment(7));
-        fences.restore(&record, Moment(9));
-        assert_eq!(fences.next(), Some(Moment(35_009)));
+        fences.restore(&record, MonotonicTime(7));
+        fences.restore(&record, MonotonicTime(9));
+        assert_eq!(fences.next_end_at(), Some(MonotonicTime(35_009)));
         assert!(!may(&fences, 2, Some("c"), 35_008) && may(&fences, 2, Some("c"), 35_009));
     }
 }

@@ -5,47 +5,49 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::id::{TaskId, TenantId, TenantScope};
-use crate::input::{Finished, Frame, FrameBody, Input, Prior, Removable, Submit};
+use crate::input::{
+    AttemptFrame, CoreCommand, FinishedTask, FrameBody, PriorSubmission, RemovableTask, SubmitTask,
+};
 use crate::record::{IdempotencyRecord, ProgressRecord};
 
 /// It is there and means nothing: damage that must not pass for nothing, or it would be written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unreadable;
+pub struct UnreadableRecord;
 
 /// What the store has of something, if it has it.
-pub type Stored<T> = Result<Option<T>, Unreadable>;
+pub type StoredLookup<T> = Result<Option<T>, UnreadableRecord>;
 
 /// What is known of a task that a daemon lists, when the core hears of it.
 #[derive(Clone, Debug, Default)]
-pub enum Looked {
+pub enum TaskLookup {
     /// Nobody could look yet, or it was open then and may have ended since.
     #[default]
     Open,
     /// It is not there, and what is not there does not come back: nobody has to look again.
     Missing,
-    Finished(Finished),
+    Finished(FinishedTask),
 }
 
-impl Looked {
-    pub fn ended(found: Option<Finished>) -> Self {
-        found.map_or(Looked::Missing, Looked::Finished)
+impl TaskLookup {
+    pub fn from_finished(found: Option<FinishedTask>) -> Self {
+        found.map_or(TaskLookup::Missing, TaskLookup::Finished)
     }
 }
 
 /// What is stored of tasks that the core does not hold.
-pub trait Shelf {
+pub trait StoredTasks {
     /// `None` also where the task is not finished.
-    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished>;
+    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<FinishedTask>;
 
     /// The same for a daemon, whose frames do not name the tenant.
-    fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished>;
+    fn finished_in_scope(&self, scope: &TenantScope, task: TaskId) -> Option<FinishedTask>;
 
-    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable>;
+    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<RemovableTask>;
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord>;
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> StoredLookup<IdempotencyRecord>;
 
     /// Of a live task; the newest, durable or not.
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>>;
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> StoredLookup<Arc<ProgressRecord>>;
 }
 
 impl Core {
@@ -54,12 +56,12 @@ impl Core {
         clippy::too_many_lines,
         reason = "one arm per input, and each only names what it needs"
     )]
-    pub fn load_finished(&self, input: &mut Input, shelf: &impl Shelf) {
+    pub fn load_stored_records(&self, input: &mut CoreCommand, shelf: &impl StoredTasks) {
         match input {
-            Input::Submit(submit) | Input::Start { submit, .. } => {
-                submit.prior = self.stored_prior(submit, shelf);
+            CoreCommand::Submit(submit) | CoreCommand::Start { submit, .. } => {
+                submit.prior_submission = self.stored_submission(submit, shelf);
             }
-            Input::Claim {
+            CoreCommand::Claim {
                 agent,
                 task,
                 finished,
@@ -69,7 +71,7 @@ impl Core {
                     *finished = shelf.finished(&agent.tenant, task);
                 }
             }
-            Input::PickUp {
+            CoreCommand::PickUp {
                 agent,
                 task,
                 finished,
@@ -79,28 +81,28 @@ impl Core {
                     *finished = shelf.finished(&agent.tenant, *task);
                 }
             }
-            Input::Held(call) => {
+            CoreCommand::AgentLeaseCall(call) => {
                 if self.is_live(call.task) {
-                    if call.verb.adds_progress() {
-                        call.known = shelf.progress(&call.agent.tenant, call.task);
+                    if call.verb.updates_progress() {
+                        call.stored_progress = shelf.progress(&call.agent.tenant, call.task);
                     }
                 } else {
                     call.finished = shelf.finished(&call.agent.tenant, call.task);
                 }
             }
-            Input::Cancel {
+            CoreCommand::Cancel {
                 tenant,
                 task,
                 finished,
                 ..
             }
-            | Input::Answer {
+            | CoreCommand::Answer {
                 tenant,
                 task,
                 finished,
                 ..
             }
-            | Input::Resume {
+            | CoreCommand::Resume {
                 tenant,
                 task,
                 finished,
@@ -110,17 +112,17 @@ impl Core {
                     *finished = shelf.finished(tenant, *task);
                 }
             }
-            Input::UpdateProgress {
+            CoreCommand::UpdateProgress {
                 tenant,
                 task,
-                known,
+                stored_progress: known,
                 finished,
                 ..
             }
-            | Input::Block {
+            | CoreCommand::Block {
                 tenant,
                 task,
-                known,
+                stored_progress: known,
                 finished,
                 ..
             } => {
@@ -130,63 +132,67 @@ impl Core {
                     *finished = shelf.finished(tenant, *task);
                 }
             }
-            Input::Operate(operate) => {
+            CoreCommand::Operate(operate) => {
                 if !self.is_live(operate.task) {
                     operate.finished = shelf.finished(&operate.tenant, operate.task);
                 }
             }
-            Input::Frame(frame) => self.load_for_frame(frame, shelf),
-            Input::SessionOpened { hello, .. } => {
+            CoreCommand::Frame(frame) => self.load_frame_records(frame, shelf),
+            CoreCommand::SessionOpened { hello, .. } => {
                 for active in &mut hello.active {
                     // The session has looked already; only a task that ended since is read here.
-                    let open = matches!(active.looked, Looked::Open);
-                    if open && !self.is_live(active.re.task) {
-                        let found = shelf.finished_within(&hello.scope, active.re.task);
-                        active.looked = Looked::ended(found);
+                    let open = matches!(active.lookup, TaskLookup::Open);
+                    if open && !self.is_live(active.frame_ref.task) {
+                        let found = shelf.finished_in_scope(&hello.scope, active.frame_ref.task);
+                        active.lookup = TaskLookup::from_finished(found);
                     }
                 }
             }
-            Input::RemoveFinished {
+            CoreCommand::RemoveFinished {
                 tasks, finished, ..
             } => {
                 let over = tasks.iter().filter(|(_, task)| !self.is_live(*task));
                 finished.extend(over.filter_map(|(tenant, task)| shelf.removable(tenant, *task)));
             }
-            Input::PauseScheduler { .. }
-            | Input::UnpauseScheduler { .. }
-            | Input::SchedulerStatus { .. }
-            | Input::OperateDaemon(_)
-            | Input::ReleaseInherited { .. }
-            | Input::HoldDispatch { .. }
-            | Input::ForgetDaemon { .. }
-            | Input::Inspect { .. }
-            | Input::ListParked { .. }
-            | Input::ListDaemons { .. }
-            | Input::FindDaemon { .. }
-            | Input::ForgetDaemons { .. }
-            | Input::SessionClosed { .. }
-            | Input::Heartbeat { .. }
-            | Input::Activity(_)
-            | Input::Hold { .. }
-            | Input::DeliveryFailed { .. }
-            | Input::Tick => {}
+            CoreCommand::PauseScheduler { .. }
+            | CoreCommand::UnpauseScheduler { .. }
+            | CoreCommand::SchedulerStatus { .. }
+            | CoreCommand::OperateDaemon(_)
+            | CoreCommand::ReleaseInherited { .. }
+            | CoreCommand::SuspendDispatch { .. }
+            | CoreCommand::ForgetDaemon { .. }
+            | CoreCommand::Inspect { .. }
+            | CoreCommand::ListParked { .. }
+            | CoreCommand::ListDaemons { .. }
+            | CoreCommand::FindDaemon { .. }
+            | CoreCommand::ForgetDaemons { .. }
+            | CoreCommand::SessionClosed { .. }
+            | CoreCommand::Heartbeat { .. }
+            | CoreCommand::Activity(_)
+            | CoreCommand::ExtendLeases { .. }
+            | CoreCommand::DeliveryFailed { .. }
+            | CoreCommand::Tick => {}
         }
     }
 
-    fn load_for_frame(&self, frame: &mut Frame, shelf: &impl Shelf) {
-        let live = self.tasks.get(&frame.re.task);
-        if let Some(live) = live.filter(|_| frame.adds_progress()) {
-            frame.known = shelf.progress(&live.record().tenant, live.id());
+    fn load_frame_records(&self, frame: &mut AttemptFrame, shelf: &impl StoredTasks) {
+        let live = self.tasks.get(&frame.frame_ref.task);
+        if let Some(live) = live.filter(|_| frame.updates_progress()) {
+            frame.stored_progress = shelf.progress(&live.record().tenant, live.id());
         }
         let daemon = self.roster.daemon_of(frame.session);
         let speaker = daemon.and_then(|daemon| self.roster.get(daemon));
         // Whoever is not heard needs no answer from the disk.
         if let Some(speaker) = speaker.filter(|_| live.is_none()) {
-            frame.finished = shelf.finished_within(&speaker.scope, frame.re.task);
+            frame.finished = shelf.finished_in_scope(&speaker.scope, frame.frame_ref.task);
         }
     }
 
-    fn stored_prior(&self, submit: &Submit, shelf: &impl Shelf) -> Stored<Prior> {
+    fn stored_submission(
+        &self,
+        submit: &SubmitTask,
+        shelf: &impl StoredTasks,
+    ) -> StoredLookup<PriorSubmission> {
         let tenant = &submit.spec.tenant;
         let Some(key) = submit.spec.idempotency_key.as_deref() else {
             return Ok(None);
@@ -195,7 +201,7 @@ impl Core {
             return Ok(None);
         };
         let over = (!self.is_live(known.task)).then(|| shelf.finished(tenant, known.task));
-        Ok(Some(Prior {
+        Ok(Some(PriorSubmission {
             task: known.task,
             digest: known.digest,
             finished: over.flatten().map(|finished| finished.record),
@@ -203,88 +209,94 @@ impl Core {
     }
 }
 
-impl Frame {
-    fn adds_progress(&self) -> bool {
+impl AttemptFrame {
+    fn updates_progress(&self) -> bool {
         matches!(self.body, FrameBody::Goal(_))
     }
 }
 
-impl Input {
+impl CoreCommand {
     /// The task whose stored progress it adds to: all that was handed over before must be readable first.
-    pub fn progress_of(&self) -> Option<TaskId> {
+    pub fn progress_task(&self) -> Option<TaskId> {
         match self {
-            Input::UpdateProgress { task, .. } | Input::Block { task, .. } => Some(*task),
-            Input::Frame(frame) => frame.adds_progress().then_some(frame.re.task),
-            Input::Held(call) => call.verb.adds_progress().then_some(call.task),
-            Input::Submit(_)
-            | Input::Start { .. }
-            | Input::Claim { .. }
-            | Input::PickUp { .. }
-            | Input::Cancel { .. }
-            | Input::Operate(_)
-            | Input::Answer { .. }
-            | Input::Resume { .. }
-            | Input::SchedulerStatus { .. }
-            | Input::OperateDaemon(_)
-            | Input::PauseScheduler { .. }
-            | Input::UnpauseScheduler { .. }
-            | Input::ReleaseInherited { .. }
-            | Input::ForgetDaemon { .. }
-            | Input::Inspect { .. }
-            | Input::ListParked { .. }
-            | Input::ListDaemons { .. }
-            | Input::FindDaemon { .. }
-            | Input::RemoveFinished { .. }
-            | Input::ForgetDaemons { .. }
-            | Input::HoldDispatch { .. }
-            | Input::SessionOpened { .. }
-            | Input::SessionClosed { .. }
-            | Input::Heartbeat { .. }
-            | Input::Activity(_)
-            | Input::Hold { .. }
-            | Input::DeliveryFailed { .. }
-            | Input::Tick => None,
+            CoreCommand::UpdateProgress { task, .. } | CoreCommand::Block { task, .. } => {
+                Some(*task)
+            }
+            CoreCommand::Frame(frame) => frame.updates_progress().then_some(frame.frame_ref.task),
+            CoreCommand::AgentLeaseCall(call) => call.verb.updates_progress().then_some(call.task),
+            CoreCommand::Submit(_)
+            | CoreCommand::Start { .. }
+            | CoreCommand::Claim { .. }
+            | CoreCommand::PickUp { .. }
+            | CoreCommand::Cancel { .. }
+            | CoreCommand::Operate(_)
+            | CoreCommand::Answer { .. }
+            | CoreCommand::Resume { .. }
+            | CoreCommand::SchedulerStatus { .. }
+            | CoreCommand::OperateDaemon(_)
+            | CoreCommand::PauseScheduler { .. }
+            | CoreCommand::UnpauseScheduler { .. }
+            | CoreCommand::ReleaseInherited { .. }
+            | CoreCommand::ForgetDaemon { .. }
+            | CoreCommand::Inspect { .. }
+            | CoreCommand::ListParked { .. }
+            | CoreCommand::ListDaemons { .. }
+            | CoreCommand::FindDaemon { .. }
+            | CoreCommand::RemoveFinished { .. }
+            | CoreCommand::ForgetDaemons { .. }
+            | CoreCommand::SuspendDispatch { .. }
+            | CoreCommand::SessionOpened { .. }
+            | CoreCommand::SessionClosed { .. }
+            | CoreCommand::Heartbeat { .. }
+            | CoreCommand::Activity(_)
+            | CoreCommand::ExtendLeases { .. }
+            | CoreCommand::DeliveryFailed { .. }
+            | CoreCommand::Tick => None,
         }
     }
 
     /// Tasks whose stored record it may need.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
-            Input::Cancel { task, .. }
-            | Input::Answer { task, .. }
-            | Input::UpdateProgress { task, .. }
-            | Input::Block { task, .. }
-            | Input::Resume { task, .. }
-            | Input::PickUp { task, .. } => vec![*task],
-            Input::Operate(operate) => vec![operate.task],
-            Input::Claim { task, .. } => task.iter().copied().collect(),
-            Input::Held(call) => vec![call.task],
-            Input::Frame(frame) => vec![frame.re.task],
-            Input::SessionOpened { hello, .. } => {
-                hello.active.iter().map(|active| active.re.task).collect()
+            CoreCommand::Cancel { task, .. }
+            | CoreCommand::Answer { task, .. }
+            | CoreCommand::UpdateProgress { task, .. }
+            | CoreCommand::Block { task, .. }
+            | CoreCommand::Resume { task, .. }
+            | CoreCommand::PickUp { task, .. } => vec![*task],
+            CoreCommand::Operate(operate) => vec![operate.task],
+            CoreCommand::Claim { task, .. } => task.iter().copied().collect(),
+            CoreCommand::AgentLeaseCall(call) => vec![call.task],
+            CoreCommand::Frame(frame) => vec![frame.frame_ref.task],
+            CoreCommand::SessionOpened { hello, .. } => hello
+                .active
+                .iter()
+                .map(|active| active.frame_ref.task)
+                .collect(),
+            CoreCommand::RemoveFinished { tasks, .. } => {
+                tasks.iter().map(|(_, task)| *task).collect()
             }
-            Input::RemoveFinished { tasks, .. } => tasks.iter().map(|(_, task)| *task).collect(),
             // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
-            Input::Submit(_)
-            | Input::Start { .. }
-            | Input::PauseScheduler { .. }
-            | Input::UnpauseScheduler { .. }
-            | Input::SchedulerStatus { .. }
-            | Input::OperateDaemon(_)
-            | Input::ReleaseInherited { .. }
-            | Input::HoldDispatch { .. }
-            | Input::ForgetDaemon { .. }
-            | Input::Inspect { .. }
-            | Input::ListParked { .. }
-            | Input::ListDaemons { .. }
-            | Input::FindDaemon { .. }
-            | Input::ForgetDaemons { .. }
-            | Input::SessionClosed { .. }
-            | Input::Heartbeat { .. }
-            | Input::Activity(_)
-            | Input::Hold { .. }
-            | Input::DeliveryFailed { .. }
-            | Input::Tick => Vec::new(),
+            CoreCommand::Submit(_)
+            | CoreCommand::Start { .. }
+            | CoreCommand::PauseScheduler { .. }
+            | CoreCommand::UnpauseScheduler { .. }
+            | CoreCommand::SchedulerStatus { .. }
+            | CoreCommand::OperateDaemon(_)
+            | CoreCommand::ReleaseInherited { .. }
+            | CoreCommand::SuspendDispatch { .. }
+            | CoreCommand::ForgetDaemon { .. }
+            | CoreCommand::Inspect { .. }
+            | CoreCommand::ListParked { .. }
+            | CoreCommand::ListDaemons { .. }
+            | CoreCommand::FindDaemon { .. }
+            | CoreCommand::ForgetDaemons { .. }
+            | CoreCommand::SessionClosed { .. }
+            | CoreCommand::Heartbeat { .. }
+            | CoreCommand::Activity(_)
+            | CoreCommand::ExtendLeases { .. }
+            | CoreCommand::DeliveryFailed { .. }
+            | CoreCommand::Tick => Vec::new(),
         }
     }
 }

@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, CloseReason, DaemonView, Downstream, Reply, Write};
-use crate::force_limit::Target;
+use crate::core::{Core, CoreTurn};
+use crate::effects::{
+    CloseReason, CommitDependency, CoreReply, DaemonMessage, DaemonView, RecordChange,
+};
+use crate::force_limit::OperationTarget;
 use crate::id::{DaemonId, RequestId, TenantScope};
-use crate::input::Actor;
-use crate::record::{DaemonChange, DaemonOperation, DrainMark, Standing};
+use crate::input::RequestActor;
+use crate::record::{DaemonChange, DaemonCondition, DaemonOperation, DrainMark};
 use crate::reject::Rejection;
 
 /// An operator's word on one daemon.
@@ -21,7 +23,7 @@ pub struct OperateDaemon {
     /// The caller's: a tenant runs only its own daemons.
     pub scope: TenantScope,
     pub daemon: DaemonId,
-    pub by: Actor,
+    pub by: RequestActor,
     /// Only the end of a drain may go without.
     pub reason: Arc<str>,
     pub operation: DaemonOperation,
@@ -37,29 +39,34 @@ impl DaemonOperation {
 }
 
 impl Core {
-    pub(crate) fn operate_daemon(&mut self, operate: OperateDaemon, turn: &mut Turn<'_>) {
+    pub(crate) fn operate_daemon(&mut self, operate: OperateDaemon, turn: &mut CoreTurn<'_>) {
         let request = operate.request;
-        match self.daemon_operated(operate, turn) {
-            Ok(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
+        match self.try_operate_daemon(operate, turn) {
+            Ok(view) => turn.reply(
+                request,
+                CommitDependency::Everything,
+                CoreReply::Daemon(Box::new(view)),
+            ),
             Err(code) => turn.refuse(request, code),
         }
     }
 
-    fn daemon_operated(
+    fn try_operate_daemon(
         &mut self,
         operate: OperateDaemon,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) -> Result<DaemonView, Rejection> {
         let daemon = operate.daemon;
         if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
             return Err(Rejection::ReasonMissing);
         }
-        if !self.may_run(&operate.scope, daemon) {
+        if !self.may_operate_daemon(&operate.scope, daemon) {
             return Err(Rejection::UnknownDaemon);
         }
-        let target = Target::Daemon(daemon);
-        self.forced.admit(operate.by.token, target, turn.now.at)?;
-        let before = self.stands(daemon);
+        let target = OperationTarget::Daemon(daemon);
+        self.operator_limit
+            .admit(operate.by.token, target, turn.now.monotonic)?;
+        let before = self.daemon_condition(daemon);
         match operate.operation {
             DaemonOperation::Drain => {
                 let mark = DrainMark {
@@ -67,74 +74,85 @@ impl Core {
                     reason: Arc::clone(&operate.reason),
                     since: turn.now.wall,
                 };
-                self.mark_drained(daemon, Some(mark), turn);
+                self.set_drain_mark(daemon, Some(mark), turn);
             }
-            DaemonOperation::Undrain => self.mark_drained(daemon, None, turn),
-            DaemonOperation::Disconnect => self.disconnect(daemon, turn),
+            DaemonOperation::Undrain => self.set_drain_mark(daemon, None, turn),
+            DaemonOperation::Disconnect => self.disconnect_daemon(daemon, turn),
         }
-        if before != self.stands(daemon) {
-            self.note_change(operate, before, turn);
+        if before != self.daemon_condition(daemon) {
+            self.record_daemon_change(operate, before, turn);
         }
         let view = self.daemon_view(daemon, turn.now);
         view.ok_or(Rejection::UnknownDaemon)
     }
 
     /// Its attempts go on under their leases; it comes back by itself.
-    fn disconnect(&mut self, daemon: DaemonId, turn: &mut Turn<'_>) {
+    fn disconnect_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
         if let Some(session) = self.roster.session_of(daemon) {
-            self.hang_up(session, CloseReason::Disconnected, turn);
+            self.close_session(session, CloseReason::Disconnected, turn);
         }
     }
 
     /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
-    pub(crate) fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
-        let record = self.daemons.get(daemon);
+    pub(crate) fn may_operate_daemon(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
+        let record = self.daemon_registry.get(daemon);
         record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
     }
 
-    fn stands(&self, daemon: DaemonId) -> Standing {
-        let record = self.daemons.get(daemon);
-        Standing {
+    fn daemon_condition(&self, daemon: DaemonId) -> DaemonCondition {
+        let record = self.daemon_registry.get(daemon);
+        DaemonCondition {
             drained: record.is_some_and(|record| record.drained.is_some()),
             connected: self.roster.session_of(daemon).is_some(),
         }
     }
 
     /// The daemon hears of it in any case: it says itself that it rests, until it is told otherwise.
-    fn mark_drained(&mut self, daemon: DaemonId, mark: Option<DrainMark>, turn: &mut Turn<'_>) {
+    fn set_drain_mark(
+        &mut self,
+        daemon: DaemonId,
+        mark: Option<DrainMark>,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let withdrawn = mark.is_none();
-        if let Some(record) = self.daemons.mark(daemon, mark) {
-            self.roster.set_drained(daemon, !withdrawn, turn.now.at);
-            turn.write(Write::PutDaemon(record));
+        if let Some(record) = self.daemon_registry.set_drain_mark(daemon, mark) {
+            self.roster
+                .set_drained(daemon, !withdrawn, turn.now.monotonic);
+            turn.push_change(RecordChange::PutDaemon(record));
         }
         if let Some(session) = self.roster.session_of(daemon) {
-            let drain = Downstream::Drain { withdrawn };
-            turn.tell(After::Everything, session, drain);
+            let drain = DaemonMessage::Drain { withdrawn };
+            turn.send_to_session(CommitDependency::Everything, session, drain);
         }
     }
 
-    fn note_change(&mut self, operate: OperateDaemon, before: Standing, turn: &mut Turn<'_>) {
-        let Some(record) = self.daemons.get(operate.daemon) else {
+    fn record_daemon_change(
+        &mut self,
+        operate: OperateDaemon,
+        before: DaemonCondition,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let Some(record) = self.daemon_registry.get(operate.daemon) else {
             return;
         };
         if mutant!(DrainUnaudited) {
             return;
         }
         let (mut by, mut reason) = (operate.by.name, operate.reason);
-        bounds::clip(&mut by, bounds::NAME_BYTES);
-        bounds::clip(&mut reason, bounds::NOTE_BYTES);
+        bounds::clip(&mut by, bounds::MAX_NAME_BYTES);
+        bounds::clip(&mut reason, bounds::MAX_NOTE_BYTES);
         let change = DaemonChange {
             daemon: operate.daemon,
             scope: record.scope.clone(),
             name: Arc::clone(&record.name),
             operation: operate.operation,
             before,
-            after: self.stands(operate.daemon),
+            after: self.daemon_condition(operate.daemon),
             by,
             reason,
             at: turn.now.wall,
         };
-        self.daemon_changes.note(change);
-        turn.write(Write::PutDaemonChanges(self.daemon_changes.clone()));
+        self.daemon_changes.record_change(change);
+        turn.push_change(RecordChange::PutDaemonChanges(self.daemon_changes.clone()));
     }
 }

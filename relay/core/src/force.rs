@@ -5,34 +5,36 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Forced, ForcedEnd};
+use crate::attempt::{ForceAttemptEnd, ForcedEnd, MachineEvent};
 use crate::bounds;
 use crate::contract;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply};
-use crate::force_limit::Target;
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply};
+use crate::force_limit::OperationTarget;
 use crate::id::{AttemptId, RequestId, TaskId, TenantId};
-use crate::input::{Actor, Finished};
-use crate::live::Live;
-use crate::record::{AttemptState, Audit, EventKind, Operation, State, TaskState};
+use crate::input::{FinishedTask, RequestActor};
+use crate::live::LiveTask;
+use crate::record::{
+    AttemptState, AttemptStateKind, AuditedOperation, OperatorAudit, TaskState, TimelineEventKind,
+};
 use crate::reject::Rejection;
 use crate::timers::TimerSet;
 
 /// An operator's word on one task.
 #[derive(Debug)]
-pub struct Operate {
+pub struct OperateTask {
     pub request: RequestId,
     pub tenant: TenantId,
     pub task: TaskId,
-    pub by: Actor,
+    pub by: RequestActor,
     /// Only the end of a pause may go without.
     pub reason: Arc<str>,
-    pub verb: Verb,
-    pub finished: Option<Finished>,
+    pub operation: TaskOperation,
+    pub finished: Option<FinishedTask>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Verb {
+pub enum TaskOperation {
     /// Takes a leased attempt away; the task is queued again, behind the successor rule. The attempt is the one that the
     /// caller saw; without it, the open one.
     ForceRelease {
@@ -55,170 +57,195 @@ pub enum Verb {
     Unpause,
 }
 
-impl Verb {
+impl TaskOperation {
     fn needs_reason(&self) -> bool {
-        !matches!(self, Verb::Unpause)
+        !matches!(self, TaskOperation::Unpause)
     }
 
     pub fn name(&self) -> &'static str {
-        self.operation().as_str()
+        self.audited_operation().as_str()
     }
 
-    fn operation(&self) -> Operation {
+    fn audited_operation(&self) -> AuditedOperation {
         match self {
-            Verb::ForceRelease { .. } => Operation::ForceRelease,
-            Verb::ForceFail { .. } => Operation::ForceFail,
-            Verb::Retry { .. } => Operation::Retry,
-            Verb::Complete { overridden, .. } if *overridden && !mutant!(OverrideUnrecorded) => {
-                Operation::CompleteOverridden
+            TaskOperation::ForceRelease { .. } => AuditedOperation::ForceRelease,
+            TaskOperation::ForceFail { .. } => AuditedOperation::ForceFail,
+            TaskOperation::Retry { .. } => AuditedOperation::Retry,
+            TaskOperation::Complete { overridden, .. }
+                if *overridden && !mutant!(OverrideUnrecorded) =>
+            {
+                AuditedOperation::CompleteOverridden
             }
-            Verb::Complete { .. } => Operation::Complete,
-            Verb::Pause => Operation::Pause,
-            Verb::Unpause => Operation::Unpause,
+            TaskOperation::Complete { .. } => AuditedOperation::Complete,
+            TaskOperation::Pause => AuditedOperation::Pause,
+            TaskOperation::Unpause => AuditedOperation::Unpause,
         }
     }
 
     /// What becomes of the newest attempt. One that has ended stays as it is: another one follows it.
-    fn leaves(&self, newest: &State) -> AttemptState {
+    fn resulting_state(&self, newest: &AttemptState) -> AttemptStateKind {
         let ended = newest.end().is_some();
         match self {
-            Verb::ForceRelease { .. } => AttemptState::Released,
-            Verb::ForceFail { .. } => AttemptState::Failed,
-            Verb::Complete { .. } if !ended => AttemptState::Completed,
-            Verb::Retry { .. } if !ended => AttemptState::HandedOff,
-            Verb::Complete { .. } | Verb::Retry { .. } | Verb::Pause | Verb::Unpause => {
-                newest.name()
-            }
+            TaskOperation::ForceRelease { .. } => AttemptStateKind::Released,
+            TaskOperation::ForceFail { .. } => AttemptStateKind::Failed,
+            TaskOperation::Complete { .. } if !ended => AttemptStateKind::Completed,
+            TaskOperation::Retry { .. } if !ended => AttemptStateKind::HandedOff,
+            TaskOperation::Complete { .. }
+            | TaskOperation::Retry { .. }
+            | TaskOperation::Pause
+            | TaskOperation::Unpause => newest.kind(),
         }
     }
 }
 
 impl Core {
-    pub(crate) fn operate(&mut self, operate: Operate, turn: &mut Turn<'_>) {
+    pub(crate) fn operate_task(&mut self, operate: OperateTask, turn: &mut CoreTurn<'_>) {
         let (request, task) = (operate.request, operate.task);
-        match self.operated(operate, turn) {
-            Ok(reply) => turn.reply(request, After::Task(task), reply),
+        match self.try_operate_task(operate, turn) {
+            Ok(reply) => turn.reply(request, CommitDependency::Task(task), reply),
             Err(code) => turn.refuse(request, code),
         }
     }
 
-    fn operated(&mut self, mut operate: Operate, turn: &mut Turn<'_>) -> Result<Reply, Rejection> {
-        if operate.verb.needs_reason() && operate.reason.trim().is_empty() {
+    fn try_operate_task(
+        &mut self,
+        mut operate: OperateTask,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<CoreReply, Rejection> {
+        if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
             return Err(Rejection::ReasonMissing);
         }
-        let mut live = self.operated_task(&mut operate)?;
-        let target = Target::Task(operate.task);
+        let mut live = self.take_operated_task(&mut operate)?;
+        let target = OperationTarget::Task(operate.task);
         let admitted = self
-            .forced
-            .admit(operate.by.token, target, turn.now.at)
-            .and_then(|()| self.suits(&live, &operate.verb));
+            .operator_limit
+            .admit(operate.by.token, target, turn.now.monotonic)
+            .and_then(|()| self.check_operation(&live, &operate.operation));
         if let Err(code) = admitted {
-            self.put_back(live, turn);
+            self.put_back_operated(live, turn);
             return Err(code);
         }
-        if matches!(operate.verb, Verb::Pause) && live.record().paused.is_some() {
-            self.put_back(live, turn);
-            return Ok(Reply::Already);
+        if matches!(operate.operation, TaskOperation::Pause) && live.record().paused.is_some() {
+            self.put_back_operated(live, turn);
+            return Ok(CoreReply::Already);
         }
-        audit(&mut live, &operate);
-        self.carry_out(&mut live, operate, turn);
-        Ok(Reply::Task(self.keep(live, turn)))
+        record_audit(&mut live, &operate);
+        self.run_operation(&mut live, operate, turn);
+        Ok(CoreReply::Task(self.put_back_task(live, turn)))
     }
 
     /// Of finished tasks only a retry wants more than to hear that they are.
-    fn operated_task(&mut self, operate: &mut Operate) -> Result<Box<Live>, Rejection> {
-        if let Some(live) = self.take(&operate.tenant, operate.task) {
+    fn take_operated_task(
+        &mut self,
+        operate: &mut OperateTask,
+    ) -> Result<Box<LiveTask>, Rejection> {
+        if let Some(live) = self.take_task(&operate.tenant, operate.task) {
             return Ok(live);
         }
         let finished = operate.finished.take();
         let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
         let known = known.ok_or(Rejection::UnknownTask)?;
-        match operate.verb {
-            Verb::Retry { .. } => Ok(Box::new(reopen(known))),
-            Verb::ForceRelease { .. }
-            | Verb::ForceFail { .. }
-            | Verb::Complete { .. }
-            | Verb::Pause
-            | Verb::Unpause => Err(Rejection::AlreadyFinished),
+        match operate.operation {
+            TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(known))),
+            TaskOperation::ForceRelease { .. }
+            | TaskOperation::ForceFail { .. }
+            | TaskOperation::Complete { .. }
+            | TaskOperation::Pause
+            | TaskOperation::Unpause => Err(Rejection::AlreadyFinished),
         }
     }
 
-    fn put_back(&mut self, live: Box<Live>, turn: &mut Turn<'_>) {
+    fn put_back_operated(&mut self, live: Box<LiveTask>, turn: &mut CoreTurn<'_>) {
         if !live.is_reopened() {
-            self.keep(live, turn);
+            self.put_back_task(live, turn);
         }
     }
 
-    fn suits(&self, live: &Live, verb: &Verb) -> Result<(), Rejection> {
+    fn check_operation(&self, live: &LiveTask, verb: &TaskOperation) -> Result<(), Rejection> {
         match verb {
-            Verb::ForceRelease { attempt } => {
-                is_meant(live, *attempt)?;
+            TaskOperation::ForceRelease { attempt } => {
+                check_seen_attempt(live, *attempt)?;
                 if live.is_newest_leased() {
                     // Another attempt follows it.
-                    has_room(live)
+                    check_attempt_limit(live)
                 } else {
                     Err(Rejection::NotHeld)
                 }
             }
-            Verb::ForceFail { attempt } => {
-                is_meant(live, *attempt)?;
-                let over = live.newest().state.end().is_some();
+            TaskOperation::ForceFail { attempt } => {
+                check_seen_attempt(live, *attempt)?;
+                let over = live.newest_attempt().state.end().is_some();
                 if over {
                     Err(Rejection::NotOpen)
                 } else {
                     Ok(())
                 }
             }
-            Verb::Retry { allow_unsafe } => self.may_retry(live, *allow_unsafe),
-            Verb::Complete { overridden, .. } => may_complete(live, *overridden),
-            Verb::Unpause if live.record().paused.is_none() => Err(Rejection::NotPaused),
-            Verb::Pause | Verb::Unpause => Ok(()),
+            TaskOperation::Retry { allow_unsafe } => self.check_retry(live, *allow_unsafe),
+            TaskOperation::Complete { overridden, .. } => check_complete(live, *overridden),
+            TaskOperation::Unpause if live.record().paused.is_none() => Err(Rejection::NotPaused),
+            TaskOperation::Pause | TaskOperation::Unpause => Ok(()),
         }
     }
 
-    fn carry_out(&mut self, live: &mut Live, operate: Operate, turn: &mut Turn<'_>) {
-        let (by, reason) = (operate.by, operate.reason);
-        match operate.verb {
-            Verb::ForceRelease { .. } => self.force(live, ForcedEnd::Released, reason, turn),
-            Verb::ForceFail { .. } => self.force(live, ForcedEnd::Failed, reason, turn),
-            Verb::Retry { .. } => self.retry(live, by.name, reason, turn),
-            Verb::Complete { result, .. } => {
-                if live.newest().state.end().is_some() {
-                    // Its end is final: what a person adds stands beside it.
-                    self.add_attempt(live, true, turn);
-                }
-                self.force(live, ForcedEnd::Completed { result }, reason, turn);
-            }
-            Verb::Pause => self.pause_task(live, by, reason, turn),
-            Verb::Unpause => self.unpause_task(live, reason, turn),
-        }
-    }
-
-    fn force(
+    fn run_operation(
         &mut self,
-        live: &mut Live,
+        live: &mut LiveTask,
+        operate: OperateTask,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let (by, reason) = (operate.by, operate.reason);
+        match operate.operation {
+            TaskOperation::ForceRelease { .. } => {
+                self.force_attempt_end(live, ForcedEnd::Released, reason, turn)
+            }
+            TaskOperation::ForceFail { .. } => {
+                self.force_attempt_end(live, ForcedEnd::Failed, reason, turn)
+            }
+            TaskOperation::Retry { .. } => self.retry_on_request(live, by.name, reason, turn),
+            TaskOperation::Complete { result, .. } => {
+                if live.newest_attempt().state.end().is_some() {
+                    // Its end is final: what a person adds stands beside it.
+                    self.queue_attempt(live, true, turn);
+                }
+                self.force_attempt_end(live, ForcedEnd::Completed { result }, reason, turn);
+            }
+            TaskOperation::Pause => self.pause_task(live, by, reason, turn),
+            TaskOperation::Unpause => self.unpause_task(live, reason, turn),
+        }
+    }
+
+    fn force_attempt_end(
+        &mut self,
+        live: &mut LiveTask,
         into: ForcedEnd,
         mut reason: Arc<str>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let record = live.record_mut();
         (record.retry, record.attention) = (None, None);
         live.retry_at = None;
-        bounds::clip(&mut reason, bounds::WORDS_BYTES);
-        let forced = Forced { into, reason };
-        self.apply(live, Event::Forced(forced), None, turn);
+        bounds::clip(&mut reason, bounds::MAX_TEXT_BYTES);
+        let forced = ForceAttemptEnd { end: into, reason };
+        self.apply_event(live, MachineEvent::Forced(forced), None, turn);
     }
 
     /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
-    fn retry(&mut self, live: &mut Live, by: Arc<str>, reason: Arc<str>, turn: &mut Turn<'_>) {
+    fn retry_on_request(
+        &mut self,
+        live: &mut LiveTask,
+        by: Arc<str>,
+        reason: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if live.is_reopened() {
             self.fence_inherited(live, turn.now);
         }
-        live.note(EventKind::RetryAsked, Some(reason));
-        self.send_on(live, by, turn);
+        live.add_event(TimelineEventKind::RetryAsked, Some(reason));
+        self.start_successor(live, by, turn);
     }
 
-    fn may_retry(&self, live: &Live, allow_unsafe: bool) -> Result<(), Rejection> {
+    fn check_retry(&self, live: &LiveTask, allow_unsafe: bool) -> Result<(), Rejection> {
         match live.record().state {
             TaskState::Failed
             | TaskState::TimedOut
@@ -235,14 +262,14 @@ impl Core {
             }
             TaskState::Completed | TaskState::Canceled => return Err(Rejection::AlreadyFinished),
         }
-        has_room(live)?;
+        check_attempt_limit(live)?;
         if live.record().counters.dispatches >= self.config.max_dispatches {
             return Err(Rejection::DispatchLimit);
         }
         if live.is_reopened() {
-            self.has_room_for(&live.spec)?;
+            self.check_open_limits(&live.spec)?;
         }
-        if live.newest().retry_safe || allow_unsafe {
+        if live.newest_attempt().retry_safe || allow_unsafe {
             Ok(())
         } else {
             Err(Rejection::UnsafeRetry)
@@ -251,24 +278,27 @@ impl Core {
 }
 
 /// With the states that it finds; what it leaves is known before it is done.
-fn audit(live: &mut Live, operate: &Operate) {
-    let newest = &live.newest().state;
+fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
+    let newest = &live.newest_attempt().state;
     let mut by = Arc::clone(&operate.by.name);
-    bounds::clip(&mut by, bounds::NAME_BYTES);
-    let audit = Audit {
-        operation: operate.verb.operation(),
+    bounds::clip(&mut by, bounds::MAX_NAME_BYTES);
+    let audit = OperatorAudit {
+        operation: operate.operation.audited_operation(),
         by,
-        attempt_before: newest.name(),
-        attempt_after: operate.verb.leaves(newest),
+        attempt_before: newest.kind(),
+        attempt_after: operate.operation.resulting_state(newest),
         task_before: live.record().state,
     };
     let reason = Some(Arc::clone(&operate.reason));
-    live.note(EventKind::Forced(audit), reason.filter(|r| !r.is_empty()));
+    live.add_event(
+        TimelineEventKind::Forced(audit),
+        reason.filter(|r| !r.is_empty()),
+    );
 }
 
 /// It is the attempt that the caller saw, and nobody ends it already.
-fn is_meant(live: &Live, attempt: Option<AttemptId>) -> Result<(), Rejection> {
-    if attempt.is_some_and(|attempt| attempt != live.newest().id) {
+fn check_seen_attempt(live: &LiveTask, attempt: Option<AttemptId>) -> Result<(), Rejection> {
+    if attempt.is_some_and(|attempt| attempt != live.newest_attempt().id) {
         return Err(Rejection::StaleAttempt);
     }
     if live.record().cancel.is_some() {
@@ -277,8 +307,8 @@ fn is_meant(live: &Live, attempt: Option<AttemptId>) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn has_room(live: &Live) -> Result<(), Rejection> {
-    if live.record().attempts.len() >= bounds::ATTEMPTS {
+fn check_attempt_limit(live: &LiveTask) -> Result<(), Rejection> {
+    if live.record().attempts.len() >= bounds::MAX_ATTEMPTS {
         Err(Rejection::DispatchLimit)
     } else {
         Ok(())
@@ -286,31 +316,34 @@ fn has_room(live: &Live) -> Result<(), Rejection> {
 }
 
 /// Somebody has worked on it, and the receipts seen meet the contract unless an operator says that this does not matter.
-fn may_complete(live: &Live, overridden: bool) -> Result<(), Rejection> {
-    is_meant(live, None)?;
-    match &live.newest().state {
-        State::Queued => return Err(Rejection::NotBegun),
-        State::Ended(_) if live.record().attention.is_none() => return Err(Rejection::NotOpen),
-        State::Ended(_) => has_room(live)?,
-        State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { .. }
-        | State::Parked(_) => {}
+fn check_complete(live: &LiveTask, overridden: bool) -> Result<(), Rejection> {
+    check_seen_attempt(live, None)?;
+    match &live.newest_attempt().state {
+        AttemptState::Queued => return Err(Rejection::NotBegun),
+        AttemptState::Ended(_) if live.record().attention.is_none() => {
+            return Err(Rejection::NotOpen);
+        }
+        AttemptState::Ended(_) => check_attempt_limit(live)?,
+        AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::CleaningUp { .. }
+        | AttemptState::Parked(_) => {}
     }
-    if overridden || contract::unmet(&live.spec, live.newest()).is_empty() {
+    if overridden || contract::unmet_task_requirements(&live.spec, live.newest_attempt()).is_empty()
+    {
         Ok(())
     } else {
         Err(Rejection::ContractUnmet)
     }
 }
 
-fn reopen(finished: Finished) -> Live {
-    let mut live = Live::new(finished.spec, finished.record, TimerSet::default());
-    live.reopen();
+fn reopen_finished(finished: FinishedTask) -> LiveTask {
+    let mut live = LiveTask::new(finished.spec, finished.record, TimerSet::default());
+    live.mark_reopened();
     live
 }

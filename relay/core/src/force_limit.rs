@@ -7,49 +7,49 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::id::{DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::reject::Rejection;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
-const MOST: u32 = 10;
+const MAX_PER_WINDOW: u32 = 10;
 const WINDOW_MS: u64 = 60_000;
 
 /// What a verb is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Target {
+pub(crate) enum OperationTarget {
     Task(TaskId),
     Tenant(TenantId),
     Daemon(DaemonId),
     Scheduler,
 }
 
-impl From<&TenantScope> for Target {
+impl From<&TenantScope> for OperationTarget {
     fn from(scope: &TenantScope) -> Self {
         match scope {
-            TenantScope::All => Target::Scheduler,
-            TenantScope::One(tenant) => Target::Tenant(tenant.clone()),
+            TenantScope::All => OperationTarget::Scheduler,
+            TenantScope::One(tenant) => OperationTarget::Tenant(tenant.clone()),
         }
     }
 }
 
-type Key = (TokenId, Target);
+type RateLimitKey = (TokenId, OperationTarget);
 
 #[derive(Debug, Default)]
-pub(crate) struct ForceLimit {
-    recent: VecDeque<(Moment, Key)>,
-    counts: BTreeMap<Key, u32>,
+pub(crate) struct OperatorRateLimit {
+    recent: VecDeque<(MonotonicTime, RateLimitKey)>,
+    counts: BTreeMap<RateLimitKey, u32>,
 }
 
-impl ForceLimit {
+impl OperatorRateLimit {
     /// Counts one more, or says that it is one too many; those are not counted.
     pub(crate) fn admit(
         &mut self,
         who: TokenId,
-        target: Target,
-        now: Moment,
+        target: OperationTarget,
+        now: MonotonicTime,
     ) -> Result<(), Rejection> {
-        self.forget(now);
+        self.drop_expired(now);
         let key = (who, target);
         let count = self.counts.entry(key.clone()).or_default();
-        if *count >= MOST && !mutant!(ForceLimitIgnored) {
+        if *count >= MAX_PER_WINDOW && !mutant!(ForceLimitIgnored) {
             return Err(Rejection::RateLimited);
         }
         *count += 1;
@@ -57,7 +57,7 @@ impl ForceLimit {
         Ok(())
     }
 
-    fn forget(&mut self, now: Moment) {
+    fn drop_expired(&mut self, now: MonotonicTime) {
         while let Some((at, key)) = self.recent.front() {
             if now.since(*at) < WINDOW_MS {
                 return;
@@ -83,27 +83,36 @@ mod tests {
         TokenId(Uuid::from_u128(n))
     }
 
-    fn task(n: u128) -> Target {
-        Target::Task(TaskId(Uuid::from_u128(n)))
+    fn task(n: u128) -> OperationTarget {
+        OperationTarget::Task(TaskId(Uuid::from_u128(n)))
     }
 
     #[test]
     fn ten_within_a_minute_for_each_credential_and_target_and_the_eleventh_waits() {
-        let mut limit = ForceLimit::default();
+        let mut limit = OperatorRateLimit::default();
         for n in 0..10 {
-            assert_eq!(limit.admit(token(1), task(1), Moment(n * 1_000)), Ok(()));
+            assert_eq!(
+                limit.admit(token(1), task(1), MonotonicTime(n * 1_000)),
+                Ok(())
+            );
         }
-        let late = Moment(59_999);
+        let late = MonotonicTime(59_999);
         assert_eq!(
             limit.admit(token(1), task(1), late),
             Err(Rejection::RateLimited)
         );
         assert_eq!(limit.admit(token(2), task(1), late), Ok(()), "another one");
         assert_eq!(limit.admit(token(1), task(2), late), Ok(()), "another task");
-        assert_eq!(limit.admit(token(1), Target::Scheduler, late), Ok(()));
-        assert_eq!(limit.admit(token(1), task(1), Moment(60_000)), Ok(()));
         assert_eq!(
-            limit.admit(token(1), task(1), Moment(60_999)),
+            limit.admit(token(1), OperationTarget::Scheduler, late),
+            Ok(())
+        );
+        assert_eq!(
+            limit.admit(token(1), task(1), MonotonicTime(60_000)),
+            Ok(())
+        );
+        assert_eq!(
+            limit.admit(token(1), task(1), MonotonicTime(60_999)),
             Err(Rejection::RateLimited),
             "one place became free, not ten"
         );
@@ -111,11 +120,13 @@ mod tests {
 
     #[test]
     fn what_is_older_than_a_minute_takes_no_memory() {
-        let mut limit = ForceLimit::default();
+        let mut limit = OperatorRateLimit::default();
         for n in 0..1_000 {
-            limit.admit(token(1), task(n), Moment(0)).unwrap();
+            limit.admit(token(1), task(n), MonotonicTime(0)).unwrap();
         }
-        limit.admit(token(1), task(0), Moment(60_000)).unwrap();
+        limit
+            .admit(token(1), task(0), MonotonicTime(60_000))
+            .unwrap();
         assert_eq!((limit.recent.len(), limit.counts.len()), (1, 1));
     }
 }

@@ -9,124 +9,145 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::attempt::{Event, Outcome, Ruled};
+use crate::attempt::{EventOutcome, MachineEvent, RuleAnswer};
 use crate::bounds;
-use crate::contract::{self, Unmet};
-use crate::core::{Core, Turn};
-use crate::effects::{After, Count, Downstream};
+use crate::contract::{self, UnmetRequirement};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreMetric, DaemonMessage};
 use crate::id::{AttemptId, DaemonId, InputId, SessionId};
-use crate::input::{Activity, Completed, Frame, FrameBody, FrameRef, LeaseToken};
-use crate::live::{Live, wall_of};
+use crate::input::{AttemptFrame, CompletedBody, FrameBody, FrameRef, LeaseToken, OutputActivity};
+use crate::live::{LiveTask, wall_time_at};
 use crate::record::{
-    AttemptRecord, EventKind, InputKind, InputRecord, InputState, OpenTool, Phase, State,
-    TaskRecord, Workspace,
+    AttemptRecord, AttemptState, InputKind, InputRecord, InputState, LifecyclePhase, OpenTool,
+    TaskRecord, TimelineEventKind, WorkspaceReport,
 };
 use crate::reject::Rejection;
 use crate::rules;
 use crate::spec::TaskSpec;
-use crate::time::Wall;
+use crate::time::WallTime;
 use crate::timers::TimerKey;
 
 /// Where an answer to a frame goes.
 #[derive(Clone, Copy)]
-pub(crate) struct From {
+pub(crate) struct FrameOrigin {
     pub(crate) session: SessionId,
     pub(crate) daemon: DaemonId,
-    pub(crate) re: FrameRef,
+    pub(crate) frame_ref: FrameRef,
     pub(crate) control_seq: u64,
 }
 
 impl Core {
-    pub(crate) fn frame(&mut self, mut frame: Frame, turn: &mut Turn<'_>) {
+    pub(crate) fn handle_frame(&mut self, mut frame: AttemptFrame, turn: &mut CoreTurn<'_>) {
         bounds::clip_body(&mut frame.body);
         if let Some(workspace) = &mut frame.workspace {
             bounds::clip_workspace(workspace);
         }
         let Some(daemon) = self.roster.daemon_of(frame.session) else {
-            turn.fx
-                .counts
-                .push(Count::FrameRejected(Rejection::UnknownSession));
+            turn.effects
+                .metrics
+                .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
             return;
         };
-        let from = From {
+        let from = FrameOrigin {
             session: frame.session,
             daemon,
-            re: frame.re,
+            frame_ref: frame.frame_ref,
             control_seq: frame.control_seq,
         };
-        if frame.re.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
-            return reject(from, Rejection::StaleIncarnation, turn);
+        if frame.frame_ref.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
+            return reject_frame(from, Rejection::StaleIncarnation, turn);
         }
-        if let Some(mut live) = self.tasks.remove(&frame.re.task) {
-            self.live_frame(&mut live, from, frame, turn);
-            self.keep(live, turn);
+        if let Some(mut live) = self.tasks.remove(&frame.frame_ref.task) {
+            self.handle_live_frame(&mut live, from, frame, turn);
+            self.put_back_task(live, turn);
         } else if let Some(finished) = frame.finished.clone() {
-            self.finished_frame(finished, from, frame, turn);
+            self.handle_finished_frame(finished, from, frame, turn);
         } else {
-            reject(from, Rejection::UnknownAttempt, turn);
+            reject_frame(from, Rejection::UnknownAttempt, turn);
         }
     }
 
-    fn live_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
+    fn handle_live_frame(
+        &mut self,
+        live: &mut LiveTask,
+        from: FrameOrigin,
+        frame: AttemptFrame,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if let Err(code) = check_owner(live, from, frame.proof.as_ref(), turn) {
-            return reject(from, code, turn);
+            return reject_frame(from, code, turn);
         }
-        let current = live.newest().id == from.re.attempt && live.is_newest_leased();
-        if current && live.lease_ends().is_some_and(|ends| ends <= turn.now.at) {
+        let current = live.newest_attempt().id == from.frame_ref.attempt && live.is_newest_leased();
+        if current
+            && live
+                .lease_ends_at()
+                .is_some_and(|ends| ends <= turn.now.monotonic)
+        {
             // The frame lost the race against the clock; the sweep would say the same a moment later.
-            self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
+            self.apply_event(
+                live,
+                MachineEvent::TimerExpired(TimerKey::Lease),
+                None,
+                turn,
+            );
         }
-        let stale = live.newest().id != from.re.attempt || !live.is_newest_leased();
+        let stale = live.newest_attempt().id != from.frame_ref.attempt || !live.is_newest_leased();
         let unfenced = mutant!(CompleteUnfenced) && matches!(frame.body, FrameBody::Completed(_));
         if stale && !unfenced {
-            return self.stale_frame(live, from, frame, turn);
+            return self.handle_stale_frame(live, from, frame, turn);
         }
-        let applied = live.newest().control_seq;
+        let applied = live.newest_attempt().control_seq;
         if from.control_seq <= applied && !mutant!(DuplicateTaken) {
-            return known_frame(live, from, turn);
+            return answer_repeated_frame(live, from, turn);
         }
         if from.control_seq > applied + 1 && !mutant!(GapTaken) {
-            return reject_with(from, Rejection::Gap, Some(applied + 1), Vec::new(), turn);
+            return reject_frame_with(from, Rejection::Gap, Some(applied + 1), Vec::new(), turn);
         }
         if lacks_output(&frame.body) {
             // Its number is not used up: it comes again behind the output.
-            return reject(from, Rejection::OutputGap, turn);
+            return reject_frame(from, Rejection::OutputGap, turn);
         }
-        self.next_frame(live, from, frame, turn);
+        self.apply_next_frame(live, from, frame, turn);
     }
 
-    fn next_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
-        let Frame {
+    fn apply_next_frame(
+        &mut self,
+        live: &mut LiveTask,
+        from: FrameOrigin,
+        frame: AttemptFrame,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let AttemptFrame {
             body,
-            known,
+            stored_progress: known,
             observed,
             workspace,
             ..
         } = frame;
         let FrameBody::Goal(word) = body else {
-            return self.machine_frame(live, from, body, (observed, workspace), turn);
+            return self.apply_machine_frame(live, from, body, (observed, workspace), turn);
         };
-        let before = turn.fx.sends.len();
-        match self.holder_says(live, word, known, Some(from.control_seq), turn) {
+        let before = turn.effects.deliveries.len();
+        match self.apply_goal_report(live, word, known, Some(from.control_seq), turn) {
             Ok(_) => {
-                ack(from, from.control_seq, turn);
+                send_ack(from, from.control_seq, turn);
                 // Ahead of what follows from it: a block ends the attempt, and who has ended hears nothing more.
-                turn.fx.sends[before..].rotate_right(1);
+                turn.effects.deliveries[before..].rotate_right(1);
             }
             Err(code) => {
-                live.use_up(from.control_seq);
-                reject(from, code, turn);
+                live.consume_control_seq(from.control_seq);
+                reject_frame(from, code, turn);
             }
         }
     }
 
-    fn machine_frame(
+    fn apply_machine_frame(
         &mut self,
-        live: &mut Live,
-        from: From,
+        live: &mut LiveTask,
+        from: FrameOrigin,
         body: FrameBody,
-        (observed, workspace): (Wall, Option<Box<Workspace>>),
-        turn: &mut Turn<'_>,
+        (observed, workspace): (WallTime, Option<Box<WorkspaceReport>>),
+        turn: &mut CoreTurn<'_>,
     ) {
         let accepts = matches!(body, FrameBody::Accepted);
         let words = if let FrameBody::Phase { message, .. } = &body {
@@ -134,25 +155,25 @@ impl Core {
         } else {
             None
         };
-        let Some(event) = event_of(body, &live.spec, turn.now.wall) else {
-            turn.fx.counts.push(Count::UnknownFrame);
-            return live.use_up(from.control_seq);
+        let Some(event) = frame_event(body, &live.spec, turn.now.wall) else {
+            turn.effects.metrics.push(CoreMetric::UnknownFrame);
+            return live.consume_control_seq(from.control_seq);
         };
         let cancels = matches!(
             event,
-            Event::Phase(Phase::CleanupStarted) | Event::OwnDeadline(_)
+            MachineEvent::Phase(LifecyclePhase::CleanupStarted) | MachineEvent::DaemonDeadline(_)
         );
-        let regressed = if let Event::Phase(phase) = &event {
+        let regressed = if let MachineEvent::Phase(phase) = &event {
             Some(*phase)
         } else {
             None
         };
-        let ruled = if let Event::InputAsked(input, Some(ruled)) = &event {
-            Some((input.id, Arc::clone(&ruled.words)))
+        let ruled = if let MachineEvent::InputAsked(input, Some(ruled)) = &event {
+            Some((input.id, Arc::clone(&ruled.rule_text)))
         } else {
             None
         };
-        match self.apply_numbered(
+        match self.apply_frame_event(
             live,
             event,
             // A daemon that tells no time sends none, which decodes as zero.
@@ -160,52 +181,59 @@ impl Core {
             Some(from.control_seq),
             turn,
         ) {
-            Outcome::Applied => {
-                live.annotate(words);
+            EventOutcome::Applied => {
+                live.set_event_message(words);
                 if let Some((input, rule)) = ruled {
-                    live.annotate(Some(rule));
+                    live.set_event_message(Some(rule));
                     self.send_answer(live, input, turn);
                 }
-                live.note_workspace(from.re.attempt, workspace);
+                live.set_workspace(from.frame_ref.attempt, workspace);
                 if cancels {
-                    note_delivered(live, turn.now.wall);
+                    record_cancel_delivered(live, turn.now.wall);
                 }
                 if accepts {
                     self.confirm_lease(live, from.session, turn);
                 }
-                ack(from, from.control_seq, turn);
+                send_ack(from, from.control_seq, turn);
             }
-            Outcome::Ignored | Outcome::Late => live.use_up(from.control_seq),
-            Outcome::Regressed => {
-                turn.fx.counts.push(Count::PhaseRegression);
-                live.use_up(from.control_seq);
-                note_regression(live, regressed);
+            EventOutcome::Ignored | EventOutcome::Late => {
+                live.consume_control_seq(from.control_seq)
             }
-            Outcome::Refused(Rejection::ContractUnmet) => {
-                live.use_up(from.control_seq);
-                note_refusal(live, from.control_seq);
-                refuse_unmet(live, from, turn);
+            EventOutcome::Regressed => {
+                turn.effects.metrics.push(CoreMetric::PhaseRegression);
+                live.consume_control_seq(from.control_seq);
+                record_phase_regression(live, regressed);
             }
-            Outcome::Refused(code) => {
-                live.use_up(from.control_seq);
-                reject(from, code, turn);
+            EventOutcome::Refused(Rejection::ContractUnmet) => {
+                live.consume_control_seq(from.control_seq);
+                record_refused_completion(live, from.control_seq);
+                reject_unmet_contract(live, from, turn);
+            }
+            EventOutcome::Refused(code) => {
+                live.consume_control_seq(from.control_seq);
+                reject_frame(from, code, turn);
             }
         }
     }
 
     /// The third of the three steps.
-    fn confirm_lease(&mut self, live: &mut Live, session: SessionId, turn: &mut Turn<'_>) {
+    fn confirm_lease(&mut self, live: &mut LiveTask, session: SessionId, turn: &mut CoreTurn<'_>) {
         let granted_ms = live.spec.lease_ttl_ms;
         // Also where settlement had confirmed it already: the worker counts from the send of this frame.
-        live.renew(turn.now.at + granted_ms, &self.config, turn.now.at);
-        let pace_ms = self.config.heartbeat_for(granted_ms);
-        self.roster.quicken(session, pace_ms, turn.now.at);
-        let expires_at = wall_of(turn.now.at + granted_ms, turn.now);
+        live.renew_lease(
+            turn.now.monotonic + granted_ms,
+            &self.config,
+            turn.now.monotonic,
+        );
+        let pace_ms = self.config.heartbeat_ms_for(granted_ms);
+        self.roster
+            .shorten_heartbeat(session, pace_ms, turn.now.monotonic);
+        let expires_at = wall_time_at(turn.now.monotonic + granted_ms, turn.now);
         let to = self.attempt_ref(live);
-        turn.tell(
-            After::Task(live.id()),
+        turn.send_to_session(
+            CommitDependency::Task(live.id()),
             session,
-            Downstream::LeaseConfirmed {
+            DaemonMessage::LeaseConfirmed {
                 to,
                 granted_ms,
                 expires_at,
@@ -213,86 +241,89 @@ impl Core {
         );
     }
 
-    pub(crate) fn activity(&mut self, activity: Activity, turn: &mut Turn<'_>) {
+    pub(crate) fn handle_activity(&mut self, activity: OutputActivity, turn: &mut CoreTurn<'_>) {
         let Some(daemon) = self.roster.daemon_of(activity.session) else {
             return;
         };
-        let re = activity.re;
+        let re = activity.frame_ref;
         let Some(mut live) = self.tasks.remove(&re.task) else {
             return;
         };
-        let newest = live.newest();
-        let named = newest.id == re.attempt && owns(newest, daemon);
+        let newest = live.newest_attempt();
+        let named = newest.id == re.attempt && is_owned_by(newest, daemon);
         let own = (named || mutant!(OutputUnfenced)) && re.incarnation == self.config.incarnation;
-        if own && newest.state.is_leased() && !newest.state.eq(&State::Offered) {
-            let event = Event::Output {
-                sign: activity.sign,
+        if own && newest.state.is_leased() && !newest.state.eq(&AttemptState::Offered) {
+            let event = MachineEvent::Output {
+                sign: activity.signal,
                 tools: activity.tools,
                 end: activity.output_end,
             };
-            self.apply(&mut live, event, None, turn);
+            self.apply_event(&mut live, event, None, turn);
         }
-        self.keep(live, turn);
+        self.put_back_task(live, turn);
     }
 }
 
 /// A frame that was heard before. Whoever sends a refused completion again has not heard that it was.
-fn known_frame(live: &Live, from: From, turn: &mut Turn<'_>) {
-    let newest = live.newest();
-    let refused = newest.refused_seq == Some(from.control_seq);
+fn answer_repeated_frame(live: &LiveTask, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
+    let newest = live.newest_attempt();
+    let refused = newest.refused_completion_seq == Some(from.control_seq);
     if refused && newest.control_seq == from.control_seq {
-        refuse_unmet(live, from, turn);
+        reject_unmet_contract(live, from, turn);
     } else {
-        ack(from, live.written_seq, turn);
+        send_ack(from, live.ackable_seq, turn);
     }
 }
 
-fn note_refusal(live: &mut Live, control_seq: u64) {
-    live.newest_mut().refused_seq = Some(control_seq);
-    note_unmet(live);
+fn record_refused_completion(live: &mut LiveTask, control_seq: u64) {
+    live.newest_attempt_mut().refused_completion_seq = Some(control_seq);
+    record_unmet_contract(live);
 }
 
 /// A completion without its files is on record, with the receipts that were seen.
-pub(crate) fn note_unmet(live: &mut Live) {
-    let unmet = contract::unmet(&live.spec, live.newest());
-    let mut words = contract::words(&unmet);
-    bounds::clip(&mut words, bounds::NOTE_BYTES);
-    let missing = contract::places(&unmet);
-    live.note(EventKind::CompletionRefused { missing }, Some(words));
+pub(crate) fn record_unmet_contract(live: &mut LiveTask) {
+    let unmet = contract::unmet_task_requirements(&live.spec, live.newest_attempt());
+    let mut words = contract::unmet_summary(&unmet);
+    bounds::clip(&mut words, bounds::MAX_NOTE_BYTES);
+    let missing = contract::unmet_bits(&unmet);
+    live.add_event(
+        TimelineEventKind::CompletionRefused { missing },
+        Some(words),
+    );
 }
 
 /// Names every file that is missing. The attempt stays leased, and its timers run.
-fn refuse_unmet(live: &Live, from: From, turn: &mut Turn<'_>) {
-    let unmet = contract::unmet(&live.spec, live.newest());
-    reject_with(from, Rejection::ContractUnmet, None, unmet, turn);
+fn reject_unmet_contract(live: &LiveTask, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
+    let unmet = contract::unmet_task_requirements(&live.spec, live.newest_attempt());
+    reject_frame_with(from, Rejection::ContractUnmet, None, unmet, turn);
 }
 
-fn owns(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
+fn is_owned_by(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
     attempt
-        .daemon()
+        .daemon_holder()
         .is_some_and(|holder| holder.daemon == daemon || mutant!(ForeignFrameTaken))
 }
 
 /// Exists and owned, then proof. A foreign one looks unknown on the wire; the count knows better.
 pub(crate) fn check_owner(
-    live: &Live,
-    from: From,
+    live: &LiveTask,
+    from: FrameOrigin,
     proof: Option<&LeaseToken>,
-    turn: &mut Turn<'_>,
+    turn: &mut CoreTurn<'_>,
 ) -> Result<(), Rejection> {
-    let named = live.record().attempt(from.re.attempt);
-    let Some(attempt) = named.filter(|attempt| attempt.number == from.re.number) else {
+    let named = live.record().attempt(from.frame_ref.attempt);
+    let Some(attempt) = named.filter(|attempt| attempt.number == from.frame_ref.number) else {
         return Err(Rejection::UnknownAttempt);
     };
-    if !owns(attempt, from.daemon) {
-        turn.fx.counts.push(Count::ForeignAttempt {
+    if !is_owned_by(attempt, from.daemon) {
+        turn.effects.metrics.push(CoreMetric::ForeignAttempt {
             daemon: from.daemon,
         });
         return Err(Rejection::UnknownAttempt);
     }
     match proof {
         // A parked attempt has no lease to prove; its holder may still send the receipt.
-        Some(token) if attempt.lease.is_some() && !proves(attempt, token) => {
+        Some(token) if attempt.lease.is_some() && !matches_token(attempt, token) => {
             Err(Rejection::BadProof)
         }
         Some(_) | None => Ok(()),
@@ -300,7 +331,7 @@ pub(crate) fn check_owner(
 }
 
 /// In constant time: how much of a token is right must not show.
-pub(crate) fn proves(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
+pub(crate) fn matches_token(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
     let hash = token_hash(token);
     attempt
         .lease
@@ -312,29 +343,30 @@ pub(crate) fn token_hash(token: &LeaseToken) -> [u8; 32] {
     Sha256::digest(token.0).into()
 }
 
-pub(crate) fn ack(from: From, control_seq: u64, turn: &mut Turn<'_>) {
-    let message = Downstream::Ack {
-        attempt: from.re.attempt,
+pub(crate) fn send_ack(from: FrameOrigin, control_seq: u64, turn: &mut CoreTurn<'_>) {
+    let message = DaemonMessage::Ack {
+        attempt: from.frame_ref.attempt,
         control_seq,
     };
-    let after = After::Task(from.re.task).unless(mutant!(AckBeforePersist));
-    turn.tell(after, from.session, message);
+    let after =
+        CommitDependency::Task(from.frame_ref.task).unless_broken(mutant!(AckBeforePersist));
+    turn.send_to_session(after, from.session, message);
 }
 
-pub(crate) fn reject(from: From, code: Rejection, turn: &mut Turn<'_>) {
-    reject_with(from, code, None, Vec::new(), turn);
+pub(crate) fn reject_frame(from: FrameOrigin, code: Rejection, turn: &mut CoreTurn<'_>) {
+    reject_frame_with(from, code, None, Vec::new(), turn);
 }
 
-fn reject_with(
-    from: From,
+fn reject_frame_with(
+    from: FrameOrigin,
     code: Rejection,
     expected: Option<u64>,
-    unmet: Vec<Unmet>,
-    turn: &mut Turn<'_>,
+    unmet: Vec<UnmetRequirement>,
+    turn: &mut CoreTurn<'_>,
 ) {
-    turn.fx.counts.push(Count::FrameRejected(code));
-    let (attempt, control_seq) = (from.re.attempt, from.control_seq);
-    let message = Downstream::FrameRejected {
+    turn.effects.metrics.push(CoreMetric::FrameRejected(code));
+    let (attempt, control_seq) = (from.frame_ref.attempt, from.control_seq);
+    let message = DaemonMessage::FrameRejected {
         attempt,
         control_seq,
         code,
@@ -342,23 +374,27 @@ fn reject_with(
         unmet,
     };
     // A refusal may speak of an end that is not durable yet, and a daemon forgets what was refused.
-    turn.tell(After::Task(from.re.task), from.session, message);
+    turn.send_to_session(
+        CommitDependency::Task(from.frame_ref.task),
+        from.session,
+        message,
+    );
 }
 
 /// None for what no attempt hears: words of a newer protocol, and words about the goal.
-pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Option<Event> {
+pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Option<MachineEvent> {
     Some(match body {
-        FrameBody::Accepted => Event::Accepted,
-        FrameBody::Rejected { code, message } => Event::Rejected { code, message },
-        FrameBody::Started => Event::Phase(Phase::Started),
+        FrameBody::Accepted => MachineEvent::Accepted,
+        FrameBody::Rejected { code, message } => MachineEvent::Rejected { code, message },
+        FrameBody::Started => MachineEvent::Phase(LifecyclePhase::Started),
         FrameBody::Phase {
-            phase: Phase::CleanupStarted,
+            phase: LifecyclePhase::CleanupStarted,
             deadline: Some(timer),
             ..
-        } => Event::OwnDeadline(timer),
-        FrameBody::Phase { phase, .. } => Event::Phase(phase),
-        FrameBody::ToolStarted { id, name } => Event::ToolStarted(OpenTool { id, name }),
-        FrameBody::ToolFinished { id } => Event::ToolFinished(id),
+        } => MachineEvent::DaemonDeadline(timer),
+        FrameBody::Phase { phase, .. } => MachineEvent::Phase(phase),
+        FrameBody::ToolStarted { id, name } => MachineEvent::ToolStarted(OpenTool { id, name }),
+        FrameBody::ToolFinished { id } => MachineEvent::ToolFinished(id),
         FrameBody::PermissionRequest {
             input,
             tool_name,
@@ -366,45 +402,45 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Option<Ev
             payload,
         } => {
             let asked = input_record(input, InputKind::Permission, payload, &arguments, now);
-            let ruled = rules::decide(&spec.permission_rules, &tool_name, &arguments);
+            let ruled = rules::find_rule(&spec.permission_rules, &tool_name, &arguments);
             let asked = InputRecord {
                 tool_name: Some(tool_name),
                 ..asked
             };
-            Event::InputAsked(
+            MachineEvent::InputAsked(
                 Box::new(asked),
-                ruled.and_then(|said| Ruled::of(spec, said)),
+                ruled.and_then(|said| RuleAnswer::from_rule(spec, said)),
             )
         }
         FrameBody::Question { input, payload } => {
             let shown = Arc::clone(&payload);
             let asked = input_record(input, InputKind::Question, payload, &shown, now);
-            Event::InputAsked(Box::new(asked), None)
+            MachineEvent::InputAsked(Box::new(asked), None)
         }
-        FrameBody::InputWithdrawn { input } => Event::InputWithdrawn(input),
-        FrameBody::InputReceived { input } => Event::InputReceived(input),
-        FrameBody::Completed(completed) => completion(completed, spec),
-        FrameBody::Errored(errored) => Event::Errored(errored),
-        FrameBody::Canceled(canceled) => Event::Canceled(canceled),
+        FrameBody::InputWithdrawn { input } => MachineEvent::InputWithdrawn(input),
+        FrameBody::InputReceived { input } => MachineEvent::InputReceived(input),
+        FrameBody::Completed(completed) => completion_event(completed, spec),
+        FrameBody::Errored(errored) => MachineEvent::Errored(errored),
+        FrameBody::Canceled(canceled) => MachineEvent::Canceled(canceled),
         FrameBody::Released {
             reason,
             termination,
-        } => Event::Released {
+        } => MachineEvent::Released {
             reason,
             termination,
         },
-        FrameBody::Receipt { termination } => Event::Receipt(termination),
+        FrameBody::Receipt { termination } => MachineEvent::Receipt(termination),
         // Words about the goal go another way.
         FrameBody::Goal(_) | FrameBody::Unknown => return None,
     })
 }
 
 /// A result counts only with every file that the contract asks for.
-fn completion(completed: Completed, spec: &TaskSpec) -> Event {
+fn completion_event(completed: CompletedBody, spec: &TaskSpec) -> MachineEvent {
     if contract::judge_found(spec, &completed.artifacts).is_empty() {
-        Event::Completed(completed)
+        MachineEvent::Completed(completed)
     } else {
-        Event::Unmet(completed)
+        MachineEvent::ContractUnmet(completed)
     }
 }
 
@@ -419,7 +455,7 @@ fn input_record(
     kind: InputKind,
     payload: Arc<[u8]>,
     shown: &[u8],
-    asked: Wall,
+    asked: WallTime,
 ) -> InputRecord {
     InputRecord {
         id,
@@ -433,22 +469,25 @@ fn input_record(
 }
 
 /// On record the first time, for whoever wonders about the attempt; a daemon that says it again and again writes nothing.
-fn note_regression(live: &mut Live, phase: Option<Phase>) {
-    let Some(phase) = phase.filter(|_| !has_regressed(live.record(), live.newest().id)) else {
+fn record_phase_regression(live: &mut LiveTask, phase: Option<LifecyclePhase>) {
+    let Some(phase) =
+        phase.filter(|_| !has_phase_regression(live.record(), live.newest_attempt().id))
+    else {
         return;
     };
-    live.note(EventKind::PhaseRegression(phase), None);
+    live.add_event(TimelineEventKind::PhaseRegression(phase), None);
 }
 
 /// Whether a phase of this attempt came twice or backwards, as far as the timeline goes.
-pub(crate) fn has_regressed(record: &TaskRecord, attempt: AttemptId) -> bool {
+pub(crate) fn has_phase_regression(record: &TaskRecord, attempt: AttemptId) -> bool {
     let mut events = record.timeline.events.iter();
     events.any(|event| {
-        event.attempt == Some(attempt) && matches!(event.kind, EventKind::PhaseRegression(_))
+        event.attempt == Some(attempt)
+            && matches!(event.kind, TimelineEventKind::PhaseRegression(_))
     })
 }
 
-pub(crate) fn note_delivered(live: &mut Live, now: Wall) {
+pub(crate) fn record_cancel_delivered(live: &mut LiveTask, now: WallTime) {
     if live
         .record()
         .cancel
@@ -460,7 +499,7 @@ pub(crate) fn note_delivered(live: &mut Live, now: Wall) {
     if let Some(cancel) = &mut live.record_mut().cancel {
         cancel.delivered = Some(now);
     }
-    live.note(EventKind::CancelDelivered, None);
+    live.add_event(TimelineEventKind::CancelDelivered, None);
 }
 
 /// Whether a body ends the attempt, and if so whether it proves that its processes are gone.

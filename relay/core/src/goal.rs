@@ -9,32 +9,32 @@ use std::sync::Arc;
 use baton_contract::bounds;
 
 use crate::id::{TaskId, TenantId};
-use crate::record::{Evidence, FailedItem, ProgressRecord};
+use crate::record::{EvidenceItem, FailedItem, ProgressRecord};
 use crate::secrets;
-use crate::time::Wall;
+use crate::time::WallTime;
 
-pub const SUMMARY_CHARS: usize = bounds::SUMMARY.most();
-pub const CURSOR_CHARS: usize = bounds::CURSOR.most();
-pub const ITEM_CHARS: usize = bounds::ITEM.most();
+pub const SUMMARY_CHARS: usize = bounds::SUMMARY.limit();
+pub const CURSOR_CHARS: usize = bounds::CURSOR.limit();
+pub const ITEM_CHARS: usize = bounds::ITEM.limit();
 /// Why an item failed.
-pub const REASON_CHARS: usize = bounds::ITEM_REASON.most();
-pub const EVIDENCE_KIND_CHARS: usize = bounds::EVIDENCE_KIND.most();
-pub const EVIDENCE_REF_CHARS: usize = bounds::EVIDENCE_REF.most();
-pub const EVIDENCE_CHARS: usize = bounds::EVIDENCE_SUMMARY.most();
+pub const REASON_CHARS: usize = bounds::ITEM_REASON.limit();
+pub const EVIDENCE_KIND_CHARS: usize = bounds::EVIDENCE_KIND.limit();
+pub const EVIDENCE_REF_CHARS: usize = bounds::EVIDENCE_REF.limit();
+pub const EVIDENCE_CHARS: usize = bounds::EVIDENCE_SUMMARY.limit();
 /// Why a task was blocked, and what would help.
-pub const BLOCK_CHARS: usize = bounds::REASON.most();
-pub const ITEMS: usize = bounds::ITEMS;
-pub const EVIDENCE: usize = bounds::EVIDENCE;
-pub const STATE_REFS: usize = bounds::STATE_REFS;
-pub const STATE_REF_CHARS: usize = bounds::STATE_REF.most();
-const AGENT_SESSION_BYTES: usize = bounds::HANDLE.most();
+pub const BLOCK_CHARS: usize = bounds::REASON.limit();
+pub const MAX_ITEMS: usize = bounds::MAX_ITEMS;
+pub const MAX_EVIDENCE: usize = bounds::MAX_EVIDENCE;
+pub const MAX_STATE_REFS: usize = bounds::MAX_STATE_REFS;
+pub const STATE_REF_CHARS: usize = bounds::STATE_REF.limit();
+const AGENT_SESSION_BYTES: usize = bounds::EXTERNAL_ID.limit();
 /// Of a checkpoint, the newest within this many bytes together.
 const CHECKPOINT_EVIDENCE_BYTES: usize = 48 * 1024;
 const STATE_REFS_BYTES: usize = 32 * 1024;
 const ITEMS_BYTES: usize = 192 * 1024;
 const EVIDENCE_BYTES: usize = 96 * 1024;
 /// Checkpoints that a task keeps; their numbers go on.
-pub const CHECKPOINTS_KEPT: u64 = 50;
+pub const MAX_CHECKPOINTS: u64 = 50;
 
 /// What somebody has to add. Absent leaves as it is; an empty text empties.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct ProgressUpdate {
     pub completed: Vec<Arc<str>>,
     pub failed: Vec<FailedItem>,
     pub cursor: Option<Arc<str>>,
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<EvidenceItem>,
 }
 
 /// A milestone as it is told.
@@ -51,7 +51,7 @@ pub struct ProgressUpdate {
 pub struct CheckpointDraft {
     pub summary: Arc<str>,
     pub cursor: Arc<str>,
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<EvidenceItem>,
     pub agent_session_id: Option<Arc<str>>,
     pub state_refs: Vec<Arc<str>>,
 }
@@ -66,73 +66,73 @@ pub struct BlockDraft {
 
 /// What a holder says about the goal.
 #[derive(Clone, Debug)]
-pub enum GoalWord {
-    Progress(Clean<ProgressUpdate>),
-    Checkpoint(Clean<CheckpointDraft>),
+pub enum GoalReport {
+    Progress(SanitizedText<ProgressUpdate>),
+    Checkpoint(SanitizedText<CheckpointDraft>),
     /// The attempt cannot go on: it is parked, and its processes are ended.
-    Block(Clean<BlockDraft>),
+    Block(SanitizedText<BlockDraft>),
 }
 
 /// Words at the lengths that are kept and without credentials. The core takes no others, and the looking is done before
 /// its turn comes: long words must not hold everybody up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clean<T> {
-    words: T,
+pub struct SanitizedText<T> {
+    text: T,
     redacted: bool,
 }
 
-impl<T: Words> Clean<T> {
-    pub fn new(mut words: T) -> Self {
-        let redacted = words.clean();
-        Self { words, redacted }
+impl<T: SanitizeText> SanitizedText<T> {
+    pub fn new(mut text: T) -> Self {
+        let redacted = text.sanitize();
+        Self { text, redacted }
     }
 
     /// The words, and whether something that looked like a credential was taken out.
     pub(crate) fn into_parts(self) -> (T, bool) {
-        (self.words, self.redacted)
+        (self.text, self.redacted)
     }
 }
 
 /// What somebody says about a goal.
-pub trait Words {
+pub trait SanitizeText {
     /// Brings them to the lengths that are kept, without credentials; says whether one was taken out.
-    fn clean(&mut self) -> bool;
+    fn sanitize(&mut self) -> bool;
 }
 
-impl Words for ProgressUpdate {
-    fn clean(&mut self) -> bool {
+impl SanitizeText for ProgressUpdate {
+    fn sanitize(&mut self) -> bool {
         let mut redacted = false;
         for text in self.summary.iter_mut() {
-            redacted |= clean(text, SUMMARY_CHARS);
+            redacted |= sanitize_text(text, SUMMARY_CHARS);
         }
         for text in self.cursor.iter_mut() {
-            redacted |= clean(text, CURSOR_CHARS);
+            redacted |= sanitize_text(text, CURSOR_CHARS);
         }
         let told = |text: &str| !text.trim().is_empty();
         self.completed.retain(|item| told(item));
         self.failed.retain(|failed| told(&failed.item));
         for item in &mut self.completed {
-            redacted |= clean(item, ITEM_CHARS);
+            redacted |= sanitize_text(item, ITEM_CHARS);
         }
         for FailedItem { item, reason } in &mut self.failed {
-            redacted |= clean(item, ITEM_CHARS) | clean(reason, REASON_CHARS);
+            redacted |= sanitize_text(item, ITEM_CHARS) | sanitize_text(reason, REASON_CHARS);
         }
-        redacted | clean_evidence(&mut self.evidence)
+        redacted | sanitize_evidence(&mut self.evidence)
     }
 }
 
-impl Words for CheckpointDraft {
-    fn clean(&mut self) -> bool {
-        let mut redacted = clean(&mut self.summary, SUMMARY_CHARS);
-        redacted |= clean(&mut self.cursor, CURSOR_CHARS);
-        keep_newest(&mut self.state_refs, STATE_REFS, usize::MAX);
+impl SanitizeText for CheckpointDraft {
+    fn sanitize(&mut self) -> bool {
+        let mut redacted = sanitize_text(&mut self.summary, SUMMARY_CHARS);
+        redacted |= sanitize_text(&mut self.cursor, CURSOR_CHARS);
+        retain_newest(&mut self.state_refs, MAX_STATE_REFS, usize::MAX);
         for reference in &mut self.state_refs {
-            redacted |= clean(reference, STATE_REF_CHARS);
+            redacted |= sanitize_text(reference, STATE_REF_CHARS);
         }
-        keep_newest(&mut self.state_refs, STATE_REFS, STATE_REFS_BYTES);
-        keep_newest(&mut self.evidence, EVIDENCE, usize::MAX);
-        redacted |= clean_evidence(&mut self.evidence);
-        keep_newest(&mut self.evidence, EVIDENCE, CHECKPOINT_EVIDENCE_BYTES);
+        retain_newest(&mut self.state_refs, MAX_STATE_REFS, STATE_REFS_BYTES);
+        retain_newest(&mut self.evidence, MAX_EVIDENCE, usize::MAX);
+        redacted |= sanitize_evidence(&mut self.evidence);
+        retain_newest(&mut self.evidence, MAX_EVIDENCE, CHECKPOINT_EVIDENCE_BYTES);
         // Half an id names another conversation, so one that is too long is none.
         let short = |id: &Arc<str>| id.len() <= AGENT_SESSION_BYTES;
         self.agent_session_id = self.agent_session_id.take().filter(short);
@@ -153,13 +153,16 @@ impl CheckpointDraft {
     }
 }
 
-impl Words for BlockDraft {
-    fn clean(&mut self) -> bool {
-        let mut redacted = clean(&mut self.reason, BLOCK_CHARS);
+impl SanitizeText for BlockDraft {
+    fn sanitize(&mut self) -> bool {
+        let mut redacted = sanitize_text(&mut self.reason, BLOCK_CHARS);
         for hint in self.hint.iter_mut() {
-            redacted |= clean(hint, BLOCK_CHARS);
+            redacted |= sanitize_text(hint, BLOCK_CHARS);
         }
-        self.checkpoint.as_mut().is_some_and(CheckpointDraft::clean) | redacted
+        self.checkpoint
+            .as_mut()
+            .is_some_and(CheckpointDraft::sanitize)
+            | redacted
     }
 }
 
@@ -176,12 +179,12 @@ impl ProgressRecord {
             completed_truncated: 0,
             failed_truncated: 0,
             evidence_truncated: 0,
-            updated: Wall(0),
+            updated: WallTime(0),
         }
     }
 
     /// Adds an update that was cleaned.
-    pub(crate) fn add(&mut self, update: ProgressUpdate, at: Wall) {
+    pub(crate) fn add_update(&mut self, update: ProgressUpdate, at: WallTime) {
         let ProgressUpdate {
             summary,
             completed,
@@ -197,10 +200,10 @@ impl ProgressRecord {
         add_failed(&mut self.failed, failed);
         self.failed.retain(|failed| !done.contains(&*failed.item));
         self.evidence.extend(evidence);
-        self.completed_truncated += keep_newest(&mut self.completed, ITEMS, ITEMS_BYTES);
-        self.failed_truncated += keep_newest(&mut self.failed, ITEMS, ITEMS_BYTES);
+        self.completed_truncated += retain_newest(&mut self.completed, MAX_ITEMS, ITEMS_BYTES);
+        self.failed_truncated += retain_newest(&mut self.failed, MAX_ITEMS, ITEMS_BYTES);
         let earlier = self.evidence_truncated * u64::from(!mutant!(CounterFalls));
-        let gone = keep_newest(&mut self.evidence, EVIDENCE, EVIDENCE_BYTES);
+        let gone = retain_newest(&mut self.evidence, MAX_EVIDENCE, EVIDENCE_BYTES);
         self.evidence_truncated = earlier + gone;
         self.updated = at;
     }
@@ -229,56 +232,57 @@ fn add_failed(known: &mut Vec<FailedItem>, new: Vec<FailedItem>) {
     known.extend(newest_first.into_iter().rev());
 }
 
-fn clean_evidence(evidence: &mut [Evidence]) -> bool {
+fn sanitize_evidence(evidence: &mut [EvidenceItem]) -> bool {
     let mut redacted = false;
-    for Evidence {
+    for EvidenceItem {
         kind,
         reference,
         summary,
     } in evidence
     {
-        redacted |= clean(kind, EVIDENCE_KIND_CHARS);
-        redacted |= clean(reference, EVIDENCE_REF_CHARS) | clean(summary, EVIDENCE_CHARS);
+        redacted |= sanitize_text(kind, EVIDENCE_KIND_CHARS);
+        redacted |=
+            sanitize_text(reference, EVIDENCE_REF_CHARS) | sanitize_text(summary, EVIDENCE_CHARS);
     }
     redacted
 }
 
 /// Credentials first: a cut could leave half of one, which no longer looks like it.
-fn clean(text: &mut Arc<str>, chars: usize) -> bool {
-    let redacted = secrets::remove(text);
+fn sanitize_text(text: &mut Arc<str>, chars: usize) -> bool {
+    let redacted = secrets::redact_in_place(text);
     if let Some((end, _)) = text.char_indices().nth(chars) {
         *text = text[..end].into();
     }
     redacted
 }
 
-trait Weighed {
-    fn bytes(&self) -> usize;
+trait ByteSize {
+    fn byte_size(&self) -> usize;
 }
 
-impl Weighed for Arc<str> {
-    fn bytes(&self) -> usize {
+impl ByteSize for Arc<str> {
+    fn byte_size(&self) -> usize {
         self.len()
     }
 }
 
-impl Weighed for FailedItem {
-    fn bytes(&self) -> usize {
+impl ByteSize for FailedItem {
+    fn byte_size(&self) -> usize {
         self.item.len() + self.reason.len()
     }
 }
 
-impl Weighed for Evidence {
-    fn bytes(&self) -> usize {
+impl ByteSize for EvidenceItem {
+    fn byte_size(&self) -> usize {
         self.kind.len() + self.reference.len() + self.summary.len()
     }
 }
 
 /// Drops the oldest until count and bytes are kept; says how many went.
-fn keep_newest<T: Weighed>(list: &mut Vec<T>, count: usize, bytes: usize) -> u64 {
+fn retain_newest<T: ByteSize>(list: &mut Vec<T>, count: usize, bytes: usize) -> u64 {
     let mut room = bytes;
     let fits = list.iter().rev().take(count).take_while(|item| {
-        let left = room.checked_sub(item.bytes());
+        let left = room.checked_sub(item.byte_size());
         room = left.unwrap_or(0);
         left.is_some()
     });

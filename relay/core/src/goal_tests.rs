@@ -29,13 +29,13 @@ fn failed(item: &str, reason: &str) -> FailedItem {
 #[test]
 fn the_newest_items_stay_and_what_went_is_counted_for_ever() {
     let mut progress = empty();
-    progress.add(done((0..700).map(|n| format!("item {n}"))), Wall(1));
+    progress.add_update(done((0..700).map(|n| format!("item {n}"))), WallTime(1));
     assert_eq!(
         (progress.completed.len(), progress.completed_truncated),
         (500, 200)
     );
     assert_eq!(&*progress.completed[0], "item 200");
-    progress.add(done(["item 700".to_owned()]), Wall(2));
+    progress.add_update(done(["item 700".to_owned()]), WallTime(2));
     assert_eq!(
         (progress.completed.len(), progress.completed_truncated),
         (500, 201)
@@ -47,26 +47,26 @@ fn the_newest_items_stay_and_what_went_is_counted_for_ever() {
 #[test]
 fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
     let mut progress = empty();
-    progress.add(
+    progress.add_update(
         done(["a".to_owned(), "a".to_owned(), "b".to_owned()]),
-        Wall(1),
+        WallTime(1),
     );
-    progress.add(done(["a".to_owned()]), Wall(2));
+    progress.add_update(done(["a".to_owned()]), WallTime(2));
     assert_eq!(progress.completed.len(), 2);
     let update = |list: Vec<FailedItem>| ProgressUpdate {
         failed: list,
         ..ProgressUpdate::default()
     };
-    progress.add(
+    progress.add_update(
         update(vec![
             failed("x", "first"),
             failed("y", "no"),
             failed("x", "last"),
         ]),
-        Wall(3),
+        WallTime(3),
     );
     assert_eq!(progress.failed, [failed("y", "no"), failed("x", "last")]);
-    progress.add(done(["x".to_owned()]), Wall(4));
+    progress.add_update(done(["x".to_owned()]), WallTime(4));
     assert_eq!(progress.failed, [failed("y", "no")], "done after all");
 }
 
@@ -74,7 +74,7 @@ fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
 fn what_says_nothing_is_no_item() {
     let mut update = done([" ".to_owned(), "a".to_owned(), String::new()]);
     update.failed = vec![failed("\t", "no"), failed("x", "")];
-    update.clean();
+    update.sanitize();
     assert_eq!(update.completed, [Arc::from("a")]);
     assert_eq!(update.failed, [failed("x", "")]);
 }
@@ -87,10 +87,10 @@ fn what_is_absent_stays_and_what_is_empty_empties() {
         cursor: cursor.map(Arc::from),
         ..ProgressUpdate::default()
     };
-    progress.add(words(Some("half"), Some("page 3")), Wall(1));
-    progress.add(words(None, Some("")), Wall(2));
+    progress.add_update(words(Some("half"), Some("page 3")), WallTime(1));
+    progress.add_update(words(None, Some("")), WallTime(2));
     assert_eq!((&*progress.summary, &*progress.cursor), ("half", ""));
-    assert_eq!(progress.updated, Wall(2));
+    assert_eq!(progress.updated, WallTime(2));
 }
 
 #[test]
@@ -107,16 +107,16 @@ fn the_longest_record_that_is_legal_fits_into_one_append() {
             })
             .collect(),
         evidence: (0..60)
-            .map(|n| Evidence {
+            .map(|n| EvidenceItem {
                 kind: long(n, 200),
                 reference: long(n, 2_000),
                 summary: long(n, 2_000),
             })
             .collect(),
     };
-    assert!(!update.clean());
+    assert!(!update.sanitize());
     let mut progress = empty();
-    progress.add(update, Wall(1));
+    progress.add_update(update, WallTime(1));
     let bytes = postcard::to_stdvec(&progress).unwrap().len();
     assert!(bytes < 640 * 1024, "{bytes}");
     assert!(progress.completed.len() > 50 && progress.completed_count() == 600);
@@ -131,13 +131,13 @@ fn credentials_are_gone_from_every_field_and_the_cut_leaves_no_half_of_one() {
         completed: vec![secret.into()],
         failed: vec![failed(secret, secret)],
         cursor: Some(secret.into()),
-        evidence: vec![Evidence {
+        evidence: vec![EvidenceItem {
             kind: "log".into(),
             reference: secret.into(),
             summary: format!("{}{secret}", "x ".repeat(EVIDENCE_CHARS / 2 - 9)).into(),
         }],
     };
-    assert!(update.clean());
+    assert!(update.sanitize());
     assert!(!format!("{update:?}").contains("hunter2"), "{update:?}");
     let mut block = BlockDraft {
         reason: secret.into(),
@@ -148,7 +148,7 @@ fn credentials_are_gone_from_every_field_and_the_cut_leaves_no_half_of_one() {
             ..CheckpointDraft::default()
         }),
     };
-    assert!(block.clean());
+    assert!(block.sanitize());
     assert!(!format!("{block:?}").contains("hunter2"), "{block:?}");
 }
 
@@ -165,9 +165,9 @@ proptest! {
         for (completed, told) in updates {
             let mut update = done(completed);
             update.failed = told.iter().map(|(item, reason)| failed(item, reason)).collect();
-            update.clean();
-            progress.add(update, Wall(1));
-            prop_assert!(progress.completed.len() <= ITEMS && progress.failed.len() <= ITEMS);
+            update.sanitize();
+            progress.add_update(update, WallTime(1));
+            prop_assert!(progress.completed.len() <= MAX_ITEMS && progress.failed.len() <= MAX_ITEMS);
             prop_assert!(progress.failed.iter().all(|f| f.reason.chars().count() <= REASON_CHARS));
             let unique: HashSet<_> = progress.completed.iter().collect();
             prop_assert_eq!(unique.len(), progress.completed.len());

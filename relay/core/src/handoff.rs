@@ -8,35 +8,37 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Outcome};
+use crate::attempt::{EventOutcome, MachineEvent};
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, Write};
-use crate::finished::{Stored, Unreadable};
-use crate::goal::{BlockDraft, CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::finished::{StoredLookup, UnreadableRecord};
+use crate::goal::{
+    BlockDraft, CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
+};
 use crate::id::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
-use crate::input::{Actor, Finished, Sign, Termination};
-use crate::live::Live;
+use crate::input::{FinishedTask, OutputSignal, ProcessTermination, RequestActor};
+use crate::live::LiveTask;
 use crate::record::{
-    AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EventKind, ParkCause,
-    ProgressRecord, Resume, State, TaskRecord,
+    AttemptRecord, AttemptState, CheckpointKind, CheckpointRecord, ParkCause, ProgressRecord,
+    ResumeInstructions, TaskAttention, TaskRecord, TimelineEventKind,
 };
 use crate::reject::Rejection;
 
 /// What is stored of a task's progress; none before the first word of it. Where it cannot be read nothing is written over it:
 /// progress is refused, and milestones and blocks, which nobody could say again, leave it as it is.
-pub(crate) type Known = Stored<Arc<ProgressRecord>>;
+pub(crate) type StoredProgress = StoredLookup<Arc<ProgressRecord>>;
 
 /// What became of such a word.
 #[derive(Clone, Debug)]
-pub(crate) struct Said {
+pub(crate) struct GoalOutcome {
     /// None where it cannot be read.
     pub(crate) progress: Option<Arc<ProgressRecord>>,
     pub(crate) checkpoint: Option<Arc<CheckpointRecord>>,
 }
 
 /// How an attempt is parked: by a block, or because its result was not whole.
-pub(crate) struct Park {
+pub(crate) struct ParkRequest {
     pub(crate) cause: ParkCause,
     pub(crate) reason: Arc<str>,
     /// What would help.
@@ -45,7 +47,7 @@ pub(crate) struct Park {
     pub(crate) checkpoint: Option<(CheckpointDraft, bool)>,
     pub(crate) by: Arc<str>,
     /// What the worker said of its processes, where it said so with the same word.
-    pub(crate) termination: Option<Termination>,
+    pub(crate) termination: Option<ProcessTermination>,
     /// The number of the frame that asked for it, where one did.
     pub(crate) control_seq: Option<u64>,
 }
@@ -55,25 +57,25 @@ impl Core {
         &mut self,
         request: RequestId,
         (tenant, task): (&TenantId, TaskId),
-        update: Clean<ProgressUpdate>,
-        known: Known,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        update: SanitizedText<ProgressUpdate>,
+        known: StoredProgress,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(mut live) = self.take(tenant, task) else {
+        let Some(mut live) = self.take_task(tenant, task) else {
             if finished.is_some() && mutant!(FinishedProgresses) {
                 let replaced = ProgressRecord::empty(tenant.clone(), task);
-                turn.write(Write::PutProgress(Arc::new(replaced)));
+                turn.push_change(RecordChange::PutProgress(Arc::new(replaced)));
             }
-            return turn.refuse(request, missing(tenant, finished));
+            return turn.refuse(request, missing_task(tenant, finished));
         };
         let (update, _) = update.into_parts();
         let added = add_progress(&mut live, update, known, turn);
-        let record = self.keep(live, turn);
+        let record = self.put_back_task(live, turn);
         match added {
             Ok(progress) => {
-                let reply = Reply::Progressed { record, progress };
-                turn.reply(request, After::Task(task), reply);
+                let reply = CoreReply::Progressed { record, progress };
+                turn.reply(request, CommitDependency::Task(task), reply);
             }
             Err(code) => turn.refuse(request, code),
         }
@@ -88,20 +90,29 @@ impl Core {
         &mut self,
         request: RequestId,
         (tenant, task): (&TenantId, TaskId),
-        by: Actor,
-        block: Clean<BlockDraft>,
-        known: Known,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        by: RequestActor,
+        block: SanitizedText<BlockDraft>,
+        known: StoredProgress,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(mut live) = self.take(tenant, task) else {
-            return turn.refuse(request, missing(tenant, finished));
+        let Some(mut live) = self.take_task(tenant, task) else {
+            return turn.refuse(request, missing_task(tenant, finished));
         };
-        let outcome = self.park(&mut live, Park::of_block(block, by.name, None), known, turn);
-        let record = self.keep(live, turn);
+        let outcome = self.park_attempt(
+            &mut live,
+            ParkRequest::from_block(block, by.name, None),
+            known,
+            turn,
+        );
+        let record = self.put_back_task(live, turn);
         match outcome {
-            Ok(Said { progress, .. }) => {
-                turn.reply(request, After::Task(task), progressed(record, progress));
+            Ok(GoalOutcome { progress, .. }) => {
+                turn.reply(
+                    request,
+                    CommitDependency::Task(task),
+                    progress_reply(record, progress),
+                );
             }
             Err(code) => turn.refuse(request, code),
         }
@@ -109,24 +120,24 @@ impl Core {
 
     /// Takes a word of whoever holds the newest attempt: a daemon by a numbered frame, an agent by a call. The caller has
     /// checked what comes before a body: shape, owner, proof, lease. Refused, it changes nothing.
-    pub(crate) fn holder_says(
+    pub(crate) fn apply_goal_report(
         &mut self,
-        live: &mut Live,
-        word: GoalWord,
-        known: Known,
+        live: &mut LiveTask,
+        word: GoalReport,
+        known: StoredProgress,
         control_seq: Option<u64>,
-        turn: &mut Turn<'_>,
-    ) -> Result<Said, Rejection> {
-        if live.newest().state == State::Offered {
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<GoalOutcome, Rejection> {
+        if live.newest_attempt().state == AttemptState::Offered {
             return Err(Rejection::WrongOrder);
         }
         let by = holder_name(live);
         let said = match word {
-            GoalWord::Progress(update) => Said {
+            GoalReport::Progress(update) => GoalOutcome {
                 progress: Some(add_progress(live, update.into_parts().0, known, turn)?),
                 checkpoint: None,
             },
-            GoalWord::Checkpoint(draft) => add_checkpoint(
+            GoalReport::Checkpoint(draft) => add_checkpoint(
                 live,
                 draft.into_parts(),
                 CheckpointKind::Progress,
@@ -134,61 +145,61 @@ impl Core {
                 known,
                 turn,
             ),
-            GoalWord::Block(block) => {
-                let park = Park::of_block(block, by, control_seq);
-                return self.park(live, park, known, turn);
+            GoalReport::Block(block) => {
+                let park = ParkRequest::from_block(block, by, control_seq);
+                return self.park_attempt(live, park, known, turn);
             }
         };
         // It moves no state, but it is a sign of life.
-        let sign_of_life = Event::Output {
-            sign: Sign::Event,
+        let sign_of_life = MachineEvent::Output {
+            sign: OutputSignal::Event,
             tools: Vec::new(),
-            end: live.newest().output_end,
+            end: live.newest_attempt().output_end,
         };
-        self.apply(live, sign_of_life, None, turn);
+        self.apply_event(live, sign_of_life, None, turn);
         if let Some(seq) = control_seq {
-            live.newest_mut().control_seq = seq;
+            live.newest_attempt_mut().control_seq = seq;
         }
         Ok(said)
     }
 
     /// Parks the newest attempt, or the task where it waits for its next one. Refused, it changes nothing.
-    pub(crate) fn park(
+    pub(crate) fn park_attempt(
         &mut self,
-        live: &mut Live,
-        park: Park,
-        known: Known,
-        turn: &mut Turn<'_>,
-    ) -> Result<Said, Rejection> {
+        live: &mut LiveTask,
+        park: ParkRequest,
+        known: StoredProgress,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<GoalOutcome, Rejection> {
         check_park(live)?;
         let said = match park.checkpoint.filter(|_| !mutant!(BlockUnwritten)) {
             Some((mut draft, redacted)) => {
                 let stood = known.as_ref().ok().and_then(Option::as_deref);
-                stand_where_it_stood(&mut draft, stood, &park.reason);
+                fill_from_progress(&mut draft, stood, &park.reason);
                 let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
                 add_checkpoint(live, draft, kind, park.by, known, turn)
             }
-            None => Said {
-                progress: progress_of(live, known).ok(),
+            None => GoalOutcome {
+                progress: progress_or_empty(live, known).ok(),
                 checkpoint: None,
             },
         };
         let cause = park.cause;
-        if live.newest().state.end().is_none() {
+        if live.newest_attempt().state.end().is_none() {
             let termination = park.termination;
-            let event = Event::Park { cause, termination };
-            let outcome = self.apply_numbered(live, event, None, park.control_seq, turn);
-            debug_assert_eq!(outcome, Outcome::Applied, "check_park let it through");
-            live.annotate(Some(Arc::clone(&park.reason)));
+            let event = MachineEvent::Park { cause, termination };
+            let outcome = self.apply_frame_event(live, event, None, park.control_seq, turn);
+            debug_assert_eq!(outcome, EventOutcome::Applied, "check_park let it through");
+            live.set_event_message(Some(Arc::clone(&park.reason)));
         } else {
             // It waits for its next attempt, and now for a person instead.
             live.retry_at = None;
             live.record_mut().retry = None;
-            let parked = EventKind::Attention(cause.attention());
-            live.note(parked, Some(Arc::clone(&park.reason)));
+            let parked = TimelineEventKind::Attention(cause.attention_cause());
+            live.add_event(parked, Some(Arc::clone(&park.reason)));
         }
-        live.record_mut().attention = Some(Attention {
-            cause: cause.attention(),
+        live.record_mut().attention = Some(TaskAttention {
+            cause: cause.attention_cause(),
             reason: park.reason,
             hint: park.hint,
             checkpoint: said.checkpoint.as_ref().map(|written| written.id),
@@ -198,57 +209,63 @@ impl Core {
     }
 
     /// Sends a parked task on: attempt N+1, with what this person has to say.
-    pub(crate) fn resume(
+    pub(crate) fn resume_task(
         &mut self,
         request: RequestId,
         (tenant, task): (&TenantId, TaskId),
-        resume: Box<Resume>,
+        resume: Box<ResumeInstructions>,
         seen: Option<AttemptId>,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(mut live) = self.take(tenant, task) else {
-            return turn.refuse(request, missing(tenant, finished));
+        let Some(mut live) = self.take_task(tenant, task) else {
+            return turn.refuse(request, missing_task(tenant, finished));
         };
-        let room = self.open.room_to_say(tenant, &resume, &self.config);
+        let room = self
+            .open_limits
+            .check_room_for_resume(tenant, &resume, &self.config);
         let may = self.check_resume(&live, seen);
         if let Err(code) = may.and(room) {
-            self.keep(live, turn);
+            self.put_back_task(live, turn);
             return turn.refuse(request, code);
         }
         let by = Arc::clone(&resume.by);
         let reason = Arc::clone(&resume.reason);
-        live.note(
-            EventKind::Resumed {
+        live.add_event(
+            TimelineEventKind::Resumed {
                 by: Arc::clone(&by),
             },
             Some(reason),
         );
-        self.send_on(&mut live, by, turn);
+        self.start_successor(&mut live, by, turn);
         if !mutant!(ResumeWordsLost) {
-            live.newest_mut().resume = Some(resume);
+            live.newest_attempt_mut().resume = Some(resume);
         }
-        let record = self.keep(live, turn);
-        turn.reply(request, After::Task(task), Reply::Task(record));
+        let record = self.put_back_task(live, turn);
+        turn.reply(
+            request,
+            CommitDependency::Task(task),
+            CoreReply::Task(record),
+        );
     }
 
     pub(crate) fn check_resume(
         &self,
-        live: &Live,
+        live: &LiveTask,
         seen: Option<AttemptId>,
     ) -> Result<(), Rejection> {
         let record = live.record();
         match seen.map(|seen| record.attempt(seen)) {
             Some(None) => return Err(Rejection::UnknownAttempt),
-            Some(Some(seen)) if seen.id != live.newest().id && !mutant!(SentOnTwice) => {
-                return Err(moved_on(Some(seen)));
+            Some(Some(seen)) if seen.id != live.newest_attempt().id && !mutant!(SentOnTwice) => {
+                return Err(not_parked_reason(Some(seen)));
             }
             Some(Some(_)) | None => {}
         }
         if record.attention.is_none() && !mutant!(SentOnTwice) {
-            return Err(moved_on(record.attempts.iter().rev().nth(1)));
+            return Err(not_parked_reason(record.attempts.iter().rev().nth(1)));
         }
-        let many = record.attempts.len() >= bounds::ATTEMPTS;
+        let many = record.attempts.len() >= bounds::MAX_ATTEMPTS;
         if many || record.counters.dispatches >= self.config.max_dispatches {
             return Err(Rejection::DispatchLimit);
         }
@@ -256,25 +273,32 @@ impl Core {
     }
 
     /// The parked attempt is handed off and its successor queued. What was spent stays spent.
-    pub(crate) fn send_on(&mut self, live: &mut Live, to: Arc<str>, turn: &mut Turn<'_>) {
+    pub(crate) fn start_successor(
+        &mut self,
+        live: &mut LiveTask,
+        to: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let record = live.record_mut();
         record.counters.daemons_lost.clear();
         record.counters.last_failure = None;
-        record.retry_stop = None;
-        let successor = AttemptId(turn.mint.id());
-        if matches!(live.newest().state, State::Parked(_)) && !mutant!(ParkedNotHandedOff) {
-            self.apply(live, Event::HandOff { successor, to }, None, turn);
+        record.retry_stop_reason = None;
+        let successor = AttemptId(turn.id_source.new_id());
+        if matches!(live.newest_attempt().state, AttemptState::Parked(_))
+            && !mutant!(ParkedNotHandedOff)
+        {
+            self.apply_event(live, MachineEvent::HandOff { successor, to }, None, turn);
         } else if live.record().attention.is_some() {
             // It ended before its task waited for a person: the end stays, and who comes too late learns the same.
-            live.newest_mut().handed_to = Some(to);
+            live.newest_attempt_mut().handed_off_to = Some(to);
         }
-        self.add_attempt_as(successor, live, true, turn);
+        self.queue_attempt_as(successor, live, true, turn);
     }
 }
 
-impl Park {
-    pub(crate) fn of_block(
-        block: Clean<BlockDraft>,
+impl ParkRequest {
+    pub(crate) fn from_block(
+        block: SanitizedText<BlockDraft>,
         by: Arc<str>,
         control_seq: Option<u64>,
     ) -> Self {
@@ -293,86 +317,88 @@ impl Park {
 }
 
 /// A task that is not live is finished, or nobody's.
-fn missing(tenant: &TenantId, finished: Option<Finished>) -> Rejection {
+fn missing_task(tenant: &TenantId, finished: Option<FinishedTask>) -> Rejection {
     match finished.filter(|finished| finished.record.tenant == *tenant) {
         Some(_) => Rejection::AlreadyFinished,
         None => Rejection::UnknownTask,
     }
 }
 
-fn check_park(live: &Live) -> Result<(), Rejection> {
+fn check_park(live: &LiveTask) -> Result<(), Rejection> {
     if live.record().cancel.is_some() {
         return Err(Rejection::BeingCanceled);
     }
     if live.record().attention.is_some() {
         return Err(Rejection::AlreadyParked);
     }
-    match &live.newest().state {
+    match &live.newest_attempt().state {
         // An end is on its way already.
-        State::CleaningUp { .. } => Err(Rejection::BeingEnded),
-        State::Parked(_) => Err(Rejection::AlreadyParked),
-        State::Queued
-        | State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::Ended(_) => Ok(()),
+        AttemptState::CleaningUp { .. } => Err(Rejection::BeingEnded),
+        AttemptState::Parked(_) => Err(Rejection::AlreadyParked),
+        AttemptState::Queued
+        | AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::Ended(_) => Ok(()),
     }
 }
 
 /// It does not wait there any more: somebody was quicker, or nobody was needed.
-fn moved_on(from: Option<&AttemptRecord>) -> Rejection {
-    if from.is_some_and(|from| from.handed_to.is_some()) && !mutant!(LoserMisled) {
+fn not_parked_reason(from: Option<&AttemptRecord>) -> Rejection {
+    if from.is_some_and(|from| from.handed_off_to.is_some()) && !mutant!(LoserMisled) {
         Rejection::HandedOff
     } else {
         Rejection::NotParked
     }
 }
 
-pub(crate) fn holder_name(live: &Live) -> Arc<str> {
-    let holder = live.newest().holder.as_ref();
+pub(crate) fn holder_name(live: &LiveTask) -> Arc<str> {
+    let holder = live.newest_attempt().holder.as_ref();
     holder.map_or_else(|| "".into(), |holder| Arc::clone(holder.name()))
 }
 
-fn progress_of(live: &Live, known: Known) -> Result<Arc<ProgressRecord>, Rejection> {
-    let known = known.map_err(|Unreadable| Rejection::Unreadable)?;
+fn progress_or_empty(
+    live: &LiveTask,
+    known: StoredProgress,
+) -> Result<Arc<ProgressRecord>, Rejection> {
+    let known = known.map_err(|UnreadableRecord| Rejection::Unreadable)?;
     let known = known.filter(|_| !mutant!(ProgressForgotten));
     let empty = || ProgressRecord::empty(live.spec.tenant.clone(), live.id());
     Ok(known.unwrap_or_else(|| Arc::new(empty())))
 }
 
 /// The task with its progress, where that can be read.
-pub(crate) fn progressed(record: Arc<TaskRecord>, progress: Option<Arc<ProgressRecord>>) -> Reply {
+pub(crate) fn progress_reply(
+    record: Arc<TaskRecord>,
+    progress: Option<Arc<ProgressRecord>>,
+) -> CoreReply {
     match progress {
-        Some(progress) => Reply::Progressed { record, progress },
-        None => Reply::Task(record),
+        Some(progress) => CoreReply::Progressed { record, progress },
+        None => CoreReply::Task(record),
     }
 }
 
 pub(crate) fn add_progress(
-    live: &mut Live,
+    live: &mut LiveTask,
     update: ProgressUpdate,
-    known: Known,
-    turn: &mut Turn<'_>,
+    known: StoredProgress,
+    turn: &mut CoreTurn<'_>,
 ) -> Result<Arc<ProgressRecord>, Rejection> {
-    let mut progress = progress_of(live, known)?;
-    Arc::make_mut(&mut progress).add(update, turn.now.wall);
+    let mut progress = progress_or_empty(live, known)?;
+    Arc::make_mut(&mut progress).add_update(update, turn.now.wall);
     let message = Some(Arc::clone(&progress.summary)).filter(|summary| !summary.is_empty());
-    turn.write(Write::PutProgress(Arc::clone(&progress)));
-    live.note(EventKind::Progress, message);
+    turn.push_change(RecordChange::PutProgress(Arc::clone(&progress)));
+    live.add_event(TimelineEventKind::Progress, message);
     Ok(progress)
 }
 
 /// A block says why it stops. Where the work stands is what was said of it before, unless the block says that as well: the
 /// next attempt goes by the newest checkpoint alone.
-fn stand_where_it_stood(
-    draft: &mut CheckpointDraft,
-    known: Option<&ProgressRecord>,
-    why: &Arc<str>,
-) {
+fn fill_from_progress(draft: &mut CheckpointDraft, known: Option<&ProgressRecord>, why: &Arc<str>) {
     let is_told = |text: &&Arc<str>| !text.trim().is_empty();
     if !is_told(&&draft.summary) {
         let before = known.map(|known| &known.summary).filter(is_told);
@@ -387,30 +413,30 @@ fn stand_where_it_stood(
 
 /// Writes the next checkpoint, pushes the oldest out, and brings the progress up to it.
 fn add_checkpoint(
-    live: &mut Live,
+    live: &mut LiveTask,
     (draft, redacted): (CheckpointDraft, bool),
     kind: CheckpointKind,
     by: Arc<str>,
-    known: Known,
-    turn: &mut Turn<'_>,
-) -> Said {
-    let mut progress = progress_of(live, known).ok();
+    known: StoredProgress,
+    turn: &mut CoreTurn<'_>,
+) -> GoalOutcome {
+    let mut progress = progress_or_empty(live, known).ok();
     if let Some(progress) = &mut progress {
-        Arc::make_mut(progress).add(draft.as_progress(), turn.now.wall);
+        Arc::make_mut(progress).add_update(draft.as_progress(), turn.now.wall);
     }
     let count = |of: fn(&ProgressRecord) -> u64| progress.as_deref().map_or(0, of);
-    let (newest, record) = (live.newest(), live.record());
+    let (newest, record) = (live.newest_attempt(), live.record());
     let checkpoint = Arc::new(CheckpointRecord {
-        id: CheckpointId(turn.mint.id()),
+        id: CheckpointId(turn.id_source.new_id()),
         tenant: live.spec.tenant.clone(),
         task: live.id(),
-        number: record.checkpoints + u64::from(!mutant!(CheckpointNumberReused)),
+        number: record.checkpoint_count + u64::from(!mutant!(CheckpointNumberReused)),
         attempt: newest.id,
         attempt_number: newest.number,
         kind,
         completed_count: count(ProgressRecord::completed_count),
         failed_count: count(ProgressRecord::failed_count),
-        after_revision: record.checkpointed,
+        after_revision: record.checkpointed_revision,
         to_revision: record.revision,
         agent_session_id: draft
             .agent_session_id
@@ -424,28 +450,32 @@ fn add_checkpoint(
         by,
     });
     if let Some(progress) = &progress {
-        turn.write(Write::PutProgress(Arc::clone(progress)));
+        turn.push_change(RecordChange::PutProgress(Arc::clone(progress)));
     }
-    note_checkpoint(live, &checkpoint, turn);
-    Said {
+    store_checkpoint(live, &checkpoint, turn);
+    GoalOutcome {
         progress,
         checkpoint: Some(checkpoint),
     }
 }
 
-fn note_checkpoint(live: &mut Live, checkpoint: &Arc<CheckpointRecord>, turn: &mut Turn<'_>) {
-    turn.write(Write::PutCheckpoint(Arc::clone(checkpoint)));
-    let pushed_out = checkpoint.number.checked_sub(CHECKPOINTS_KEPT);
+fn store_checkpoint(
+    live: &mut LiveTask,
+    checkpoint: &Arc<CheckpointRecord>,
+    turn: &mut CoreTurn<'_>,
+) {
+    turn.push_change(RecordChange::PutCheckpoint(Arc::clone(checkpoint)));
+    let pushed_out = checkpoint.number.checked_sub(MAX_CHECKPOINTS);
     if let Some(number) = pushed_out.filter(|number| *number > 0) {
-        turn.write(Write::DropCheckpoint {
+        turn.push_change(RecordChange::DropCheckpoint {
             tenant: live.spec.tenant.clone(),
             task: live.id(),
             number,
         });
     }
     let record = live.record_mut();
-    record.checkpoints = checkpoint.number;
-    record.checkpointed = checkpoint.to_revision;
+    record.checkpoint_count = checkpoint.number;
+    record.checkpointed_revision = checkpoint.to_revision;
     let (id, message) = (checkpoint.id, Arc::clone(&checkpoint.summary));
-    live.note(EventKind::Checkpoint { id }, Some(message));
+    live.add_event(TimelineEventKind::Checkpoint { id }, Some(message));
 }

@@ -6,70 +6,80 @@
 
 use std::sync::Arc;
 
-use crate::attempt::Event;
+use crate::attempt::MachineEvent;
 use crate::conversation::ConversationKey;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, Write};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, RecordChange};
 use crate::fences::Fence;
 use crate::id::{RequestId, TaskId};
-use crate::input::Actor;
-use crate::live::Live;
+use crate::input::RequestActor;
+use crate::live::LiveTask;
 use crate::placement;
-use crate::record::Release;
-use crate::time::{Moment, Now};
-use crate::timers::Fact;
+use crate::record::SuspensionRelease;
+use crate::time::{ClockReading, MonotonicTime};
+use crate::timers::TimerFact;
 
 impl Core {
     /// At boot, before the tasks are restored. `tasks` are the open ones.
-    pub(crate) fn hold_inherited(&mut self, hold_ms: u64, tasks: &[TaskId], turn: &mut Turn<'_>) {
+    pub(crate) fn suspend_inherited(
+        &mut self,
+        hold_ms: u64,
+        tasks: &[TaskId],
+        turn: &mut CoreTurn<'_>,
+    ) {
         let before = self.scheduler.clone();
-        let uptime_ms = self.earlier_ms;
+        let uptime_ms = self.earlier_uptime_ms;
         if hold_ms > 0 {
-            let minted = TaskId(turn.mint.id());
+            let minted = TaskId(turn.id_source.new_id());
             let upto = tasks.iter().copied().fold(minted, TaskId::max);
             let since = turn.now.wall;
-            self.scheduler.begin_hold(upto, since, uptime_ms, hold_ms);
-        } else if self.hold_is_over(uptime_ms) {
-            self.scheduler.end_hold(uptime_ms, None);
+            self.scheduler
+                .begin_suspension(upto, since, uptime_ms, hold_ms);
+        } else if self.is_suspension_over(uptime_ms) {
+            self.scheduler.end_suspension(uptime_ms, None);
         }
-        self.scheduler.forget_holds(tasks.iter().copied().min());
+        self.scheduler
+            .prune_suspensions(tasks.iter().copied().min());
         if self.scheduler != before {
-            turn.write(Write::PutScheduler(self.scheduler.clone()));
+            turn.push_change(RecordChange::PutScheduler(self.scheduler.clone()));
         }
     }
 
-    fn hold_is_over(&self, uptime_ms: u64) -> bool {
-        let hold = self.scheduler.hold();
-        hold.is_some_and(|hold| hold.until_ms <= uptime_ms)
+    fn is_suspension_over(&self, uptime_ms: u64) -> bool {
+        let hold = self.scheduler.active_suspension();
+        hold.is_some_and(|hold| hold.until_uptime_ms <= uptime_ms)
     }
 
     /// Nothing of an inherited task or its conversation is leased while the hold stands.
-    pub(crate) fn fence_inherited(&mut self, live: &Live, now: Now) {
+    pub(crate) fn fence_inherited(&mut self, live: &LiveTask, now: ClockReading) {
         if mutant!(InheritedNotHeld) {
             return;
         }
-        if let Some(hold) = self.scheduler.hold_of(live.id()) {
-            let left_ms = hold.until_ms.saturating_sub(self.uptime_ms(now));
-            let conversation = ConversationKey::of(&live.spec);
-            let fence = Fence::inherited(live.id(), conversation, now.at + left_ms);
-            self.fences.raise(fence);
+        if let Some(hold) = self.scheduler.suspension_of(live.id()) {
+            let left_ms = hold.until_uptime_ms.saturating_sub(self.uptime_ms(now));
+            let conversation = ConversationKey::from_spec(&live.spec);
+            let fence = Fence::inherited(live.id(), conversation, now.monotonic + left_ms);
+            self.fences.insert_fence(fence);
         }
     }
 
     /// An attempt that waits in this data may have been leased in those that are lost, and its holder still knows it. An
     /// id is leased once: the task goes on under another.
-    pub(crate) fn replace_queued(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
-        let (asked, waited) = (live.newest().asked, live.timers.clone());
-        let scene = self.scene(live, turn.now, None);
-        live.apply(Event::Withdraw, &scene);
-        self.add_attempt(live, asked, turn);
+    pub(crate) fn replace_queued_attempt(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        let (asked, waited) = (
+            live.newest_attempt().requested_by_person,
+            live.timers.clone(),
+        );
+        let scene = self.attempt_context(live, turn.now, None);
+        live.apply_event(MachineEvent::Withdraw, &scene);
+        self.queue_attempt(live, asked, turn);
         // It has waited as long as it has.
         live.timers = waited;
     }
 
-    pub(crate) fn end_hold_in_time(&mut self, turn: &mut Turn<'_>) {
-        if self.hold_is_over(self.uptime_ms(turn.now)) {
-            self.let_inherited_go(None, turn);
+    pub(crate) fn end_due_suspension(&mut self, turn: &mut CoreTurn<'_>) {
+        if self.is_suspension_over(self.uptime_ms(turn.now)) {
+            self.end_inherited_suspension(None, turn);
         }
     }
 
@@ -77,23 +87,31 @@ impl Core {
     pub(crate) fn release_inherited(
         &mut self,
         request: RequestId,
-        by: Actor,
+        by: RequestActor,
         reason: Arc<str>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let released = Release {
+        let released = SuspensionRelease {
             by: by.name,
             reason,
             at: turn.now.wall,
         };
-        let tasks = self.let_inherited_go(Some(released), turn);
-        turn.reply(request, After::Everything, Reply::Released { tasks });
+        let tasks = self.end_inherited_suspension(Some(released), turn);
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Released { tasks },
+        );
     }
 
     /// Ends the hold and returns how many tasks it held; without one it changes nothing.
-    fn let_inherited_go(&mut self, released: Option<Release>, turn: &mut Turn<'_>) -> u64 {
+    fn end_inherited_suspension(
+        &mut self,
+        released: Option<SuspensionRelease>,
+        turn: &mut CoreTurn<'_>,
+    ) -> u64 {
         let uptime_ms = self.uptime_ms(turn.now);
-        if !self.scheduler.end_hold(uptime_ms, released) {
+        if !self.scheduler.end_suspension(uptime_ms, released) {
             return 0;
         }
         self.store_scheduler(turn);
@@ -101,18 +119,18 @@ impl Core {
         let open = |fence: &&Fence| self.tasks.contains_key(&fence.task);
         let tasks = fences.iter().filter(open).count() as u64;
         for fence in &fences {
-            placement::fence_fell(&mut self.queue, fence);
-            self.queue_goes_on(fence.task, turn.now.at);
+            placement::release_fenced(&mut self.queue, fence);
+            self.resume_queue_timer(fence.task, turn.now.monotonic);
         }
         tasks
     }
 
     /// The queue timer of a task that was held runs again, unless something else stops it.
-    fn queue_goes_on(&mut self, task: TaskId, now: Moment) {
+    fn resume_queue_timer(&mut self, task: TaskId, now: MonotonicTime) {
         if let Some(live) = self.tasks.get(&task)
-            && !self.queue_stands_still(live)
+            && !self.is_queue_timer_paused(live)
         {
-            self.tell_task(task, &Fact::Unpaused, now);
+            self.update_task_queue_timer(task, &TimerFact::Unpaused, now);
         }
     }
 }

@@ -9,116 +9,119 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::finished::{Looked, Stored};
+use crate::finished::{StoredLookup, TaskLookup};
 use crate::fleet::OperateDaemon;
-use crate::force::Operate;
-use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
+use crate::force::OperateTask;
+use crate::goal::{BlockDraft, GoalReport, ProgressUpdate, SanitizedText};
 use crate::id::{
     AttemptId, DaemonId, DaemonRef, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId,
     TenantId, TenantScope, TokenId,
 };
-use crate::parked::Place;
+use crate::parked::ParkedListCursor;
 use crate::record::{
-    AgentRecord, AttentionCause, CallMark, Decision, Phase, Platform, ProgressRecord, RejectCode,
-    Resume, TaskRecord, TimerKind, Workspace,
+    AgentRecord, AttentionCause, CallFingerprint, DaemonPlatform, InputDecision, LifecyclePhase,
+    ProgressRecord, RejectCode, ResumeInstructions, TaskRecord, TimerKind, WorkspaceReport,
 };
 use crate::spec::TaskSpec;
-use crate::time::Wall;
+use crate::time::WallTime;
 
-pub(crate) use bodies::NO_RESULT;
-pub use bodies::{Activity, CanceledBody, Completed, Errored, Loss, Sign, Termination};
+pub(crate) use bodies::NO_RESULT_MESSAGE;
+pub use bodies::{
+    CanceledBody, CompletedBody, ErroredBody, LossReason, OutputActivity, OutputSignal,
+    ProcessTermination,
+};
 
 #[derive(Debug)]
-pub enum Input {
-    Submit(Submit),
+pub enum CoreCommand {
+    Submit(SubmitTask),
     /// Submit and claim in one write. Without an idempotency key a lost reply would leave a lease behind, so there is one.
     Start {
-        submit: Submit,
-        agent: Agent,
-        mark: Option<Box<CallMark>>,
+        submit: SubmitTask,
+        agent: AgentPrincipal,
+        fingerprint: Option<Box<CallFingerprint>>,
     },
     /// An agent takes a queued task: this one, or the first that its scope may claim.
     Claim {
         request: RequestId,
-        agent: Agent,
-        mark: Option<Box<CallMark>>,
+        agent: AgentPrincipal,
+        fingerprint: Option<Box<CallFingerprint>>,
         task: Option<TaskId>,
-        finished: Option<Finished>,
+        finished: Option<FinishedTask>,
     },
     /// An agent takes a parked task over: attempt N+1 is leased to it, and the parked one is handed off.
     PickUp {
         request: RequestId,
-        agent: Agent,
-        mark: Option<Box<CallMark>>,
+        agent: AgentPrincipal,
+        fingerprint: Option<Box<CallFingerprint>>,
         task: TaskId,
         /// The parked attempt that it saw.
         attempt: Option<AttemptId>,
         reason: Option<Arc<str>>,
-        finished: Option<Finished>,
+        finished: Option<FinishedTask>,
     },
     /// What an agent says that holds a lease itself.
-    Held(Box<HeldCall>),
+    AgentLeaseCall(Box<AgentLeaseCall>),
     /// Idempotent: a task that is finished or already being canceled answers unchanged.
     Cancel {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
-        by: Actor,
+        by: RequestActor,
         reason: Option<Arc<str>>,
-        finished: Option<Finished>,
+        finished: Option<FinishedTask>,
     },
     /// An operator's word on one task: limited in number, and on record with what it found and left.
-    Operate(Box<Operate>),
+    Operate(Box<OperateTask>),
     /// Answers a permission request or question of a live attempt.
     Answer {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
         input: InputId,
-        by: Actor,
-        decision: Decision,
+        by: RequestActor,
+        decision: InputDecision,
         payload: Arc<[u8]>,
-        finished: Option<Finished>,
+        finished: Option<FinishedTask>,
     },
     /// Goal-level progress, from whoever watches or does the work.
     UpdateProgress {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
-        update: Box<Clean<ProgressUpdate>>,
-        known: Stored<Arc<ProgressRecord>>,
-        finished: Option<Finished>,
+        update: Box<SanitizedText<ProgressUpdate>>,
+        stored_progress: StoredLookup<Arc<ProgressRecord>>,
+        finished: Option<FinishedTask>,
     },
     /// Parks an open task; what runs is told to stop.
     Block {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
-        by: Actor,
-        block: Box<Clean<BlockDraft>>,
-        known: Stored<Arc<ProgressRecord>>,
-        finished: Option<Finished>,
+        by: RequestActor,
+        block: Box<SanitizedText<BlockDraft>>,
+        stored_progress: StoredLookup<Arc<ProgressRecord>>,
+        finished: Option<FinishedTask>,
     },
     /// Sends a parked task on. `attempt` is the one that the caller saw.
     Resume {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
-        resume: Box<Resume>,
+        resume: Box<ResumeInstructions>,
         attempt: Option<AttemptId>,
-        finished: Option<Finished>,
+        finished: Option<FinishedTask>,
     },
     /// Stops new dispatch for all or for one tenant; what runs goes on.
     PauseScheduler {
         request: RequestId,
         scope: TenantScope,
-        by: Actor,
+        by: RequestActor,
         reason: Arc<str>,
     },
     UnpauseScheduler {
         request: RequestId,
         scope: TenantScope,
-        by: Actor,
+        by: RequestActor,
         reason: Option<Arc<str>>,
     },
     /// Counts and ages of what the caller may see.
@@ -129,7 +132,7 @@ pub enum Input {
     /// After an import or an accepted loss: the old fleet is down, so what was inherited may be leased now.
     ReleaseInherited {
         request: RequestId,
-        by: Actor,
+        by: RequestActor,
         reason: Arc<str>,
     },
     /// An operator's word on one daemon.
@@ -140,7 +143,7 @@ pub enum Input {
         request: RequestId,
         scope: TenantScope,
         daemon: DaemonId,
-        by: Actor,
+        by: RequestActor,
         reason: Arc<str>,
     },
     /// A live task with what only the core knows: its armed deadlines and why it waits.
@@ -156,7 +159,7 @@ pub enum Input {
         causes: Vec<AttentionCause>,
         /// Only those that agents of this scope may pick up.
         agent_scope: Option<Arc<str>>,
-        after: Option<Place>,
+        after: Option<ParkedListCursor>,
         limit: usize,
     },
     /// Daemons that the caller may see, away ones too.
@@ -177,7 +180,7 @@ pub enum Input {
         request: RequestId,
         tasks: Vec<(TenantId, TaskId)>,
         /// What the store has of them, where they are finished.
-        finished: Vec<Removable>,
+        finished: Vec<RemovableTask>,
     },
     /// Retention wants daemons forgotten that were not seen for this long.
     ForgetDaemons {
@@ -185,29 +188,29 @@ pub enum Input {
         unseen_ms: u64,
     },
     /// The shell has no room for what a new attempt would write, or has it again. Not stored: a start looks anew.
-    HoldDispatch {
-        held: bool,
+    SuspendDispatch {
+        suspended: bool,
     },
 
     /// A daemon said Hello. Ids of sessions rise in the order in which the streams were opened.
     SessionOpened {
         session: SessionId,
-        hello: Box<Hello>,
+        hello: Box<DaemonHello>,
     },
     SessionClosed {
         session: SessionId,
     },
     Heartbeat {
         session: SessionId,
-        heartbeat: Heartbeat,
+        heartbeat: HeartbeatMessage,
     },
-    Frame(Box<Frame>),
+    Frame(Box<AttemptFrame>),
     /// Output arrived; coalesced by the session (at most every min(1 s, idle limit / 8) per attempt, trailing edge
     /// flushed; the first event, the first visible one and each tool's first output go at once).
-    Activity(Activity),
+    Activity(OutputActivity),
     /// A restart on purpose: renews the attempt for `granted_ms` (at most `Config::max_hold_ms`), committed before it
     /// is acknowledged.
-    Hold {
+    ExtendLeases {
         session: SessionId,
         request: u64,
         attempts: Vec<(AttemptId, LeaseToken)>,
@@ -224,7 +227,7 @@ pub enum Input {
 
 /// Who asked, for the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Actor {
+pub struct RequestActor {
     /// Name of the credential.
     pub name: Arc<str>,
     /// The credential itself: names need not be unique.
@@ -234,7 +237,7 @@ pub struct Actor {
 
 /// An agent principal: it holds leases itself, of tasks with its scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Agent {
+pub struct AgentPrincipal {
     pub token: TokenId,
     /// Name of the credential.
     pub name: Arc<str>,
@@ -244,46 +247,46 @@ pub struct Agent {
 
 /// One call about a lease that the caller holds. It carries the proof always: there is no stream that could stand for it.
 #[derive(Debug)]
-pub struct HeldCall {
+pub struct AgentLeaseCall {
     pub request: RequestId,
-    pub agent: Agent,
+    pub agent: AgentPrincipal,
     pub task: TaskId,
     pub attempt: AttemptId,
     pub proof: LeaseToken,
     /// Present where the caller may have to say it again.
-    pub mark: Option<CallMark>,
-    pub verb: HeldVerb,
+    pub fingerprint: Option<CallFingerprint>,
+    pub verb: AgentLeaseVerb,
     /// What is stored of the task's progress.
-    pub known: Stored<Arc<ProgressRecord>>,
-    pub finished: Option<Finished>,
+    pub stored_progress: StoredLookup<Arc<ProgressRecord>>,
+    pub finished: Option<FinishedTask>,
 }
 
-impl HeldVerb {
+impl AgentLeaseVerb {
     /// Whether it needs what is stored of the task's progress.
-    pub(crate) fn adds_progress(&self) -> bool {
+    pub(crate) fn updates_progress(&self) -> bool {
         match self {
-            HeldVerb::Goal(_) | HeldVerb::Complete(_, Some(_)) => true,
-            HeldVerb::Renew
-            | HeldVerb::Release { .. }
-            | HeldVerb::Complete(_, None)
-            | HeldVerb::Fail(_)
-            | HeldVerb::Cancel { .. } => false,
+            AgentLeaseVerb::Goal(_) | AgentLeaseVerb::Complete(_, Some(_)) => true,
+            AgentLeaseVerb::Renew
+            | AgentLeaseVerb::Release { .. }
+            | AgentLeaseVerb::Complete(_, None)
+            | AgentLeaseVerb::Fail(_)
+            | AgentLeaseVerb::Cancel { .. } => false,
         }
     }
 }
 
 /// The same words as a daemon's frames, and under the same rules.
 #[derive(Clone, Debug)]
-pub enum HeldVerb {
+pub enum AgentLeaseVerb {
     Renew,
     Release {
         reason: Option<Arc<str>>,
     },
     /// With what is to be said of the task's progress at its end.
-    Complete(Completed, Option<Clean<ProgressUpdate>>),
-    Fail(Errored),
+    Complete(CompletedBody, Option<SanitizedText<ProgressUpdate>>),
+    Fail(ErroredBody),
     /// Progress, a checkpoint, or the block that parks the attempt.
-    Goal(GoalWord),
+    Goal(GoalReport),
     /// Ends the task from the holder's side, or confirms the cancel that `Renew` told of.
     Cancel {
         reason: Option<Arc<str>>,
@@ -291,7 +294,7 @@ pub enum HeldVerb {
 }
 
 #[derive(Debug)]
-pub struct Submit {
+pub struct SubmitTask {
     pub request: RequestId,
     /// Minted by the shell; unused if the key is already known.
     pub task: TaskId,
@@ -299,11 +302,11 @@ pub struct Submit {
     /// SHA-256 of the submission as sent; compared where an idempotency key repeats.
     pub digest: [u8; 32],
     /// What the store knows of this idempotency key.
-    pub prior: Stored<Prior>,
+    pub prior_submission: StoredLookup<PriorSubmission>,
 }
 
 #[derive(Debug)]
-pub struct Prior {
+pub struct PriorSubmission {
     pub task: TaskId,
     pub digest: [u8; 32],
     /// The task's record, if it is finished.
@@ -312,14 +315,14 @@ pub struct Prior {
 
 /// A finished task, loaded for an input that names it.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedTask {
     pub record: Arc<TaskRecord>,
     pub spec: Arc<TaskSpec>,
 }
 
 /// A finished task with what stands under other keys than its own.
 #[derive(Clone, Debug)]
-pub struct Removable {
+pub struct RemovableTask {
     pub record: Arc<TaskRecord>,
     pub idempotency_key: Option<String>,
     /// Names a long prompt that is stored beside the records; the core only hands it back.
@@ -338,7 +341,7 @@ impl fmt::Debug for LeaseToken {
 
 /// A daemon's first word on a stream. `daemon` and `scope` come from its credential.
 #[derive(Debug)]
-pub struct Hello {
+pub struct DaemonHello {
     pub daemon: DaemonId,
     pub scope: TenantScope,
     /// The credential that its id is bound to.
@@ -348,7 +351,7 @@ pub struct Hello {
     pub boot_id: Arc<str>,
     pub name: Arc<str>,
     pub version: Arc<str>,
-    pub platform: Platform,
+    pub platform: DaemonPlatform,
     pub slots: u32,
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
@@ -363,19 +366,19 @@ pub struct Hello {
 /// One attempt that the daemon still has.
 #[derive(Debug)]
 pub struct ActiveAttempt {
-    pub re: FrameRef,
+    pub frame_ref: FrameRef,
     /// Absent where the daemon restarted and the shim has it.
     pub proof: Option<LeaseToken>,
-    pub state: ActiveState,
+    pub state: ActiveAttemptState,
     /// Newest number in the daemon's outbox.
     pub control_seq: u64,
     pub output_end: u64,
     /// What the shell found of its task, before the core's turn or in it.
-    pub looked: Looked,
+    pub lookup: TaskLookup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActiveState {
+pub enum ActiveAttemptState {
     Running,
     /// Ended on its side; its terminal frame is not acknowledged yet.
     Finished,
@@ -384,10 +387,10 @@ pub enum ActiveState {
 }
 
 #[derive(Debug)]
-pub struct Heartbeat {
+pub struct HeartbeatMessage {
     pub seq: u64,
     /// The newest answer that the daemon has read; none where it does not say.
-    pub heard_seq: Option<u64>,
+    pub received_ack_seq: Option<u64>,
     pub renewals: Vec<(AttemptId, LeaseToken)>,
     pub free_slots: u32,
     pub draining: bool,
@@ -416,20 +419,20 @@ pub struct FrameRef {
 }
 
 #[derive(Debug)]
-pub struct Frame {
+pub struct AttemptFrame {
     pub session: SessionId,
-    pub re: FrameRef,
+    pub frame_ref: FrameRef,
     /// From 1 within the attempt, without a gap.
     pub control_seq: u64,
-    pub observed: Wall,
+    pub observed: WallTime,
     /// Live frames that change the lease carry it; frames replayed from a disk outbox do not.
     pub proof: Option<LeaseToken>,
     pub body: FrameBody,
     /// What the frame says about where the attempt runs, or what it left there.
-    pub workspace: Option<Box<Workspace>>,
-    pub finished: Option<Finished>,
+    pub workspace: Option<Box<WorkspaceReport>>,
+    pub finished: Option<FinishedTask>,
     /// What is stored of its task's progress, where the body adds to it.
-    pub known: Stored<Arc<ProgressRecord>>,
+    pub stored_progress: StoredLookup<Arc<ProgressRecord>>,
 }
 
 #[derive(Clone, Debug)]
@@ -444,7 +447,7 @@ pub enum FrameBody {
     Started,
     /// A phase without data of its own. Terminal phases here are diagnostics: they end nothing.
     Phase {
-        phase: Phase,
+        phase: LifecyclePhase,
         message: Option<Arc<str>>,
         /// Of cleanup_started: the deadline that the daemon ends it for.
         deadline: Option<TimerKind>,
@@ -475,18 +478,18 @@ pub enum FrameBody {
         input: InputId,
     },
     /// Progress, a checkpoint or a block.
-    Goal(GoalWord),
-    Completed(Completed),
-    Errored(Errored),
+    Goal(GoalReport),
+    Completed(CompletedBody),
+    Errored(ErroredBody),
     Canceled(CanceledBody),
     /// The daemon gives it back untouched or stopped on purpose; the task is queued again and nothing is counted.
     Released {
         reason: Option<Arc<str>>,
-        termination: Termination,
+        termination: ProcessTermination,
     },
     /// The processes are gone; sent when no terminal frame says so.
     Receipt {
-        termination: Termination,
+        termination: ProcessTermination,
     },
     /// A phase or body from a newer protocol: takes its number, is counted, changes nothing.
     Unknown,

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use crate::id::{DaemonId, DaemonRef};
 use crate::record::{DaemonRecord, DrainMark};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 #[derive(Debug, Default)]
-pub(crate) struct KnownDaemons {
+pub(crate) struct DaemonRegistry {
     records: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     names: BTreeMap<Arc<str>, BTreeSet<DaemonId>>,
 }
 
-impl KnownDaemons {
+impl DaemonRegistry {
     /// In place of what was known of it, whose name may have been another one.
     pub(crate) fn insert(&mut self, record: Arc<DaemonRecord>) {
         self.remove(record.daemon);
@@ -41,14 +41,14 @@ impl KnownDaemons {
         self.records.values()
     }
 
-    pub(crate) fn was_seen(&mut self, daemon: DaemonId, at: Wall) {
+    pub(crate) fn set_last_seen(&mut self, daemon: DaemonId, at: WallTime) {
         if let Some(record) = self.records.get_mut(&daemon) {
             Arc::make_mut(record).last_seen = at;
         }
     }
 
     /// The record with this mark, where it was marked otherwise.
-    pub(crate) fn mark(
+    pub(crate) fn set_drain_mark(
         &mut self,
         daemon: DaemonId,
         mark: Option<DrainMark>,
@@ -62,7 +62,10 @@ impl KnownDaemons {
     }
 
     /// All that are meant by it: a name may stand for several.
-    pub(crate) fn named(&self, named: &DaemonRef) -> impl Iterator<Item = &Arc<DaemonRecord>> {
+    pub(crate) fn find_by_ref(
+        &self,
+        named: &DaemonRef,
+    ) -> impl Iterator<Item = &Arc<DaemonRecord>> {
         let (id, of_name) = match named {
             DaemonRef::Id(id) => (Some(*id), None),
             DaemonRef::Name(name) => (None, self.names.get(name)),

@@ -69,7 +69,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-pub use crate::core::{Core, Recovered};
-pub use crate::finished::{Looked, Shelf, Stored, Unreadable};
+pub use crate::core::{Core, RecoveredState};
+pub use crate::finished::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
 /// What must not be kept of words about work.
 pub use baton_secrets as secrets;

@@ -5,75 +5,78 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Machine, Outcome};
+use crate::attempt::{AttemptMachine, EventOutcome, MachineEvent};
 use crate::bounds;
 use crate::config::Config;
 use crate::id::{AttemptId, TaskId};
 use crate::record::{
-    AttemptRecord, AttemptState, EventKind, TaskRecord, TimelineEvent, TimerKind, Workspace,
+    AttemptRecord, AttemptStateKind, TaskRecord, TimelineEvent, TimelineEventKind, TimerKind,
+    WorkspaceReport,
 };
 use crate::spec::TaskSpec;
 use crate::task;
-use crate::time::{Moment, Now, Wall};
-use crate::timers::{Armed, Fact, Limits, TimerKey, TimerSet};
+use crate::time::{ClockReading, MonotonicTime, WallTime};
+use crate::timers::{ArmedTimerView, TimerFact, TimerKey, TimerLimits, TimerSet};
 
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveTask {
     pub(crate) spec: Arc<TaskSpec>,
     record: Arc<TaskRecord>,
     pub(crate) timers: TimerSet,
     /// When the backoff of a due retry ends.
-    pub(crate) retry_at: Option<Moment>,
+    pub(crate) retry_at: Option<MonotonicTime>,
     /// What was left of the queue deadline when the newest attempt was offered.
-    pub(crate) queue_left_ms: Option<u64>,
+    pub(crate) queue_remaining_ms: Option<u64>,
     /// Control frames up to here are in the newest record handed to the store; only they may be acknowledged.
-    pub(crate) written_seq: u64,
+    pub(crate) ackable_seq: u64,
     /// When the newest attempt was confirmed, and in how many heartbeats since it was not named.
-    pub(crate) confirmed_at: Option<Moment>,
-    pub(crate) missed: u8,
+    pub(crate) confirmed_at: Option<MonotonicTime>,
+    pub(crate) missed_heartbeats: u8,
     /// When its worker last said something about it, and when it was last renewed.
-    pub(crate) heard_at: Option<Moment>,
-    pub(crate) renewed_at: Option<Moment>,
+    pub(crate) last_frame_at: Option<MonotonicTime>,
+    pub(crate) renewed_at: Option<MonotonicTime>,
     /// Stall credit given since the last renewal.
-    pub(crate) credit_ms: u64,
+    pub(crate) stall_credit_ms: u64,
     /// It was finished and is live again, which the store has not been told yet.
     reopened: bool,
     dirty: bool,
-    notes: Vec<Note>,
+    pending_events: Vec<PendingEvent>,
 }
 
 #[derive(Debug)]
-struct Note {
-    kind: EventKind,
-    attempt: Option<(AttemptId, AttemptState)>,
-    observed: Option<Wall>,
+struct PendingEvent {
+    kind: TimelineEventKind,
+    attempt: Option<(AttemptId, AttemptStateKind)>,
+    observed: Option<WallTime>,
     message: Option<Arc<str>>,
 }
 
 /// A finished change: what to write and what is new in it.
-pub(crate) struct Change {
+pub(crate) struct TaskChange {
     pub(crate) record: Arc<TaskRecord>,
     pub(crate) events: Vec<Arc<TimelineEvent>>,
 }
 
-impl Live {
+impl LiveTask {
     pub(crate) fn new(spec: Arc<TaskSpec>, record: Arc<TaskRecord>, timers: TimerSet) -> Self {
-        let written_seq = record.newest().map_or(0, AttemptRecord::acked_seq);
+        let ackable_seq = record
+            .newest_attempt()
+            .map_or(0, AttemptRecord::ackable_seq);
         Self {
             spec,
             record,
             timers,
             retry_at: None,
-            queue_left_ms: None,
-            written_seq,
+            queue_remaining_ms: None,
+            ackable_seq,
             confirmed_at: None,
-            missed: 0,
-            heard_at: None,
+            missed_heartbeats: 0,
+            last_frame_at: None,
             renewed_at: None,
-            credit_ms: 0,
+            stall_credit_ms: 0,
             reopened: false,
             dirty: false,
-            notes: Vec::new(),
+            pending_events: Vec::new(),
         }
     }
 
@@ -85,7 +88,7 @@ impl Live {
         &self.record
     }
 
-    pub(crate) fn shared(&self) -> Arc<TaskRecord> {
+    pub(crate) fn shared_record(&self) -> Arc<TaskRecord> {
         Arc::clone(&self.record)
     }
 
@@ -95,67 +98,71 @@ impl Live {
         Arc::make_mut(&mut self.record)
     }
 
-    pub(crate) fn newest(&self) -> &AttemptRecord {
+    pub(crate) fn newest_attempt(&self) -> &AttemptRecord {
         self.record
-            .newest()
+            .newest_attempt()
             .expect("a task gets its first attempt at submit")
     }
 
-    pub(crate) fn newest_mut(&mut self) -> &mut AttemptRecord {
+    pub(crate) fn newest_attempt_mut(&mut self) -> &mut AttemptRecord {
         let newest = self.record_mut().attempts.last_mut();
         newest.expect("a task gets its first attempt at submit")
     }
 
     pub(crate) fn is_newest_leased(&self) -> bool {
-        self.newest().state.is_leased()
+        self.newest_attempt().state.is_leased()
     }
 
     /// Takes the number of a frame that changed nothing. Not stored: a replay after a restart is judged again.
-    pub(crate) fn use_up(&mut self, control_seq: u64) {
+    pub(crate) fn consume_control_seq(&mut self, control_seq: u64) {
         if let Some(newest) = Arc::make_mut(&mut self.record).attempts.last_mut() {
             newest.control_seq = control_seq;
         }
     }
 
-    pub(crate) fn limits<'a>(spec: &'a TaskSpec, config: &Config) -> Limits<'a> {
-        Limits::of_task(spec, config)
+    pub(crate) fn timer_limits<'a>(spec: &'a TaskSpec, config: &Config) -> TimerLimits<'a> {
+        TimerLimits::of_task(spec, config)
     }
 
     /// The same for an attempt that is leased: a daemon reports the phases that a profile times, an agent that holds
     /// the lease itself reports none.
-    pub(crate) fn limits_of<'a>(
+    pub(crate) fn attempt_timer_limits<'a>(
         attempt: &AttemptRecord,
         spec: &'a TaskSpec,
         config: &Config,
-    ) -> Limits<'a> {
-        let limits = Self::limits(spec, config);
-        match attempt.agent() {
+    ) -> TimerLimits<'a> {
+        let limits = Self::timer_limits(spec, config);
+        match attempt.agent_holder() {
             Some(_) => limits.without_profile(),
             None => limits,
         }
     }
 
     /// Tells the newest attempt's machine, and notes what it says.
-    pub(crate) fn apply(&mut self, event: Event, scene: &Scene<'_>) -> Outcome {
+    pub(crate) fn apply_event(
+        &mut self,
+        event: MachineEvent,
+        scene: &AttemptContext<'_>,
+    ) -> EventOutcome {
         let newest = self.record.attempts.len() - 1;
         let mut timers = std::mem::take(&mut self.timers);
-        let outcome = self.apply_at(newest, event, &mut timers, scene);
+        let outcome = self.apply_event_at(newest, event, &mut timers, scene);
         self.timers = timers;
         outcome
     }
 
     /// The same for any attempt; its timers are the caller's.
-    pub(crate) fn apply_at(
+    pub(crate) fn apply_event_at(
         &mut self,
         index: usize,
-        event: Event,
+        event: MachineEvent,
         timers: &mut TimerSet,
-        scene: &Scene<'_>,
-    ) -> Outcome {
+        scene: &AttemptContext<'_>,
+    ) -> EventOutcome {
         let attempt = &mut Arc::make_mut(&mut self.record).attempts[index];
         let was_over = attempt.state.end().is_some();
-        let limits = Self::limits_of(attempt, &self.spec, scene.config);
-        let mut machine = Machine {
+        let limits = Self::attempt_timer_limits(attempt, &self.spec, scene.config);
+        let mut machine = AttemptMachine {
             attempt,
             timers,
             spec: &self.spec,
@@ -163,36 +170,36 @@ impl Live {
             config: scene.config,
             connected: scene.connected,
             now: scene.now,
-            notes: Vec::new(),
+            timeline_events: Vec::new(),
         };
         let outcome = machine.apply(event);
-        let notes = std::mem::take(&mut machine.notes);
+        let notes = std::mem::take(&mut machine.timeline_events);
         if !was_over && attempt.state.end().is_some() {
             attempt.budgets_at_ms = scene.uptime_ms;
         }
-        let at = Some((attempt.id, attempt.state.name()));
+        let at = Some((attempt.id, attempt.state.kind()));
         let message = attempt.state.end().and_then(|end| end.message.clone());
         for kind in notes {
             let message = message
                 .clone()
-                .filter(|_| matches!(kind, EventKind::Ended { .. }));
-            self.notes.push(Note {
+                .filter(|_| matches!(kind, TimelineEventKind::Ended { .. }));
+            self.pending_events.push(PendingEvent {
                 kind,
                 attempt: at,
                 observed: scene.observed,
                 message,
             });
         }
-        self.dirty |= outcome == Outcome::Applied;
+        self.dirty |= outcome == EventOutcome::Applied;
         outcome
     }
 
-    pub(crate) fn note(&mut self, kind: EventKind, message: Option<Arc<str>>) {
+    pub(crate) fn add_event(&mut self, kind: TimelineEventKind, message: Option<Arc<str>>) {
         let attempt = self
             .record
-            .newest()
-            .map(|attempt| (attempt.id, attempt.state.name()));
-        self.notes.push(Note {
+            .newest_attempt()
+            .map(|attempt| (attempt.id, attempt.state.kind()));
+        self.pending_events.push(PendingEvent {
             kind,
             attempt,
             observed: None,
@@ -202,14 +209,14 @@ impl Live {
     }
 
     /// Adds a daemon's words to the newest note.
-    pub(crate) fn annotate(&mut self, message: Option<Arc<str>>) {
-        if let (Some(note), Some(message)) = (self.notes.last_mut(), message) {
+    pub(crate) fn set_event_message(&mut self, message: Option<Arc<str>>) {
+        if let (Some(note), Some(message)) = (self.pending_events.last_mut(), message) {
             note.message.get_or_insert(message);
         }
     }
 
     /// What a daemon says about where one of its attempts ran.
-    pub(crate) fn note_workspace(&mut self, attempt: AttemptId, said: Option<Box<Workspace>>) {
+    pub(crate) fn set_workspace(&mut self, attempt: AttemptId, said: Option<Box<WorkspaceReport>>) {
         let index = self.record.attempts.iter().position(|a| a.id == attempt);
         let (Some(index), Some(said)) = (index, said) else {
             return;
@@ -220,10 +227,10 @@ impl Live {
     }
 
     /// The same for an attempt that need not be the newest.
-    pub(crate) fn note_for(&mut self, index: usize, kind: EventKind) {
+    pub(crate) fn add_event_for(&mut self, index: usize, kind: TimelineEventKind) {
         let attempt = &self.record.attempts[index];
-        let attempt = Some((attempt.id, attempt.state.name()));
-        self.notes.push(Note {
+        let attempt = Some((attempt.id, attempt.state.kind()));
+        self.pending_events.push(PendingEvent {
             kind,
             attempt,
             observed: None,
@@ -232,7 +239,7 @@ impl Live {
         self.dirty = true;
     }
 
-    pub(crate) fn reopen(&mut self) {
+    pub(crate) fn mark_reopened(&mut self) {
         self.reopened = true;
     }
 
@@ -245,19 +252,25 @@ impl Live {
     }
 
     /// Whether something is waiting to be written.
-    pub(crate) fn is_changed(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         self.dirty
     }
 
     /// The lease lasts at least until `until`, plus grace. Not stored: a boot arms it in full anyway.
-    pub(crate) fn renew(&mut self, until: Moment, config: &Config, now: Moment) {
-        let limits = Self::limits(&self.spec, config);
-        self.timers.on_fact(&Fact::Renewed { until }, now, &limits);
-        self.missed = 0;
+    pub(crate) fn renew_lease(
+        &mut self,
+        until: MonotonicTime,
+        config: &Config,
+        now: MonotonicTime,
+    ) {
+        let limits = Self::timer_limits(&self.spec, config);
+        self.timers
+            .on_fact(&TimerFact::Renewed { until }, now, &limits);
+        self.missed_heartbeats = 0;
         self.renewed_at = Some(now);
-        self.credit_ms = 0;
+        self.stall_credit_ms = 0;
         if self
-            .newest()
+            .newest_attempt()
             .lease
             .as_ref()
             .is_some_and(|lease| lease.confirmed)
@@ -274,26 +287,30 @@ impl Live {
     }
 
     /// Something to look at again, at the latest.
-    pub(crate) fn next_due(&self) -> Option<Moment> {
-        self.timers.next().into_iter().chain(self.retry_at).min()
+    pub(crate) fn next_due(&self) -> Option<MonotonicTime> {
+        self.timers
+            .next_due_at()
+            .into_iter()
+            .chain(self.retry_at)
+            .min()
     }
 
-    pub(crate) fn lease_ends(&self) -> Option<Moment> {
+    pub(crate) fn lease_ends_at(&self) -> Option<MonotonicTime> {
         self.timers.fires_at(&TimerKey::Lease)
     }
 
     /// Completes a change: derives the state, numbers the notes, brings the budgets up to date. `None` if nothing
     /// durable changed.
-    pub(crate) fn complete(&mut self, now: Now, clock_ms: u64) -> Option<Change> {
+    pub(crate) fn finish_change(&mut self, now: ClockReading, clock_ms: u64) -> Option<TaskChange> {
         if !self.dirty {
             return None;
         }
         self.dirty = false;
-        let deadline = self.shown_deadline(now);
-        let notes = std::mem::take(&mut self.notes);
-        let budgets = self.timers.budgets(now.at);
-        let retry_left = self.retry_at.map(|at| at.since(now.at));
-        let lease_left = self.timers.left_ms(&TimerKey::Lease, now.at);
+        let deadline = self.displayed_deadline(now);
+        let notes = std::mem::take(&mut self.pending_events);
+        let budgets = self.timers.budgets(now.monotonic);
+        let retry_left = self.retry_at.map(|at| at.since(now.monotonic));
+        let lease_left = self.timers.left_ms(&TimerKey::Lease, now.monotonic);
         let record = Arc::make_mut(&mut self.record);
         if let Some(newest) = record.attempts.last_mut() {
             if let (Some(lease), Some(left)) = (&mut newest.lease, lease_left)
@@ -306,12 +323,12 @@ impl Live {
             if newest.state.end().is_none() {
                 newest.budgets_at_ms = clock_ms;
             }
-            self.written_seq = newest.acked_seq();
+            self.ackable_seq = newest.ackable_seq();
         }
         if let (Some(retry), Some(left)) = (&mut record.retry, retry_left) {
             retry.remaining_ms = left;
         }
-        record.state = task::derive(record);
+        record.state = task::derive_task_state(record);
         record.updated = now.wall;
         record.ended = record
             .state
@@ -320,12 +337,12 @@ impl Live {
         let state = record.state;
         let mut events = Vec::with_capacity(notes.len());
         for mut note in notes {
-            bounds::clip_some(&mut note.message, bounds::NOTE_BYTES);
+            bounds::clip_optional(&mut note.message, bounds::MAX_NOTE_BYTES);
             record.revision += 1;
             let event = Arc::new(TimelineEvent {
                 revision: record.revision,
                 at: now.wall,
-                observed: note.observed,
+                observed_at: note.observed,
                 attempt: note.attempt.map(|(id, _)| id),
                 kind: note.kind,
                 state: note.attempt.map(|(_, state)| state),
@@ -336,40 +353,40 @@ impl Live {
             record.timeline.push(Arc::clone(&event));
             events.push(event);
         }
-        Some(Change {
+        Some(TaskChange {
             record: Arc::clone(&self.record),
             events,
         })
     }
 
     /// The deadline that people want to see: the next one that is not the lease.
-    fn shown_deadline(&self, now: Now) -> Option<(TimerKind, Wall)> {
-        let running = self.timers.armed().filter_map(|armed| match armed {
-            Armed::Running { key, limit_at, .. } if key != TimerKey::Lease => {
+    fn displayed_deadline(&self, now: ClockReading) -> Option<(TimerKind, WallTime)> {
+        let running = self.timers.armed_timers().filter_map(|armed| match armed {
+            ArmedTimerView::Running { key, limit_at, .. } if key != TimerKey::Lease => {
                 Some((limit_at, key.kind()))
             }
-            Armed::Running { .. } | Armed::Paused { .. } => None,
+            ArmedTimerView::Running { .. } | ArmedTimerView::Paused { .. } => None,
         });
         let (at, kind) = running.min()?;
-        Some((kind, wall_of(at, now)))
+        Some((kind, wall_time_at(at, now)))
     }
 }
 
 /// What an event of one moment needs besides the task.
-pub(crate) struct Scene<'a> {
+pub(crate) struct AttemptContext<'a> {
     pub(crate) config: &'a Config,
     pub(crate) connected: bool,
-    pub(crate) now: Now,
+    pub(crate) now: ClockReading,
     /// The relay's uptime: what the age of an end is counted by.
     pub(crate) uptime_ms: u64,
-    pub(crate) observed: Option<Wall>,
+    pub(crate) observed: Option<WallTime>,
 }
 
 /// A moment on the wall clock, for display.
-pub(crate) fn wall_of(at: Moment, now: Now) -> Wall {
-    if at >= now.at {
-        Wall(now.wall.0.saturating_add(at.since(now.at)))
+pub(crate) fn wall_time_at(at: MonotonicTime, now: ClockReading) -> WallTime {
+    if at >= now.monotonic {
+        WallTime(now.wall.0.saturating_add(at.since(now.monotonic)))
     } else {
-        Wall(now.wall.0.saturating_sub(now.at.since(at)))
+        WallTime(now.wall.0.saturating_sub(now.monotonic.since(at)))
     }
 }

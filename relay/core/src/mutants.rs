@@ -4,7 +4,7 @@
 //! build `mutant!` is `false`, and the compiler removes what it guards.
 
 /// Whether this build can be broken.
-pub fn are_built_in() -> bool {
+pub fn are_compiled_in() -> bool {
     cfg!(feature = "mutants")
 }
 

@@ -5,52 +5,54 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::config::Config;
 use crate::id::{TaskId, TenantId, TenantScope};
-use crate::record::{AttemptRecord, InputRecord, Resume, State, TaskRecord, TaskState};
-use crate::reject::{Full, Rejection};
+use crate::record::{
+    AttemptRecord, AttemptState, InputRecord, ResumeInstructions, TaskRecord, TaskState,
+};
+use crate::reject::{ExceededBound, Rejection};
 use crate::spec::{PermissionRule, RequiredArtifact, TaskSpec};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// What a task takes besides words that can be long.
 const RECORD_BYTES: u64 = 4 * 1024;
 
 /// Kept up to date where tasks are put back, so that nobody has to walk all of them to know how many there are.
 #[derive(Debug, Default)]
-pub(crate) struct Open {
-    tenants: BTreeMap<TenantId, Tenant>,
-    tasks: HashMap<TaskId, Counted>,
+pub(crate) struct OpenTaskLimits {
+    tenants: BTreeMap<TenantId, TenantUsage>,
+    tasks: HashMap<TaskId, CountedTask>,
     bytes: u64,
 }
 
 /// What was counted of one task, to be taken back when it moves.
 #[derive(Debug)]
-struct Counted {
-    stands: Stands,
+struct CountedTask {
+    state: CountedState,
     /// What was submitted, which stays, and what was said since.
-    submitted: u64,
-    said: u64,
+    submitted_bytes: u64,
+    added_bytes: u64,
 }
 
 /// How one task stands, as far as it is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stands {
+struct CountedState {
     state: TaskState,
     paused: bool,
     inherited: bool,
     inputs: u64,
-    queued: Option<Wall>,
+    queued: Option<WallTime>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Tenant {
-    counts: Counts,
+struct TenantUsage {
+    counts: OpenTaskCounts,
     bytes: u64,
     /// Since when each of its queued tasks waits, oldest first.
-    waiting: BTreeSet<(Wall, TaskId)>,
+    waiting: BTreeSet<(WallTime, TaskId)>,
 }
 
 /// Open tasks, by how they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct OpenTaskCounts {
     pub(crate) open: u64,
     pub(crate) pending: u64,
     pub(crate) queued: u64,
@@ -63,28 +65,30 @@ pub(crate) struct Counts {
     pub(crate) inputs: u64,
 }
 
-impl Open {
+impl OpenTaskLimits {
     /// A task that is open, as it stands now; the first time it is one more.
-    pub(crate) fn note(&mut self, spec: &TaskSpec, record: &TaskRecord, inherited: bool) {
-        let (task, stands) = (record.task, Stands::of(record, inherited));
+    pub(crate) fn update_task(&mut self, spec: &TaskSpec, record: &TaskRecord, inherited: bool) {
+        let (task, stands) = (record.task, CountedState::from_record(record, inherited));
         let known = self.tasks.get(&task);
-        let said = words(record);
-        if known.is_some_and(|known| known.stands == stands && known.said == said) {
+        let said = added_bytes(record);
+        if known.is_some_and(|known| known.state == stands && known.added_bytes == said) {
             return;
         }
-        let submitted = known.map_or_else(|| weight(spec), |known| known.submitted);
+        let submitted = known.map_or_else(|| submitted_bytes(spec), |known| known.submitted_bytes);
         self.remove(&spec.tenant, task);
         let tenant = self.tenants.entry(spec.tenant.clone()).or_default();
-        tenant.counts.change(&stands, |count, by| *count += by);
+        tenant
+            .counts
+            .apply_change(&stands, |count, by| *count += by);
         tenant
             .waiting
             .extend(stands.queued.map(|since| (since, task)));
         tenant.bytes += submitted + said;
         self.bytes += submitted + said;
-        let counted = Counted {
-            stands,
-            submitted,
-            said,
+        let counted = CountedTask {
+            state: stands,
+            submitted_bytes: submitted,
+            added_bytes: said,
         };
         self.tasks.insert(task, counted);
     }
@@ -94,12 +98,14 @@ impl Open {
         let Some(counted) = self.tasks.remove(&task) else {
             return;
         };
-        let (stands, bytes) = (counted.stands, counted.submitted + counted.said);
+        let (stands, bytes) = (counted.state, counted.submitted_bytes + counted.added_bytes);
         self.bytes -= bytes;
         let Some(of_tenant) = self.tenants.get_mut(tenant) else {
             return;
         };
-        of_tenant.counts.change(&stands, |count, by| *count -= by);
+        of_tenant
+            .counts
+            .apply_change(&stands, |count, by| *count -= by);
         of_tenant.bytes -= bytes;
         if let Some(since) = stands.queued {
             of_tenant.waiting.remove(&(since, task));
@@ -109,7 +115,7 @@ impl Open {
         }
     }
 
-    pub(crate) fn tasks_of(&self, tenant: &TenantId) -> usize {
+    pub(crate) fn open_count_of(&self, tenant: &TenantId) -> usize {
         let tenant = self.tenants.get(tenant);
         tenant.map_or(0, |tenant| {
             usize::try_from(tenant.counts.open).unwrap_or(usize::MAX)
@@ -117,12 +123,12 @@ impl Open {
     }
 
     /// All counts of a scope, and since when its oldest queued task waits.
-    pub(crate) fn counts(&self, scope: &TenantScope) -> (Counts, Option<Wall>) {
-        let theirs: Vec<&Tenant> = match scope {
+    pub(crate) fn counts(&self, scope: &TenantScope) -> (OpenTaskCounts, Option<WallTime>) {
+        let theirs: Vec<&TenantUsage> = match scope {
             TenantScope::All => self.tenants.values().collect(),
             TenantScope::One(tenant) => self.tenants.get(tenant).into_iter().collect(),
         };
-        let mut sum = Counts::default();
+        let mut sum = OpenTaskCounts::default();
         for tenant in &theirs {
             sum.add(&tenant.counts);
         }
@@ -131,64 +137,66 @@ impl Open {
     }
 
     /// Whether one more fits.
-    pub(crate) fn room_for(&self, spec: &TaskSpec, config: &Config) -> Result<(), Rejection> {
-        self.room(&spec.tenant, weight(spec), config)
+    pub(crate) fn check_room_for_task(
+        &self,
+        spec: &TaskSpec,
+        config: &Config,
+    ) -> Result<(), Rejection> {
+        self.check_room(&spec.tenant, submitted_bytes(spec), config)
     }
 
     /// Whether what somebody has to say when a task goes on fits. Short words always do: their room is the record's.
-    pub(crate) fn room_to_say(
+    pub(crate) fn check_room_for_resume(
         &self,
         tenant: &TenantId,
-        resume: &Resume,
+        resume: &ResumeInstructions,
         config: &Config,
     ) -> Result<(), Rejection> {
-        match resume_words(resume) {
+        match resume_bytes(resume) {
             short if short <= RECORD_BYTES => Ok(()),
-            said => self.room(tenant, said, config),
+            said => self.check_room(tenant, said, config),
         }
     }
 
     /// One tenant has a share of the bytes, so that its long prompts close the relay for nobody else.
-    fn room(&self, tenant: &TenantId, bytes: u64, config: &Config) -> Result<(), Rejection> {
+    fn check_room(&self, tenant: &TenantId, bytes: u64, config: &Config) -> Result<(), Rejection> {
         let theirs = self.tenants.get(tenant).map_or(0, |tenant| tenant.bytes);
         if self.bytes + bytes > config.max_open_bytes {
-            return Err(Rejection::QueueFull(Full::Bytes));
+            return Err(Rejection::QueueFull(ExceededBound::Bytes));
         }
         if theirs + bytes > config.max_open_bytes_per_tenant {
-            return Err(Rejection::TenantQueueFull(Full::Bytes));
+            return Err(Rejection::TenantQueueFull(ExceededBound::Bytes));
         }
         Ok(())
     }
 
     pub(crate) fn is_inherited(&self, task: TaskId) -> bool {
-        self.tasks
-            .get(&task)
-            .is_some_and(|one| one.stands.inherited)
+        self.tasks.get(&task).is_some_and(|one| one.state.inherited)
     }
 
     /// Whether two ways of counting came to the same.
-    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+    pub(crate) fn equals_recount(&self, other: &Self) -> bool {
         (&self.tenants, self.bytes) == (&other.tenants, other.bytes)
     }
 }
 
-impl Stands {
-    fn of(record: &TaskRecord, inherited: bool) -> Self {
-        let newest = record.newest();
+impl CountedState {
+    fn from_record(record: &TaskRecord, inherited: bool) -> Self {
+        let newest = record.newest_attempt();
         let asked = newest.iter().flat_map(|newest| &newest.inputs);
-        let queued = newest.filter(|newest| newest.state == State::Queued);
+        let queued = newest.filter(|newest| newest.state == AttemptState::Queued);
         Self {
             state: record.state,
             paused: record.paused.is_some(),
             inherited,
             inputs: asked.filter(|input| input.state.is_pending()).count() as u64,
-            queued: queued.and_then(|newest| newest.times.queued),
+            queued: queued.and_then(|newest| newest.stage_times.queued),
         }
     }
 }
 
-impl Counts {
-    fn change(&mut self, stands: &Stands, by: fn(&mut u64, u64)) {
+impl OpenTaskCounts {
+    fn apply_change(&mut self, stands: &CountedState, by: fn(&mut u64, u64)) {
         by(&mut self.open, 1);
         match stands.state {
             TaskState::Pending => by(&mut self.pending, 1),
@@ -230,7 +238,7 @@ impl Counts {
 }
 
 /// Bytes of what was submitted and can be long.
-fn weight(spec: &TaskSpec) -> u64 {
+fn submitted_bytes(spec: &TaskSpec) -> u64 {
     let words = |list: &[String]| list.iter().map(String::len).sum::<usize>();
     let pairs = |map: &BTreeMap<String, String>| {
         let sizes = map.iter().map(|(key, value)| key.len() + value.len());
@@ -263,25 +271,25 @@ fn weight(spec: &TaskSpec) -> u64 {
 
 /// Bytes of what was said of a task since, and is kept while it is open: what it waits for, what people answered and told
 /// it, what it ended with.
-fn words(record: &TaskRecord) -> u64 {
+fn added_bytes(record: &TaskRecord) -> u64 {
     let attention = record.attention.as_ref().map_or(0, |attention| {
         attention.reason.len() + attention.hint.as_ref().map_or(0, |hint| hint.len())
     });
-    attention as u64 + record.attempts.iter().map(attempt_words).sum::<u64>()
+    attention as u64 + record.attempts.iter().map(attempt_bytes).sum::<u64>()
 }
 
-fn attempt_words(attempt: &AttemptRecord) -> u64 {
+fn attempt_bytes(attempt: &AttemptRecord) -> u64 {
     let input = |input: &InputRecord| {
         let answer = input.state.answer();
         input.payload.len() + answer.map_or(0, |answer| answer.payload.len())
     };
     let inputs: usize = attempt.inputs.iter().map(input).sum();
     let result = attempt.result.as_ref().map_or(0, |result| result.len());
-    let resume = attempt.resume.as_deref().map_or(0, resume_words);
+    let resume = attempt.resume.as_deref().map_or(0, resume_bytes);
     (inputs + result) as u64 + resume
 }
 
-fn resume_words(resume: &Resume) -> u64 {
+fn resume_bytes(resume: &ResumeInstructions) -> u64 {
     let answers = resume.answers.iter();
     let answers: usize = answers
         .map(|(question, answer)| question.len() + answer.len())

@@ -3,24 +3,25 @@
 use std::sync::Arc;
 
 use crate::conversation::ConversationKey;
-use crate::core::{Core, Turn};
-use crate::diagnose::{self, Diagnosis, Facts};
+use crate::core::{Core, CoreTurn};
+use crate::diagnose::{self, DiagnosisFacts, TaskDiagnosis};
 use crate::effects::{
-    After, Connected, DaemonView, DeadlineView, HeldView, Paused, Reply, TaskView, WaitsFor,
+    CommitDependency, ConnectionView, CoreReply, DaemonView, DeadlineView, HeldAttemptView,
+    PauseLevel, TaskView, WaitReason,
 };
-use crate::fences::{Fence, Guard};
-use crate::heartbeats::renew_every_ms;
+use crate::fences::{Fence, FenceGuard};
+use crate::heartbeats::agent_renewal_ms;
 use crate::id::{AttemptId, DaemonId, DaemonRef, RequestId, TaskId, TenantId, TenantScope};
-use crate::live::{Live, wall_of};
-use crate::record::{DaemonRecord, FailureCode, Pause, State};
+use crate::live::{LiveTask, wall_time_at};
+use crate::record::{AttemptState, DaemonRecord, FailureCode, PauseMark};
 use crate::reject::Rejection;
-use crate::requirements::{Need, Requirements};
-use crate::roster::{Daemon, Presence};
-use crate::time::{Moment, Now, Wall};
-use crate::timers::{Armed, TimerKey};
+use crate::requirements::{DaemonNeed, TaskRequirements};
+use crate::roster::{DaemonPresence, RosterDaemon};
+use crate::time::{ClockReading, MonotonicTime, WallTime};
+use crate::timers::{ArmedTimerView, TimerKey};
 
 /// Daemons that one sentence names.
-const NAMED_AT_MOST: usize = 3;
+const MAX_NAMED_DAEMONS: usize = 3;
 
 impl Core {
     /// A tenant sees the daemons that work for it.
@@ -28,13 +29,20 @@ impl Core {
         &self,
         request: RequestId,
         scope: &TenantScope,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let seen = self.daemons.values().filter(|record| sees(scope, record));
+        let seen = self
+            .daemon_registry
+            .values()
+            .filter(|record| may_see_daemon(scope, record));
         let views = seen
             .filter_map(|record| self.daemon_view(record.daemon, turn.now))
             .collect();
-        turn.reply(request, After::Everything, Reply::Daemons(views));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Daemons(views),
+        );
     }
 
     /// Nobody hears of daemons that are not theirs to see, not even that a name is taken twice.
@@ -44,64 +52,75 @@ impl Core {
         scope: &TenantScope,
         named: &DaemonRef,
         shown: bool,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let mut found = self.daemons.named(named).filter(|one| sees(scope, one));
+        let mut found = self
+            .daemon_registry
+            .find_by_ref(named)
+            .filter(|one| may_see_daemon(scope, one));
         let daemon = match (found.next(), found.next()) {
             (Some(one), None) => one.daemon,
             (None, _) => return turn.refuse(request, Rejection::UnknownDaemon),
             (Some(_), Some(_)) => return turn.refuse(request, Rejection::AmbiguousDaemon),
         };
         if !shown {
-            return turn.reply(request, After::Nothing, Reply::FoundDaemon(daemon));
+            return turn.reply(
+                request,
+                CommitDependency::Nothing,
+                CoreReply::FoundDaemon(daemon),
+            );
         }
         match self.daemon_view(daemon, turn.now) {
-            Some(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
+            Some(view) => turn.reply(
+                request,
+                CommitDependency::Everything,
+                CoreReply::Daemon(Box::new(view)),
+            ),
             None => turn.refuse(request, Rejection::UnknownDaemon),
         }
     }
 
-    pub(crate) fn daemon_view(&self, daemon: DaemonId, now: Now) -> Option<DaemonView> {
-        let record = Arc::clone(self.daemons.get(daemon)?);
-        let live: &Daemon = self.roster.get(daemon)?;
+    pub(crate) fn daemon_view(&self, daemon: DaemonId, now: ClockReading) -> Option<DaemonView> {
+        let record = Arc::clone(self.daemon_registry.get(daemon)?);
+        let live: &RosterDaemon = self.roster.get(daemon)?;
         Some(DaemonView {
             record,
-            connected: connected(&live.presence, now),
+            connected: connection_view(&live.presence, now),
             draining: live.draining || live.drained,
-            sick: live.is_sick(now.at) || live.is_unfit(),
+            is_sick: live.is_sick(now.monotonic) || live.is_unfit(),
             free_slots: live.free_slots(),
-            failures: live.failures,
+            consecutive_failures: live.consecutive_failures,
             load: live.load,
-            now: now.wall,
-            held: live
-                .held
+            viewed_at: now.wall,
+            held_attempts: live
+                .held_attempts
                 .iter()
-                .filter_map(|id| self.held_view(*id))
+                .filter_map(|id| self.held_attempt_view(*id))
                 .collect(),
         })
     }
 
-    fn held_view(&self, attempt: AttemptId) -> Option<HeldView> {
-        let live = self.tasks.get(self.attempts.get(&attempt)?)?;
-        let newest = live.newest();
-        Some(HeldView {
+    fn held_attempt_view(&self, attempt: AttemptId) -> Option<HeldAttemptView> {
+        let live = self.tasks.get(self.leased_attempts.get(&attempt)?)?;
+        let newest = live.newest_attempt();
+        Some(HeldAttemptView {
             task: live.id(),
             attempt,
             number: newest.number,
-            state: newest.state.name(),
+            state: newest.state.kind(),
             phase: newest.phase,
             agent: live.spec.agent.clone(),
-            since: newest.times.offered,
-            tool: newest.tools.last().map(|tool| tool.name.clone()),
+            since: newest.stage_times.offered,
+            tool: newest.open_tools.last().map(|tool| tool.name.clone()),
         })
     }
 
-    pub(crate) fn inspect(
+    pub(crate) fn inspect_task(
         &self,
         request: RequestId,
         tenant: &TenantId,
         task: TaskId,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let live = self
             .tasks
@@ -110,96 +129,121 @@ impl Core {
         let Some(live) = live else {
             return turn.refuse(request, Rejection::UnknownTask);
         };
-        let waits = self.waits_for(live, turn.now.at);
+        let waits = self.wait_reason(live, turn.now.monotonic);
         let view = TaskView {
-            record: live.shared(),
+            record: live.shared_record(),
             spec: Arc::clone(&live.spec),
             deadlines: live
                 .timers
-                .armed()
+                .armed_timers()
                 .map(|armed| deadline_view(armed, turn.now))
                 .collect(),
-            waits_for: waits.map(|(waits, _)| waits),
-            waits_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.at))),
-            behind: self.behind(live, turn.now.at),
-            unmet: self.unmet(live, |daemon| self.roster.session_of(daemon.id).is_some()),
-            pause: self.waits_for_pause(live),
-            diagnoses: self.diagnose(live, turn.now.at),
+            wait_reason: waits.map(|(waits, _)| waits),
+            max_wait_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.monotonic))),
+            waits_for_task: self.blocking_turn(live, turn.now.monotonic),
+            unmet_need: self
+                .first_unmet_need(live, |daemon| self.roster.session_of(daemon.id).is_some()),
+            pause: self.blocking_pause(live),
+            diagnoses: self.diagnose_task(live, turn.now.monotonic),
         };
-        turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
+        turn.reply(
+            request,
+            CommitDependency::Task(task),
+            CoreReply::Inspected(Box::new(view)),
+        );
     }
 
     /// The turn whose end it waits for.
-    fn behind(&self, live: &Live, now: Moment) -> Option<TaskId> {
-        let key = ConversationKey::of(&live.spec);
-        let waits = live.newest().state == State::Queued;
-        let fence = self.fences.may_lease(live.id(), key.as_ref(), now).err();
+    fn blocking_turn(&self, live: &LiveTask, now: MonotonicTime) -> Option<TaskId> {
+        let key = ConversationKey::from_spec(&live.spec);
+        let waits = live.newest_attempt().state == AttemptState::Queued;
+        let fence = self.fences.check_lease(live.id(), key.as_ref(), now).err();
         let other = fence.map(|fence| fence.task);
         other.filter(|task| waits && *task != live.id())
     }
 
     /// The narrowest pause that it waits for.
-    fn waits_for_pause(&self, live: &Live) -> Option<(Paused, Pause)> {
-        let tenant = self.pauses.of(&live.spec.tenant);
-        let own = live.record().paused.as_ref().map(|own| (Paused::Task, own));
-        let wider = tenant.map(|pause| (Paused::Tenant, pause));
+    fn blocking_pause(&self, live: &LiveTask) -> Option<(PauseLevel, PauseMark)> {
+        let tenant = self.pauses.pause_of_tenant(&live.spec.tenant);
+        let own = live
+            .record()
+            .paused
+            .as_ref()
+            .map(|own| (PauseLevel::Task, own));
+        let wider = tenant.map(|pause| (PauseLevel::Tenant, pause));
         let all = self.scheduler.paused.as_ref();
-        let found = own.or(wider).or(all.map(|all| (Paused::Scheduler, all)));
+        let found = own
+            .or(wider)
+            .or(all.map(|all| (PauseLevel::Scheduler, all)));
         found.map(|(paused, pause)| (paused, pause.clone()))
     }
 
-    fn diagnose(&self, live: &Live, now: Moment) -> Vec<Diagnosis> {
-        let nobody = self.unmet(live, |_| true);
-        let since = |at: Option<Moment>| at.or(live.confirmed_at).map(|at| now.since(at));
-        let facts = Facts {
-            away: self.session_of(live).is_none(),
-            quiet_ms: since(live.heard_at),
+    fn diagnose_task(&self, live: &LiveTask, now: MonotonicTime) -> Vec<TaskDiagnosis> {
+        let nobody = self.first_unmet_need(live, |_| true);
+        let since = |at: Option<MonotonicTime>| at.or(live.confirmed_at).map(|at| now.since(at));
+        let facts = DiagnosisFacts {
+            holder_disconnected: self.session_of(live).is_none(),
+            quiet_ms: since(live.last_frame_at),
             unrenewed_ms: since(live.renewed_at),
-            heartbeat_ms: self.renewed_every_ms(live),
-            nobody: nobody.as_deref(),
-            durable: None,
+            heartbeat_ms: self.renewal_interval_ms(live),
+            unmet_need: nobody.as_deref(),
+            stored_output_bytes: None,
         };
         diagnose::diagnose(live.record(), &facts)
     }
 
     /// An agent that holds its lease itself has no heartbeat of a daemon's.
-    fn renewed_every_ms(&self, live: &Live) -> u64 {
+    fn renewal_interval_ms(&self, live: &LiveTask) -> u64 {
         let ttl_ms = live.spec.lease_ttl_ms;
-        match live.newest().agent() {
-            Some(_) => renew_every_ms(ttl_ms),
-            None => self.config.heartbeat_for(ttl_ms),
+        match live.newest_attempt().agent_holder() {
+            Some(_) => agent_renewal_ms(ttl_ms),
+            None => self.config.heartbeat_ms_for(ttl_ms),
         }
     }
 
     /// The first need that keeps every such daemon out, counting only those that met the needs before it.
-    fn unmet(&self, live: &Live, among: impl Fn(&Daemon) -> bool) -> Option<String> {
+    fn first_unmet_need(
+        &self,
+        live: &LiveTask,
+        among: impl Fn(&RosterDaemon) -> bool,
+    ) -> Option<String> {
         if live.spec.agent_held {
             return None;
         }
-        let requirements = Requirements::of(&live.spec);
-        let known = self.daemons.values();
-        let mut left: Vec<&Daemon> = known
+        let requirements = TaskRequirements::from_spec(&live.spec);
+        let known = self.daemon_registry.values();
+        let mut left: Vec<&RosterDaemon> = known
             .filter_map(|record| self.roster.get(record.daemon))
             .filter(|daemon| among(daemon))
             .collect();
         for need in requirements.needs() {
-            if !left.iter().any(|daemon| requirements.has(daemon, need)) {
-                return Some(self.in_words(need, &live.spec.tenant, &left));
+            if !left
+                .iter()
+                .any(|daemon| requirements.meets_need(daemon, need))
+            {
+                return Some(self.describe_need(need, &live.spec.tenant, &left));
             }
-            left.retain(|daemon| requirements.has(daemon, need));
+            left.retain(|daemon| requirements.meets_need(daemon, need));
         }
         None
     }
 
     /// A need with what people know: a daemon's name, and on which of these daemons an agent is not in order.
-    fn in_words(&self, need: Need<'_>, tenant: &TenantId, left: &[&Daemon]) -> String {
+    fn describe_need(
+        &self,
+        need: DaemonNeed<'_>,
+        tenant: &TenantId,
+        left: &[&RosterDaemon],
+    ) -> String {
         match need {
-            Need::Daemon(id) => match self.daemons.get(id) {
+            DaemonNeed::Daemon(id) => match self.daemon_registry.get(id) {
                 Some(wanted) if wanted.scope.covers(tenant) => format!("is {}", wanted.name),
                 Some(_) | None => need.to_string(),
             },
-            Need::Agent(name) => {
-                let records = left.iter().filter_map(|daemon| self.daemons.get(daemon.id));
+            DaemonNeed::Agent(name) => {
+                let records = left
+                    .iter()
+                    .filter_map(|daemon| self.daemon_registry.get(daemon.id));
                 let broken = records.filter_map(|record| {
                     let agent = record.agents.iter().find(|agent| agent.name == name)?;
                     let problem = match agent.problem.as_deref()? {
@@ -210,83 +254,94 @@ impl Core {
                     };
                     Some(format!("on {}: {problem}", record.name))
                 });
-                let broken: Vec<String> = broken.take(NAMED_AT_MOST).collect();
+                let broken: Vec<String> = broken.take(MAX_NAMED_DAEMONS).collect();
                 if broken.is_empty() {
                     return need.to_string();
                 }
                 format!("{need} in working order ({})", broken.join(", "))
             }
-            Need::Tenant | Need::Label(..) | Need::Capability(_) | Need::Workspace(_) => {
-                need.to_string()
-            }
+            DaemonNeed::Tenant
+            | DaemonNeed::Label(..)
+            | DaemonNeed::Capability(_)
+            | DaemonNeed::Workspace(_) => need.to_string(),
         }
     }
 
     /// What it waits for, and until when at most where time alone ends that.
-    fn waits_for(&self, live: &Live, now: Moment) -> Option<(WaitsFor, Option<Moment>)> {
-        if live.record().attention.is_some() || live.newest().state == State::WaitingInput {
-            return Some((WaitsFor::Person, None));
+    fn wait_reason(
+        &self,
+        live: &LiveTask,
+        now: MonotonicTime,
+    ) -> Option<(WaitReason, Option<MonotonicTime>)> {
+        if live.record().attention.is_some()
+            || live.newest_attempt().state == AttemptState::WaitingInput
+        {
+            return Some((WaitReason::Person, None));
         }
         if let Some(retry_at) = live.retry_at {
-            return Some((WaitsFor::Backoff, Some(retry_at)));
+            return Some((WaitReason::Backoff, Some(retry_at)));
         }
-        if live.newest().state != State::Queued {
+        if live.newest_attempt().state != AttemptState::Queued {
             return None;
         }
         if self.is_paused(live) {
-            return Some((WaitsFor::Pause, None));
+            return Some((WaitReason::Pause, None));
         }
-        if self.dispatch_held {
-            return Some((WaitsFor::Space, None));
+        if self.dispatch_suspended {
+            return Some((WaitReason::DiskSpace, None));
         }
-        let key = ConversationKey::of(&live.spec);
-        match self.fences.may_lease(live.id(), key.as_ref(), now) {
-            Err(fence) => Some(behind(fence)),
-            Ok(()) if live.spec.agent_held => Some((WaitsFor::Agent, None)),
-            Ok(()) => Some((WaitsFor::Daemon, None)),
+        let key = ConversationKey::from_spec(&live.spec);
+        match self.fences.check_lease(live.id(), key.as_ref(), now) {
+            Err(fence) => Some(fence_wait(fence)),
+            Ok(()) if live.spec.agent_held => Some((WaitReason::Agent, None)),
+            Ok(()) => Some((WaitReason::Daemon, None)),
         }
     }
 }
 
 /// A tenant sees its own daemons and the shared ones.
-fn sees(scope: &TenantScope, record: &DaemonRecord) -> bool {
+fn may_see_daemon(scope: &TenantScope, record: &DaemonRecord) -> bool {
     match scope {
         TenantScope::All => true,
         TenantScope::One(tenant) => record.scope.covers(tenant),
     }
 }
 
-fn behind(fence: &Fence) -> (WaitsFor, Option<Moment>) {
+fn fence_wait(fence: &Fence) -> (WaitReason, Option<MonotonicTime>) {
     match fence.guard {
-        Guard::Leased => (WaitsFor::Conversation, None),
-        Guard::Until(at) if fence.is_inherited() => (WaitsFor::Inheritance, Some(at)),
-        Guard::Until(at) => (WaitsFor::Fence, Some(at)),
+        FenceGuard::Leased => (WaitReason::Conversation, None),
+        FenceGuard::Until(at) if fence.is_inherited() => (WaitReason::Inheritance, Some(at)),
+        FenceGuard::Until(at) => (WaitReason::Fence, Some(at)),
     }
 }
 
-fn connected(presence: &Presence, now: Now) -> Option<Connected> {
+fn connection_view(presence: &DaemonPresence, now: ClockReading) -> Option<ConnectionView> {
     match *presence {
-        Presence::Unheard | Presence::Away { .. } => None,
-        Presence::Connected { since, heard, .. } => Some(Connected {
-            since: Wall(now.wall.0.saturating_sub(now.at.since(since))),
-            heard: Wall(now.wall.0.saturating_sub(now.at.since(heard))),
-            greeted: presence.is_greeted(),
+        DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
+        DaemonPresence::Connected {
+            since,
+            last_received_at: heard,
+            ..
+        } => Some(ConnectionView {
+            since: WallTime(now.wall.0.saturating_sub(now.monotonic.since(since))),
+            last_received: WallTime(now.wall.0.saturating_sub(now.monotonic.since(heard))),
+            heartbeat_seen: presence.has_sent_heartbeat(),
         }),
     }
 }
 
-fn deadline_view(armed: Armed, now: Now) -> DeadlineView {
+fn deadline_view(armed: ArmedTimerView, now: ClockReading) -> DeadlineView {
     let (key, limit_ms, remaining_ms, at) = match armed {
-        Armed::Running {
+        ArmedTimerView::Running {
             key,
             limit_ms,
             limit_at,
             ..
         } => {
-            let at = wall_of(limit_at, now);
-            (key, limit_ms, limit_at.since(now.at), Some(at))
+            let at = wall_time_at(limit_at, now);
+            (key, limit_ms, limit_at.since(now.monotonic), Some(at))
         }
-        Armed::Paused {
+        ArmedTimerView::Paused {
             key,
             limit_ms,
             left_ms,

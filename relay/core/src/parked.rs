@@ -4,54 +4,58 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply};
 use crate::id::{RequestId, TaskId, TenantId};
-use crate::live::Live;
+use crate::live::LiveTask;
 use crate::record::{AttentionCause, TaskRecord};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// Where a task stands in the list; also where a page ended.
-pub type Place = (Reverse<Wall>, TaskId);
+pub type ParkedListCursor = (Reverse<WallTime>, TaskId);
 
 /// Derived from the records: every change of one passes `note`.
 #[derive(Debug, Default)]
 pub(crate) struct ParkedTasks {
-    since: HashMap<TaskId, Wall>,
-    places: BTreeMap<TenantId, BTreeSet<Place>>,
+    since: HashMap<TaskId, WallTime>,
+    cursors: BTreeMap<TenantId, BTreeSet<ParkedListCursor>>,
 }
 
 impl ParkedTasks {
     /// The task's record as it is now.
-    pub(crate) fn note(&mut self, record: &TaskRecord) {
+    pub(crate) fn update_task(&mut self, record: &TaskRecord) {
         let since = record.attention.as_ref().map(|attention| attention.since);
         let known = self.since.get(&record.task).copied();
         if known == since || (since.is_none() && mutant!(ListedAfterHandOff)) {
             return;
         }
-        self.forget(&record.tenant, record.task);
+        self.remove_task(&record.tenant, record.task);
         if let Some(since) = since {
             self.since.insert(record.task, since);
-            let places = self.places.entry(record.tenant.clone()).or_default();
+            let places = self.cursors.entry(record.tenant.clone()).or_default();
             places.insert((Reverse(since), record.task));
         }
     }
 
-    pub(crate) fn forget(&mut self, tenant: &TenantId, task: TaskId) {
+    pub(crate) fn remove_task(&mut self, tenant: &TenantId, task: TaskId) {
         let Some(since) = self.since.remove(&task) else {
             return;
         };
-        if let Some(places) = self.places.get_mut(tenant) {
+        if let Some(places) = self.cursors.get_mut(tenant) {
             places.remove(&(Reverse(since), task));
             if places.is_empty() {
-                self.places.remove(tenant);
+                self.cursors.remove(tenant);
             }
         }
     }
 
     /// The tenant's parked tasks behind `after`.
-    fn behind(&self, tenant: &TenantId, after: Option<Place>) -> impl Iterator<Item = TaskId> {
-        let places = self.places.get(tenant).into_iter();
+    fn after_cursor(
+        &self,
+        tenant: &TenantId,
+        after: Option<ParkedListCursor>,
+    ) -> impl Iterator<Item = TaskId> {
+        let places = self.cursors.get(tenant).into_iter();
         let behind = places.flat_map(move |places| match after {
             Some(after) => {
                 places.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded))
@@ -64,13 +68,13 @@ impl ParkedTasks {
 
 /// Which parked tasks a list is about.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ParkedTaskFilter<'a> {
     pub(crate) causes: &'a [AttentionCause],
     pub(crate) agent_scope: Option<&'a str>,
 }
 
-impl Wanted<'_> {
-    fn admits(&self, live: &Live) -> bool {
+impl ParkedTaskFilter<'_> {
+    fn matches(&self, live: &LiveTask) -> bool {
         let cause = live.record().attention.as_ref().map(|a| a.cause);
         let caused = cause.is_some_and(|cause| self.causes.contains(&cause));
         let scoped = live.spec.agent_scope.as_deref() == self.agent_scope;
@@ -84,17 +88,21 @@ impl Core {
         &self,
         request: RequestId,
         tenant: &TenantId,
-        wanted: Wanted<'_>,
-        (after, limit): (Option<Place>, usize),
-        turn: &mut Turn<'_>,
+        wanted: ParkedTaskFilter<'_>,
+        (after, limit): (Option<ParkedListCursor>, usize),
+        turn: &mut CoreTurn<'_>,
     ) {
-        let parked = self.parked.behind(tenant, after);
+        let parked = self.parked_tasks.after_cursor(tenant, after);
         let tasks = parked.filter_map(|task| self.tasks.get(&task));
         let rows = tasks
-            .filter(|live| wanted.admits(live))
-            .map(|live| (live.shared(), Arc::clone(&live.spec)));
+            .filter(|live| wanted.matches(live))
+            .map(|live| (live.shared_record(), Arc::clone(&live.spec)));
         let rows = rows.take(limit).collect();
-        turn.reply(request, After::Everything, Reply::Parked(rows));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Parked(rows),
+        );
     }
 }
 
@@ -110,17 +118,17 @@ mod tests {
         let mut parked = ParkedTasks::default();
         let task = |n: u128| TaskId(Uuid::from_u128(n));
         for (n, since) in [(1, 10), (2, 30), (3, 30), (4, 20)] {
-            parked.since.insert(task(n), Wall(since));
-            let places = parked.places.entry(tenant("acme")).or_default();
-            places.insert((Reverse(Wall(since)), task(n)));
+            parked.since.insert(task(n), WallTime(since));
+            let places = parked.cursors.entry(tenant("acme")).or_default();
+            places.insert((Reverse(WallTime(since)), task(n)));
         }
-        let all: Vec<TaskId> = parked.behind(&tenant("acme"), None).collect();
+        let all: Vec<TaskId> = parked.after_cursor(&tenant("acme"), None).collect();
         assert_eq!(all, [task(2), task(3), task(4), task(1)]);
-        let place = (Reverse(Wall(30)), task(3));
-        let rest: Vec<TaskId> = parked.behind(&tenant("acme"), Some(place)).collect();
+        let place = (Reverse(WallTime(30)), task(3));
+        let rest: Vec<TaskId> = parked.after_cursor(&tenant("acme"), Some(place)).collect();
         assert_eq!(rest, [task(4), task(1)]);
-        assert_eq!(parked.behind(&tenant("other"), None).count(), 0);
-        parked.forget(&tenant("acme"), task(3));
-        assert_eq!(parked.behind(&tenant("acme"), None).count(), 3);
+        assert_eq!(parked.after_cursor(&tenant("other"), None).count(), 0);
+        parked.remove_task(&tenant("acme"), task(3));
+        assert_eq!(parked.after_cursor(&tenant("acme"), None).count(), 3);
     }
 }

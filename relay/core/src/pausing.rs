@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, Write};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, RecordChange};
 use crate::id::{RequestId, TaskId, TenantId, TenantScope};
-use crate::input::Actor;
-use crate::live::Live;
-use crate::record::{EventKind, Pause, State};
+use crate::input::RequestActor;
+use crate::live::LiveTask;
+use crate::record::{AttemptState, PauseMark, TimelineEventKind};
 use crate::reject::Rejection;
-use crate::time::Moment;
-use crate::timers::Fact;
+use crate::time::MonotonicTime;
+use crate::timers::TimerFact;
 
 impl Core {
     pub(crate) fn pause_task(
         &mut self,
-        live: &mut Live,
-        by: Actor,
+        live: &mut LiveTask,
+        by: RequestActor,
         reason: Arc<str>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        live.record_mut().paused = Some(Pause {
+        live.record_mut().paused = Some(PauseMark {
             by: by.name,
             reason: Arc::clone(&reason),
             since: turn.now.wall,
@@ -28,112 +28,130 @@ impl Core {
         if !mutant!(PauseIgnored) {
             self.queue.remove(live.id());
         }
-        self.tell_queued(live, &Fact::Paused, turn.now.at);
-        live.note(EventKind::Paused, Some(reason));
+        self.update_queue_timer(live, &TimerFact::Paused, turn.now.monotonic);
+        live.add_event(TimelineEventKind::Paused, Some(reason));
     }
 
-    pub(crate) fn unpause_task(&mut self, live: &mut Live, reason: Arc<str>, turn: &mut Turn<'_>) {
+    pub(crate) fn unpause_task(
+        &mut self,
+        live: &mut LiveTask,
+        reason: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
         live.record_mut().paused = None;
-        if !self.queue_stands_still(live) {
-            self.tell_queued(live, &Fact::Unpaused, turn.now.at);
+        if !self.is_queue_timer_paused(live) {
+            self.update_queue_timer(live, &TimerFact::Unpaused, turn.now.monotonic);
         }
-        if live.newest().state == State::Queued {
-            self.line_up(live);
+        if live.newest_attempt().state == AttemptState::Queued {
+            self.enqueue_task(live);
         }
-        live.note(EventKind::Unpaused, Some(reason).filter(|r| !r.is_empty()));
+        live.add_event(
+            TimelineEventKind::Unpaused,
+            Some(reason).filter(|r| !r.is_empty()),
+        );
     }
 
     /// Only the queue timer stands still while paused, and only a queued attempt has one.
-    fn tell_queued(&self, live: &mut Live, fact: &Fact, now: Moment) {
-        if live.newest().state == State::Queued {
-            let limits = Live::limits(&live.spec, &self.config);
+    fn update_queue_timer(&self, live: &mut LiveTask, fact: &TimerFact, now: MonotonicTime) {
+        if live.newest_attempt().state == AttemptState::Queued {
+            let limits = LiveTask::timer_limits(&live.spec, &self.config);
             live.timers.on_fact(fact, now, &limits);
         }
     }
 
-    pub(crate) fn is_paused(&self, live: &Live) -> bool {
-        self.pause_of(&live.spec.tenant).is_some() || live.record().paused.is_some()
+    pub(crate) fn is_paused(&self, live: &LiveTask) -> bool {
+        self.effective_pause(&live.spec.tenant).is_some() || live.record().paused.is_some()
     }
 
     /// Whether waiting for a daemon counts against nobody now: a pause, or the hold after an import.
-    pub(crate) fn queue_stands_still(&self, live: &Live) -> bool {
-        self.is_paused(live) || self.scheduler.hold_of(live.id()).is_some()
+    pub(crate) fn is_queue_timer_paused(&self, live: &LiveTask) -> bool {
+        self.is_paused(live) || self.scheduler.suspension_of(live.id()).is_some()
     }
 
     pub(crate) fn pause_scheduler(
         &mut self,
         request: RequestId,
         scope: TenantScope,
-        by: Actor,
+        by: RequestActor,
         reason: Arc<str>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         if reason.trim().is_empty() {
             return turn.refuse(request, Rejection::ReasonMissing);
         }
-        let admitted = self.forced.admit(by.token, (&scope).into(), turn.now.at);
+        let admitted = self
+            .operator_limit
+            .admit(by.token, (&scope).into(), turn.now.monotonic);
         if let Err(code) = admitted {
             return turn.refuse(request, code);
         }
-        if self.pause_on(&scope).is_some() {
-            return turn.reply(request, After::Everything, Reply::Already);
+        if self.exact_pause(&scope).is_some() {
+            return turn.reply(request, CommitDependency::Everything, CoreReply::Already);
         }
         if let TenantScope::One(tenant) = &scope
-            && !self.pauses.has_room_for(tenant)
+            && !self.pauses.can_pause_tenant(tenant)
         {
             return turn.refuse(request, Rejection::TooManyPauses);
         }
-        let moving = self.moving(&scope);
-        let pause = Pause {
+        let moving = self.tasks_with_running_queue_timer(&scope);
+        let pause = PauseMark {
             by: by.name,
             reason,
             since: turn.now.wall,
         };
         self.begin_pause(&scope, pause, turn);
         for task in moving {
-            self.tell_task(task, &Fact::Paused, turn.now.at);
+            self.update_task_queue_timer(task, &TimerFact::Paused, turn.now.monotonic);
         }
         if let TenantScope::One(_) = &scope
             && !mutant!(TenantPauseIgnored)
         {
             // Nobody else's work waits behind theirs.
-            for task in self.queued(&scope) {
+            for task in self.queued_tasks(&scope) {
                 self.queue.remove(task);
             }
         }
-        turn.reply(request, After::Everything, Reply::Done);
+        turn.reply(request, CommitDependency::Everything, CoreReply::Done);
     }
 
     pub(crate) fn unpause_scheduler(
         &mut self,
         request: RequestId,
         scope: &TenantScope,
-        by: Actor,
+        by: RequestActor,
         reason: Option<Arc<str>>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        if let Err(code) = self.forced.admit(by.token, scope.into(), turn.now.at) {
+        if let Err(code) = self
+            .operator_limit
+            .admit(by.token, scope.into(), turn.now.monotonic)
+        {
             return turn.refuse(request, code);
         }
-        if self.pause_on(scope).is_none() {
+        if self.exact_pause(scope).is_none() {
             return turn.refuse(request, Rejection::NotPaused);
         }
-        let over = Pause {
+        let over = PauseMark {
             by: by.name,
             reason: reason.unwrap_or_default(),
             since: turn.now.wall,
         };
         self.end_pause(scope, over, turn);
-        for task in self.moving(scope) {
-            self.tell_task(task, &Fact::Unpaused, turn.now.at);
+        for task in self.tasks_with_running_queue_timer(scope) {
+            self.update_task_queue_timer(task, &TimerFact::Unpaused, turn.now.monotonic);
         }
         if let TenantScope::One(_) = scope {
-            self.line_up_all(scope);
+            self.enqueue_tasks(scope);
         }
-        turn.reply(request, After::Everything, Reply::Done);
+        turn.reply(request, CommitDependency::Everything, CoreReply::Done);
     }
 
-    pub(crate) fn begin_pause(&mut self, scope: &TenantScope, pause: Pause, turn: &mut Turn<'_>) {
+    pub(crate) fn begin_pause(
+        &mut self,
+        scope: &TenantScope,
+        pause: PauseMark,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let uptime_ms = self.uptime_ms(turn.now);
         match scope {
             TenantScope::All => {
@@ -146,11 +164,11 @@ impl Core {
                 self.pauses.pause(tenant, pause.clone(), clock_ms);
             }
         }
-        self.note_pause(scope, true, pause, turn);
+        self.record_pause_change(scope, true, pause, turn);
     }
 
     /// `over` says by whom, why and when.
-    fn end_pause(&mut self, scope: &TenantScope, over: Pause, turn: &mut Turn<'_>) {
+    fn end_pause(&mut self, scope: &TenantScope, over: PauseMark, turn: &mut CoreTurn<'_>) {
         let uptime_ms = self.uptime_ms(turn.now);
         match scope {
             TenantScope::All => {
@@ -164,31 +182,34 @@ impl Core {
                 self.pauses.unpause(tenant, clock_ms);
             }
         }
-        self.note_pause(scope, false, over, turn);
+        self.record_pause_change(scope, false, over, turn);
     }
 
-    pub(crate) fn note_pause(
+    pub(crate) fn record_pause_change(
         &mut self,
         scope: &TenantScope,
         paused: bool,
-        said: Pause,
-        turn: &mut Turn<'_>,
+        said: PauseMark,
+        turn: &mut CoreTurn<'_>,
     ) {
-        self.pauses.note(scope.clone(), paused, said);
-        turn.write(Write::PutPauses(self.pauses.clone()));
+        self.pauses.record_change(scope.clone(), paused, said);
+        turn.push_change(RecordChange::PutPauses(self.pauses.clone()));
     }
 
     /// The pause of exactly this: all dispatching, or one tenant's.
-    fn pause_on(&self, scope: &TenantScope) -> Option<&Pause> {
+    fn exact_pause(&self, scope: &TenantScope) -> Option<&PauseMark> {
         match scope {
             TenantScope::All => self.scheduler.paused.as_ref(),
-            TenantScope::One(tenant) => self.pauses.of(tenant),
+            TenantScope::One(tenant) => self.pauses.pause_of_tenant(tenant),
         }
     }
 
     /// What keeps this tenant's work from being dispatched.
-    pub(crate) fn pause_of(&self, tenant: &TenantId) -> Option<&Pause> {
-        self.scheduler.paused.as_ref().or(self.pauses.of(tenant))
+    pub(crate) fn effective_pause(&self, tenant: &TenantId) -> Option<&PauseMark> {
+        self.scheduler
+            .paused
+            .as_ref()
+            .or(self.pauses.pause_of_tenant(tenant))
     }
 
     /// The clock that the queue budget of this task is counted by: it stands still while the task is held or its tenant
@@ -199,16 +220,17 @@ impl Core {
         clock_ms.saturating_sub(self.pauses.paused_ms(tenant, all_ms))
     }
 
-    pub(crate) fn store_scheduler(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn store_scheduler(&mut self, turn: &mut CoreTurn<'_>) {
         self.scheduler.uptime_ms = self.uptime_ms(turn.now);
-        self.uptime_written = turn.now.at;
-        turn.write(Write::PutScheduler(self.scheduler.clone()));
+        self.uptime_written_at = turn.now.monotonic;
+        turn.push_change(RecordChange::PutScheduler(self.scheduler.clone()));
     }
 
     /// Waiting tasks within this scope, in the order in which they came.
-    fn queued(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let within =
-            |live: &Live| scope.covers(&live.spec.tenant) && live.newest().state == State::Queued;
+    fn queued_tasks(&self, scope: &TenantScope) -> Vec<TaskId> {
+        let within = |live: &LiveTask| {
+            scope.covers(&live.spec.tenant) && live.newest_attempt().state == AttemptState::Queued
+        };
         let waiting = self.tasks.values().filter(|live| within(live));
         let mut ids: Vec<TaskId> = waiting.map(|live| live.id()).collect();
         ids.sort_unstable();
@@ -216,31 +238,36 @@ impl Core {
     }
 
     /// Those of them whose queue timer runs.
-    fn moving(&self, scope: &TenantScope) -> Vec<TaskId> {
+    fn tasks_with_running_queue_timer(&self, scope: &TenantScope) -> Vec<TaskId> {
         let moves = |task: &TaskId| {
             let live = self.tasks.get(task);
-            live.is_some_and(|live| !self.queue_stands_still(live))
+            live.is_some_and(|live| !self.is_queue_timer_paused(live))
         };
-        let mut ids = self.queued(scope);
+        let mut ids = self.queued_tasks(scope);
         ids.retain(moves);
         ids
     }
 
-    fn line_up_all(&mut self, scope: &TenantScope) {
-        for task in self.queued(scope) {
+    fn enqueue_tasks(&mut self, scope: &TenantScope) {
+        for task in self.queued_tasks(scope) {
             if let Some(live) = self.tasks.remove(&task) {
-                self.line_up(&live);
+                self.enqueue_task(&live);
                 self.tasks.insert(task, live);
             }
         }
     }
 
     /// Tells a waiting task that its queue timer stands still or goes on. Not stored: a boot works it out.
-    pub(crate) fn tell_task(&mut self, task: TaskId, fact: &Fact, now: Moment) {
+    pub(crate) fn update_task_queue_timer(
+        &mut self,
+        task: TaskId,
+        fact: &TimerFact,
+        now: MonotonicTime,
+    ) {
         let Some(mut live) = self.tasks.remove(&task) else {
             return;
         };
-        self.tell_queued(&mut live, fact, now);
+        self.update_queue_timer(&mut live, fact, now);
         if let Some(at) = live.next_due() {
             self.deadlines.arm(task, at);
         }

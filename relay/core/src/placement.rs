@@ -5,136 +5,159 @@
 
 use std::fmt;
 
-use crate::conversation::{Affinity, ConversationKey};
-use crate::fences::{Fence, Fences, Guard};
+use crate::conversation::{ConversationAffinity, ConversationKey};
+use crate::fences::{Fence, FenceGuard, Fences};
 use crate::id::{DaemonId, TaskId};
-use crate::queue::{Candidate, Queue};
-use crate::requirements::Requirements;
-use crate::roster::{Daemon, Presence, Roster};
-use crate::time::Moment;
+use crate::queue::{PlacementCandidate, TaskQueue};
+use crate::requirements::TaskRequirements;
+use crate::roster::{DaemonPresence, DaemonRoster, RosterDaemon};
+use crate::time::MonotonicTime;
 
 /// A task waits this long where its own attempt still holds a lease; that it is queued at all is then a mistake.
-const OWN_LEASE_MS: u64 = 1_000;
+const OWN_LEASE_WAIT_MS: u64 = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct TaskPlacement {
     pub task: TaskId,
     pub daemon: DaemonId,
 }
 
 /// The next task that can be leased, and to whom; it has left the queue. `None`: nothing can be placed now.
 pub fn place_next(
-    queue: &mut Queue,
-    roster: &mut Roster,
+    queue: &mut TaskQueue,
+    roster: &mut DaemonRoster,
     fences: &Fences,
-    affinity: &Affinity,
-    now: Moment,
-) -> Option<Placement> {
-    wake(queue, roster, now);
-    while roster.open().next().is_some() {
+    affinity: &ConversationAffinity,
+    now: MonotonicTime,
+) -> Option<TaskPlacement> {
+    wake_queue(queue, roster, now);
+    while roster.available().next().is_some() {
         let candidate = queue.first()?;
-        if let Err(fence) = fences.may_lease(candidate.task, candidate.conversation.as_ref(), now)
+        if let Err(fence) = fences.check_lease(candidate.task, candidate.conversation.as_ref(), now)
             && !mutant!(FencesNotAsked)
         {
-            hold_back(queue, &candidate, fence, now);
+            defer_candidate(queue, &candidate, fence, now);
             continue;
         }
-        match choose(&candidate, roster, affinity, now) {
-            Choice::Take(daemon) => {
-                queue.placed(&candidate);
+        match choose_daemon(&candidate, roster, affinity, now) {
+            DaemonChoice::Take(daemon) => {
+                queue.note_placed(&candidate);
                 let task = candidate.task;
-                return Some(Placement { task, daemon });
+                return Some(TaskPlacement { task, daemon });
             }
-            Choice::Passed(until) => queue.pass_over(candidate.task, until),
-            Choice::Nobody => queue.skip_class(&candidate),
+            DaemonChoice::RetryAt(until) => queue.pass_over(candidate.task, until),
+            DaemonChoice::NoDaemon => queue.skip_class(&candidate),
         }
     }
     None
 }
 
 /// A lease ended, or a fence fell before its time: what waited for it looks again at what stands there now.
-pub fn fence_fell(queue: &mut Queue, fence: &Fence) {
-    queue.recall(fence.task);
+pub fn release_fenced(queue: &mut TaskQueue, fence: &Fence) {
+    queue.requeue(fence.task);
     if let Some(key) = &fence.conversation {
-        queue.conversation_free(key);
-        queue.recall_conversation(key);
+        queue.mark_conversation_free(key);
+        queue.requeue_conversation(key);
     }
 }
 
 /// Whether somebody could take it at this moment: what `fail_fast` asks.
-pub fn could_any_take(requirements: &Requirements, roster: &Roster) -> bool {
-    roster.open().any(|daemon| requirements.met_by(daemon))
+pub fn could_any_take(requirements: &TaskRequirements, roster: &DaemonRoster) -> bool {
+    roster
+        .available()
+        .any(|daemon| requirements.are_met_by(daemon))
 }
 
-fn wake(queue: &mut Queue, roster: &mut Roster, now: Moment) {
+fn wake_queue(queue: &mut TaskQueue, roster: &mut DaemonRoster, now: MonotonicTime) {
     queue.tick(now);
-    for id in roster.take_woken() {
+    for id in roster.take_newly_available() {
         let Some(daemon) = roster.get(id) else {
             continue;
         };
         queue.wake(
-            |requirements| requirements.met_by(daemon),
+            |requirements| requirements.are_met_by(daemon),
             |task| roster.excluded_until(task, id, now).is_none(),
         );
     }
 }
 
-fn hold_back(queue: &mut Queue, candidate: &Candidate, fence: &Fence, now: Moment) {
-    match (fence.guard, shared(candidate, fence)) {
-        (Guard::Until(until), _) => queue.set_aside(candidate.task, until),
-        (Guard::Leased, Some(key)) => queue.conversation_busy(key),
-        (Guard::Leased, None) => queue.set_aside(candidate.task, now + OWN_LEASE_MS),
+fn defer_candidate(
+    queue: &mut TaskQueue,
+    candidate: &PlacementCandidate,
+    fence: &Fence,
+    now: MonotonicTime,
+) {
+    match (fence.guard, shared_conversation(candidate, fence)) {
+        (FenceGuard::Until(until), _) => queue.defer_until(candidate.task, until),
+        (FenceGuard::Leased, Some(key)) => queue.mark_conversation_busy(key),
+        (FenceGuard::Leased, None) => queue.defer_until(candidate.task, now + OWN_LEASE_WAIT_MS),
     }
 }
 
-fn shared<'a>(candidate: &'a Candidate, fence: &Fence) -> Option<&'a ConversationKey> {
+fn shared_conversation<'a>(
+    candidate: &'a PlacementCandidate,
+    fence: &Fence,
+) -> Option<&'a ConversationKey> {
     let key = candidate.conversation.as_ref()?;
     (fence.conversation.as_ref() == Some(key)).then_some(key)
 }
 
-enum Choice {
+enum DaemonChoice {
     Take(DaemonId),
     /// Only daemons that have rejected this task are open to it; the first may be asked again then.
-    Passed(Moment),
-    Nobody,
+    RetryAt(MonotonicTime),
+    NoDaemon,
 }
 
-fn choose(candidate: &Candidate, roster: &Roster, affinity: &Affinity, now: Moment) -> Choice {
-    let excluded = |daemon: &Daemon| roster.excluded_until(candidate.task, daemon.id, now);
-    let suits = |daemon: &Daemon| suits(candidate, daemon, roster, now);
-    if let Some(wanted) = preferred(candidate, affinity).and_then(|id| roster.get(id))
-        && wanted.is_open()
+fn choose_daemon(
+    candidate: &PlacementCandidate,
+    roster: &DaemonRoster,
+    affinity: &ConversationAffinity,
+    now: MonotonicTime,
+) -> DaemonChoice {
+    let excluded = |daemon: &RosterDaemon| roster.excluded_until(candidate.task, daemon.id, now);
+    let suits = |daemon: &RosterDaemon| is_suitable(candidate, daemon, roster, now);
+    if let Some(wanted) = preferred_daemon(candidate, affinity).and_then(|id| roster.get(id))
+        && wanted.is_available()
         && suits(wanted)
         && excluded(wanted).is_none()
     {
-        return Choice::Take(wanted.id);
+        return DaemonChoice::Take(wanted.id);
     }
-    let mut passed: Option<Moment> = None;
-    for daemon in roster.open().filter(|daemon| suits(daemon)) {
+    let mut passed: Option<MonotonicTime> = None;
+    for daemon in roster.available().filter(|daemon| suits(daemon)) {
         let Some(until) = excluded(daemon) else {
-            return Choice::Take(daemon.id);
+            return DaemonChoice::Take(daemon.id);
         };
         passed = Some(passed.map_or(until, |earlier| earlier.min(until)));
     }
-    passed.map_or(Choice::Nobody, Choice::Passed)
+    passed.map_or(DaemonChoice::NoDaemon, DaemonChoice::RetryAt)
 }
 
-fn preferred(candidate: &Candidate, affinity: &Affinity) -> Option<DaemonId> {
+fn preferred_daemon(
+    candidate: &PlacementCandidate,
+    affinity: &ConversationAffinity,
+) -> Option<DaemonId> {
     let of_talk = candidate.conversation.as_ref();
     let last = of_talk.and_then(|key| affinity.last_daemon(key));
-    last.or(candidate.prefer)
+    last.or(candidate.preferred_daemon)
 }
 
 /// A sick daemon is set aside only while another one could do the work, be it busy now.
-fn suits(candidate: &Candidate, daemon: &Daemon, roster: &Roster, now: Moment) -> bool {
+fn is_suitable(
+    candidate: &PlacementCandidate,
+    daemon: &RosterDaemon,
+    roster: &DaemonRoster,
+    now: MonotonicTime,
+) -> bool {
     let requirements = &candidate.requirements;
-    if !requirements.met_by(daemon) {
+    if !requirements.are_met_by(daemon) {
         return false;
     }
-    let healthy = |d: &Daemon| {
+    let healthy = |d: &RosterDaemon| {
         d.takes_work()
             && !d.is_sick(now)
-            && requirements.met_by(d)
+            && requirements.are_met_by(d)
             && roster.excluded_until(candidate.task, d.id, now).is_none()
     };
     !daemon.is_sick(now) || !roster.iter().any(healthy)
@@ -142,16 +165,16 @@ fn suits(candidate: &Candidate, daemon: &Daemon, roster: &Roster, now: Moment) -
 
 /// Why nobody takes a task: the first need that no daemon meets, or what is wrong with the one nearest to taking it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WhyNot {
+pub enum PlacementObstacle {
     /// No daemon, connected or not, meets this need together with those before it.
-    Lacking(String),
-    Lapse(Lapse),
+    UnmetNeed(String),
+    Daemon(DaemonObstacle),
 }
 
 /// What keeps a daemon that meets every need from taking the task; the later, the nearer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lapse {
-    Away,
+pub enum DaemonObstacle {
+    Disconnected,
     Draining,
     /// Connected, but two heartbeats are missing.
     Silent,
@@ -163,74 +186,91 @@ pub enum Lapse {
     Rejected,
 }
 
-impl WhyNot {
+impl PlacementObstacle {
     pub fn as_str(&self) -> &'static str {
         match self {
-            WhyNot::Lacking(_) => "no_match",
-            WhyNot::Lapse(Lapse::Away) => "away",
-            WhyNot::Lapse(Lapse::Draining) => "draining",
-            WhyNot::Lapse(Lapse::Silent) => "silent",
-            WhyNot::Lapse(Lapse::Unfit) => "unfit",
-            WhyNot::Lapse(Lapse::Busy) => "busy",
-            WhyNot::Lapse(Lapse::Sick) => "sick",
-            WhyNot::Lapse(Lapse::Rejected) => "rejected",
+            PlacementObstacle::UnmetNeed(_) => "no_match",
+            PlacementObstacle::Daemon(DaemonObstacle::Disconnected) => "away",
+            PlacementObstacle::Daemon(DaemonObstacle::Draining) => "draining",
+            PlacementObstacle::Daemon(DaemonObstacle::Silent) => "silent",
+            PlacementObstacle::Daemon(DaemonObstacle::Unfit) => "unfit",
+            PlacementObstacle::Daemon(DaemonObstacle::Busy) => "busy",
+            PlacementObstacle::Daemon(DaemonObstacle::Sick) => "sick",
+            PlacementObstacle::Daemon(DaemonObstacle::Rejected) => "rejected",
         }
     }
 }
 
-impl fmt::Display for WhyNot {
+impl fmt::Display for PlacementObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self {
-            WhyNot::Lacking(need) => return write!(f, "no daemon {need}"),
-            WhyNot::Lapse(Lapse::Away) => "is connected",
-            WhyNot::Lapse(Lapse::Draining) => "takes new work: they are draining",
-            WhyNot::Lapse(Lapse::Silent) => "is heard: they miss heartbeats",
-            WhyNot::Lapse(Lapse::Unfit) => {
+            PlacementObstacle::UnmetNeed(need) => return write!(f, "no daemon {need}"),
+            PlacementObstacle::Daemon(DaemonObstacle::Disconnected) => "is connected",
+            PlacementObstacle::Daemon(DaemonObstacle::Draining) => {
+                "takes new work: they are draining"
+            }
+            PlacementObstacle::Daemon(DaemonObstacle::Silent) => "is heard: they miss heartbeats",
+            PlacementObstacle::Daemon(DaemonObstacle::Unfit) => {
                 "has a machine that could take work now: they refuse any, full disks for example"
             }
-            WhyNot::Lapse(Lapse::Busy) => "has a free slot",
-            WhyNot::Lapse(Lapse::Sick) => "is well: they are set aside after failures in a row",
-            WhyNot::Lapse(Lapse::Rejected) => "wants it: they have just rejected it",
+            PlacementObstacle::Daemon(DaemonObstacle::Busy) => "has a free slot",
+            PlacementObstacle::Daemon(DaemonObstacle::Sick) => {
+                "is well: they are set aside after failures in a row"
+            }
+            PlacementObstacle::Daemon(DaemonObstacle::Rejected) => {
+                "wants it: they have just rejected it"
+            }
         };
         write!(f, "no daemon that could take it {why}")
     }
 }
 
 /// `None` if somebody could take it now.
-pub fn why_not(
-    requirements: &Requirements,
+pub fn placement_obstacle(
+    requirements: &TaskRequirements,
     task: Option<TaskId>,
-    roster: &Roster,
-    now: Moment,
-) -> Option<WhyNot> {
-    let mut left: Vec<&Daemon> = roster.iter().collect();
+    roster: &DaemonRoster,
+    now: MonotonicTime,
+) -> Option<PlacementObstacle> {
+    let mut left: Vec<&RosterDaemon> = roster.iter().collect();
     for need in requirements.needs() {
-        left.retain(|daemon| requirements.has(daemon, need));
+        left.retain(|daemon| requirements.meets_need(daemon, need));
         if left.is_empty() {
-            return Some(WhyNot::Lacking(need.to_string()));
+            return Some(PlacementObstacle::UnmetNeed(need.to_string()));
         }
     }
     let someone_is_well = left.iter().any(|d| d.takes_work() && !d.is_sick(now));
-    let lapse = |daemon: &&Daemon| {
+    let lapse = |daemon: &&RosterDaemon| {
         let sick = daemon.is_sick(now) && someone_is_well;
         let rejected = task.and_then(|t| roster.excluded_until(t, daemon.id, now));
-        lapse_of(daemon)
-            .or(sick.then_some(Lapse::Sick))
-            .or(rejected.map(|_| Lapse::Rejected))
+        daemon_obstacle(daemon)
+            .or(sick.then_some(DaemonObstacle::Sick))
+            .or(rejected.map(|_| DaemonObstacle::Rejected))
     };
-    let lapses: Option<Vec<Lapse>> = left.iter().map(lapse).collect();
-    lapses?.into_iter().max().map(WhyNot::Lapse)
+    let lapses: Option<Vec<DaemonObstacle>> = left.iter().map(lapse).collect();
+    lapses?.into_iter().max().map(PlacementObstacle::Daemon)
 }
 
 /// Whatever the task: is it there, and has it room?
-fn lapse_of(daemon: &Daemon) -> Option<Lapse> {
+fn daemon_obstacle(daemon: &RosterDaemon) -> Option<DaemonObstacle> {
     match daemon.presence {
-        Presence::Unheard | Presence::Away { .. } => Some(Lapse::Away),
-        Presence::Connected { .. } if daemon.draining || daemon.drained => Some(Lapse::Draining),
-        Presence::Connected { deaf: true, .. } => Some(Lapse::Silent),
-        Presence::Connected { greeted: false, .. } => Some(Lapse::Away),
-        Presence::Connected { .. } if daemon.is_unfit() => Some(Lapse::Unfit),
-        Presence::Connected { .. } => (daemon.free_slots() == 0).then_some(Lapse::Busy),
+        DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => {
+            Some(DaemonObstacle::Disconnected)
+        }
+        DaemonPresence::Connected { .. } if daemon.draining || daemon.drained => {
+            Some(DaemonObstacle::Draining)
+        }
+        DaemonPresence::Connected {
+            is_silent: true, ..
+        } => Some(DaemonObstacle::Silent),
+        DaemonPresence::Connected {
+            heartbeat_seen: false,
+            ..
+        } => Some(DaemonObstacle::Disconnected),
+        DaemonPresence::Connected { .. } if daemon.is_unfit() => Some(DaemonObstacle::Unfit),
+        DaemonPresence::Connected { .. } => {
+            (daemon.free_slots() == 0).then_some(DaemonObstacle::Busy)
+        }
     }
 }
 

@@ -4,35 +4,35 @@ use uuid::Uuid;
 
 use super::*;
 use crate::id::{AttemptId, TenantScope};
-use crate::input::Hello;
-use crate::queue::Takers;
-use crate::queue::Waiting;
-use crate::record::Runner;
+use crate::input::DaemonHello;
+use crate::queue::EligibleHolders;
+use crate::queue::QueuedTask;
+use crate::record::PossibleRunner;
 use crate::roster::tests::{attempt, daemon_id, hello, join, session};
 use crate::samples::{config, task_spec, tenant};
 use crate::spec::TaskSpec;
 
 /// The pieces that placement reads, with a clock set by hand.
-struct Bench {
-    queue: Queue,
-    roster: Roster,
+struct PlacementFixture {
+    queue: TaskQueue,
+    roster: DaemonRoster,
     fences: Fences,
-    affinity: Affinity,
+    affinity: ConversationAffinity,
     now: u64,
 }
 
-impl Bench {
-    fn new(hellos: impl IntoIterator<Item = Hello>) -> Self {
-        let mut roster = Roster::new(&config());
+impl PlacementFixture {
+    fn new(hellos: impl IntoIterator<Item = DaemonHello>) -> Self {
+        let mut roster = DaemonRoster::new(&config());
         for hello in hellos {
             let session = session(hello.daemon.0.as_u128());
-            join(&mut roster, session, &hello, 5_000, Moment(0));
+            join(&mut roster, session, &hello, 5_000, MonotonicTime(0));
         }
         Self {
-            queue: Queue::default(),
+            queue: TaskQueue::default(),
             roster,
             fences: Fences::default(),
-            affinity: Affinity::default(),
+            affinity: ConversationAffinity::default(),
             now: 0,
         }
     }
@@ -43,13 +43,13 @@ impl Bench {
     }
 
     fn push(&mut self, n: u128, spec: &TaskSpec) {
-        self.queue.push(Waiting {
+        self.queue.push(QueuedTask {
             task: task(n),
-            requirements: Requirements::of(spec),
+            requirements: TaskRequirements::from_spec(spec),
             priority: spec.priority,
-            conversation: ConversationKey::of(spec),
-            prefer: None,
-            takers: Takers::of(spec),
+            conversation: ConversationKey::from_spec(spec),
+            preferred_daemon: None,
+            eligible_holders: EligibleHolders::from_spec(spec),
         });
     }
 
@@ -61,7 +61,7 @@ impl Bench {
             affinity,
             now,
         } = self;
-        let placed = place_next(queue, roster, fences, affinity, Moment(*now));
+        let placed = place_next(queue, roster, fences, affinity, MonotonicTime(*now));
         placed.map(|p| (p.task, p.daemon))
     }
 
@@ -70,23 +70,24 @@ impl Bench {
         let mut placed = Vec::new();
         while let Some((task, daemon)) = self.next() {
             let attempt = AttemptId(task.0);
-            self.roster.hold(daemon, attempt, Moment(self.now));
+            self.roster
+                .assign_attempt(daemon, attempt, MonotonicTime(self.now));
             placed.push((task, daemon));
         }
         placed
     }
 
-    fn fence(&mut self, n: u128, conversation: Option<&str>, guard: Guard) {
+    fn fence(&mut self, n: u128, conversation: Option<&str>, guard: FenceGuard) {
         let tenant = tenant("acme");
         let key = conversation.map(|name| ConversationKey {
             tenant,
             name: name.into(),
         });
-        self.fences.raise(Fence {
+        self.fences.insert_fence(Fence {
             attempt: attempt(n),
             task: task(n),
             conversation: key,
-            runner: Some(Runner::Machine {
+            runner: Some(PossibleRunner::Machine {
                 daemon: daemon_id(1),
                 boot_id: "boot".into(),
             }),
@@ -96,7 +97,8 @@ impl Bench {
 
     fn make_sick(&mut self, n: u128) {
         for _ in 0..5 {
-            self.roster.note_failure(daemon_id(n), Moment(self.now));
+            self.roster
+                .note_failure(daemon_id(n), MonotonicTime(self.now));
         }
     }
 }
@@ -117,7 +119,7 @@ fn talking(name: &str) -> TaskSpec {
 }
 
 /// A need, a daemon that has it, and its name in the explanation.
-fn needs() -> Vec<(TaskSpec, Hello, &'static str)> {
+fn needs() -> Vec<(TaskSpec, DaemonHello, &'static str)> {
     let (mut label, mut capability, mut agent, mut target) =
         (task_spec(), task_spec(), task_spec(), task_spec());
     label.target.labels.insert("gpu".into(), "yes".into());
@@ -139,17 +141,26 @@ fn needs() -> Vec<(TaskSpec, Hello, &'static str)> {
 #[test]
 fn a_need_is_met_or_the_task_waits_and_says_what_is_missing() {
     for (spec, able, named) in needs() {
-        let mut bench = Bench::with(1);
+        let mut bench = PlacementFixture::with(1);
         bench.push(1, &spec);
         assert_eq!(bench.next(), None, "{named}");
-        let needs = Requirements::of(&spec);
+        let needs = TaskRequirements::from_spec(&spec);
         assert!(!could_any_take(&needs, &bench.roster));
-        let why = why_not(&needs, None, &bench.roster, Moment(0)).unwrap();
-        assert!(matches!(why, WhyNot::Lacking(_)));
+        let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0)).unwrap();
+        assert!(matches!(why, PlacementObstacle::UnmetNeed(_)));
         assert!(why.to_string().contains(named), "{why}");
-        join(&mut bench.roster, session(2), &able, 5_000, Moment(0));
+        join(
+            &mut bench.roster,
+            session(2),
+            &able,
+            5_000,
+            MonotonicTime(0),
+        );
         assert_eq!(bench.next(), Some(went(1, 2)), "{named}");
-        assert_eq!(why_not(&needs, None, &bench.roster, Moment(0)), None);
+        assert_eq!(
+            placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0)),
+            None
+        );
     }
 }
 
@@ -157,46 +168,46 @@ fn a_need_is_met_or_the_task_waits_and_says_what_is_missing() {
 fn a_label_with_another_value_is_not_that_label() {
     let (spec, mut wrong, _) = needs().remove(0);
     wrong.labels.insert("gpu".into(), "no".into());
-    let mut bench = Bench::new([wrong]);
+    let mut bench = PlacementFixture::new([wrong]);
     bench.push(1, &spec);
     assert_eq!(bench.next(), None);
 }
 
 #[test]
 fn a_daemon_of_another_tenant_is_never_used() {
-    let foreign = Hello {
+    let foreign = DaemonHello {
         scope: TenantScope::One(tenant("other")),
         ..hello(1)
     };
-    let own = Hello {
+    let own = DaemonHello {
         scope: TenantScope::One(tenant("acme")),
         ..hello(2)
     };
-    let mut bench = Bench::new([foreign]);
+    let mut bench = PlacementFixture::new([foreign]);
     bench.push(1, &task_spec());
     assert_eq!(bench.next(), None);
-    join(&mut bench.roster, session(2), &own, 5_000, Moment(0));
+    join(&mut bench.roster, session(2), &own, 5_000, MonotonicTime(0));
     assert_eq!(bench.next(), Some(went(1, 2)));
 }
 
 #[test]
 fn slots_are_never_overfilled_and_the_least_loaded_goes_first() {
-    let mut bench = Bench::with(2);
+    let mut bench = PlacementFixture::with(2);
     for n in 1..=6 {
         bench.push(n, &task_spec());
     }
     let placed = bench.all();
     assert_eq!(placed, [went(1, 1), went(2, 2), went(3, 1), went(4, 2)]);
-    let needs = Requirements::of(&task_spec());
-    let why = why_not(&needs, None, &bench.roster, Moment(0));
-    assert_eq!(why, Some(WhyNot::Lapse(Lapse::Busy)));
-    bench.roster.let_go(attempt(2), Moment(0));
+    let needs = TaskRequirements::from_spec(&task_spec());
+    let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
+    assert_eq!(why, Some(PlacementObstacle::Daemon(DaemonObstacle::Busy)));
+    bench.roster.release_attempt(attempt(2), MonotonicTime(0));
     assert_eq!(bench.all(), [went(5, 2)]);
 }
 
 #[test]
 fn urgent_work_goes_first_even_if_it_came_last() {
-    let mut bench = Bench::new([Hello {
+    let mut bench = PlacementFixture::new([DaemonHello {
         slots: 1,
         ..hello(1)
     }]);
@@ -211,45 +222,45 @@ fn urgent_work_goes_first_even_if_it_came_last() {
 
 #[test]
 fn draining_silent_and_away_daemons_get_nothing() {
-    type Change = fn(&mut Roster);
-    let cases: [(Change, Lapse); 4] = [
+    type RosterChange = fn(&mut DaemonRoster);
+    let cases: [(RosterChange, DaemonObstacle); 4] = [
         (
-            |r| r.set_drained(daemon_id(1), true, Moment(0)),
-            Lapse::Draining,
+            |r| r.set_drained(daemon_id(1), true, MonotonicTime(0)),
+            DaemonObstacle::Draining,
         ),
         (
             |r| {
-                r.heartbeat(session(1), true, 5_000, Moment(0));
+                r.heartbeat(session(1), true, 5_000, MonotonicTime(0));
             },
-            Lapse::Draining,
+            DaemonObstacle::Draining,
         ),
         (
             |r| {
-                r.tick(Moment(10_500));
+                r.tick(MonotonicTime(10_500));
             },
-            Lapse::Silent,
+            DaemonObstacle::Silent,
         ),
         (
             |r| {
-                r.closed(session(1), Moment(0));
+                r.close_session(session(1), MonotonicTime(0));
             },
-            Lapse::Away,
+            DaemonObstacle::Disconnected,
         ),
     ];
     for (change, lapse) in cases {
-        let mut bench = Bench::with(1);
+        let mut bench = PlacementFixture::with(1);
         change(&mut bench.roster);
         bench.push(1, &task_spec());
         assert_eq!(bench.next(), None, "{lapse:?}");
-        let needs = Requirements::of(&task_spec());
-        let why = why_not(&needs, None, &bench.roster, Moment(0));
-        assert_eq!(why, Some(WhyNot::Lapse(lapse)));
+        let needs = TaskRequirements::from_spec(&task_spec());
+        let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
+        assert_eq!(why, Some(PlacementObstacle::Daemon(lapse)));
     }
 }
 
 #[test]
 fn a_sick_daemon_is_passed_over_only_while_another_could_do_the_work() {
-    let mut bench = Bench::with(2);
+    let mut bench = PlacementFixture::with(2);
     bench.make_sick(1);
     for n in 1..=3 {
         bench.push(n, &task_spec());
@@ -259,16 +270,16 @@ fn a_sick_daemon_is_passed_over_only_while_another_could_do_the_work() {
         [went(1, 2), went(2, 2)],
         "task 3 waits for the healthy one"
     );
-    let needs = Requirements::of(&task_spec());
-    let why = why_not(&needs, None, &bench.roster, Moment(0));
-    assert_eq!(why, Some(WhyNot::Lapse(Lapse::Sick)));
-    bench.roster.closed(session(2), Moment(0));
+    let needs = TaskRequirements::from_spec(&task_spec());
+    let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
+    assert_eq!(why, Some(PlacementObstacle::Daemon(DaemonObstacle::Sick)));
+    bench.roster.close_session(session(2), MonotonicTime(0));
     assert_eq!(bench.all(), [went(3, 1)], "better a sick one than none");
 }
 
 #[test]
 fn a_sick_daemon_is_used_again_after_its_minute_and_when_all_are_sick() {
-    let mut bench = Bench::with(2);
+    let mut bench = PlacementFixture::with(2);
     bench.make_sick(1);
     for n in 1..=3 {
         bench.push(n, &task_spec());
@@ -276,7 +287,7 @@ fn a_sick_daemon_is_used_again_after_its_minute_and_when_all_are_sick() {
     bench.all();
     bench.make_sick(2);
     assert_eq!(bench.all(), [went(3, 1)]);
-    let mut bench = Bench::with(2);
+    let mut bench = PlacementFixture::with(2);
     bench.make_sick(1);
     for n in 1..=3 {
         bench.push(n, &task_spec());
@@ -284,30 +295,45 @@ fn a_sick_daemon_is_used_again_after_its_minute_and_when_all_are_sick() {
     bench.all();
     bench.now = 60_000;
     for n in 1..=2 {
-        bench.roster.heartbeat(session(n), false, 60_000, Moment(1));
+        bench
+            .roster
+            .heartbeat(session(n), false, 60_000, MonotonicTime(1));
     }
-    bench.roster.tick(Moment(bench.now));
+    bench.roster.tick(MonotonicTime(bench.now));
     assert_eq!(bench.all(), [went(3, 1)]);
 }
 
 #[test]
 fn a_daemon_that_rejected_a_task_is_not_asked_again_at_once() {
-    let mut bench = Bench::with(1);
-    bench.roster.exclude(task(1), daemon_id(1), Moment(5_000));
+    let mut bench = PlacementFixture::with(1);
+    bench
+        .roster
+        .exclude(task(1), daemon_id(1), MonotonicTime(5_000));
     bench.push(1, &task_spec());
     bench.push(2, &task_spec());
     assert_eq!(bench.all(), [went(2, 1)], "another task is welcome there");
-    let needs = Requirements::of(&task_spec());
-    let why = why_not(&needs, Some(task(1)), &bench.roster, Moment(0));
-    assert_eq!(why, Some(WhyNot::Lapse(Lapse::Rejected)));
-    join(&mut bench.roster, session(2), &hello(2), 5_000, Moment(0));
+    let needs = TaskRequirements::from_spec(&task_spec());
+    let why = placement_obstacle(&needs, Some(task(1)), &bench.roster, MonotonicTime(0));
+    assert_eq!(
+        why,
+        Some(PlacementObstacle::Daemon(DaemonObstacle::Rejected))
+    );
+    join(
+        &mut bench.roster,
+        session(2),
+        &hello(2),
+        5_000,
+        MonotonicTime(0),
+    );
     assert_eq!(bench.all(), [went(1, 2)], "a newcomer may take it");
-    let mut bench = Bench::with(1);
-    bench.roster.exclude(task(1), daemon_id(1), Moment(5_000));
+    let mut bench = PlacementFixture::with(1);
+    bench
+        .roster
+        .exclude(task(1), daemon_id(1), MonotonicTime(5_000));
     bench.push(1, &task_spec());
     assert_eq!(
-        (bench.next(), bench.queue.next()),
-        (None, Some(Moment(5_000)))
+        (bench.next(), bench.queue.next_requeue_at()),
+        (None, Some(MonotonicTime(5_000)))
     );
     bench.now = 5_000;
     assert_eq!(bench.next(), Some(went(1, 1)));
@@ -315,62 +341,64 @@ fn a_daemon_that_rejected_a_task_is_not_asked_again_at_once() {
 
 #[test]
 fn a_conversation_goes_back_to_its_daemon_unless_that_one_cannot_take_it() {
-    let mut bench = Bench::with(2);
-    let key = ConversationKey::of(&talking("c")).unwrap();
+    let mut bench = PlacementFixture::with(2);
+    let key = ConversationKey::from_spec(&talking("c")).unwrap();
     bench.affinity.remember(&key, daemon_id(2));
     bench.push(1, &talking("c"));
     bench.push(2, &task_spec());
     assert_eq!(bench.all(), [went(1, 2), went(2, 1)]);
-    bench.roster.set_drained(daemon_id(2), true, Moment(0));
+    bench
+        .roster
+        .set_drained(daemon_id(2), true, MonotonicTime(0));
     bench.push(3, &talking("c"));
     assert_eq!(bench.all(), [went(3, 1)]);
 }
 
 #[test]
 fn a_resumed_task_prefers_where_it_ran_before() {
-    let mut bench = Bench::with(3);
-    bench.queue.push(Waiting {
+    let mut bench = PlacementFixture::with(3);
+    bench.queue.push(QueuedTask {
         task: task(1),
-        requirements: Requirements::of(&task_spec()),
+        requirements: TaskRequirements::from_spec(&task_spec()),
         priority: 50,
         conversation: None,
-        prefer: Some(daemon_id(3)),
-        takers: Takers::Daemons,
+        preferred_daemon: Some(daemon_id(3)),
+        eligible_holders: EligibleHolders::Daemons,
     });
     assert_eq!(bench.next(), Some(went(1, 3)));
 }
 
 #[test]
 fn one_attempt_of_a_conversation_is_leased_at_a_time() {
-    let mut bench = Bench::with(2);
-    bench.fence(9, Some("c"), Guard::Leased);
+    let mut bench = PlacementFixture::with(2);
+    bench.fence(9, Some("c"), FenceGuard::Leased);
     bench.push(1, &talking("c"));
     bench.push(2, &talking("c"));
     bench.push(3, &talking("d"));
     assert_eq!(bench.all(), [went(3, 1)]);
-    let fence = bench.fences.lift(attempt(9)).unwrap();
-    fence_fell(&mut bench.queue, &fence);
+    let fence = bench.fences.remove_fence(attempt(9)).unwrap();
+    release_fenced(&mut bench.queue, &fence);
     assert_eq!(bench.next(), Some(went(1, 2)));
-    bench.fence(1, Some("c"), Guard::Leased);
+    bench.fence(1, Some("c"), FenceGuard::Leased);
     assert_eq!(bench.next(), None, "turn 2 waits for turn 1");
 }
 
 #[test]
 fn a_fenced_task_waits_for_proof_or_time_and_holds_nobody_else_up() {
-    let mut bench = Bench::with(1);
-    bench.fence(1, None, Guard::Until(Moment(35_000)));
+    let mut bench = PlacementFixture::with(1);
+    bench.fence(1, None, FenceGuard::Until(MonotonicTime(35_000)));
     bench.push(1, &task_spec());
     bench.push(2, &task_spec());
     assert_eq!(bench.all(), [went(2, 1)]);
-    bench.roster.let_go(attempt(2), Moment(0));
+    bench.roster.release_attempt(attempt(2), MonotonicTime(0));
     assert_eq!(bench.next(), None, "a free slot is no proof");
-    assert_eq!(bench.queue.next(), Some(Moment(35_000)));
-    let fence = bench.fences.lift(attempt(1)).unwrap();
-    fence_fell(&mut bench.queue, &fence);
+    assert_eq!(bench.queue.next_requeue_at(), Some(MonotonicTime(35_000)));
+    let fence = bench.fences.remove_fence(attempt(1)).unwrap();
+    release_fenced(&mut bench.queue, &fence);
     assert_eq!(bench.next(), Some(went(1, 1)));
 
-    let mut bench = Bench::with(1);
-    bench.fence(9, Some("c"), Guard::Until(Moment(35_000)));
+    let mut bench = PlacementFixture::with(1);
+    bench.fence(9, Some("c"), FenceGuard::Until(MonotonicTime(35_000)));
     bench.push(1, &talking("c"));
     assert_eq!(bench.next(), None);
     bench.now = 34_999;

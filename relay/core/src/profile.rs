@@ -6,10 +6,10 @@
 use std::fmt;
 
 use crate::config::Config;
-use crate::spec::{Profile, RequestedProfile, TaskSpec, TurnKind};
+use crate::spec::{DeadlineProfile, RequestedProfile, TaskSpec, TurnKind};
 
 /// The lease ttl of a task that asked for none.
-pub const LEASE_TTL_MS: u64 = 30_000;
+pub const DEFAULT_LEASE_TTL_MS: u64 = 30_000;
 pub use baton_contract::bounds::LEASE_TTL_MIN_MS;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -20,12 +20,12 @@ const MAX_QUEUE_MS: u64 = 30 * 24 * HOUR_MS;
 const MAX_CLEANUP_TERM_MS: u64 = 600_000;
 
 /// What the relay will enforce. `named` looks a stored profile up by its name.
-pub fn effective(
+pub fn effective_profile(
     spec: &TaskSpec,
-    named: impl FnOnce(&str) -> Option<Profile>,
-) -> Result<Profile, UnknownProfile> {
+    named: impl FnOnce(&str) -> Option<DeadlineProfile>,
+) -> Result<DeadlineProfile, UnknownProfile> {
     match &spec.requested_profile {
-        RequestedProfile::Absent if spec.argv.is_empty() => Ok(default_for(spec.turn_kind)),
+        RequestedProfile::Absent if spec.argv.is_empty() => Ok(default_for_turn(spec.turn_kind)),
         RequestedProfile::Absent => Ok(default_for_command()),
         RequestedProfile::Named(name) => named(name).ok_or_else(|| UnknownProfile(name.clone())),
         RequestedProfile::Inline(profile) => Ok(profile.clone()),
@@ -34,24 +34,24 @@ pub fn effective(
 
 /// The profile of a command that asked for none. An agent that says nothing is stuck; a command that says nothing may be at work, so
 /// only its start, its end and its whole are timed.
-fn default_for_command() -> Profile {
-    Profile {
+fn default_for_command() -> DeadlineProfile {
+    DeadlineProfile {
         process_start_ms: Some(15_000),
         prompt_write_ms: Some(5_000),
         cleanup_term_ms: Some(2_000),
-        ..Profile::default()
+        ..DeadlineProfile::default()
     }
 }
 
 /// The profile of an agent's task that asked for none.
-pub fn default_for(turn: TurnKind) -> Profile {
-    let start = Profile {
+pub fn default_for_turn(turn: TurnKind) -> DeadlineProfile {
+    let start = DeadlineProfile {
         process_start_ms: Some(15_000),
         prompt_write_ms: Some(5_000),
-        ..Profile::default()
+        ..DeadlineProfile::default()
     };
     match turn {
-        TurnKind::User => Profile {
+        TurnKind::User => DeadlineProfile {
             first_event_ms: Some(90_000),
             first_visible_event_ms: Some(120_000),
             stream_idle_ms: Some(120_000),
@@ -60,12 +60,12 @@ pub fn default_for(turn: TurnKind) -> Profile {
             cleanup_term_ms: Some(2_000),
             ..start
         },
-        TurnKind::Compact => Profile {
+        TurnKind::Compact => DeadlineProfile {
             first_event_ms: Some(90_000),
             stream_idle_ms: Some(300_000),
             ..start
         },
-        TurnKind::SessionTitle | TurnKind::ContextStats | TurnKind::Control => Profile {
+        TurnKind::SessionTitle | TurnKind::ContextStats | TurnKind::Control => DeadlineProfile {
             first_event_ms: Some(30_000),
             stream_idle_ms: Some(30_000),
             ..start
@@ -87,7 +87,7 @@ pub fn queue_ms(spec: &TaskSpec, config: &Config) -> u64 {
 }
 
 /// Between TERM and KILL. It always has a value, also for an empty profile: a kill without a limit is no kill.
-pub fn cleanup_term_ms(profile: &Profile, config: &Config) -> u64 {
+pub fn cleanup_term_ms(profile: &DeadlineProfile, config: &Config) -> u64 {
     match profile.cleanup_term_ms {
         None | Some(0) => config.cleanup_term_ms,
         Some(ms) => ms,
@@ -95,7 +95,7 @@ pub fn cleanup_term_ms(profile: &Profile, config: &Config) -> u64 {
 }
 
 /// Refuses what no operator could want: a deadline beyond a week, a kill that takes more than ten minutes.
-pub fn check(profile: &Profile) -> Result<(), OutOfRange> {
+pub fn check_profile(profile: &DeadlineProfile) -> Result<(), DeadlineOutOfRange> {
     let fields = [
         ("process_start", profile.process_start_ms, MAX_MS),
         ("prompt_write", profile.prompt_write_ms, MAX_MS),
@@ -112,31 +112,36 @@ pub fn check(profile: &Profile) -> Result<(), OutOfRange> {
     ];
     fields
         .into_iter()
-        .try_for_each(|(name, ms, most)| within(name, ms.unwrap_or(0), 0, most))
+        .try_for_each(|(name, ms, most)| check_range(name, ms.unwrap_or(0), 0, most))
 }
 
 /// `queue` and `total` stand outside the profile and cannot be switched off.
-pub fn check_queue(ms: u64) -> Result<(), OutOfRange> {
-    within("queue", ms, 1, MAX_QUEUE_MS)
+pub fn check_queue(ms: u64) -> Result<(), DeadlineOutOfRange> {
+    check_range("queue", ms, 1, MAX_QUEUE_MS)
 }
 
-pub fn check_total(ms: u64) -> Result<(), OutOfRange> {
-    within("total", ms, 1, MAX_MS)
+pub fn check_total(ms: u64) -> Result<(), DeadlineOutOfRange> {
+    check_range("total", ms, 1, MAX_MS)
 }
 
-pub fn check_lease_ttl(ms: u64, config: &Config) -> Result<(), OutOfRange> {
-    within("lease", ms, LEASE_TTL_MIN_MS, config.max_lease_ms)
+pub fn check_lease_ttl(ms: u64, config: &Config) -> Result<(), DeadlineOutOfRange> {
+    check_range("lease", ms, LEASE_TTL_MIN_MS, config.max_lease_ms)
 }
 
-fn within(name: &'static str, ms: u64, least_ms: u64, most_ms: u64) -> Result<(), OutOfRange> {
+fn check_range(
+    name: &'static str,
+    ms: u64,
+    least_ms: u64,
+    most_ms: u64,
+) -> Result<(), DeadlineOutOfRange> {
     if (least_ms..=most_ms).contains(&ms) {
         return Ok(());
     }
-    Err(OutOfRange {
+    Err(DeadlineOutOfRange {
         name,
         ms,
-        least_ms,
-        most_ms,
+        min_ms: least_ms,
+        max_ms: most_ms,
     })
 }
 
@@ -157,20 +162,20 @@ impl fmt::Display for UnknownProfile {
 impl std::error::Error for UnknownProfile {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfRange {
+pub struct DeadlineOutOfRange {
     pub name: &'static str,
     pub ms: u64,
-    pub least_ms: u64,
-    pub most_ms: u64,
+    pub min_ms: u64,
+    pub max_ms: u64,
 }
 
-impl fmt::Display for OutOfRange {
+impl fmt::Display for DeadlineOutOfRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OutOfRange {
+        let DeadlineOutOfRange {
             name,
             ms,
-            least_ms,
-            most_ms,
+            min_ms: least_ms,
+            max_ms: most_ms,
         } = self;
         write!(
             f,
@@ -179,7 +184,7 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-impl std::error::Error for OutOfRange {}
+impl std::error::Error for DeadlineOutOfRange {}
 
 #[cfg(test)]
 mod tests {
@@ -194,7 +199,7 @@ mod tests {
         TurnKind::Control,
     ];
 
-    fn none(_: &str) -> Option<Profile> {
+    fn none(_: &str) -> Option<DeadlineProfile> {
         None
     }
 
@@ -208,32 +213,35 @@ mod tests {
 
     #[test]
     fn absent_empty_and_partial_stay_three_different_things() {
-        let partial = Profile {
+        let partial = DeadlineProfile {
             stream_idle_ms: Some(7),
             tool_idle_ms: Some(0),
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
         for turn in TURNS {
-            let absent = effective(&asks(RequestedProfile::Absent, turn), none).unwrap();
-            assert_eq!(absent, default_for(turn));
-            assert_ne!(absent, Profile::default());
-            let empty = asks(RequestedProfile::Inline(Profile::default()), turn);
-            assert_eq!(effective(&empty, none), Ok(Profile::default()));
+            let absent = effective_profile(&asks(RequestedProfile::Absent, turn), none).unwrap();
+            assert_eq!(absent, default_for_turn(turn));
+            assert_ne!(absent, DeadlineProfile::default());
+            let empty = asks(RequestedProfile::Inline(DeadlineProfile::default()), turn);
+            assert_eq!(
+                effective_profile(&empty, none),
+                Ok(DeadlineProfile::default())
+            );
             let inline = asks(RequestedProfile::Inline(partial.clone()), turn);
-            assert_eq!(effective(&inline, none), Ok(partial.clone()));
+            assert_eq!(effective_profile(&inline, none), Ok(partial.clone()));
         }
     }
 
     #[test]
     fn a_name_gives_its_profile_and_an_unknown_one_is_refused() {
-        let slow = Profile {
+        let slow = DeadlineProfile {
             first_event_ms: Some(9),
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
         let asked = asks(RequestedProfile::Named("slow".into()), TurnKind::User);
         let known = |name: &str| (name == "slow").then(|| slow.clone());
-        assert_eq!(effective(&asked, known), Ok(slow.clone()));
-        let refused = effective(&asked, none);
+        assert_eq!(effective_profile(&asked, known), Ok(slow.clone()));
+        let refused = effective_profile(&asked, none);
         assert_eq!(refused, Err(UnknownProfile("slow".into())));
     }
 
@@ -241,7 +249,7 @@ mod tests {
     fn the_silence_of_a_command_is_not_timed_unless_it_is_asked_for() {
         let mut command = asks(RequestedProfile::Absent, TurnKind::User);
         command.argv = vec!["make".into()];
-        let found = effective(&command, none).unwrap();
+        let found = effective_profile(&command, none).unwrap();
         let silence = [
             found.first_event_ms,
             found.first_visible_event_ms,
@@ -249,18 +257,18 @@ mod tests {
         ];
         assert_eq!(silence, [None; 3]);
         assert!(found.process_start_ms.is_some() && found.cleanup_term_ms.is_some());
-        assert!(check(&found).is_ok());
-        let asked = Profile {
+        assert!(check_profile(&found).is_ok());
+        let asked = DeadlineProfile {
             stream_idle_ms: Some(7),
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
         command.requested_profile = RequestedProfile::Inline(asked.clone());
-        assert_eq!(effective(&command, none), Ok(asked));
+        assert_eq!(effective_profile(&command, none), Ok(asked));
     }
 
     #[test]
     fn defaults_differ_by_turn_kind_and_pass_their_own_check() {
-        let user = default_for(TurnKind::User);
+        let user = default_for_turn(TurnKind::User);
         let all = [
             user.process_start_ms,
             user.prompt_write_ms,
@@ -275,10 +283,20 @@ mod tests {
             15_000, 5_000, 90_000, 120_000, 120_000, 300_000, 600_000, 2_000,
         ];
         assert_eq!(all, expected.map(Some));
-        assert_eq!(default_for(TurnKind::Compact).stream_idle_ms, Some(300_000));
-        assert_eq!(default_for(TurnKind::Control).first_event_ms, Some(30_000));
-        assert_eq!(default_for(TurnKind::Control).tool_idle_ms, None);
-        assert!(TURNS.iter().all(|turn| check(&default_for(*turn)).is_ok()));
+        assert_eq!(
+            default_for_turn(TurnKind::Compact).stream_idle_ms,
+            Some(300_000)
+        );
+        assert_eq!(
+            default_for_turn(TurnKind::Control).first_event_ms,
+            Some(30_000)
+        );
+        assert_eq!(default_for_turn(TurnKind::Control).tool_idle_ms, None);
+        assert!(
+            TURNS
+                .iter()
+                .all(|turn| check_profile(&default_for_turn(*turn)).is_ok())
+        );
         let totals = TURNS.map(|turn_kind| {
             let spec = TaskSpec {
                 turn_kind,
@@ -298,12 +316,12 @@ mod tests {
 
     #[test]
     fn limits_out_of_range_are_refused_by_name() {
-        let slow_kill = Profile {
+        let slow_kill = DeadlineProfile {
             cleanup_term_ms: Some(600_001),
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
-        assert_eq!(check(&slow_kill).unwrap_err().name, "cleanup_term");
-        assert!(check(&Profile::default()).is_ok());
+        assert_eq!(check_profile(&slow_kill).unwrap_err().name, "cleanup_term");
+        assert!(check_profile(&DeadlineProfile::default()).is_ok());
         assert!(check_queue(0).is_err() && check_total(0).is_err() && check_total(1).is_ok());
         let lease = |ms| check_lease_ttl(ms, &config()).is_ok();
         let edges = [4_999, 5_000, 86_400_000, 86_400_001].map(lease);
@@ -312,9 +330,9 @@ mod tests {
 
     #[test]
     fn a_kill_has_a_limit_even_without_a_profile() {
-        let with = |ms| Profile {
+        let with = |ms| DeadlineProfile {
             cleanup_term_ms: ms,
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
         let of = |ms| cleanup_term_ms(&with(ms), &config());
         assert_eq!((of(None), of(Some(0)), of(Some(9))), (2_000, 2_000, 9));

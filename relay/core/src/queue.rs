@@ -20,96 +20,96 @@ use std::sync::Arc;
 
 use crate::conversation::ConversationKey;
 use crate::id::{DaemonId, TaskId, TenantId};
-use crate::requirements::Requirements;
+use crate::requirements::TaskRequirements;
 use crate::spec::TaskSpec;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
-use claims::Claims;
-use lanes::{ClassId, Lanes, Place, Seq};
+use claims::ClaimableTasks;
+use lanes::{QueuePlace, QueueSeq, RequirementClassId, TenantLanes};
 
 /// One task that wants to be placed.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct QueuedTask {
     pub task: TaskId,
-    pub requirements: Requirements,
+    pub requirements: TaskRequirements,
     pub priority: u8,
     pub conversation: Option<ConversationKey>,
     /// Where its previous attempt ran.
-    pub prefer: Option<DaemonId>,
-    pub takers: Takers,
+    pub preferred_daemon: Option<DaemonId>,
+    pub eligible_holders: EligibleHolders,
 }
 
 /// Who may take a waiting task: daemons, to whom it is offered, or agents of a scope, who claim it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Takers {
+pub enum EligibleHolders {
     Daemons,
     Agents(Arc<str>),
     /// Whoever comes first.
     Both(Arc<str>),
 }
 
-impl Takers {
-    pub(crate) fn of(spec: &TaskSpec) -> Self {
+impl EligibleHolders {
+    pub(crate) fn from_spec(spec: &TaskSpec) -> Self {
         match spec.agent_scope.as_deref() {
-            Some(scope) if spec.agent_held => Takers::Agents(scope.into()),
-            Some(scope) => Takers::Both(scope.into()),
-            None => Takers::Daemons,
+            Some(scope) if spec.agent_held => EligibleHolders::Agents(scope.into()),
+            Some(scope) => EligibleHolders::Both(scope.into()),
+            None => EligibleHolders::Daemons,
         }
     }
 
     fn scope(&self) -> Option<&Arc<str>> {
         match self {
-            Takers::Daemons => None,
-            Takers::Agents(scope) | Takers::Both(scope) => Some(scope),
+            EligibleHolders::Daemons => None,
+            EligibleHolders::Agents(scope) | EligibleHolders::Both(scope) => Some(scope),
         }
     }
 
-    fn are_daemons_too(&self) -> bool {
+    fn include_daemons(&self) -> bool {
         match self {
-            Takers::Daemons | Takers::Both(_) => true,
-            Takers::Agents(_) => false,
+            EligibleHolders::Daemons | EligibleHolders::Both(_) => true,
+            EligibleHolders::Agents(_) => false,
         }
     }
 }
 
 /// The task whose turn it is, as placement needs it.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub struct PlacementCandidate {
     pub task: TaskId,
-    pub requirements: Arc<Requirements>,
+    pub requirements: Arc<TaskRequirements>,
     pub conversation: Option<ConversationKey>,
-    pub prefer: Option<DaemonId>,
-    place: Place,
+    pub preferred_daemon: Option<DaemonId>,
+    place: QueuePlace,
 }
 
 #[derive(Debug)]
-struct Entry {
-    place: Place,
+struct QueueEntry {
+    place: QueuePlace,
     conversation: Option<ConversationKey>,
-    prefer: Option<DaemonId>,
-    takers: Takers,
-    standing: Standing,
+    preferred_daemon: Option<DaemonId>,
+    eligible_holders: EligibleHolders,
+    position: QueuePosition,
 }
 
 /// Where a waiting task stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum QueuePosition {
     /// In its lane.
-    InLine,
+    Queued,
     /// Behind its conversation: an earlier turn waits or runs.
-    Behind,
+    BehindConversation,
     /// Out of line for a reason of its own, until then at the latest.
-    Aside(Moment),
+    Deferred(MonotonicTime),
 }
 
 #[derive(Debug)]
-struct Class {
-    requirements: Arc<Requirements>,
+struct RequirementClass {
+    requirements: Arc<TaskRequirements>,
     waiting: usize,
 }
 
 #[derive(Debug, Default)]
-struct Turns {
+struct ConversationTurns {
     /// An attempt of the conversation is leased.
     busy: bool,
     /// By urgency, then as they were submitted: ids rise in that order, so a turn that is tried again keeps its place.
@@ -117,58 +117,58 @@ struct Turns {
 }
 
 #[derive(Debug, Default)]
-pub struct Queue {
-    entries: BTreeMap<TaskId, Entry>,
-    lanes: Lanes,
-    claims: Claims,
-    classes: BTreeMap<ClassId, Class>,
-    class_ids: BTreeMap<Arc<Requirements>, ClassId>,
-    conversations: BTreeMap<ConversationKey, Turns>,
-    aside: BTreeSet<(Moment, TaskId)>,
+pub struct TaskQueue {
+    entries: BTreeMap<TaskId, QueueEntry>,
+    lanes: TenantLanes,
+    claims: ClaimableTasks,
+    classes: BTreeMap<RequirementClassId, RequirementClass>,
+    class_ids: BTreeMap<Arc<TaskRequirements>, RequirementClassId>,
+    conversations: BTreeMap<ConversationKey, ConversationTurns>,
+    deferred: BTreeSet<(MonotonicTime, TaskId)>,
     /// Those aside that another daemon could take.
-    passed: BTreeSet<TaskId>,
+    passed_over: BTreeSet<TaskId>,
     /// Classes that no daemon could take when they were last tried.
-    stuck: BTreeSet<ClassId>,
+    skipped_classes: BTreeSet<RequirementClassId>,
     next_seq: u64,
     next_class: u64,
 }
 
-impl Queue {
+impl TaskQueue {
     /// Puts it at the end of its line. A task that already waits keeps its place.
-    pub fn push(&mut self, waiting: Waiting) {
+    pub fn push(&mut self, waiting: QueuedTask) {
         if self.entries.contains_key(&waiting.task) {
             return;
         }
         let tenant = waiting.requirements.tenant.clone();
         let class = self.class_for(waiting.requirements);
         self.next_seq += 1;
-        let place = Place {
+        let place = QueuePlace {
             priority: Reverse(waiting.priority),
             tenant,
             class,
-            seq: Seq(self.next_seq),
+            seq: QueueSeq(self.next_seq),
         };
-        let entry = Entry {
+        let entry = QueueEntry {
             place: place.clone(),
             conversation: waiting.conversation.clone(),
-            prefer: waiting.prefer,
-            takers: waiting.takers,
-            standing: Standing::Behind,
+            preferred_daemon: waiting.preferred_daemon,
+            eligible_holders: waiting.eligible_holders,
+            position: QueuePosition::BehindConversation,
         };
         self.entries.insert(waiting.task, entry);
         match waiting.conversation {
-            None => self.line_up(waiting.task),
+            None => self.enter_lane(waiting.task),
             Some(key) => {
                 let turns = self.conversations.entry(key.clone()).or_default();
                 turns.order.insert((place.priority, waiting.task));
-                self.settle_turns(&key);
+                self.update_turns(&key);
             }
         }
     }
 
     /// Takes it out, wherever it stands: placed, canceled or paused. False if it did not wait.
     pub fn remove(&mut self, task: TaskId) -> bool {
-        self.step_out(task);
+        self.leave_lane(task);
         let Some(entry) = self.entries.remove(&task) else {
             return false;
         };
@@ -178,36 +178,36 @@ impl Queue {
                 let place = (entry.place.priority, task);
                 turns.order.remove(&place);
             }
-            self.settle_turns(&key);
+            self.update_turns(&key);
         }
         true
     }
 
     /// Whose turn it is among those that somebody might take.
-    pub fn first(&self) -> Option<Candidate> {
+    pub fn first(&self) -> Option<PlacementCandidate> {
         let (place, task) = self.lanes.first()?;
         let entry = self.entries.get(&task)?;
         let class = self.classes.get(&place.class)?;
-        Some(Candidate {
+        Some(PlacementCandidate {
             task,
             requirements: class.requirements.clone(),
             conversation: entry.conversation.clone(),
-            prefer: entry.prefer,
+            preferred_daemon: entry.preferred_daemon,
             place,
         })
     }
 
     /// It was placed: it leaves, and its tenant's turn is over.
-    pub fn placed(&mut self, candidate: &Candidate) {
-        self.lanes.turn_over(&candidate.place);
+    pub fn note_placed(&mut self, candidate: &PlacementCandidate) {
+        self.lanes.end_tenant_turn(&candidate.place);
         self.remove(candidate.task);
     }
 
     /// Nobody can take this candidate's class now; it is skipped until `wake` names a daemon that meets it.
-    pub fn skip_class(&mut self, candidate: &Candidate) {
+    pub fn skip_class(&mut self, candidate: &PlacementCandidate) {
         let id = candidate.place.class;
         if self.classes.contains_key(&id) {
-            self.stuck.insert(id);
+            self.skipped_classes.insert(id);
             self.lanes.skip(id);
         }
     }
@@ -216,81 +216,83 @@ impl Queue {
     /// over if it would take them.
     pub fn wake(
         &mut self,
-        mut meets: impl FnMut(&Requirements) -> bool,
+        mut meets: impl FnMut(&TaskRequirements) -> bool,
         mut takes: impl FnMut(TaskId) -> bool,
     ) {
         let classes = &self.classes;
-        let woken = |id: &ClassId| classes.get(id).is_some_and(|c| meets(&c.requirements));
-        let woken: Vec<ClassId> = self.stuck.iter().copied().filter(woken).collect();
+        let woken =
+            |id: &RequirementClassId| classes.get(id).is_some_and(|c| meets(&c.requirements));
+        let woken: Vec<RequirementClassId> =
+            self.skipped_classes.iter().copied().filter(woken).collect();
         for id in woken {
-            self.stuck.remove(&id);
+            self.skipped_classes.remove(&id);
             self.lanes.unskip(id);
         }
-        let tasks = self.passed.iter().copied();
+        let tasks = self.passed_over.iter().copied();
         let tasks: Vec<TaskId> = tasks.filter(|task| takes(*task)).collect();
-        tasks.into_iter().for_each(|task| self.recall(task));
+        tasks.into_iter().for_each(|task| self.requeue(task));
     }
 
     /// The daemons that could take it have rejected it: out of line until then, or until another one comes.
-    pub fn pass_over(&mut self, task: TaskId, until: Moment) {
-        self.set_aside(task, until);
-        self.passed.insert(task);
+    pub fn pass_over(&mut self, task: TaskId, until: MonotonicTime) {
+        self.defer_until(task, until);
+        self.passed_over.insert(task);
     }
 
     /// A fence stands: out of line until then, or until it falls.
-    pub fn set_aside(&mut self, task: TaskId, until: Moment) {
-        self.step_out(task);
+    pub fn defer_until(&mut self, task: TaskId, until: MonotonicTime) {
+        self.leave_lane(task);
         if let Some(entry) = self.entries.get_mut(&task) {
-            entry.standing = Standing::Aside(until);
-            self.aside.insert((until, task));
+            entry.position = QueuePosition::Deferred(until);
+            self.deferred.insert((until, task));
             // What keeps daemons away need not keep an agent away; who claims it asks the fences.
-            if let Some(scope) = entry.takers.scope() {
+            if let Some(scope) = entry.eligible_holders.scope() {
                 self.claims.insert(&entry.place, scope, task);
             }
         }
     }
 
     /// Back in line, at its old place, before its time: the fence was lifted, or another daemon came.
-    pub fn recall(&mut self, task: TaskId) {
-        if matches!(self.standing(task), Some(Standing::Aside(_))) {
-            self.step_out(task);
-            self.line_up(task);
+    pub fn requeue(&mut self, task: TaskId) {
+        if matches!(self.position(task), Some(QueuePosition::Deferred(_))) {
+            self.leave_lane(task);
+            self.enter_lane(task);
         }
     }
 
     /// The same for the turn of a conversation that is next.
-    pub fn recall_conversation(&mut self, key: &ConversationKey) {
+    pub fn requeue_conversation(&mut self, key: &ConversationKey) {
         let first = self.conversations.get(key).and_then(|t| t.order.first());
         if let Some((_, task)) = first.copied() {
-            self.recall(task);
+            self.requeue(task);
         }
     }
 
     /// Brings back everyone whose time aside is over.
-    pub fn tick(&mut self, now: Moment) {
-        while let Some((at, task)) = self.aside.first().copied() {
+    pub fn tick(&mut self, now: MonotonicTime) {
+        while let Some((at, task)) = self.deferred.first().copied() {
             if at > now {
                 return;
             }
-            self.recall(task);
+            self.requeue(task);
         }
     }
 
     /// When `tick` has something to do.
-    pub fn next(&self) -> Option<Moment> {
-        self.aside.first().map(|(at, _)| *at)
+    pub fn next_requeue_at(&self) -> Option<MonotonicTime> {
+        self.deferred.first().map(|(at, _)| *at)
     }
 
     /// An attempt of the conversation is leased: nothing else of it is placed.
-    pub fn conversation_busy(&mut self, key: &ConversationKey) {
+    pub fn mark_conversation_busy(&mut self, key: &ConversationKey) {
         self.conversations.entry(key.clone()).or_default().busy = true;
-        self.settle_turns(key);
+        self.update_turns(key);
     }
 
-    pub fn conversation_free(&mut self, key: &ConversationKey) {
+    pub fn mark_conversation_free(&mut self, key: &ConversationKey) {
         if let Some(turns) = self.conversations.get_mut(key) {
             turns.busy = false;
-            self.settle_turns(key);
+            self.update_turns(key);
         }
     }
 
@@ -300,7 +302,7 @@ impl Queue {
         tenant: &TenantId,
         scope: &str,
     ) -> impl Iterator<Item = TaskId> + 'a {
-        self.claims.of(tenant, scope)
+        self.claims.in_scope(tenant, scope)
     }
 
     /// Whether a new turn of the conversation would have to wait for others.
@@ -310,8 +312,8 @@ impl Queue {
     }
 
     /// Whether it waits for an earlier turn of its conversation.
-    pub fn is_behind(&self, task: TaskId) -> bool {
-        self.standing(task) == Some(Standing::Behind)
+    pub fn is_behind_conversation(&self, task: TaskId) -> bool {
+        self.position(task) == Some(QueuePosition::BehindConversation)
     }
 
     pub fn contains(&self, task: TaskId) -> bool {
@@ -326,11 +328,11 @@ impl Queue {
         self.entries.is_empty()
     }
 
-    fn standing(&self, task: TaskId) -> Option<Standing> {
-        self.entries.get(&task).map(|entry| entry.standing)
+    fn position(&self, task: TaskId) -> Option<QueuePosition> {
+        self.entries.get(&task).map(|entry| entry.position)
     }
 
-    fn class_for(&mut self, requirements: Requirements) -> ClassId {
+    fn class_for(&mut self, requirements: TaskRequirements) -> RequirementClassId {
         if let Some(id) = self.class_ids.get(&requirements).copied() {
             if let Some(class) = self.classes.get_mut(&id) {
                 class.waiting += 1;
@@ -338,10 +340,10 @@ impl Queue {
             return id;
         }
         self.next_class += 1;
-        let id = ClassId(self.next_class);
+        let id = RequirementClassId(self.next_class);
         let requirements = Arc::new(requirements);
         self.class_ids.insert(requirements.clone(), id);
-        let class = Class {
+        let class = RequirementClass {
             requirements,
             waiting: 1,
         };
@@ -349,7 +351,7 @@ impl Queue {
         id
     }
 
-    fn leave_class(&mut self, id: ClassId) {
+    fn leave_class(&mut self, id: RequirementClassId) {
         let Some(class) = self.classes.get_mut(&id) else {
             return;
         };
@@ -357,45 +359,47 @@ impl Queue {
         if class.waiting == 0 {
             self.class_ids.remove(&class.requirements);
             self.classes.remove(&id);
-            self.stuck.remove(&id);
+            self.skipped_classes.remove(&id);
             self.lanes.unskip(id);
         }
     }
 
     /// Into its lane.
-    fn line_up(&mut self, task: TaskId) {
+    fn enter_lane(&mut self, task: TaskId) {
         if let Some(entry) = self.entries.get_mut(&task) {
-            entry.standing = Standing::InLine;
-            if entry.takers.are_daemons_too() {
+            entry.position = QueuePosition::Queued;
+            if entry.eligible_holders.include_daemons() {
                 self.lanes.insert(&entry.place, task);
             }
-            if let Some(scope) = entry.takers.scope() {
+            if let Some(scope) = entry.eligible_holders.scope() {
                 self.claims.insert(&entry.place, scope, task);
             }
         }
     }
 
     /// Out of its lane or from aside; it then stands behind until something lines it up.
-    fn step_out(&mut self, task: TaskId) {
+    fn leave_lane(&mut self, task: TaskId) {
         let Some(entry) = self.entries.get_mut(&task) else {
             return;
         };
-        match entry.standing {
-            Standing::InLine if entry.takers.are_daemons_too() => self.lanes.remove(&entry.place),
-            Standing::Aside(until) => {
-                self.aside.remove(&(until, task));
-                self.passed.remove(&task);
+        match entry.position {
+            QueuePosition::Queued if entry.eligible_holders.include_daemons() => {
+                self.lanes.remove(&entry.place)
             }
-            Standing::InLine | Standing::Behind => {}
+            QueuePosition::Deferred(until) => {
+                self.deferred.remove(&(until, task));
+                self.passed_over.remove(&task);
+            }
+            QueuePosition::Queued | QueuePosition::BehindConversation => {}
         }
-        if let Some(scope) = entry.takers.scope() {
+        if let Some(scope) = entry.eligible_holders.scope() {
             self.claims.remove(&entry.place, scope);
         }
-        entry.standing = Standing::Behind;
+        entry.position = QueuePosition::BehindConversation;
     }
 
     /// Exactly the first turn of an idle conversation is in line (or aside); the others stand behind it.
-    fn settle_turns(&mut self, key: &ConversationKey) {
+    fn update_turns(&mut self, key: &ConversationKey) {
         let Some(turns) = self.conversations.get(key) else {
             return;
         };
@@ -407,10 +411,10 @@ impl Queue {
         }
         // Only the first was ever let forward, and only one arrival can have come before it.
         for task in first.into_iter().chain(second).filter(|t| Some(*t) != next) {
-            self.step_out(task);
+            self.leave_lane(task);
         }
-        if let Some(task) = next.filter(|task| self.is_behind(*task)) {
-            self.line_up(task);
+        if let Some(task) = next.filter(|task| self.is_behind_conversation(*task)) {
+            self.enter_lane(task);
         }
     }
 }

@@ -17,28 +17,34 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use ask::{Answer, Decision, InputKind, InputRecord, InputState};
+pub use ask::{InputDecision, InputKind, InputRecord, InputState, StoredAnswer};
 pub use attempt::{
-    AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, CallMark, DaemonHolder, HeardCall,
-    Holder, Lease, OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
+    AgentHolder, AnsweredCall, ArtifactEvidence, AttemptRecord, AttemptState, AttemptStateKind,
+    CallFingerprint, DaemonHolder, LeaseHolder, LeaseRecord, OpenTool, ParkCause, ParkedState,
+    PendingEnd, StageTimes, TimerBudget, TokenUsage, WorkspaceReport,
 };
 pub use audit::{
-    Audit, DaemonChange, DaemonChangesRecord, DaemonOperation, Operation, PauseChange, Standing,
+    AuditedOperation, DaemonChange, DaemonChangesRecord, DaemonCondition, DaemonOperation,
+    OperatorAudit, PauseChange,
 };
 pub use code::{FailureCode, RejectCode};
-pub use end::{End, EndState, EndedBy, Exit, Receipt};
+pub use end::{AttemptEnd, EndState, EndedBy, ProcessExitStatus, TerminationReceipt};
 pub use fleet::{
-    AgentRecord, DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord,
-    IdempotencyRecord, InheritedHold, Pause, Platform, Release, Runner, SchedulerRecord,
+    AgentRecord, DaemonPlatform, DaemonRecord, DrainMark, FenceRecord, ForgottenDaemon,
+    ForgottenDaemonsRecord, IdempotencyRecord, InheritedSuspension, PauseMark, PossibleRunner,
+    SchedulerRecord, SuspensionRelease,
 };
-pub use goal::{CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume};
+pub use goal::{
+    CheckpointKind, CheckpointRecord, EvidenceItem, FailedItem, ProgressRecord, ResumeInstructions,
+};
 pub use pauses::{PausesRecord, TenantPause};
 pub use timeline::{
-    AUDITS_MAX, EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind,
+    AUDITS_MAX, LifecyclePhase, TIMELINE_MAX, TaskTimeline, TimelineEvent, TimelineEventKind,
+    TimerKind,
 };
 
 use crate::id::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// A task's changing half; the other half is its immutable `TaskSpec`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,28 +55,28 @@ pub struct TaskRecord {
     pub revision: u64,
     /// Derived by `task::derive`, stored so that lists need not derive it again.
     pub state: TaskState,
-    pub created: Wall,
-    pub updated: Wall,
-    pub ended: Option<Wall>,
+    pub created: WallTime,
+    pub updated: WallTime,
+    pub ended: Option<WallTime>,
     /// Oldest first; numbers rise by one.
     pub attempts: Vec<AttemptRecord>,
     pub cancel: Option<CancelRecord>,
-    pub attention: Option<Attention>,
+    pub attention: Option<TaskAttention>,
     pub retry: Option<RetryDue>,
-    pub counters: Counters,
-    pub paused: Option<Pause>,
+    pub counters: RetryCounters,
+    pub paused: Option<PauseMark>,
     /// Why no further attempt follows the last one, if a rule decided that.
-    pub retry_stop: Option<Arc<str>>,
+    pub retry_stop_reason: Option<Arc<str>>,
     /// Checkpoints ever written; the newest one has this number.
-    pub checkpoints: u64,
+    pub checkpoint_count: u64,
     /// The revision up to which the newest one tells.
-    pub checkpointed: u64,
-    pub timeline: Timeline,
+    pub checkpointed_revision: u64,
+    pub timeline: TaskTimeline,
     pub trace: TraceIds,
 }
 
 impl TaskRecord {
-    pub fn newest(&self) -> Option<&AttemptRecord> {
+    pub fn newest_attempt(&self) -> Option<&AttemptRecord> {
         self.attempts.last()
     }
 
@@ -128,21 +134,21 @@ pub struct CancelRecord {
     pub reason: Option<Arc<str>>,
     /// The attempt it names, if one was open; a later attempt is never touched by it.
     pub attempt: Option<AttemptId>,
-    pub requested: Wall,
-    pub delivered: Option<Wall>,
-    pub confirmed: Option<Wall>,
+    pub requested: WallTime,
+    pub delivered: Option<WallTime>,
+    pub confirmed: Option<WallTime>,
 }
 
 /// Why a person has to look. A task-level fact: the attempt may be parked or already lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attention {
+pub struct TaskAttention {
     pub cause: AttentionCause,
     pub reason: Arc<str>,
     /// What would help, in the words of whoever blocked it.
     pub hint: Option<Arc<str>>,
     /// Written with the block.
     pub checkpoint: Option<CheckpointId>,
-    pub since: Wall,
+    pub since: WallTime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -174,12 +180,12 @@ impl AttentionCause {
 pub struct RetryDue {
     pub remaining_ms: u64,
     /// For display.
-    pub at: Wall,
+    pub at: WallTime,
 }
 
 /// What the retry rules count; attempts that ended released or handed_off count in none but `dispatches`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
+pub struct RetryCounters {
     /// Attempts that ended failed or timed_out.
     pub failures: u32,
     /// Attempts that ended lost.
@@ -189,7 +195,7 @@ pub struct Counters {
     /// Different daemons lost under it; two make it poison.
     pub daemons_lost: Vec<DaemonId>,
     /// Code and exit of the newest failure: the same pair twice in a row ends retries.
-    pub last_failure: Option<(FailureCode, Option<Exit>)>,
+    pub last_failure: Option<(FailureCode, Option<ProcessExitStatus>)>,
 }
 
 /// Fixed at submit, so that a restart loses no trace.

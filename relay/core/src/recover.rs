@@ -7,101 +7,106 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::conversation::Affinity;
-use crate::core::{Core, Recovered, Turn};
-use crate::damage::least_uptime_ms;
+use crate::conversation::ConversationAffinity;
+use crate::core::{Core, CoreTurn, RecoveredState};
+use crate::damage::min_uptime_ms;
 use crate::effects::Effects;
 use crate::fences::Fences;
-use crate::force_limit::ForceLimit;
+use crate::force_limit::OperatorRateLimit;
 use crate::id::{TaskId, TenantId};
-use crate::known_daemons::KnownDaemons;
-use crate::live::Live;
-use crate::open::Open;
+use crate::known_daemons::DaemonRegistry;
+use crate::live::LiveTask;
+use crate::open::OpenTaskLimits;
 use crate::parked::ParkedTasks;
-use crate::queue::Queue;
-use crate::record::{AttemptRecord, Budget, Holder, State, TaskRecord, TimerKind};
-use crate::roster::Roster;
+use crate::queue::TaskQueue;
+use crate::record::{AttemptRecord, AttemptState, LeaseHolder, TaskRecord, TimerBudget, TimerKind};
+use crate::roster::DaemonRoster;
 use crate::spec::TaskSpec;
-use crate::time::{Mint, Now};
-use crate::timers::{Deadlines, Fact, Stored, TimerKey, TimerSet};
+use crate::time::{ClockReading, IdSource};
+use crate::timers::{DeadlineIndex, StoredTimers, TimerFact, TimerKey, TimerSet};
 
 impl Core {
     /// Builds the state from what is durable. The effects are the first of this run.
     pub fn recover(
-        recovered: Recovered,
+        recovered: RecoveredState,
         config: Config,
-        now: Now,
-        mint: &mut dyn Mint,
+        now: ClockReading,
+        mint: &mut dyn IdSource,
     ) -> (Core, Effects) {
-        let mut core = Core::empty(config, &recovered, now);
-        let mut turn = Turn {
+        let mut core = Core::new_empty(config, &recovered, now);
+        let mut turn = CoreTurn {
             now,
-            mint,
-            fx: Effects::default(),
+            id_source: mint,
+            effects: Effects::default(),
         };
         for record in recovered.daemons {
-            core.roster.know(&record);
-            core.daemons.insert(record);
+            core.roster.insert_record(&record);
+            core.daemon_registry.insert(record);
         }
         for fence in recovered
             .fences
             .iter()
             .filter(|_| !mutant!(FenceForgottenAtBoot))
         {
-            core.fences.restore(fence, now.at);
+            core.fences.restore(fence, now.monotonic);
         }
         for (tenant, key, record) in recovered.idempotency {
-            core.keys.insert((tenant, key), record);
+            core.idempotency_keys.insert((tenant, key), record);
         }
         let mut tasks = recovered.tasks;
         // Ids rise with time: first come, first served holds over a restart.
         tasks.sort_by_key(|(_, record)| record.task);
         let ids: Vec<TaskId> = tasks.iter().map(|(_, record)| record.task).collect();
-        core.pause_what_may_be(&recovered.damage, &mut turn);
-        let hold_ms = if recovered.damage.hides_grants() {
+        core.pause_for_damage(&recovered.damage, &mut turn);
+        let hold_ms = if recovered.damage.may_hide_grants() {
             core.config.longest_grant_ms()
         } else {
-            core.config.inherited_hold_ms
+            core.config.inherited_suspension_ms
         };
-        core.hold_inherited(hold_ms, &ids, &mut turn);
+        core.suspend_inherited(hold_ms, &ids, &mut turn);
         core.drop_damaged_fences(&recovered.damage, &mut turn);
         let tenants: BTreeSet<&TenantId> = tasks.iter().map(|(_, record)| &record.tenant).collect();
-        core.pauses.forget(|tenant| tenants.contains(tenant));
+        core.pauses.prune_tenants(|tenant| tenants.contains(tenant));
         for (spec, record) in tasks {
-            core.restore(spec, record, &mut turn);
+            core.restore_task(spec, record, &mut turn);
         }
-        (core, turn.fx)
+        (core, turn.effects)
     }
 
-    fn empty(config: Config, recovered: &Recovered, now: Now) -> Core {
+    fn new_empty(config: Config, recovered: &RecoveredState, now: ClockReading) -> Core {
         Core {
             tasks: HashMap::new(),
-            attempts: HashMap::new(),
-            held: BTreeMap::new(),
-            keys: BTreeMap::new(),
-            open: Open::default(),
-            queue: Queue::default(),
-            roster: Roster::new(&config),
+            leased_attempts: HashMap::new(),
+            agent_leases: BTreeMap::new(),
+            idempotency_keys: BTreeMap::new(),
+            open_limits: OpenTaskLimits::default(),
+            queue: TaskQueue::default(),
+            roster: DaemonRoster::new(&config),
             fences: Fences::default(),
-            parked: ParkedTasks::default(),
-            affinity: Affinity::default(),
-            deadlines: Deadlines::default(),
-            daemons: KnownDaemons::default(),
+            parked_tasks: ParkedTasks::default(),
+            affinity: ConversationAffinity::default(),
+            deadlines: DeadlineIndex::default(),
+            daemon_registry: DaemonRegistry::default(),
             scheduler: recovered.scheduler.clone(),
             pauses: recovered.pauses.clone(),
-            forgotten: recovered.forgotten.clone(),
+            forgotten_daemons: recovered.forgotten.clone(),
             daemon_changes: recovered.daemon_changes.clone(),
-            started: now.at,
-            earlier_ms: earlier_ms(recovered),
-            dispatch_held: false,
-            forced: ForceLimit::default(),
-            uptime_written: now.at,
-            last: now.at,
+            started_at: now.monotonic,
+            earlier_uptime_ms: earlier_uptime_ms(recovered),
+            dispatch_suspended: false,
+            operator_limit: OperatorRateLimit::default(),
+            uptime_written_at: now.monotonic,
+            last_turn_at: now.monotonic,
             config,
         }
     }
 
-    fn restore(&mut self, spec: Arc<TaskSpec>, mut record: Arc<TaskRecord>, turn: &mut Turn<'_>) {
+    fn restore_task(
+        &mut self,
+        spec: Arc<TaskSpec>,
+        mut record: Arc<TaskRecord>,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if let Some(lease) = Arc::make_mut(&mut record)
             .attempts
             .last_mut()
@@ -110,44 +115,47 @@ impl Core {
             // Whether LeaseConfirmed left before the crash is unknown, so a process may exist.
             lease.confirmed = true;
         }
-        let Some(newest) = record.newest() else {
+        let Some(newest) = record.newest_attempt() else {
             return;
         };
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
-        let mut live = Box::new(Live::new(spec, record, timers));
+        let mut live = Box::new(LiveTask::new(spec, record, timers));
         self.fence_inherited(&live, turn.now);
         live.retry_at = live
             .record()
             .retry
             .as_ref()
-            .map(|retry| turn.now.at + retry.remaining_ms);
+            .map(|retry| turn.now.monotonic + retry.remaining_ms);
         if live.is_newest_leased() {
             self.restore_lease(&mut live, turn);
-        } else if live.newest().state == State::Queued
-            && self.config.inherited_hold_ms > 0
+        } else if live.newest_attempt().state == AttemptState::Queued
+            && self.config.inherited_suspension_ms > 0
             && !mutant!(InheritedIdReused)
         {
-            self.replace_queued(&mut live, turn);
-        } else if live.newest().state == State::Queued {
-            self.line_up(&live);
+            self.replace_queued_attempt(&mut live, turn);
+        } else if live.newest_attempt().state == AttemptState::Queued {
+            self.enqueue_task(&live);
         }
-        self.keep(live, turn);
+        self.put_back_task(live, turn);
     }
 
-    fn restore_lease(&mut self, live: &mut Live, turn: &Turn<'_>) {
-        let Some(holder) = live.newest().holder.clone() else {
+    fn restore_lease(&mut self, live: &mut LiveTask, turn: &CoreTurn<'_>) {
+        let Some(holder) = live.newest_attempt().holder.clone() else {
             return;
         };
-        let attempt = live.newest().id;
-        self.attempts.insert(attempt, live.id());
+        let attempt = live.newest_attempt().id;
+        self.leased_attempts.insert(attempt, live.id());
         match &holder {
-            Holder::Daemon(holder) => self.roster.hold(holder.daemon, attempt, turn.now.at),
-            Holder::Agent(holder) => {
-                self.held.insert((holder.token, attempt), live.id());
+            LeaseHolder::Daemon(holder) => {
+                self.roster
+                    .assign_attempt(holder.daemon, attempt, turn.now.monotonic)
+            }
+            LeaseHolder::Agent(holder) => {
+                self.agent_leases.insert((holder.token, attempt), live.id());
             }
         }
-        self.guard(live, &holder);
-        live.confirmed_at = Some(turn.now.at);
+        self.raise_lease_fence(live, &holder);
+        live.confirmed_at = Some(turn.now.monotonic);
     }
 
     fn restore_timers(
@@ -155,28 +163,28 @@ impl Core {
         newest: &AttemptRecord,
         spec: &TaskSpec,
         record: &TaskRecord,
-        now: Now,
+        now: ClockReading,
     ) -> TimerSet {
-        let limits = Live::limits_of(newest, spec, &self.config);
-        let clock_ms = if newest.state == State::Queued {
-            self.queue_clock_of(&spec.tenant, record.task, self.earlier_ms)
+        let limits = LiveTask::attempt_timer_limits(newest, spec, &self.config);
+        let clock_ms = if newest.state == AttemptState::Queued {
+            self.queue_clock_of(&spec.tenant, record.task, self.earlier_uptime_ms)
         } else {
-            self.earlier_ms
+            self.earlier_uptime_ms
         };
-        let budgets = up_to_date(newest, clock_ms, record.paused.is_some());
-        let stored = Stored {
+        let budgets = current_budgets(newest, clock_ms, record.paused.is_some());
+        let stored = StoredTimers {
             budgets: &budgets,
-            reached: newest.reached,
+            furthest_phase: newest.furthest_phase,
             tools: newest
-                .tools
+                .open_tools
                 .iter()
                 .map(|tool| Arc::clone(&tool.id))
                 .collect(),
             inputs: open_inputs(newest),
-            cleaning: matches!(newest.state, State::CleaningUp { .. }),
-            paused: self.pause_of(&spec.tenant).is_some()
+            cleaning: matches!(newest.state, AttemptState::CleaningUp { .. }),
+            paused: self.effective_pause(&spec.tenant).is_some()
                 || record.paused.is_some()
-                || self.scheduler.hold_of(record.task).is_some(),
+                || self.scheduler.suspension_of(record.task).is_some(),
             lease_ms: newest
                 .lease
                 .as_ref()
@@ -186,24 +194,24 @@ impl Core {
         if mutant!(TimersNotRestored) {
             return TimerSet::default();
         }
-        let mut timers = TimerSet::restore(&stored, now.at, &limits);
+        let mut timers = TimerSet::restore(&stored, now.monotonic, &limits);
         // A record without the timer that its state needs gets it in full: nothing may wait for ever.
         if newest.state.is_leased() && !timers.is_armed(&TimerKey::Lease) {
-            timers.on_fact(&Fact::LeaseConfirmed, now.at, &limits);
+            timers.on_fact(&TimerFact::LeaseConfirmed, now.monotonic, &limits);
         }
-        if newest.state == State::Queued && !timers.is_armed(&TimerKey::Queue) {
-            timers.on_fact(&Fact::Queued, now.at, &limits);
+        if newest.state == AttemptState::Queued && !timers.is_armed(&TimerKey::Queue) {
+            timers.on_fact(&TimerFact::Queued, now.monotonic, &limits);
         }
         timers
     }
 }
 
-fn earlier_ms(recovered: &Recovered) -> u64 {
+fn earlier_uptime_ms(recovered: &RecoveredState) -> u64 {
     let known_ms = recovered.scheduler.uptime_ms;
     if !recovered.damage.scheduler {
         return known_ms;
     }
-    known_ms.max(least_uptime_ms(
+    known_ms.max(min_uptime_ms(
         recovered.tasks.iter().map(|(_, record)| &**record),
     ))
 }
@@ -216,9 +224,9 @@ fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::id::InputId> {
 /// Adds the time that the relay ran after the budgets were written. Only hard deadlines: the others start over or are
 /// given a floor. Whether the queue timer stood still is the task's to say, for each of its pauses is written; the
 /// scheduler's are in the clock.
-fn up_to_date(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<Budget> {
+fn current_budgets(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<TimerBudget> {
     let ran_ms = clock_ms.saturating_sub(attempt.budgets_at_ms);
-    let add = |budget: &Budget| {
+    let add = |budget: &TimerBudget| {
         let runs = match budget.timer {
             TimerKind::Queue => !task_paused,
             TimerKind::Total | TimerKind::UserInput => !budget.paused,
@@ -233,7 +241,7 @@ fn up_to_date(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<
             | TimerKind::Lease => false,
         };
         let ran_ms = if runs { ran_ms } else { 0 };
-        Budget {
+        TimerBudget {
             consumed_ms: budget.consumed_ms.saturating_add(ran_ms),
             ..budget.clone()
         }

@@ -18,8 +18,8 @@ pub enum Rejection {
     AlreadyFinished,
     NotFinished,
     BeingCanceled,
-    QueueFull(Full),
-    TenantQueueFull(Full),
+    QueueFull(ExceededBound),
+    TenantQueueFull(ExceededBound),
     IdempotencyConflict,
     /// fail_fast, and nobody could take it now.
     NoDaemon,
@@ -79,7 +79,7 @@ pub enum Rejection {
 
 /// Which bound on open tasks is met: how many they are, or how long what was said of them is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Full {
+pub enum ExceededBound {
     Tasks,
     Bytes,
 }
@@ -158,16 +158,16 @@ impl Rejection {
                 "the task has not ended in a state that can be retried; wait or cancel it first"
             }
             Rejection::BeingCanceled => "the task is being canceled",
-            Rejection::QueueFull(Full::Tasks) => {
+            Rejection::QueueFull(ExceededBound::Tasks) => {
                 "the relay holds as many open tasks as it may; try again later"
             }
-            Rejection::TenantQueueFull(Full::Tasks) => {
+            Rejection::TenantQueueFull(ExceededBound::Tasks) => {
                 "this tenant has as many open tasks as it may; try again later"
             }
-            Rejection::QueueFull(Full::Bytes) => {
+            Rejection::QueueFull(ExceededBound::Bytes) => {
                 "the prompts, arguments and words of the relay's open tasks take as many bytes as they may; try again later"
             }
-            Rejection::TenantQueueFull(Full::Bytes) => {
+            Rejection::TenantQueueFull(ExceededBound::Bytes) => {
                 "the prompts, arguments and words of this tenant's open tasks take as many bytes as they may; try again later"
             }
             Rejection::IdempotencyConflict => {

@@ -6,55 +6,61 @@
 
 use uuid::Uuid;
 
-use crate::agent_calls::is_over;
-use crate::agent_held::Caller;
-use crate::core::{Core, Turn};
+use crate::agent_calls::is_lease_over;
+use crate::agent_held::AgentCaller;
+use crate::core::{Core, CoreTurn};
 use crate::frame::token_hash;
 use crate::id::{AttemptId, RequestId, TaskId};
 use crate::input::LeaseToken;
-use crate::live::Live;
-use crate::record::{AgentHolder, CallMark, HeardCall, Holder};
+use crate::live::LiveTask;
+use crate::record::{AgentHolder, AnsweredCall, CallFingerprint, LeaseHolder};
 use crate::reject::Rejection;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
 /// Calls that an attempt remembers: agents make one after the other, or a few at once.
-pub(crate) const CALLS_KEPT: usize = 4;
+pub(crate) const MAX_ANSWERED_CALLS: usize = 4;
 
 /// The call with this mark, if it was obeyed before. One id stands for one call.
-pub(crate) fn heard<'a>(
+pub(crate) fn find_answered_call<'a>(
     holder: &'a AgentHolder,
-    mark: Option<&CallMark>,
-) -> Result<Option<&'a HeardCall>, Rejection> {
+    mark: Option<&CallFingerprint>,
+) -> Result<Option<&'a AnsweredCall>, Rejection> {
     let Some(mark) = mark else {
         return Ok(None);
     };
-    let known = holder.calls.iter().find(|call| call.mark.id == mark.id);
+    let known = holder
+        .answered_calls
+        .iter()
+        .find(|call| call.fingerprint.id == mark.id);
     match known {
-        Some(call) if call.mark != *mark => Err(Rejection::IdempotencyConflict),
+        Some(call) if call.fingerprint != *mark => Err(Rejection::IdempotencyConflict),
         known => Ok(known),
     }
 }
 
 /// Kept with what the call wrote, in the same record.
-pub(crate) fn remember(live: &mut Live, attempt: AttemptId, call: HeardCall) {
+pub(crate) fn store_answered_call(live: &mut LiveTask, attempt: AttemptId, call: AnsweredCall) {
     let attempts = &mut live.record_mut().attempts;
     let named = attempts.iter_mut().find(|known| known.id == attempt);
-    if let Some(Holder::Agent(holder)) = named.and_then(|named| named.holder.as_mut()) {
-        let full = holder.calls.len().saturating_sub(CALLS_KEPT - 1);
-        holder.calls.drain(..full);
-        holder.calls.push(call);
+    if let Some(LeaseHolder::Agent(holder)) = named.and_then(|named| named.holder.as_mut()) {
+        let full = holder
+            .answered_calls
+            .len()
+            .saturating_sub(MAX_ANSWERED_CALLS - 1);
+        holder.answered_calls.drain(..full);
+        holder.answered_calls.push(call);
     }
 }
 
 impl Core {
     /// Answers a call that was granted a lease before and holds it still; false for every other one.
-    pub(crate) fn grant_again(
+    pub(crate) fn repeat_grant(
         &mut self,
         request: RequestId,
-        caller: &Caller,
-        turn: &mut Turn<'_>,
+        caller: &AgentCaller,
+        turn: &mut CoreTurn<'_>,
     ) -> bool {
-        let task = match self.granted_before(caller, turn.now.at) {
+        let task = match self.find_earlier_grant(caller, turn.now.monotonic) {
             Ok(Some(task)) => task,
             Ok(None) => return false,
             Err(code) => {
@@ -62,34 +68,39 @@ impl Core {
                 return true;
             }
         };
-        let Some(mut live) = self.take_for(&caller.agent, task) else {
+        let Some(mut live) = self.take_agent_task(&caller.agent, task) else {
             return false;
         };
-        let token = LeaseToken(turn.mint.secret());
-        if let Some(lease) = &mut live.newest_mut().lease {
+        let token = LeaseToken(turn.id_source.new_secret());
+        if let Some(lease) = &mut live.newest_attempt_mut().lease {
             lease.token_hash = token_hash(&token);
         }
-        let (granted_ms, _) = self.renew_held(&mut live, turn);
-        self.tell_grant(live, request, token, granted_ms, turn);
+        let (granted_ms, _) = self.renew_agent_lease(&mut live, turn);
+        self.reply_with_grant(live, request, token, granted_ms, turn);
         true
     }
 
-    fn granted_before(&self, caller: &Caller, now: Moment) -> Result<Option<TaskId>, Rejection> {
-        let Some(mark) = &caller.mark else {
+    fn find_earlier_grant(
+        &self,
+        caller: &AgentCaller,
+        now: MonotonicTime,
+    ) -> Result<Option<TaskId>, Rejection> {
+        let Some(mark) = &caller.fingerprint else {
             return Ok(None);
         };
         let (token, nobody, everybody) = (caller.agent.token, Uuid::nil(), Uuid::max());
         let own = (token, AttemptId(nobody))..=(token, AttemptId(everybody));
-        let mut leases = self.held.range(own).filter_map(|(_, task)| {
+        let mut leases = self.agent_leases.range(own).filter_map(|(_, task)| {
             let live = self.tasks.get(task)?;
-            let holder = live.newest().agent()?;
-            let by = holder.granted_by.as_ref()?;
+            let holder = live.newest_attempt().agent_holder()?;
+            let by = holder.granting_call.as_ref()?;
             (by.id == mark.id).then_some((live, holder, by))
         });
         match leases.next() {
             Some((_, _, by)) if *by != **mark => Err(Rejection::IdempotencyConflict),
             Some((live, holder, _)) => {
-                let stands = holder.incarnation == self.config.incarnation && !is_over(live, now);
+                let stands =
+                    holder.incarnation == self.config.incarnation && !is_lease_over(live, now);
                 Ok(stands.then(|| live.id()))
             }
             None => Ok(None),

@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use crate::attempt::{Event, Outcome};
+use crate::attempt::{EventOutcome, MachineEvent};
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Downstream, Reply};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, DaemonMessage};
 use crate::ends::confirm_cancel;
 use crate::id::{InputId, RequestId, TaskId, TenantId};
-use crate::input::{Actor, Finished};
-use crate::live::Live;
+use crate::input::{FinishedTask, RequestActor};
+use crate::live::LiveTask;
 use crate::record::{
-    Answer, AttemptRecord, CancelRecord, EventKind, InputRecord, InputState, Receipt, State,
+    AttemptRecord, AttemptState, CancelRecord, InputRecord, InputState, StoredAnswer,
+    TerminationReceipt, TimelineEventKind,
 };
 use crate::reject::Rejection;
 
@@ -22,21 +23,21 @@ impl Core {
         clippy::too_many_arguments,
         reason = "the request's own fields, unpacked once"
     )]
-    pub(crate) fn cancel(
+    pub(crate) fn cancel_task(
         &mut self,
         request: RequestId,
         tenant: &TenantId,
         task: TaskId,
-        by: Actor,
+        by: RequestActor,
         reason: Option<Arc<str>>,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(mut live) = self.take(tenant, task) else {
+        let Some(mut live) = self.take_task(tenant, task) else {
             return match finished.filter(|finished| finished.record.tenant == *tenant) {
                 Some(finished) => {
-                    let reply = Reply::Finished(finished.record);
-                    turn.reply(request, After::Task(task), reply);
+                    let reply = CoreReply::Finished(finished.record);
+                    turn.reply(request, CommitDependency::Task(task), reply);
                 }
                 None => turn.refuse(request, Rejection::UnknownTask),
             };
@@ -44,19 +45,19 @@ impl Core {
         if live.record().cancel.is_none() {
             self.begin_cancel(&mut live, by, reason, turn);
         }
-        self.keep_and_reply(live, request, turn);
+        self.put_back_and_reply(live, request, turn);
     }
 
     fn begin_cancel(
         &mut self,
-        live: &mut Live,
-        by: Actor,
+        live: &mut LiveTask,
+        by: RequestActor,
         reason: Option<Arc<str>>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let operator = by.operator;
         // Also one that has ended: it may still run, and its receipt confirms the cancel.
-        let attempt = Some(live.newest().id);
+        let attempt = Some(live.newest_attempt().id);
         let record = live.record_mut();
         record.cancel = Some(CancelRecord {
             by: by.name,
@@ -69,85 +70,109 @@ impl Core {
         });
         (record.retry, record.attention) = (None, None);
         live.retry_at = None;
-        live.note(EventKind::CancelRequested, reason);
-        let replaces = matches!(live.newest().state, State::CleaningUp { pending: Some(_) });
+        live.add_event(TimelineEventKind::CancelRequested, reason);
+        let replaces = matches!(
+            live.newest_attempt().state,
+            AttemptState::CleaningUp { pending: Some(_) }
+        );
         self.queue.remove(live.id());
-        self.apply(live, Event::CancelAsked { operator }, None, turn);
+        self.apply_event(live, MachineEvent::CancelAsked { operator }, None, turn);
         if replaces {
             // It is being ended for another reason already; the holder learns that a person wants it, too.
-            self.tell_cancel(live, turn);
+            self.send_cancel(live, turn);
         }
-        let dead = self.fences.may_lease(live.id(), None, turn.now.at).is_ok();
+        let dead = self
+            .fences
+            .check_lease(live.id(), None, turn.now.monotonic)
+            .is_ok();
         if dead && !live.is_newest_leased() {
-            confirm_cancel(live, Receipt::NotNeeded, turn.now.wall);
+            confirm_cancel(live, TerminationReceipt::NotNeeded, turn.now.wall);
         }
     }
 
-    fn keep_and_reply(&mut self, live: Box<Live>, request: RequestId, turn: &mut Turn<'_>) {
+    fn put_back_and_reply(
+        &mut self,
+        live: Box<LiveTask>,
+        request: RequestId,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let task = live.id();
-        let record = self.keep(live, turn);
-        turn.reply(request, After::Task(task), Reply::Task(record));
+        let record = self.put_back_task(live, turn);
+        turn.reply(
+            request,
+            CommitDependency::Task(task),
+            CoreReply::Task(record),
+        );
     }
 
     /// Stored once, then sent until the daemon says that it has it.
-    pub(crate) fn answer(
+    pub(crate) fn answer_input(
         &mut self,
         request: RequestId,
         tenant: &TenantId,
         task: TaskId,
-        (input, answer): (InputId, Answer),
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
+        (input, answer): (InputId, StoredAnswer),
+        finished: Option<FinishedTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(mut live) = self.take(tenant, task) else {
+        let Some(mut live) = self.take_task(tenant, task) else {
             let known = finished.filter(|finished| finished.record.tenant == *tenant);
             return match known.map(|finished| finished.record) {
-                Some(record) => match said_before(&record.attempts, input, &answer) {
-                    Ok(()) => turn.reply(request, After::Task(task), Reply::Task(record)),
+                Some(record) => match check_given_answer(&record.attempts, input, &answer) {
+                    Ok(()) => turn.reply(
+                        request,
+                        CommitDependency::Task(task),
+                        CoreReply::Task(record),
+                    ),
                     Err(code) => turn.refuse(request, code),
                 },
                 None => turn.refuse(request, Rejection::UnknownTask),
             };
         };
-        let newest = &live.newest().inputs;
+        let newest = &live.newest_attempt().inputs;
         if !newest.iter().any(|known| known.id == input) || !live.is_newest_leased() {
             // An input of an earlier attempt is history: it must never reach the next one.
-            let said = said_before(&live.record().attempts, input, &answer);
+            let said = check_given_answer(&live.record().attempts, input, &answer);
             return match said {
-                Ok(()) => self.keep_and_reply(live, request, turn),
+                Ok(()) => self.put_back_and_reply(live, request, turn),
                 Err(code) => {
-                    self.keep(live, turn);
+                    self.put_back_task(live, turn);
                     turn.refuse(request, code);
                 }
             };
         }
-        match self.apply(&mut live, Event::Answered(input, answer), None, turn) {
-            Outcome::Applied => {
+        match self.apply_event(&mut live, MachineEvent::Answered(input, answer), None, turn) {
+            EventOutcome::Applied => {
                 self.send_answer(&live, input, turn);
-                self.keep_and_reply(live, request, turn);
+                self.put_back_and_reply(live, request, turn);
             }
-            Outcome::Ignored => self.keep_and_reply(live, request, turn),
-            Outcome::Refused(code) => {
-                self.keep(live, turn);
+            EventOutcome::Ignored => self.put_back_and_reply(live, request, turn),
+            EventOutcome::Refused(code) => {
+                self.put_back_task(live, turn);
                 turn.refuse(request, code);
             }
-            Outcome::Regressed | Outcome::Late => {
-                self.keep(live, turn);
+            EventOutcome::Regressed | EventOutcome::Late => {
+                self.put_back_task(live, turn);
                 turn.refuse(request, Rejection::InputClosed);
             }
         }
     }
 
-    pub(crate) fn send_answer(&self, live: &Live, input: InputId, turn: &mut Turn<'_>) {
+    pub(crate) fn send_answer(&self, live: &LiveTask, input: InputId, turn: &mut CoreTurn<'_>) {
         let Some(session) = self.session_of(live) else {
             return;
         };
-        let Some(input) = live.newest().inputs.iter().find(|known| known.id == input) else {
+        let Some(input) = live
+            .newest_attempt()
+            .inputs
+            .iter()
+            .find(|known| known.id == input)
+        else {
             return;
         };
         if let InputState::Answered(answer) = &input.state {
-            turn.tell(
-                After::Task(live.id()),
+            turn.send_to_session(
+                CommitDependency::Task(live.id()),
                 session,
                 self.answer_message(live, input, answer),
             );
@@ -156,11 +181,11 @@ impl Core {
 
     pub(crate) fn answer_message(
         &self,
-        live: &Live,
+        live: &LiveTask,
         input: &InputRecord,
-        answer: &Answer,
-    ) -> Downstream {
-        Downstream::Answer {
+        answer: &StoredAnswer,
+    ) -> DaemonMessage {
+        DaemonMessage::Answer {
             to: self.attempt_ref(live),
             input: input.id,
             kind: input.kind,
@@ -177,16 +202,16 @@ impl Core {
 }
 
 /// An answer to what is over changes nothing: it is the one that was given, another one, or too late.
-fn said_before(
+fn check_given_answer(
     attempts: &[AttemptRecord],
     input: InputId,
-    answer: &Answer,
+    answer: &StoredAnswer,
 ) -> Result<(), Rejection> {
     let mut inputs = attempts.iter().rev().flat_map(|attempt| &attempt.inputs);
     let asked = inputs.find(|asked| asked.id == input);
     let asked = asked.ok_or(Rejection::UnknownInput)?;
     match asked.state.answer() {
-        Some(given) if bounds::is_same(given, answer) => Ok(()),
+        Some(given) if bounds::is_same_answer(given, answer) => Ok(()),
         Some(_) => Err(Rejection::AnswerConflict),
         None => Err(Rejection::InputClosed),
     }

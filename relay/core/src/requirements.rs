@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::id::{DaemonId, TenantId};
-use crate::roster::Daemon;
+use crate::roster::RosterDaemon;
 use crate::spec::TaskSpec;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Requirements {
+pub struct TaskRequirements {
     pub tenant: TenantId,
     pub daemon: Option<DaemonId>,
     pub agent: String,
@@ -22,7 +22,7 @@ pub struct Requirements {
 
 /// One need that a daemon may lack; in the order in which they are explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need<'a> {
+pub enum DaemonNeed<'a> {
     Tenant,
     Daemon(DaemonId),
     Agent(&'a str),
@@ -31,21 +31,21 @@ pub enum Need<'a> {
     Workspace(&'a str),
 }
 
-impl fmt::Display for Need<'_> {
+impl fmt::Display for DaemonNeed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Need::Tenant => f.write_str("works for this tenant"),
-            Need::Daemon(id) => write!(f, "is daemon {id}"),
-            Need::Agent(name) => write!(f, "has the agent {name:?}"),
-            Need::Label(key, value) => write!(f, "has the label {key}={value}"),
-            Need::Capability(name) => write!(f, "has the capability {name:?}"),
-            Need::Workspace(name) => write!(f, "has the workspace {name:?}"),
+            DaemonNeed::Tenant => f.write_str("works for this tenant"),
+            DaemonNeed::Daemon(id) => write!(f, "is daemon {id}"),
+            DaemonNeed::Agent(name) => write!(f, "has the agent {name:?}"),
+            DaemonNeed::Label(key, value) => write!(f, "has the label {key}={value}"),
+            DaemonNeed::Capability(name) => write!(f, "has the capability {name:?}"),
+            DaemonNeed::Workspace(name) => write!(f, "has the workspace {name:?}"),
         }
     }
 }
 
-impl Requirements {
-    pub fn of(spec: &TaskSpec) -> Self {
+impl TaskRequirements {
+    pub fn from_spec(spec: &TaskSpec) -> Self {
         Self {
             tenant: spec.tenant.clone(),
             daemon: spec.target.daemon,
@@ -56,31 +56,31 @@ impl Requirements {
         }
     }
 
-    pub fn met_by(&self, daemon: &Daemon) -> bool {
-        self.needs().all(|need| self.has(daemon, need))
+    pub fn are_met_by(&self, daemon: &RosterDaemon) -> bool {
+        self.needs().all(|need| self.meets_need(daemon, need))
     }
 
     /// Each need, the most basic first.
-    pub fn needs(&self) -> impl Iterator<Item = Need<'_>> {
-        let labels = self.labels.iter().map(|(k, v)| Need::Label(k, v));
-        let capabilities = self.capabilities.iter().map(|c| Need::Capability(c));
-        [Need::Tenant]
+    pub fn needs(&self) -> impl Iterator<Item = DaemonNeed<'_>> {
+        let labels = self.labels.iter().map(|(k, v)| DaemonNeed::Label(k, v));
+        let capabilities = self.capabilities.iter().map(|c| DaemonNeed::Capability(c));
+        [DaemonNeed::Tenant]
             .into_iter()
-            .chain(self.daemon.map(Need::Daemon))
-            .chain([Need::Agent(&self.agent)])
+            .chain(self.daemon.map(DaemonNeed::Daemon))
+            .chain([DaemonNeed::Agent(&self.agent)])
             .chain(labels)
             .chain(capabilities)
-            .chain(self.workspace.as_deref().map(Need::Workspace))
+            .chain(self.workspace.as_deref().map(DaemonNeed::Workspace))
     }
 
-    pub fn has(&self, daemon: &Daemon, need: Need<'_>) -> bool {
+    pub fn meets_need(&self, daemon: &RosterDaemon, need: DaemonNeed<'_>) -> bool {
         match need {
-            Need::Tenant => daemon.scope.covers(&self.tenant) || mutant!(ScopeIgnored),
-            Need::Daemon(id) => daemon.id == id,
-            Need::Agent(name) => daemon.agents.contains(name),
-            Need::Label(key, value) => daemon.labels.get(key).is_some_and(|has| has == value),
-            Need::Capability(name) => daemon.capabilities.contains(name),
-            Need::Workspace(name) => daemon.workspaces.contains(name),
+            DaemonNeed::Tenant => daemon.scope.covers(&self.tenant) || mutant!(ScopeIgnored),
+            DaemonNeed::Daemon(id) => daemon.id == id,
+            DaemonNeed::Agent(name) => daemon.agents.contains(name),
+            DaemonNeed::Label(key, value) => daemon.labels.get(key).is_some_and(|has| has == value),
+            DaemonNeed::Capability(name) => daemon.capabilities.contains(name),
+            DaemonNeed::Workspace(name) => daemon.workspaces.contains(name),
         }
     }
 }

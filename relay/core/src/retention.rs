@@ -4,48 +4,52 @@
 use std::sync::Arc;
 
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, Write};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, RecordChange};
 use crate::id::{DaemonId, RequestId, TaskId, TenantScope, TokenId};
-use crate::input::{Actor, Removable};
-use crate::record::{DaemonRecord, Forgotten};
+use crate::input::{RemovableTask, RequestActor};
+use crate::record::{DaemonRecord, ForgottenDaemon};
 use crate::reject::Rejection;
-use crate::time::{Now, Wall};
+use crate::time::{ClockReading, WallTime};
 
 /// What is stored of a daemon says when it was last seen at least as exactly as this.
-const SEEN_WITHIN_MS: u64 = 24 * 60 * 60 * 1_000;
+const LAST_SEEN_ACCURACY_MS: u64 = 24 * 60 * 60 * 1_000;
 
 impl Core {
     /// Removes those of the named tasks that may go; the reply tells which.
     pub(crate) fn remove_finished(
         &mut self,
         request: RequestId,
-        finished: Vec<Removable>,
-        turn: &mut Turn<'_>,
+        finished: Vec<RemovableTask>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let mut removed: Vec<TaskId> = Vec::with_capacity(finished.len());
         for one in finished {
             let twice = removed.contains(&one.record.task);
-            if twice || !self.may_remove(&one, turn.now) {
+            if twice || !self.may_remove_task(&one, turn.now) {
                 continue;
             }
             removed.push(one.record.task);
-            turn.write(Write::RemoveTask {
+            turn.push_change(RecordChange::RemoveTask {
                 tenant: one.record.tenant.clone(),
                 task: one.record.task,
                 idempotency_key: one.idempotency_key,
                 body: one.body,
-                checkpoints: one.record.checkpoints,
+                checkpoints: one.record.checkpoint_count,
             });
         }
-        turn.reply(request, After::Everything, Reply::Removed(removed));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Removed(removed),
+        );
     }
 
-    fn may_remove(&self, one: &Removable, now: Now) -> bool {
+    fn may_remove_task(&self, one: &RemovableTask, now: ClockReading) -> bool {
         let record = &one.record;
         let over = record.state.is_terminal() && !self.is_live(record.task);
         let awaited = self.awaits_late_end(record, now) && !mutant!(AwaitedRemoved);
-        let guarded = self.fences.guards_task(record.task) && !mutant!(FencedRemoved);
+        let guarded = self.fences.has_task(record.task) && !mutant!(FencedRemoved);
         over && !awaited && !guarded
     }
 
@@ -54,46 +58,58 @@ impl Core {
         &mut self,
         request: RequestId,
         unseen_ms: u64,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let here = self
-            .daemons
+            .daemon_registry
             .values()
             .filter(|record| self.is_connected(record.daemon));
-        let stale = here.filter(|record| unseen_for(record, turn.now.wall) >= SEEN_WITHIN_MS);
-        for daemon in ids(stale) {
-            self.was_seen(daemon, turn.now);
-            let record = self.daemons.get(daemon).cloned();
-            turn.fx.writes.extend(record.map(Write::PutDaemon));
+        let stale =
+            here.filter(|record| unseen_for(record, turn.now.wall) >= LAST_SEEN_ACCURACY_MS);
+        for daemon in daemon_ids(stale) {
+            self.mark_daemon_seen(daemon, turn.now);
+            let record = self.daemon_registry.get(daemon).cloned();
+            turn.effects
+                .changes
+                .extend(record.map(RecordChange::PutDaemon));
         }
         let gone = self
-            .daemons
+            .daemon_registry
             .values()
-            .filter(|record| self.may_forget(record, unseen_ms, turn.now.wall));
-        let gone = ids(gone);
+            .filter(|record| self.may_forget_daemon(record, unseen_ms, turn.now.wall));
+        let gone = daemon_ids(gone);
         for daemon in &gone {
             self.forget_daemon(*daemon, turn);
         }
-        turn.reply(request, After::Everything, Reply::Forgotten(gone.len()));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Forgotten(gone.len()),
+        );
     }
 
     /// Makes room for one more daemon of this credential; false if it has as many as it may.
-    pub(crate) fn room_for_daemon(
+    pub(crate) fn make_room_for_daemon(
         &mut self,
         daemon: DaemonId,
         token: TokenId,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) -> bool {
-        if self.daemons.get(daemon).is_some() {
+        if self.daemon_registry.get(daemon).is_some() {
             return true;
         }
-        let of_token = || self.daemons.values().filter(|record| record.token == token);
+        let of_token = || {
+            self.daemon_registry
+                .values()
+                .filter(|record| record.token == token)
+        };
         if of_token().count() < self.config.max_daemons_per_token {
             return true;
         }
         // Whoever may still bring a result of its last attempt keeps its id.
-        let away_ms = SEEN_WITHIN_MS + self.config.adopt_late_ms;
-        let may_go = of_token().filter(|record| self.may_forget(record, away_ms, turn.now.wall));
+        let away_ms = LAST_SEEN_ACCURACY_MS + self.config.adopt_late_ms;
+        let may_go =
+            of_token().filter(|record| self.may_forget_daemon(record, away_ms, turn.now.wall));
         let Some(longest_away) = may_go.min_by_key(|record| (record.last_seen, record.daemon))
         else {
             return false;
@@ -105,27 +121,27 @@ impl Core {
 
     /// An operator says that it is gone for good. Who forgets one that runs would let it come back as a stranger, and
     /// what it runs would be nobody's.
-    pub(crate) fn forget_by_word(
+    pub(crate) fn forget_daemon_on_request(
         &mut self,
         request: RequestId,
         scope: &TenantScope,
         daemon: DaemonId,
-        by: Actor,
+        by: RequestActor,
         mut reason: Arc<str>,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let view = self.daemon_view(daemon, turn.now);
-        let Some(view) = view.filter(|_| self.may_run(scope, daemon)) else {
+        let Some(view) = view.filter(|_| self.may_operate_daemon(scope, daemon)) else {
             return turn.refuse(request, Rejection::UnknownDaemon);
         };
         if self.is_connected(daemon) {
             return turn.refuse(request, Rejection::DaemonConnected);
         }
-        if self.holds_anything(daemon) {
+        if self.has_attempts_or_fences(daemon) {
             return turn.refuse(request, Rejection::DaemonHolds);
         }
-        bounds::clip(&mut reason, bounds::NOTE_BYTES);
-        self.forgotten.note(Forgotten {
+        bounds::clip(&mut reason, bounds::MAX_NOTE_BYTES);
+        self.forgotten_daemons.record_forgotten(ForgottenDaemon {
             daemon,
             scope: view.record.scope.clone(),
             name: view.record.name.clone(),
@@ -135,47 +151,51 @@ impl Core {
             at: turn.now.wall,
         });
         self.forget_daemon(daemon, turn);
-        turn.write(Write::PutForgotten(self.forgotten.clone()));
-        turn.reply(request, After::Everything, Reply::Daemon(Box::new(view)));
+        turn.push_change(RecordChange::PutForgotten(self.forgotten_daemons.clone()));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Daemon(Box::new(view)),
+        );
     }
 
     /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.
-    pub(crate) fn was_seen(&mut self, daemon: DaemonId, now: Now) {
-        self.daemons.was_seen(daemon, now.wall);
+    pub(crate) fn mark_daemon_seen(&mut self, daemon: DaemonId, now: ClockReading) {
+        self.daemon_registry.set_last_seen(daemon, now.wall);
     }
 
-    fn may_forget(&self, record: &DaemonRecord, unseen_ms: u64, now: Wall) -> bool {
+    fn may_forget_daemon(&self, record: &DaemonRecord, unseen_ms: u64, now: WallTime) -> bool {
         let away = !self.is_connected(record.daemon);
         let long = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
         // An operator's mark must not be lost with the record: the daemon would come back and take work.
         let marked = record.drained.is_some() && !mutant!(DrainForgotten);
-        away && long && !marked && !self.holds_anything(record.daemon)
+        away && long && !marked && !self.has_attempts_or_fences(record.daemon)
     }
 
     fn is_connected(&self, daemon: DaemonId) -> bool {
         self.roster.session_of(daemon).is_some()
     }
 
-    fn holds_anything(&self, daemon: DaemonId) -> bool {
+    fn has_attempts_or_fences(&self, daemon: DaemonId) -> bool {
         let held = self
             .roster
             .get(daemon)
-            .is_some_and(|daemon| !daemon.held.is_empty());
-        held || self.fences.guards_daemon(daemon)
+            .is_some_and(|daemon| !daemon.held_attempts.is_empty());
+        held || self.fences.has_daemon(daemon)
     }
 
-    fn forget_daemon(&mut self, daemon: DaemonId, turn: &mut Turn<'_>) {
-        if let Some(record) = self.daemons.remove(daemon) {
+    fn forget_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
+        if let Some(record) = self.daemon_registry.remove(daemon) {
             self.roster.forget_daemon(daemon);
-            turn.write(Write::DropDaemon(record));
+            turn.push_change(RecordChange::DropDaemon(record));
         }
     }
 }
 
-fn unseen_for(record: &DaemonRecord, now: Wall) -> u64 {
+fn unseen_for(record: &DaemonRecord, now: WallTime) -> u64 {
     now.0.saturating_sub(record.last_seen.0)
 }
 
-fn ids<'a>(records: impl Iterator<Item = &'a Arc<DaemonRecord>>) -> Vec<DaemonId> {
+fn daemon_ids<'a>(records: impl Iterator<Item = &'a Arc<DaemonRecord>>) -> Vec<DaemonId> {
     records.map(|record| record.daemon).collect()
 }

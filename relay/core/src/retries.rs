@@ -3,148 +3,163 @@
 use std::sync::Arc;
 
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::ends::holder_of;
-use crate::live::Live;
+use crate::core::{Core, CoreTurn};
+use crate::ends::holding_daemon;
+use crate::live::LiveTask;
 use crate::record::{
-    AttemptRecord, Attention, AttentionCause, End, EndState, EndedBy, EventKind, FailureCode,
-    RejectCode, RetryDue, State,
+    AttemptEnd, AttemptRecord, AttemptState, AttentionCause, EndState, EndedBy, FailureCode,
+    RejectCode, RetryDue, TaskAttention, TimelineEventKind,
 };
-use crate::retry::{self, Stop, Verdict};
-use crate::time::{Now, Wall};
+use crate::retry::{self, RetryDecision, RetryStop};
+use crate::time::{ClockReading, WallTime};
 use crate::timers::TimerKey;
 
 impl Core {
-    pub(crate) fn follow_end(&mut self, live: &mut Live, end: &End, turn: &mut Turn<'_>) {
+    pub(crate) fn follow_attempt_end(
+        &mut self,
+        live: &mut LiveTask,
+        end: &AttemptEnd,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if live.record().cancel.is_some() {
             return;
         }
-        let Some(outcome) = outcome_of(live.newest(), end) else {
+        let Some(outcome) = retry_outcome(live.newest_attempt(), end) else {
             return;
         };
-        match self.judge(live, &outcome, turn) {
-            Verdict::RetryAfter { .. }
+        match self.decide_retry(live, &outcome, turn) {
+            RetryDecision::RetryAfter { .. }
                 if matches!(
                     outcome,
-                    retry::Outcome::Released | retry::Outcome::TakenAway
+                    retry::AttemptOutcome::Released | retry::AttemptOutcome::ForceReleased
                 ) =>
             {
-                self.requeue(live, turn)
+                self.requeue_elsewhere(live, turn)
             }
-            Verdict::RetryAfter { .. } if outcome == retry::Outcome::Refused => {
-                self.offer_again(live, end, turn)
+            RetryDecision::RetryAfter { .. } if outcome == retry::AttemptOutcome::Refused => {
+                self.requeue_refused(live, end, turn)
             }
-            Verdict::RetryAfter { .. } if outcome == retry::Outcome::ResumeFailed => {
-                self.begin_anew(live, turn)
+            RetryDecision::RetryAfter { .. } if outcome == retry::AttemptOutcome::ResumeFailed => {
+                self.retry_with_fresh_conversation(live, turn)
             }
-            Verdict::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
-            Verdict::Park(cause) => park_task(live, cause, turn.now.wall),
-            Verdict::End(stop) => stop_retries(live, stop),
+            RetryDecision::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
+            RetryDecision::Park(cause) => park_task(live, cause, turn.now.wall),
+            RetryDecision::End(stop) => stop_retries(live, stop),
         }
     }
 
     /// A failure that was adopted late is judged as if it had come in time; a task that was over stays so.
-    pub(crate) fn follow_adopted(
+    pub(crate) fn follow_adopted_end(
         &mut self,
-        live: &mut Live,
+        live: &mut LiveTask,
         index: usize,
         was_open: bool,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let attempt = &live.record().attempts[index];
         let end = attempt.state.end();
-        let Some(mut outcome) = end.and_then(|end| outcome_of(attempt, end)) else {
+        let Some(mut outcome) = end.and_then(|end| retry_outcome(attempt, end)) else {
             return;
         };
-        if outcome == retry::Outcome::ResumeFailed {
+        if outcome == retry::AttemptOutcome::ResumeFailed {
             // Too late to begin anew in its stead: others may have gone on with the conversation.
-            outcome = retry::Outcome::Failed {
+            outcome = retry::AttemptOutcome::Failed {
                 code: FailureCode::ResumeFailed,
                 exit: end.and_then(|end| end.exit),
                 retry_safe: attempt.retry_safe,
                 hint: None,
             };
         }
-        match self.judge(live, &outcome, turn) {
-            Verdict::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
-            Verdict::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
-            Verdict::End(stop) => note_stop(live, stop),
-            Verdict::RetryAfter { .. } | Verdict::Park(_) => {}
+        match self.decide_retry(live, &outcome, turn) {
+            RetryDecision::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
+            RetryDecision::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
+            RetryDecision::End(stop) => record_retry_stop(live, stop),
+            RetryDecision::RetryAfter { .. } | RetryDecision::Park(_) => {}
         }
     }
 
     /// Counts the end and says what follows.
-    fn judge(&self, live: &mut Live, outcome: &retry::Outcome, turn: &mut Turn<'_>) -> Verdict {
+    fn decide_retry(
+        &self,
+        live: &mut LiveTask,
+        outcome: &retry::AttemptOutcome,
+        turn: &mut CoreTurn<'_>,
+    ) -> RetryDecision {
         let policy = live.spec.retry.clone();
-        let jitter = turn.mint.millionth();
+        let jitter = turn.id_source.jitter_millionths();
         let counters = &mut live.record_mut().counters;
-        retry::decide(outcome, counters, &policy, &self.config, jitter)
+        retry::decide_retry(outcome, counters, &policy, &self.config, jitter)
     }
 
     /// Given back or rejected: queued again at once, but not to the same daemon for a while.
-    fn requeue(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
-        if let Some(daemon) = holder_of(live.newest()) {
-            let until = turn.now.at + self.config.reject_backoff_ms;
+    fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+            let until = turn.now.monotonic + self.config.reject_backoff_ms;
             self.roster.exclude(live.id(), daemon, until);
         }
-        self.add_attempt(live, false, turn);
+        self.queue_attempt(live, false, turn);
     }
 
     /// The agent does not know the conversation any more: the next attempt begins a fresh one, whatever its daemon
     /// remembers.
-    fn begin_anew(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
-        self.add_attempt(live, false, turn);
-        live.newest_mut().fresh = true;
-        live.note(EventKind::ResumeFallback, None);
+    fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        self.queue_attempt(live, false, turn);
+        live.newest_attempt_mut().fresh_conversation = true;
+        live.add_event(TimelineEventKind::ResumeFallback, None);
     }
 
     /// The machine could not take it: that daemon is asked nothing for a while, or only not for this task where just the
     /// workspace is in use. The task waits on as if it had not been offered, its queue deadline included.
-    fn offer_again(&mut self, live: &mut Live, end: &End, turn: &mut Turn<'_>) {
-        let now = turn.now.at;
-        if let Some(daemon) = holder_of(live.newest()) {
-            if end.refusal() == Some(RejectCode::WorkspaceBusy) {
+    fn requeue_refused(&mut self, live: &mut LiveTask, end: &AttemptEnd, turn: &mut CoreTurn<'_>) {
+        let now = turn.now.monotonic;
+        if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+            if end.reject_code() == Some(RejectCode::WorkspaceBusy) {
                 let until = now + self.config.reject_backoff_ms;
-                self.roster.wait_for_place(live.id(), daemon, until);
+                self.roster.wait_for_workspace(live.id(), daemon, until);
             } else {
                 self.roster.note_refusal(daemon, now);
             }
         }
-        bounds::drop_refused(live.record_mut());
-        let left_ms = live.queue_left_ms.take();
-        self.add_attempt(live, false, turn);
+        bounds::drop_oldest_refused(live.record_mut());
+        let left_ms = live.queue_remaining_ms.take();
+        self.queue_attempt(live, false, turn);
         if let Some(left_ms) = left_ms {
-            live.timers.shorten(&TimerKey::Queue, left_ms, turn.now.at);
+            live.timers
+                .shorten(&TimerKey::Queue, left_ms, turn.now.monotonic);
         }
     }
 }
 
 /// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
 /// that a late result made needless.
-fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
-    if end.by == EndedBy::Operator && end.state == EndState::Failed {
+fn retry_outcome(attempt: &AttemptRecord, end: &AttemptEnd) -> Option<retry::AttemptOutcome> {
+    if end.ended_by == EndedBy::Operator && end.state == EndState::Failed {
         // A person's decision is nobody's failure, and stands.
         return None;
     }
     attempt.holder.as_ref()?;
-    let daemon = holder_of(attempt);
+    let daemon = holding_daemon(attempt);
     let retry_safe = attempt.retry_safe;
     // The hint is in `retryable` already; it can only have lowered it.
     let hint = |code: &FailureCode| {
         (!end.retryable && retry::is_retryable(code, retry_safe, None)).then_some(false)
     };
     match (end.state, end.failure_code.clone()) {
-        (EndState::Released, _) if end.is_free_refusal() => Some(retry::Outcome::Refused),
-        (EndState::Released, _) if end.by == EndedBy::Operator => Some(retry::Outcome::TakenAway),
-        (EndState::Released, _) => Some(retry::Outcome::Released),
+        (EndState::Released, _) if end.is_uncounted_refusal() => {
+            Some(retry::AttemptOutcome::Refused)
+        }
+        (EndState::Released, _) if end.ended_by == EndedBy::Operator => {
+            Some(retry::AttemptOutcome::ForceReleased)
+        }
+        (EndState::Released, _) => Some(retry::AttemptOutcome::Released),
         (EndState::Failed, Some(FailureCode::ResumeFailed))
-            if retry_safe && !attempt.fresh || mutant!(FallsBackForEver) =>
+            if retry_safe && !attempt.fresh_conversation || mutant!(FallsBackForEver) =>
         {
-            Some(retry::Outcome::ResumeFailed)
+            Some(retry::AttemptOutcome::ResumeFailed)
         }
         (EndState::Failed, Some(code)) => {
             let hint = hint(&code);
-            Some(retry::Outcome::Failed {
+            Some(retry::AttemptOutcome::Failed {
                 code,
                 exit: end.exit,
                 retry_safe,
@@ -153,13 +168,13 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
         }
         (EndState::TimedOut, Some(code)) => {
             let hint = hint(&code);
-            Some(retry::Outcome::TimedOut {
+            Some(retry::AttemptOutcome::TimedOut {
                 code,
                 retry_safe,
                 hint,
             })
         }
-        (EndState::Lost, Some(code)) => Some(retry::Outcome::Lost {
+        (EndState::Lost, Some(code)) => Some(retry::AttemptOutcome::Lost {
             code,
             retry_safe,
             daemon,
@@ -169,36 +184,36 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
     }
 }
 
-fn schedule_retry(live: &mut Live, after_ms: u64, now: Now) {
-    live.retry_at = Some(now.at + after_ms);
-    let at = Wall(now.wall.0.saturating_add(after_ms));
+fn schedule_retry(live: &mut LiveTask, after_ms: u64, now: ClockReading) {
+    live.retry_at = Some(now.monotonic + after_ms);
+    let at = WallTime(now.wall.0.saturating_add(after_ms));
     live.record_mut().retry = Some(RetryDue {
         remaining_ms: after_ms,
         at,
     });
-    live.note(EventKind::RetryScheduled { after_ms }, None);
+    live.add_event(TimelineEventKind::RetryScheduled { after_ms }, None);
 }
 
 /// A task that was only ever given back has no failure of its own: the limit becomes it.
-fn stop_retries(live: &mut Live, stop: Stop) {
-    if let State::Ended(end) = &mut live.newest_mut().state
+fn stop_retries(live: &mut LiveTask, stop: RetryStop) {
+    if let AttemptState::Ended(end) = &mut live.newest_attempt_mut().state
         && end.state == EndState::Released
     {
         end.state = EndState::Failed;
         end.failure_code = Some(FailureCode::DispatchLimit);
-        end.by = EndedBy::Relay;
+        end.ended_by = EndedBy::Relay;
     }
-    note_stop(live, stop);
+    record_retry_stop(live, stop);
 }
 
-fn note_stop(live: &mut Live, stop: Stop) {
-    live.record_mut().retry_stop = Some(stop.as_str().into());
-    live.note(EventKind::RetryStopped, Some(stop.as_str().into()));
+fn record_retry_stop(live: &mut LiveTask, stop: RetryStop) {
+    live.record_mut().retry_stop_reason = Some(stop.as_str().into());
+    live.add_event(TimelineEventKind::RetryStopped, Some(stop.as_str().into()));
 }
 
-fn park_task(live: &mut Live, cause: AttentionCause, since: Wall) {
+fn park_task(live: &mut LiveTask, cause: AttentionCause, since: WallTime) {
     let reason: Arc<str> = match cause {
-        AttentionCause::UnsafeLoss => unsafe_loss(live.newest()).into(),
+        AttentionCause::UnsafeLoss => unsafe_loss_reason(live.newest_attempt()).into(),
         AttentionCause::Poison => {
             "several daemons were lost under it; look before it is retried".into()
         }
@@ -207,18 +222,18 @@ fn park_task(live: &mut Live, cause: AttentionCause, since: Wall) {
         | AttentionCause::InputTimeout
         | AttentionCause::ReceiptsMissing => cause.as_str().into(),
     };
-    live.record_mut().attention = Some(Attention {
+    live.record_mut().attention = Some(TaskAttention {
         cause,
         reason: Arc::clone(&reason),
         hint: None,
         checkpoint: None,
         since,
     });
-    live.note(EventKind::Attention(cause), Some(reason));
+    live.add_event(TimelineEventKind::Attention(cause), Some(reason));
 }
 
 /// What happened comes first: it is what lists have room for.
-fn unsafe_loss(lost: &AttemptRecord) -> String {
+fn unsafe_loss_reason(lost: &AttemptRecord) -> String {
     let end = lost.state.end();
     let what = end.and_then(|end| end.message.as_deref());
     let what = what.unwrap_or("the attempt was lost");

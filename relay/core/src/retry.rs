@@ -5,21 +5,21 @@
 
 use crate::config::Config;
 use crate::id::DaemonId;
-use crate::record::{AttentionCause, Counters, Exit, FailureCode};
-use crate::spec::{RetryPolicy, WhenUnsafe};
+use crate::record::{AttentionCause, FailureCode, ProcessExitStatus, RetryCounters};
+use crate::spec::{RetryPolicy, UnsafeLossPolicy};
 
 /// Lowest and highest number of attempts and losses that a policy may allow.
-pub const BUDGET: std::ops::RangeInclusive<u32> = 1..=10;
+pub const ALLOWED_ATTEMPTS: std::ops::RangeInclusive<u32> = 1..=10;
 
 const JITTER_PERCENT: u64 = 20;
 
 /// How an attempt ended, as far as retries care.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The daemon reported it.
     Failed {
         code: FailureCode,
-        exit: Option<Exit>,
+        exit: Option<ProcessExitStatus>,
         retry_safe: bool,
         /// The daemon's word; it can only lower what the relay decides.
         hint: Option<bool>,
@@ -42,68 +42,69 @@ pub enum Outcome {
     /// Not taken, because of the machine: as if it had not been offered.
     Refused,
     /// An operator took it away from its holder: as if it had not been offered, either.
-    TakenAway,
+    ForceReleased,
     /// The conversation to go on with is gone, and nothing was done yet: a fresh one begins at once.
     ResumeFailed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RetryDecision {
     RetryAfter {
         ms: u64,
     },
-    End(Stop),
+    End(RetryStop),
     /// A person has to decide.
     Park(AttentionCause),
 }
 
 /// Why no further attempt follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum RetryStop {
     /// The cause would be the same again, or the daemon said so.
     NotRetryable,
     /// Something visible may have happened.
     Unsafe,
-    AttemptsSpent,
-    LossesSpent,
-    DispatchesSpent,
+    AttemptsExhausted,
+    LossesExhausted,
+    DispatchesExhausted,
     /// The same code with the same exit twice in a row.
     RepeatedFailure,
 }
 
-impl Stop {
+impl RetryStop {
     pub fn as_str(self) -> &'static str {
         match self {
-            Stop::NotRetryable => "not_retryable",
-            Stop::Unsafe => "unsafe",
-            Stop::AttemptsSpent => "attempts_spent",
-            Stop::LossesSpent => "losses_spent",
-            Stop::DispatchesSpent => "dispatch_limit",
-            Stop::RepeatedFailure => "repeated_failure",
+            RetryStop::NotRetryable => "not_retryable",
+            RetryStop::Unsafe => "unsafe",
+            RetryStop::AttemptsExhausted => "attempts_spent",
+            RetryStop::LossesExhausted => "losses_spent",
+            RetryStop::DispatchesExhausted => "dispatch_limit",
+            RetryStop::RepeatedFailure => "repeated_failure",
         }
     }
 }
 
 /// Counts the end and decides. `millionth` is the jitter, uniform in `0..1_000_000`.
-pub fn decide(
-    outcome: &Outcome,
-    counters: &mut Counters,
+pub fn decide_retry(
+    outcome: &AttemptOutcome,
+    counters: &mut RetryCounters,
     policy: &RetryPolicy,
     config: &Config,
     millionth: u32,
-) -> Verdict {
-    let repeated = count(outcome, counters);
+) -> RetryDecision {
+    let repeated = count_outcome(outcome, counters);
     let verdict = match outcome {
-        Outcome::Released | Outcome::TakenAway | Outcome::Refused | Outcome::ResumeFailed => {
-            Verdict::RetryAfter { ms: 0 }
-        }
-        Outcome::Failed {
+        AttemptOutcome::Released
+        | AttemptOutcome::ForceReleased
+        | AttemptOutcome::Refused
+        | AttemptOutcome::ResumeFailed => RetryDecision::RetryAfter { ms: 0 },
+        AttemptOutcome::Failed {
             code,
             retry_safe,
             hint,
             ..
         }
-        | Outcome::TimedOut {
+        | AttemptOutcome::TimedOut {
             code,
             retry_safe,
             hint,
@@ -116,33 +117,35 @@ pub fn decide(
             policy,
             millionth,
         ),
-        Outcome::Lost {
+        AttemptOutcome::Lost {
             code, retry_safe, ..
         } => after_loss(code, *retry_safe, counters, policy, config, millionth),
     };
     match verdict {
-        Verdict::RetryAfter { .. }
+        RetryDecision::RetryAfter { .. }
             if counters.dispatches >= config.max_dispatches && !mutant!(DispatchLimitIgnored) =>
         {
-            Verdict::End(Stop::DispatchesSpent)
+            RetryDecision::End(RetryStop::DispatchesExhausted)
         }
-        Verdict::RetryAfter { .. } | Verdict::End(_) | Verdict::Park(_) => verdict,
+        RetryDecision::RetryAfter { .. } | RetryDecision::End(_) | RetryDecision::Park(_) => {
+            verdict
+        }
     }
 }
 
 /// Whether an end with this cause may be tried again at all; shown on the attempt.
 pub fn is_retryable(code: &FailureCode, retry_safe: bool, hint: Option<bool>) -> bool {
-    cause_may_pass(code) && retry_safe && hint != Some(false)
+    is_transient(code) && retry_safe && hint != Some(false)
 }
 
 /// Frames are missing precisely when leases expire, so the last phase seen proves nothing: a loss is safe only if
 /// no process was ever allowed to start, or the worker's receipt says that the prompt was never written.
-pub fn loss_is_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
+pub fn is_loss_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
     !confirmed || prompt_written == Some(false) || mutant!(UnsafeLossRetried)
 }
 
 /// Whether the same attempt could end better another time.
-pub fn cause_may_pass(code: &FailureCode) -> bool {
+pub fn is_transient(code: &FailureCode) -> bool {
     match code {
         FailureCode::DeliveryFailed
         | FailureCode::NotAccepted
@@ -174,12 +177,12 @@ pub fn cause_may_pass(code: &FailureCode) -> bool {
         | FailureCode::OperatorForced
         | FailureCode::DispatchLimit
         | FailureCode::Starved => false,
-        FailureCode::Other(code) => PASSING_BY_NAME.contains(&&**code),
+        FailureCode::Other(code) => TRANSIENT_CODES.contains(&&**code),
     }
 }
 
 /// Codes of agents that have no variant: one more would change how every record with another code is stored.
-const PASSING_BY_NAME: [&str; 1] = ["provider_overloaded"];
+const TRANSIENT_CODES: [&str; 1] = ["provider_overloaded"];
 
 /// `initial × 2^n`, at most `max`, spread by a fifth either way so that a fleet does not come back in step.
 pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
@@ -196,9 +199,9 @@ pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
 }
 
 /// Returns whether it is the same failure as the one before.
-fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
+fn count_outcome(outcome: &AttemptOutcome, counters: &mut RetryCounters) -> bool {
     match outcome {
-        Outcome::Failed { code, exit, .. } => {
+        AttemptOutcome::Failed { code, exit, .. } => {
             let by = if mutant!(FailureCountedTwice) { 2 } else { 1 };
             counters.failures = counters.failures.saturating_add(by);
             let this = Some((code.clone(), *exit));
@@ -206,12 +209,12 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             counters.last_failure = this;
             repeated
         }
-        Outcome::TimedOut { .. } => {
+        AttemptOutcome::TimedOut { .. } => {
             counters.failures = counters.failures.saturating_add(1);
             counters.last_failure = None;
             false
         }
-        Outcome::Lost { code, daemon, .. } => {
+        AttemptOutcome::Lost { code, daemon, .. } => {
             counters.losses = counters.losses.saturating_add(1);
             counters.last_failure = None;
             if let Some(daemon) = daemon.filter(|_| daemon_was_lost(code))
@@ -221,12 +224,12 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             }
             false
         }
-        Outcome::Released | Outcome::ResumeFailed => {
+        AttemptOutcome::Released | AttemptOutcome::ResumeFailed => {
             counters.losses += u32::from(mutant!(ReleaseIsLoss));
             false
         }
-        Outcome::TakenAway if mutant!(ForceReleaseCounted) => false,
-        Outcome::Refused | Outcome::TakenAway => {
+        AttemptOutcome::ForceReleased if mutant!(ForceReleaseCounted) => false,
+        AttemptOutcome::Refused | AttemptOutcome::ForceReleased => {
             counters.dispatches = counters.dispatches.saturating_sub(1);
             false
         }
@@ -246,18 +249,18 @@ fn after_failure(
     retry_safe: bool,
     hint: Option<bool>,
     repeated: bool,
-    counters: &Counters,
+    counters: &RetryCounters,
     policy: &RetryPolicy,
     millionth: u32,
-) -> Verdict {
-    if !cause_may_pass(code) || hint == Some(false) {
-        Verdict::End(Stop::NotRetryable)
+) -> RetryDecision {
+    if !is_transient(code) || hint == Some(false) {
+        RetryDecision::End(RetryStop::NotRetryable)
     } else if !retry_safe {
-        Verdict::End(Stop::Unsafe)
+        RetryDecision::End(RetryStop::Unsafe)
     } else if counters.failures >= policy.max_attempts && !mutant!(AttemptsUnlimited) {
-        Verdict::End(Stop::AttemptsSpent)
+        RetryDecision::End(RetryStop::AttemptsExhausted)
     } else if repeated {
-        Verdict::End(Stop::RepeatedFailure)
+        RetryDecision::End(RetryStop::RepeatedFailure)
     } else {
         retry(policy, counters, millionth)
     }
@@ -266,32 +269,32 @@ fn after_failure(
 fn after_loss(
     code: &FailureCode,
     retry_safe: bool,
-    counters: &Counters,
+    counters: &RetryCounters,
     policy: &RetryPolicy,
     config: &Config,
     millionth: u32,
-) -> Verdict {
+) -> RetryDecision {
     if daemon_was_lost(code) && counters.daemons_lost.len() >= config.poison_losses {
-        return Verdict::Park(AttentionCause::Poison);
+        return RetryDecision::Park(AttentionCause::Poison);
     }
     let unsafe_end = match policy.when_unsafe {
-        WhenUnsafe::Park => Some(Verdict::Park(AttentionCause::UnsafeLoss)),
-        WhenUnsafe::Fail => Some(Verdict::End(Stop::Unsafe)),
-        WhenUnsafe::Retry => None,
+        UnsafeLossPolicy::Park => Some(RetryDecision::Park(AttentionCause::UnsafeLoss)),
+        UnsafeLossPolicy::Fail => Some(RetryDecision::End(RetryStop::Unsafe)),
+        UnsafeLossPolicy::Retry => None,
     };
     if let Some(verdict) = unsafe_end.filter(|_| !retry_safe) {
         return verdict;
     }
     if counters.losses >= policy.max_losses && !mutant!(LossesUnlimited) {
-        return Verdict::End(Stop::LossesSpent);
+        return RetryDecision::End(RetryStop::LossesExhausted);
     }
     retry(policy, counters, millionth)
 }
 
-fn retry(policy: &RetryPolicy, counters: &Counters, millionth: u32) -> Verdict {
+fn retry(policy: &RetryPolicy, counters: &RetryCounters, millionth: u32) -> RetryDecision {
     let ends = counters.failures.saturating_add(counters.losses);
     let ms = backoff_ms(policy, ends.saturating_sub(1), millionth);
-    Verdict::RetryAfter { ms }
+    RetryDecision::RetryAfter { ms }
 }
 
 #[cfg(test)]

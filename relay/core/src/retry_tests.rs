@@ -15,25 +15,25 @@ fn daemon(n: u128) -> DaemonId {
     DaemonId(Uuid::from_u128(n))
 }
 
-fn failed(code: FailureCode, exit: i32) -> Outcome {
-    Outcome::Failed {
+fn failed(code: FailureCode, exit: i32) -> AttemptOutcome {
+    AttemptOutcome::Failed {
         code,
-        exit: Some(Exit::Code(exit)),
+        exit: Some(ProcessExitStatus::Code(exit)),
         retry_safe: true,
         hint: None,
     }
 }
 
-fn timed_out(code: FailureCode) -> Outcome {
-    Outcome::TimedOut {
+fn timed_out(code: FailureCode) -> AttemptOutcome {
+    AttemptOutcome::TimedOut {
         code,
         retry_safe: true,
         hint: None,
     }
 }
 
-fn lost(retry_safe: bool, on: u128) -> Outcome {
-    Outcome::Lost {
+fn lost(retry_safe: bool, on: u128) -> AttemptOutcome {
+    AttemptOutcome::Lost {
         code: FailureCode::LeaseExpired,
         retry_safe,
         daemon: Some(daemon(on)),
@@ -41,22 +41,22 @@ fn lost(retry_safe: bool, on: u128) -> Outcome {
 }
 
 /// What each end in a row leads to.
-fn run(policy: &RetryPolicy, ends: &[Outcome]) -> Vec<Verdict> {
-    let mut counters = Counters::default();
-    let one = |end: &Outcome| {
+fn run(policy: &RetryPolicy, ends: &[AttemptOutcome]) -> Vec<RetryDecision> {
+    let mut counters = RetryCounters::default();
+    let one = |end: &AttemptOutcome| {
         counters.dispatches += 1;
-        decide(end, &mut counters, policy, &config(), HALF)
+        decide_retry(end, &mut counters, policy, &config(), HALF)
     };
     ends.iter().map(one).collect()
 }
 
-fn after(ms: u64) -> Verdict {
-    Verdict::RetryAfter { ms }
+fn after(ms: u64) -> RetryDecision {
+    RetryDecision::RetryAfter { ms }
 }
 
 #[test]
 fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
-    let end = |code, retry_safe, hint| Outcome::Failed {
+    let end = |code, retry_safe, hint| AttemptOutcome::Failed {
         code,
         exit: None,
         retry_safe,
@@ -69,11 +69,11 @@ fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
         after(1_000)
     );
     let unsafe_end = one(end(FailureCode::AgentExit, false, Some(true)));
-    assert_eq!(unsafe_end, Verdict::End(Stop::Unsafe));
+    assert_eq!(unsafe_end, RetryDecision::End(RetryStop::Unsafe));
     let hinted = one(end(FailureCode::AgentExit, true, Some(false)));
-    assert_eq!(hinted, Verdict::End(Stop::NotRetryable));
+    assert_eq!(hinted, RetryDecision::End(RetryStop::NotRetryable));
     let hopeless = one(end(FailureCode::ProviderAuth, true, Some(true)));
-    assert_eq!(hopeless, Verdict::End(Stop::NotRetryable));
+    assert_eq!(hopeless, RetryDecision::End(RetryStop::NotRetryable));
     assert!(!is_retryable(
         &FailureCode::Other("new".into()),
         true,
@@ -87,8 +87,8 @@ fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
 #[test]
 fn when_unsafe_speaks_of_losses_only() {
     let mut policy = policy();
-    policy.when_unsafe = WhenUnsafe::Retry;
-    let unsafe_failure = Outcome::Failed {
+    policy.when_unsafe = UnsafeLossPolicy::Retry;
+    let unsafe_failure = AttemptOutcome::Failed {
         code: FailureCode::AgentExit,
         exit: None,
         retry_safe: false,
@@ -96,16 +96,16 @@ fn when_unsafe_speaks_of_losses_only() {
     };
     assert_eq!(
         run(&policy, &[unsafe_failure]),
-        [Verdict::End(Stop::Unsafe)]
+        [RetryDecision::End(RetryStop::Unsafe)]
     );
     assert_eq!(run(&policy, &[lost(false, 1)]), [after(1_000)]);
-    policy.when_unsafe = WhenUnsafe::Fail;
+    policy.when_unsafe = UnsafeLossPolicy::Fail;
     assert_eq!(
         run(&policy, &[lost(false, 1)]),
-        [Verdict::End(Stop::Unsafe)]
+        [RetryDecision::End(RetryStop::Unsafe)]
     );
-    policy.when_unsafe = WhenUnsafe::Park;
-    let parked = [Verdict::Park(AttentionCause::UnsafeLoss)];
+    policy.when_unsafe = UnsafeLossPolicy::Park;
+    let parked = [RetryDecision::Park(AttentionCause::UnsafeLoss)];
     assert_eq!(run(&policy, &[lost(false, 1)]), parked);
     assert_eq!(run(&policy, &[lost(true, 1)]), [after(1_000)]);
 }
@@ -113,8 +113,8 @@ fn when_unsafe_speaks_of_losses_only() {
 #[test]
 fn a_loss_is_safe_only_before_confirmation_or_by_the_workers_word() {
     let all = [None, Some(true), Some(false)];
-    assert_eq!(all.map(|w| loss_is_safe(true, w)), [false, false, true]);
-    assert_eq!(all.map(|w| loss_is_safe(false, w)), [true, true, true]);
+    assert_eq!(all.map(|w| is_loss_safe(true, w)), [false, false, true]);
+    assert_eq!(all.map(|w| is_loss_safe(false, w)), [true, true, true]);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn failures_and_losses_have_budgets_of_their_own() {
         timed_out(first),
     ];
     let verdicts = run(&policy(), &mixed);
-    let spent = Verdict::End(Stop::AttemptsSpent);
+    let spent = RetryDecision::End(RetryStop::AttemptsExhausted);
     assert_eq!(
         verdicts,
         [
@@ -140,7 +140,7 @@ fn failures_and_losses_have_budgets_of_their_own() {
         ]
     );
     let lost_thrice = [lost(true, 1), lost(true, 1), lost(true, 1)];
-    let spent = Verdict::End(Stop::LossesSpent);
+    let spent = RetryDecision::End(RetryStop::LossesExhausted);
     assert_eq!(
         run(&policy(), &lost_thrice),
         [after(1_000), after(2_000), spent]
@@ -150,7 +150,7 @@ fn failures_and_losses_have_budgets_of_their_own() {
 #[test]
 fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_one() {
     let exit = |n| failed(FailureCode::AgentExit, n);
-    let repeated = Verdict::End(Stop::RepeatedFailure);
+    let repeated = RetryDecision::End(RetryStop::RepeatedFailure);
     assert_eq!(run(&policy(), &[exit(7), exit(7)])[1], repeated);
     assert_eq!(run(&policy(), &[exit(7), exit(8)])[1], after(2_000));
     let other = failed(FailureCode::NoResult, 7);
@@ -161,7 +161,7 @@ fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_
     };
     let between = run(&lasting, &[exit(7), lost(true, 1), exit(7)]);
     assert_eq!(between[2], after(4_000), "not in a row");
-    let given_back = run(&lasting, &[exit(7), Outcome::Released, exit(7)]);
+    let given_back = run(&lasting, &[exit(7), AttemptOutcome::Released, exit(7)]);
     assert_eq!(given_back[2], repeated, "a release is nobody's try");
     let idle = || timed_out(FailureCode::StreamIdleTimeout);
     assert_eq!(run(&lasting, &[idle(), idle()])[1], after(2_000));
@@ -169,40 +169,59 @@ fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_
 
 #[test]
 fn released_attempts_count_in_neither_budget_but_twenty_dispatches_end_it() {
-    let verdicts = run(&policy(), &vec![Outcome::Released; 20]);
+    let verdicts = run(&policy(), &vec![AttemptOutcome::Released; 20]);
     assert!(verdicts[..19].iter().all(|verdict| *verdict == after(0)));
-    assert_eq!(verdicts[19], Verdict::End(Stop::DispatchesSpent));
-    let mut counters = Counters::default();
-    decide(&Outcome::Released, &mut counters, &policy(), &config(), 0);
-    assert_eq!(counters, Counters::default());
+    assert_eq!(
+        verdicts[19],
+        RetryDecision::End(RetryStop::DispatchesExhausted)
+    );
+    let mut counters = RetryCounters::default();
+    decide_retry(
+        &AttemptOutcome::Released,
+        &mut counters,
+        &policy(),
+        &config(),
+        0,
+    );
+    assert_eq!(counters, RetryCounters::default());
 }
 
 #[test]
 fn what_an_operator_takes_away_counts_as_no_offer() {
-    let mut counters = Counters {
+    let mut counters = RetryCounters {
         dispatches: 20,
-        ..Counters::default()
+        ..RetryCounters::default()
     };
-    let verdict = decide(&Outcome::TakenAway, &mut counters, &policy(), &config(), 0);
+    let verdict = decide_retry(
+        &AttemptOutcome::ForceReleased,
+        &mut counters,
+        &policy(),
+        &config(),
+        0,
+    );
     assert_eq!((verdict, counters.dispatches), (after(0), 19));
     assert_eq!((counters.failures, counters.losses), (0, 0));
 }
 
 #[test]
 fn two_daemons_lost_under_a_task_make_it_poison_whatever_the_policy() {
-    for when_unsafe in [WhenUnsafe::Park, WhenUnsafe::Retry, WhenUnsafe::Fail] {
+    for when_unsafe in [
+        UnsafeLossPolicy::Park,
+        UnsafeLossPolicy::Retry,
+        UnsafeLossPolicy::Fail,
+    ] {
         let policy = RetryPolicy {
             when_unsafe,
             ..policy()
         };
-        let poison = Verdict::Park(AttentionCause::Poison);
+        let poison = RetryDecision::Park(AttentionCause::Poison);
         assert_eq!(run(&policy, &[lost(true, 1), lost(false, 2)])[1], poison);
         assert_eq!(
             run(&policy, &[lost(true, 1), lost(true, 1)])[1],
             after(2_000)
         );
     }
-    let unanswered = |on| Outcome::Lost {
+    let unanswered = |on| AttemptOutcome::Lost {
         code: FailureCode::NotAccepted,
         retry_safe: true,
         daemon: Some(daemon(on)),

@@ -19,9 +19,9 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use crate::spec::{PermissionEffect, PermissionRule};
 
 /// Longer arguments are compared with no pattern: looking at them must not hold the loop. A person is asked instead.
-const COMPARED_BYTES: usize = 64 * 1024;
+const MAX_COMPARED_BYTES: usize = 64 * 1024;
 /// For one request and all its rules together, for the same reason.
-const BUDGET_BYTES: usize = 1024 * 1024;
+const MAX_REQUEST_BYTES: usize = 1024 * 1024;
 
 /// Arguments that say what a tool does, in the words of the agents we know.
 const SUBJECTS: [&str; 8] = [
@@ -38,12 +38,12 @@ const SHELL_SUBJECTS: [&str; 2] = ["command", "cmd"];
 const SHELL_OPERATORS: [char; 10] = [';', '&', '|', '<', '>', '$', '`', '(', ')', '\n'];
 
 /// The rule that speaks for a request: its place, from 1, and what it says. `ask` is as good as none.
-pub(crate) fn decide(
+pub(crate) fn find_rule(
     rules: &[PermissionRule],
     tool: &str,
     arguments: &[u8],
 ) -> Option<(u32, PermissionEffect)> {
-    let (mut known, mut budget) = (None, BUDGET_BYTES);
+    let (mut known, mut budget) = (None, MAX_REQUEST_BYTES);
     for (number, rule) in (1..).zip(rules) {
         if !matches(&rule.tool, tool) {
             continue;
@@ -51,12 +51,12 @@ pub(crate) fn decide(
         if rule.pattern.is_empty() || mutant!(PatternIgnored) {
             return Some((number, rule.effect));
         }
-        let known = known.get_or_insert_with(|| Arguments::read(arguments));
+        let known = known.get_or_insert_with(|| PermissionArguments::read(arguments));
         let left = known
             .as_ref()
             .and_then(|known| budget.checked_sub(known.bytes()));
         match (known, left) {
-            (Some(known), Some(_)) if known.fit(rule) => return Some((number, rule.effect)),
+            (Some(known), Some(_)) if known.match_rule(rule) => return Some((number, rule.effect)),
             (Some(_), Some(left)) => budget = left,
             (None, _) | (_, None) => return Some((number, PermissionEffect::Ask)),
         }
@@ -65,68 +65,70 @@ pub(crate) fn decide(
 }
 
 /// What a tool is called with, as rules see it.
-struct Arguments<'a> {
+struct PermissionArguments<'a> {
     whole: Cow<'a, str>,
-    found: Found,
+    argument_texts: ArgumentTexts,
 }
 
 /// The texts in arguments that are JSON.
 #[derive(Default)]
-struct Found {
+struct ArgumentTexts {
     /// Texts at any depth, each with the name of the member that holds it.
     texts: Vec<(String, String)>,
     /// Something that says what is done is not a text, or the rest cannot be read: no pattern can speak for it.
     is_opaque: bool,
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> PermissionArguments<'a> {
     /// None when they are too long to be compared.
     fn read(arguments: &'a [u8]) -> Option<Self> {
-        if arguments.len() > COMPARED_BYTES {
+        if arguments.len() > MAX_COMPARED_BYTES {
             return None;
         }
-        let mut found = Found::default();
+        let mut found = ArgumentTexts::default();
         let mut json = serde_json::Deserializer::from_slice(arguments);
-        let read = Texts::at("", &mut found).deserialize(&mut json);
+        let read = TextCollector::at("", &mut found).deserialize(&mut json);
         found.is_opaque |= read.and_then(|()| json.end()).is_err();
         Some(Self {
             whole: String::from_utf8_lossy(arguments),
-            found,
+            argument_texts: found,
         })
     }
 
     /// What one comparison looks at.
     fn bytes(&self) -> usize {
-        let texts = self.found.texts.iter().map(|(_, text)| text.len());
+        let texts = self.argument_texts.texts.iter().map(|(_, text)| text.len());
         self.whole.len() + texts.sum::<usize>()
     }
 
-    fn fit(&self, rule: &PermissionRule) -> bool {
+    fn match_rule(&self, rule: &PermissionRule) -> bool {
         let pattern = rule.pattern.as_str();
         match rule.effect {
             PermissionEffect::Deny | PermissionEffect::Ask => {
-                let mut texts = self.found.texts.iter();
+                let mut texts = self.argument_texts.texts.iter();
                 matches(pattern, &self.whole) || texts.any(|(_, text)| matches(pattern, text))
             }
             PermissionEffect::Allow if *self.whole == *pattern => true,
-            PermissionEffect::Allow => !self.found.is_opaque && self.subjects_fit(pattern),
+            PermissionEffect::Allow => {
+                !self.argument_texts.is_opaque && self.subjects_match(pattern)
+            }
         }
     }
 
-    fn subjects_fit(&self, pattern: &str) -> bool {
+    fn subjects_match(&self, pattern: &str) -> bool {
         let is_subject = |name: &str| SUBJECTS.contains(&name);
-        let texts = self.found.texts.iter();
+        let texts = self.argument_texts.texts.iter();
         let mut subjects = texts.filter(|(name, _)| is_subject(name)).peekable();
         subjects.peek().is_some()
             && subjects.all(|(name, text)| {
                 let shell = SHELL_SUBJECTS.contains(&name.as_str());
-                matches(pattern, text) && !(shell && does_more(text, pattern))
+                matches(pattern, text) && !(shell && has_extra_operator(text, pattern))
             })
     }
 }
 
 /// Whether a command has an operator that the pattern does not spell.
-fn does_more(command: &str, pattern: &str) -> bool {
+fn has_extra_operator(command: &str, pattern: &str) -> bool {
     SHELL_OPERATORS
         .iter()
         .any(|operator| command.contains(*operator) && !pattern.contains(*operator))
@@ -135,22 +137,22 @@ fn does_more(command: &str, pattern: &str) -> bool {
 
 /// Collects the texts of one value. Members of the same name are all taken: which of them the agent means is not ours to
 /// guess.
-struct Texts<'a> {
+struct TextCollector<'a> {
     name: &'a str,
-    found: &'a mut Found,
+    found: &'a mut ArgumentTexts,
 }
 
-impl<'a> Texts<'a> {
-    fn at(name: &'a str, found: &'a mut Found) -> Self {
+impl<'a> TextCollector<'a> {
+    fn at(name: &'a str, found: &'a mut ArgumentTexts) -> Self {
         Self { name, found }
     }
 
-    fn not_a_text(&mut self) {
+    fn mark_opaque(&mut self) {
         self.found.is_opaque |= SUBJECTS.contains(&self.name);
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Texts<'_> {
+impl<'de> DeserializeSeed<'de> for TextCollector<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -158,7 +160,7 @@ impl<'de> DeserializeSeed<'de> for Texts<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Texts<'_> {
+impl<'de> Visitor<'de> for TextCollector<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,44 +174,44 @@ impl<'de> Visitor<'de> for Texts<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
-        self.not_a_text();
+        self.mark_opaque();
         while let Some(name) = map.next_key::<String>()? {
-            map.next_value_seed(Texts::at(&name, self.found))?;
+            map.next_value_seed(TextCollector::at(&name, self.found))?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
-        self.not_a_text();
+        self.mark_opaque();
         while seq
-            .next_element_seed(Texts::at(self.name, self.found))?
+            .next_element_seed(TextCollector::at(self.name, self.found))?
             .is_some()
         {}
         Ok(())
     }
 
     fn visit_bool<E>(mut self, _: bool) -> Result<(), E> {
-        self.not_a_text();
+        self.mark_opaque();
         Ok(())
     }
 
     fn visit_i64<E>(mut self, _: i64) -> Result<(), E> {
-        self.not_a_text();
+        self.mark_opaque();
         Ok(())
     }
 
     fn visit_u64<E>(mut self, _: u64) -> Result<(), E> {
-        self.not_a_text();
+        self.mark_opaque();
         Ok(())
     }
 
     fn visit_f64<E>(mut self, _: f64) -> Result<(), E> {
-        self.not_a_text();
+        self.mark_opaque();
         Ok(())
     }
 
     fn visit_unit<E>(mut self) -> Result<(), E> {
-        self.not_a_text();
+        self.mark_opaque();
         Ok(())
     }
 }
@@ -264,7 +266,7 @@ mod tests {
     }
 
     fn said(rules: &[PermissionRule], tool: &str, arguments: &str) -> Option<PermissionEffect> {
-        decide(rules, tool, arguments.as_bytes()).map(|(_, effect)| effect)
+        find_rule(rules, tool, arguments.as_bytes()).map(|(_, effect)| effect)
     }
 
     fn command(text: &str) -> String {
@@ -279,12 +281,12 @@ mod tests {
             rule(Ask, "Bash", ""),
             rule(Allow, "*", ""),
         ];
-        let by = |tool, arguments: &str| decide(&rules, tool, arguments.as_bytes());
+        let by = |tool, arguments: &str| find_rule(&rules, tool, arguments.as_bytes());
         assert_eq!(by("Bash", &command("rm -r .")), Some((1, Deny)));
         assert_eq!(by("Bash", &command("git status")), Some((2, Allow)));
         assert_eq!(by("Bash", &command("ls")), Some((3, Ask)));
         assert_eq!(by("Read", "{}"), Some((4, Allow)));
-        assert_eq!(decide(&rules[..2], "Read", b"{}"), None);
+        assert_eq!(find_rule(&rules[..2], "Read", b"{}"), None);
     }
 
     #[test]
@@ -374,7 +376,7 @@ mod tests {
 
     #[test]
     fn arguments_too_long_for_a_pattern_are_for_a_person() {
-        let long = command(&"x".repeat(COMPARED_BYTES));
+        let long = command(&"x".repeat(MAX_COMPARED_BYTES));
         let rules = [rule(Deny, "Bash", "*y*"), rule(Allow, "Bash", "")];
         assert_eq!(said(&rules, "Bash", &long), Some(Ask));
         assert_eq!(said(&rules[1..], "Bash", &long), Some(Allow));
@@ -383,7 +385,7 @@ mod tests {
     /// A request costs the loop no more than so much, however many rules there are.
     #[test]
     fn many_rules_over_long_arguments_are_for_a_person() {
-        let long = command(&"x".repeat(COMPARED_BYTES / 2));
+        let long = command(&"x".repeat(MAX_COMPARED_BYTES / 2));
         let few = vec![rule(Deny, "Bash", "*y*"); 4];
         assert_eq!(said(&few, "Bash", &long), None);
         let many = vec![rule(Deny, "Bash", "*y*"); 256];

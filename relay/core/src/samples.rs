@@ -6,12 +6,12 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::id::{Incarnation, RelayEpoch, TaskId, TenantId};
-use crate::record::{Counters, TaskRecord, TaskState, Timeline, TraceIds};
+use crate::record::{RetryCounters, TaskRecord, TaskState, TaskTimeline, TraceIds};
 use crate::spec::{
-    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe,
+    AgentOptions, DeadlineProfile, DispatchPolicy, InputTimeoutPolicy, PlacementTarget,
+    RequestedProfile, RetryPolicy, TaskSpec, TurnKind, UnsafeLossPolicy,
 };
-use crate::time::Wall;
+use crate::time::WallTime;
 
 pub(crate) fn config() -> Config {
     Config::new(Incarnation(Uuid::from_u128(1)), RelayEpoch(1))
@@ -28,19 +28,19 @@ pub(crate) fn task_record() -> TaskRecord {
         task: TaskId(Uuid::from_u128(1)),
         revision: 1,
         state: TaskState::Pending,
-        created: Wall(0),
-        updated: Wall(0),
+        created: WallTime(0),
+        updated: WallTime(0),
         ended: None,
         attempts: Vec::new(),
         cancel: None,
         attention: None,
         retry: None,
-        counters: Counters::default(),
+        counters: RetryCounters::default(),
         paused: None,
-        retry_stop: None,
-        checkpoints: 0,
-        checkpointed: 0,
-        timeline: Timeline::default(),
+        retry_stop_reason: None,
+        checkpoint_count: 0,
+        checkpointed_revision: 0,
+        timeline: TaskTimeline::default(),
         trace: TraceIds {
             trace_id: [0; 16],
             root_span: [0; 8],
@@ -67,21 +67,21 @@ pub(crate) fn task_spec() -> TaskSpec {
         channel_id: None,
         turn_kind: TurnKind::User,
         requested_profile: RequestedProfile::Absent,
-        effective_profile: Profile::default(),
+        effective_profile: DeadlineProfile::default(),
         queue_ms: None,
         total_ms: None,
         lease_ttl_ms: 30_000,
         retry: RetryPolicy {
             max_attempts: 3,
             max_losses: 3,
-            when_unsafe: WhenUnsafe::Park,
+            when_unsafe: UnsafeLossPolicy::Park,
             backoff_initial_ms: 1_000,
             backoff_max_ms: 60_000,
         },
-        on_input_timeout: OnInputTimeout::Fail,
+        on_input_timeout: InputTimeoutPolicy::Fail,
         permission_rules: Vec::new(),
         dispatch_policy: DispatchPolicy::Queue,
-        target: Target::default(),
+        target: PlacementTarget::default(),
         priority: 50,
         labels: BTreeMap::new(),
         success_criteria: Vec::new(),

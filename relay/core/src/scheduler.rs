@@ -1,20 +1,20 @@
 //! How much waits and runs, for operators: counts and ages of what the caller may see. Changes nothing, and walks no task:
 //! counts are kept where tasks move (`open.rs`).
 
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, SchedulerView};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, SchedulerView};
 use crate::id::{RequestId, TenantScope};
-use crate::open::Open;
+use crate::open::OpenTaskLimits;
 
 impl Core {
-    pub(crate) fn scheduler_status(
+    pub(crate) fn reply_scheduler_status(
         &self,
         request: RequestId,
         scope: &TenantScope,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let (counts, oldest) = self.open.counts(scope);
-        let holds = u64::from(self.scheduler.hold().is_some());
+        let (counts, oldest) = self.open_limits.counts(scope);
+        let holds = u64::from(self.scheduler.active_suspension().is_some());
         let view = SchedulerView {
             open: counts.open,
             pending: counts.pending,
@@ -27,12 +27,16 @@ impl Core {
             oldest_queued_ms: oldest.map_or(0, |since| turn.now.wall.0.saturating_sub(since.0)),
             ..self.standing(scope)
         };
-        turn.reply(request, After::Everything, Reply::Scheduler(Box::new(view)));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Scheduler(Box::new(view)),
+        );
     }
 
     /// What is no task's: pauses and daemons.
     fn standing(&self, scope: &TenantScope) -> SchedulerView {
-        let tenants = self.pauses.standing();
+        let tenants = self.pauses.active_pauses();
         let theirs = tenants.filter(|(tenant, _)| scope.covers(tenant));
         let changes = self.pauses.changes.iter();
         let visible = changes.filter(|change| match &change.scope {
@@ -53,7 +57,7 @@ impl Core {
                 .map(|(tenant, pause)| (tenant.clone(), pause.clone()))
                 .collect(),
             changes: visible.cloned().collect(),
-            open_limit: self.config.max_open as u64,
+            open_limit: self.config.max_open_tasks as u64,
             daemons_online: slots.len() as u64,
             free_slots: slots.iter().sum(),
             ..SchedulerView::default()
@@ -62,15 +66,15 @@ impl Core {
 
     /// For judges: whether the counts that are kept are those of the tasks that there are.
     pub fn counts_are_true(&self) -> bool {
-        let mut recount = Open::default();
+        let mut recount = OpenTaskLimits::default();
         for live in self.tasks.values() {
             // Once no hold stands it is no longer kept up to date, and not told.
-            let inherited = match self.scheduler.hold() {
-                Some(_) => self.scheduler.hold_of(live.id()).is_some(),
-                None => self.open.is_inherited(live.id()),
+            let inherited = match self.scheduler.active_suspension() {
+                Some(_) => self.scheduler.suspension_of(live.id()).is_some(),
+                None => self.open_limits.is_inherited(live.id()),
             };
-            recount.note(&live.spec, live.record(), inherited);
+            recount.update_task(&live.spec, live.record(), inherited);
         }
-        self.open.agrees_with(&recount)
+        self.open_limits.equals_recount(&recount)
     }
 }

@@ -6,121 +6,142 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::attempt::Event;
-use crate::core::{Core, Turn};
-use crate::effects::{After, CloseReason, Count, Downstream, Send, Settlement, Verdict, Write};
-use crate::fences::Guard;
-use crate::finished::Looked;
-use crate::frame::{From, check_owner};
+use crate::attempt::MachineEvent;
+use crate::core::{Core, CoreTurn};
+use crate::effects::{
+    AttemptSettlement, CloseReason, CommitDependency, CoreMetric, DaemonMessage, Delivery,
+    RecordChange, SettlementVerdict,
+};
+use crate::fences::FenceGuard;
+use crate::finished::TaskLookup;
+use crate::frame::{FrameOrigin, check_owner};
 use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
-use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
-use crate::live::Live;
+use crate::input::{ActiveAttempt, ActiveAttemptState, DaemonHello, FinishedTask};
+use crate::live::LiveTask;
 use crate::placement;
-use crate::record::{DaemonRecord, Holder, InputState, State};
+use crate::record::{AttemptState, DaemonRecord, InputState, LeaseHolder};
 use crate::reject::Rejection;
-use crate::roster::Opened;
-use crate::time::Moment;
-use crate::timers::{Fact, TimerKey, TimerSet};
+use crate::roster::SessionSuccession;
+use crate::time::MonotonicTime;
+use crate::timers::{TimerFact, TimerKey, TimerSet};
 
 impl Core {
-    pub(crate) fn session_opened(
+    pub(crate) fn open_session(
         &mut self,
         session: SessionId,
-        mut hello: Hello,
-        turn: &mut Turn<'_>,
+        mut hello: DaemonHello,
+        turn: &mut CoreTurn<'_>,
     ) {
         let daemon = hello.daemon;
         if self.roster.is_overtaken(daemon, session) && !mutant!(OvertakenHelloHeard) {
             // Read late, after the Hello of a newer stream: it would take a boot of the past for a new one.
             let code = Rejection::Superseded;
-            turn.fx.counts.push(Count::FrameRejected(code));
-            return close(session, CloseReason::Replaced, turn);
+            turn.effects.metrics.push(CoreMetric::FrameRejected(code));
+            return push_close_session(session, CloseReason::Replaced, turn);
         }
-        if !self.room_for_daemon(daemon, hello.token, turn) {
-            return close(session, CloseReason::TooManyDaemons, turn);
+        if !self.make_room_for_daemon(daemon, hello.token, turn) {
+            return push_close_session(session, CloseReason::TooManyDaemons, turn);
         }
         let active = std::mem::take(&mut hello.active);
         let heard = self
             .roster
             .get(daemon)
             .and_then(|known| known.presence.last_heard());
-        let greeting = self
-            .roster
-            .hello(session, &hello, self.config.heartbeat_ms, turn.now.at);
-        match greeting.opened {
-            Opened::First => {}
-            Opened::Replaced(old) => close(old, CloseReason::Replaced, turn),
-            Opened::Superseded(old) => close(old, CloseReason::Superseded, turn),
+        let greeting = self.roster.apply_hello(
+            session,
+            &hello,
+            self.config.heartbeat_ms,
+            turn.now.monotonic,
+        );
+        match greeting.succession {
+            SessionSuccession::First => {}
+            SessionSuccession::Replaced(old) => {
+                push_close_session(old, CloseReason::Replaced, turn)
+            }
+            SessionSuccession::Superseded(old) => {
+                push_close_session(old, CloseReason::Superseded, turn)
+            }
         }
-        self.remember_daemon(&hello, turn);
-        let superseded = matches!(greeting.opened, Opened::Superseded(_));
+        self.store_daemon(&hello, turn);
+        let superseded = matches!(greeting.succession, SessionSuccession::Superseded(_));
         let alive_ms = 2 * self.config.heartbeat_ms;
-        if superseded && heard.is_some_and(|at| turn.now.at.since(at) < alive_ms) {
+        if superseded && heard.is_some_and(|at| turn.now.monotonic.since(at) < alive_ms) {
             // A machine that was heard just now has not booted since: it was cloned, or its data was.
-            self.fences.doubt(daemon, &hello.boot_id);
+            self.fences.replace_boot_id(daemon, &hello.boot_id);
         }
         if !mutant!(BootIdIgnored) {
-            self.machine_booted(&hello, &active, turn);
+            self.lose_rebooted_attempts(&hello, &active, turn);
         }
         let mut going_on = Vec::new();
         let settlements = active.into_iter().map(|active| {
-            let (attempt, task) = (active.re.attempt, active.re.task);
-            let verdict = self.settle(session, &hello, active, turn);
+            let (attempt, task) = (active.frame_ref.attempt, active.frame_ref.task);
+            let verdict = self.settle_attempt(session, &hello, active, turn);
             match verdict {
-                Verdict::Keep { .. } => going_on.push(task),
-                Verdict::Adopt { .. } => self.roster.adopt(daemon, attempt),
-                Verdict::Kill { .. } => {}
+                SettlementVerdict::Keep { .. } => going_on.push(task),
+                SettlementVerdict::Adopt { .. } => self.roster.await_final_frames(daemon, attempt),
+                SettlementVerdict::Kill { .. } => {}
             }
-            Settlement { attempt, verdict }
+            AttemptSettlement { attempt, verdict }
         });
-        let settlements: Vec<Settlement> = settlements.collect();
+        let settlements: Vec<AttemptSettlement> = settlements.collect();
         if !mutant!(MissingFromHelloKept) {
-            self.end_missing(daemon, &settlements, turn);
+            self.lose_missing_attempts(daemon, &settlements, turn);
         }
-        let heartbeat_ms = self.heartbeat_of(daemon);
+        let heartbeat_ms = self.heartbeat_interval_ms(daemon);
         self.roster
-            .answered(session, None, heartbeat_ms, turn.now.at);
-        turn.tell(
-            After::Everything.unless(mutant!(WelcomeBeforePersist)),
+            .note_answer_sent(session, None, heartbeat_ms, turn.now.monotonic);
+        turn.send_to_session(
+            CommitDependency::Everything.unless_broken(mutant!(WelcomeBeforePersist)),
             session,
-            Downstream::Welcome {
+            DaemonMessage::Welcome {
                 heartbeat_ms,
                 settlements,
             },
         );
-        self.tell_mark(&hello, session, turn);
+        self.send_drain_state(&hello, session, turn);
         for task in going_on {
-            self.say_again(task, session, turn);
+            self.resend_pending_messages(task, session, turn);
         }
     }
 
     /// Whatever it holds and does not go on with is lost: not listed, or listed without the right to it.
-    fn end_missing(&mut self, daemon: DaemonId, settlements: &[Settlement], turn: &mut Turn<'_>) {
-        let goes_on = |settled: &&Settlement| !matches!(settled.verdict, Verdict::Kill { .. });
+    fn lose_missing_attempts(
+        &mut self,
+        daemon: DaemonId,
+        settlements: &[AttemptSettlement],
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let goes_on = |settled: &&AttemptSettlement| {
+            !matches!(settled.verdict, SettlementVerdict::Kill { .. })
+        };
         let settled = settlements.iter().filter(goes_on);
         let kept: BTreeSet<AttemptId> = settled.map(|settled| settled.attempt).collect();
-        let held = self.roster.get(daemon).map(|daemon| &daemon.held);
+        let held = self.roster.get(daemon).map(|daemon| &daemon.held_attempts);
         let missing: Vec<AttemptId> = held
             .map(|held| held.difference(&kept).copied().collect())
             .unwrap_or_default();
         for attempt in missing {
-            self.apply_to_attempt(attempt, Event::Missing, turn);
+            self.apply_to_attempt(attempt, MachineEvent::MissingOnDaemon, turn);
         }
     }
 
-    pub(crate) fn session_closed(&mut self, session: SessionId, turn: &mut Turn<'_>) {
-        if let Some(daemon) = self.roster.closed(session, turn.now.at) {
-            self.was_seen(daemon, turn.now);
+    pub(crate) fn session_ended(&mut self, session: SessionId, turn: &mut CoreTurn<'_>) {
+        if let Some(daemon) = self.roster.close_session(session, turn.now.monotonic) {
+            self.mark_daemon_seen(daemon, turn.now);
         }
     }
 
     /// What an operator said while it was away, and what it still believes though it was taken back.
-    fn tell_mark(&self, hello: &Hello, session: SessionId, turn: &mut Turn<'_>) {
-        let record = self.daemons.get(hello.daemon);
+    fn send_drain_state(&self, hello: &DaemonHello, session: SessionId, turn: &mut CoreTurn<'_>) {
+        let record = self.daemon_registry.get(hello.daemon);
         let drained = record.is_some_and(|record| record.drained.is_some());
         if drained || hello.draining {
             let withdrawn = !drained;
-            turn.tell(After::Everything, session, Downstream::Drain { withdrawn });
+            turn.send_to_session(
+                CommitDependency::Everything,
+                session,
+                DaemonMessage::Drain { withdrawn },
+            );
         }
     }
 
@@ -128,51 +149,51 @@ impl Core {
     pub(crate) fn apply_to_attempt(
         &mut self,
         attempt: AttemptId,
-        event: Event,
-        turn: &mut Turn<'_>,
+        event: MachineEvent,
+        turn: &mut CoreTurn<'_>,
     ) {
-        let Some(task) = self.attempts.get(&attempt).copied() else {
+        let Some(task) = self.leased_attempts.get(&attempt).copied() else {
             return;
         };
         let Some(mut live) = self.tasks.remove(&task) else {
             return;
         };
-        if live.newest().id == attempt {
-            self.apply(&mut live, event, None, turn);
+        if live.newest_attempt().id == attempt {
+            self.apply_event(&mut live, event, None, turn);
         }
-        self.keep(live, turn);
+        self.put_back_task(live, turn);
     }
 
     pub(crate) fn delivery_failed(
         &mut self,
         session: SessionId,
         attempt: AttemptId,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let holder = self.roster.holder_of(attempt);
         let current = self.roster.daemon_of(session);
         // The stream may be over by now; another daemon's word is not its holder's.
         if holder.is_some() && (current.is_none() || current == holder) {
-            self.apply_to_attempt(attempt, Event::DeliveryFailed, turn);
+            self.apply_to_attempt(attempt, MachineEvent::DeliveryFailed, turn);
         }
     }
 
     /// The shortest lease that it holds sets the pace.
-    pub(crate) fn heartbeat_of(&self, daemon: DaemonId) -> u64 {
+    pub(crate) fn heartbeat_interval_ms(&self, daemon: DaemonId) -> u64 {
         let held = self
             .roster
             .get(daemon)
             .into_iter()
-            .flat_map(|daemon| &daemon.held);
-        let tasks = held.filter_map(|attempt| self.tasks.get(self.attempts.get(attempt)?));
+            .flat_map(|daemon| &daemon.held_attempts);
+        let tasks = held.filter_map(|attempt| self.tasks.get(self.leased_attempts.get(attempt)?));
         let shortest = tasks.map(|live| live.spec.lease_ttl_ms).min();
         shortest.map_or(self.config.heartbeat_ms, |ttl| {
-            self.config.heartbeat_for(ttl)
+            self.config.heartbeat_ms_for(ttl)
         })
     }
 
-    fn remember_daemon(&mut self, hello: &Hello, turn: &mut Turn<'_>) {
-        let known = self.daemons.get(hello.daemon);
+    fn store_daemon(&mut self, hello: &DaemonHello, turn: &mut CoreTurn<'_>) {
+        let known = self.daemon_registry.get(hello.daemon);
         let record = Arc::new(DaemonRecord {
             daemon: hello.daemon,
             scope: hello.scope.clone(),
@@ -190,106 +211,122 @@ impl Core {
             first_seen: known.map_or(turn.now.wall, |known| known.first_seen),
             last_seen: turn.now.wall,
         });
-        self.daemons.insert(Arc::clone(&record));
-        turn.write(Write::PutDaemon(record));
+        self.daemon_registry.insert(Arc::clone(&record));
+        turn.push_change(RecordChange::PutDaemon(record));
     }
 
     /// Whatever was leased to this machine under another boot is dead; a result that it had on disk still counts.
-    fn machine_booted(&mut self, hello: &Hello, active: &[ActiveAttempt], turn: &mut Turn<'_>) {
+    fn lose_rebooted_attempts(
+        &mut self,
+        hello: &DaemonHello,
+        active: &[ActiveAttempt],
+        turn: &mut CoreTurn<'_>,
+    ) {
         let incarnation = self.config.incarnation;
         let finished = |attempt: AttemptId| {
             active.iter().any(|a| {
-                let heard = a.re.attempt == attempt && a.re.incarnation == incarnation;
-                heard && a.state == ActiveState::Finished
+                let heard =
+                    a.frame_ref.attempt == attempt && a.frame_ref.incarnation == incarnation;
+                heard && a.state == ActiveAttemptState::Finished
             })
         };
-        for fence in self.fences.booted(hello.daemon, &hello.boot_id) {
+        for fence in self.fences.remove_rebooted(hello.daemon, &hello.boot_id) {
             match fence.guard {
-                Guard::Until(_) => self.fence_fell(&fence, turn),
-                Guard::Leased if finished(fence.attempt) => self.fences.raise(fence),
-                Guard::Leased => {
-                    self.apply_to_attempt(fence.attempt, Event::Rebooted, turn);
-                    placement::fence_fell(&mut self.queue, &fence);
+                FenceGuard::Until(_) => self.remove_fallen_fence(&fence, turn),
+                FenceGuard::Leased if finished(fence.attempt) => self.fences.insert_fence(fence),
+                FenceGuard::Leased => {
+                    self.apply_to_attempt(fence.attempt, MachineEvent::Rebooted, turn);
+                    placement::release_fenced(&mut self.queue, &fence);
                 }
             }
         }
     }
 
-    fn settle(
+    fn settle_attempt(
         &mut self,
         session: SessionId,
-        hello: &Hello,
+        hello: &DaemonHello,
         active: ActiveAttempt,
-        turn: &mut Turn<'_>,
-    ) -> Verdict {
-        let re = active.re;
+        turn: &mut CoreTurn<'_>,
+    ) -> SettlementVerdict {
+        let re = active.frame_ref;
         if re.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
             return kill_unknown(Rejection::StaleIncarnation);
         }
-        let from = From {
+        let from = FrameOrigin {
             session,
             daemon: hello.daemon,
-            re,
+            frame_ref: re,
             control_seq: 0,
         };
         if let Some(mut live) = self.tasks.remove(&re.task) {
             let verdict = match check_owner(&live, from, active.proof.as_ref(), turn) {
-                Ok(()) => self.settle_live(&mut live, hello, &active, turn),
+                Ok(()) => self.settle_live_attempt(&mut live, hello, &active, turn),
                 Err(code) => kill_unknown(code),
             };
-            self.keep(live, turn);
+            self.put_back_task(live, turn);
             return verdict;
         }
-        match active.looked.clone() {
-            Looked::Finished(Finished { record, spec }) => {
-                let live = Live::new(spec, record, TimerSet::default());
+        match active.lookup.clone() {
+            TaskLookup::Finished(FinishedTask { record, spec }) => {
+                let live = LiveTask::new(spec, record, TimerSet::default());
                 match check_owner(&live, from, active.proof.as_ref(), turn) {
-                    Ok(()) => settle_ended(&live, &active),
+                    Ok(()) => settle_ended_attempt(&live, &active),
                     Err(code) => kill_unknown(code),
                 }
             }
-            Looked::Open | Looked::Missing => kill_unknown(Rejection::UnknownAttempt),
+            TaskLookup::Open | TaskLookup::Missing => kill_unknown(Rejection::UnknownAttempt),
         }
     }
 
-    fn settle_live(
+    fn settle_live_attempt(
         &mut self,
-        live: &mut Live,
-        hello: &Hello,
+        live: &mut LiveTask,
+        hello: &DaemonHello,
         active: &ActiveAttempt,
-        turn: &mut Turn<'_>,
-    ) -> Verdict {
-        let current =
-            |live: &Live| live.newest().id == active.re.attempt && live.is_newest_leased();
-        if current(live) && live.lease_ends().is_some_and(|ends| ends <= turn.now.at) {
-            self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
+        turn: &mut CoreTurn<'_>,
+    ) -> SettlementVerdict {
+        let current = |live: &LiveTask| {
+            live.newest_attempt().id == active.frame_ref.attempt && live.is_newest_leased()
+        };
+        if current(live)
+            && live
+                .lease_ends_at()
+                .is_some_and(|ends| ends <= turn.now.monotonic)
+        {
+            self.apply_event(
+                live,
+                MachineEvent::TimerExpired(TimerKey::Lease),
+                None,
+                turn,
+            );
         }
         if !current(live) {
-            return settle_ended(live, active);
+            return settle_ended_attempt(live, active);
         }
-        let held_by = live.newest().daemon();
+        let held_by = live.newest_attempt().daemon_holder();
         if held_by.is_some_and(|holder| holder.instance != hello.instance)
-            && let Some(Holder::Daemon(holder)) = &mut live.newest_mut().holder
+            && let Some(LeaseHolder::Daemon(holder)) = &mut live.newest_attempt_mut().holder
         {
             holder.instance = hello.instance;
         }
-        self.await_last_word(live, turn.now.at);
+        self.restart_cleanup_timer(live, turn.now.monotonic);
         match (active.state, &active.proof) {
-            (ActiveState::Running, Some(_)) => self.go_on(live, turn),
+            (ActiveAttemptState::Running, Some(_)) => self.continue_attempt(live, turn),
             // Nothing of it runs, so it need not be in a heartbeat while its last words are replayed.
-            (ActiveState::Finished, _) => {
-                self.renew_from_now(live, turn);
+            (ActiveAttemptState::Finished, _) => {
+                self.renew_full_lease(live, turn);
                 live.confirmed_at = None;
-                Verdict::Adopt {
-                    acked: live.written_seq,
+                SettlementVerdict::Adopt {
+                    acked: live.ackable_seq,
                 }
             }
             // It is in no heartbeat while its shim does not answer, and without proof nothing is renewed: the lease
             // alone bounds it.
-            (ActiveState::Unreachable, _) | (ActiveState::Running, None) => {
+            (ActiveAttemptState::Unreachable, _) | (ActiveAttemptState::Running, None) => {
                 live.confirmed_at = None;
-                Verdict::Keep {
-                    acked: live.written_seq,
+                SettlementVerdict::Keep {
+                    acked: live.ackable_seq,
                     granted_ms: None,
                 }
             }
@@ -297,57 +334,70 @@ impl Core {
     }
 
     /// It was ending by itself when the stream broke: what it has to say is replayed, and gets the full time again.
-    fn await_last_word(&self, live: &mut Live, now: Moment) {
-        if live.newest().state == (State::CleaningUp { pending: None }) {
-            let limits = Live::limits(&live.spec, &self.config);
+    fn restart_cleanup_timer(&self, live: &mut LiveTask, now: MonotonicTime) {
+        if live.newest_attempt().state == (AttemptState::CleaningUp { pending: None }) {
+            let limits = LiveTask::timer_limits(&live.spec, &self.config);
             live.timers.disarm(&TimerKey::CleanupTerm);
-            live.timers.on_fact(&Fact::CancelSent, now, &limits);
+            live.timers.on_fact(&TimerFact::CancelSent, now, &limits);
         }
     }
 
-    fn go_on(&mut self, live: &mut Live, turn: &mut Turn<'_>) -> Verdict {
-        if live.newest().state == State::Offered {
-            self.apply(live, Event::Kept, None, turn);
+    fn continue_attempt(
+        &mut self,
+        live: &mut LiveTask,
+        turn: &mut CoreTurn<'_>,
+    ) -> SettlementVerdict {
+        if live.newest_attempt().state == AttemptState::Offered {
+            self.apply_event(live, MachineEvent::KeptBySettlement, None, turn);
         }
-        live.confirmed_at = Some(turn.now.at);
+        live.confirmed_at = Some(turn.now.monotonic);
         if !mutant!(KeepNotRenewed) {
-            self.renew_from_now(live, turn);
+            self.renew_full_lease(live, turn);
         }
         let granted_ms = Some(live.spec.lease_ttl_ms);
-        Verdict::Keep {
-            acked: live.written_seq,
+        SettlementVerdict::Keep {
+            acked: live.ackable_seq,
             granted_ms,
         }
     }
 
-    fn renew_from_now(&self, live: &mut Live, turn: &Turn<'_>) {
-        let until = turn.now.at + live.spec.lease_ttl_ms;
-        live.renew(until, &self.config, turn.now.at);
+    fn renew_full_lease(&self, live: &mut LiveTask, turn: &CoreTurn<'_>) {
+        let until = turn.now.monotonic + live.spec.lease_ttl_ms;
+        live.renew_lease(until, &self.config, turn.now.monotonic);
     }
 
     /// What the daemon may have missed: that it should stop, and answers that it has not confirmed.
-    fn say_again(&mut self, task: TaskId, session: SessionId, turn: &mut Turn<'_>) {
+    fn resend_pending_messages(
+        &mut self,
+        task: TaskId,
+        session: SessionId,
+        turn: &mut CoreTurn<'_>,
+    ) {
         let Some(mut live) = self.tasks.remove(&task) else {
             return;
         };
-        if matches!(live.newest().state, State::CleaningUp { pending: Some(_) }) {
-            let limits = Live::limits(&live.spec, &self.config);
-            live.timers.on_fact(&Fact::CancelSent, turn.now.at, &limits);
-            self.tell_cancel(&live, turn);
+        if matches!(
+            live.newest_attempt().state,
+            AttemptState::CleaningUp { pending: Some(_) }
+        ) {
+            let limits = LiveTask::timer_limits(&live.spec, &self.config);
+            live.timers
+                .on_fact(&TimerFact::CancelSent, turn.now.monotonic, &limits);
+            self.send_cancel(&live, turn);
         }
-        for input in &live.newest().inputs {
+        for input in &live.newest_attempt().inputs {
             if let InputState::Answered(answer) = &input.state {
                 let message = self.answer_message(&live, input, answer);
-                turn.tell(After::Task(task), session, message);
+                turn.send_to_session(CommitDependency::Task(task), session, message);
             }
         }
-        self.keep(live, turn);
+        self.put_back_task(live, turn);
     }
 }
 
 /// Its end is wanted if it has one to tell: adopted, or kept as evidence. What still runs is killed.
-fn settle_ended(live: &Live, active: &ActiveAttempt) -> Verdict {
-    let attempt = live.record().attempt(active.re.attempt);
+fn settle_ended_attempt(live: &LiveTask, active: &ActiveAttempt) -> SettlementVerdict {
+    let attempt = live.record().attempt(active.frame_ref.attempt);
     let acked = attempt.map_or(0, |attempt| attempt.control_seq);
     let code = if live.record().state.is_terminal() {
         Rejection::TaskTerminal
@@ -355,8 +405,8 @@ fn settle_ended(live: &Live, active: &ActiveAttempt) -> Verdict {
         Rejection::StaleAttempt
     };
     match active.state {
-        ActiveState::Finished => Verdict::Adopt { acked },
-        ActiveState::Running | ActiveState::Unreachable => Verdict::Kill {
+        ActiveAttemptState::Finished => SettlementVerdict::Adopt { acked },
+        ActiveAttemptState::Running | ActiveAttemptState::Unreachable => SettlementVerdict::Kill {
             code,
             acked: Some(acked),
         },
@@ -364,10 +414,13 @@ fn settle_ended(live: &Live, active: &ActiveAttempt) -> Verdict {
 }
 
 /// Of what is not this daemon's nothing is wanted, a receipt neither.
-fn kill_unknown(code: Rejection) -> Verdict {
-    Verdict::Kill { code, acked: None }
+fn kill_unknown(code: Rejection) -> SettlementVerdict {
+    SettlementVerdict::Kill { code, acked: None }
 }
 
-fn close(session: SessionId, reason: CloseReason, turn: &mut Turn<'_>) {
-    turn.send(After::Nothing, Send::CloseSession { session, reason });
+fn push_close_session(session: SessionId, reason: CloseReason, turn: &mut CoreTurn<'_>) {
+    turn.push_delivery(
+        CommitDependency::Nothing,
+        Delivery::CloseSession { session, reason },
+    );
 }

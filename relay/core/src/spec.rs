@@ -29,17 +29,17 @@ pub struct TaskSpec {
     /// As sent: absent, empty and partial are three different things (see `Profile`).
     pub requested_profile: RequestedProfile,
     /// What the relay enforces, resolved once at submit.
-    pub effective_profile: Profile,
+    pub effective_profile: DeadlineProfile,
     pub queue_ms: Option<u64>,
     pub total_ms: Option<u64>,
     /// Time between renewals that a holder may need; 5 s to 24 h.
     pub lease_ttl_ms: u64,
     pub retry: RetryPolicy,
-    pub on_input_timeout: OnInputTimeout,
+    pub on_input_timeout: InputTimeoutPolicy,
     /// Answer permissions by themselves; the first that matches does. See `rules`.
     pub permission_rules: Vec<PermissionRule>,
     pub dispatch_policy: DispatchPolicy,
-    pub target: Target,
+    pub target: PlacementTarget,
     /// 0 (lowest) to 100; default 50.
     pub priority: u8,
     /// The client's own key-value notes; not used for placement.
@@ -99,12 +99,12 @@ pub enum RequestedProfile {
     #[default]
     Absent,
     Named(String),
-    Inline(Profile),
+    Inline(DeadlineProfile),
 }
 
 /// The eight phase deadlines. A field that is absent is not armed; zero round-trips as sent and is not armed either.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Profile {
+pub struct DeadlineProfile {
     pub process_start_ms: Option<u64>,
     pub prompt_write_ms: Option<u64>,
     pub first_event_ms: Option<u64>,
@@ -121,14 +121,14 @@ pub struct RetryPolicy {
     pub max_attempts: u32,
     /// How many attempts may end lost (1..=10).
     pub max_losses: u32,
-    pub when_unsafe: WhenUnsafe,
+    pub when_unsafe: UnsafeLossPolicy,
     pub backoff_initial_ms: u64,
     pub backoff_max_ms: u64,
 }
 
 /// What to do after a *loss* whose side effects are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WhenUnsafe {
+pub enum UnsafeLossPolicy {
     #[default]
     Park,
     Retry,
@@ -136,7 +136,7 @@ pub enum WhenUnsafe {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OnInputTimeout {
+pub enum InputTimeoutPolicy {
     #[default]
     Fail,
     Deny,
@@ -171,7 +171,7 @@ pub enum DispatchPolicy {
 
 /// Which daemons may take it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
+pub struct PlacementTarget {
     pub daemon: Option<DaemonId>,
     /// Every pair must be among the daemon's labels.
     pub labels: BTreeMap<String, String>,

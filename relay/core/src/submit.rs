@@ -3,36 +3,36 @@
 use std::sync::Arc;
 
 use crate::bounds;
-use crate::core::{Core, Turn};
-use crate::effects::{After, Reply, Write};
+use crate::core::{Core, CoreTurn};
+use crate::effects::{CommitDependency, CoreReply, RecordChange};
 use crate::id::{AttemptId, TaskId};
-use crate::input::{Prior, Submit};
-use crate::live::Live;
+use crate::input::{PriorSubmission, SubmitTask};
+use crate::live::LiveTask;
 use crate::record::{
-    AttemptRecord, Counters, EndState, EventKind, IdempotencyRecord, TaskRecord, TaskState,
-    Timeline, TraceIds,
+    AttemptRecord, EndState, IdempotencyRecord, RetryCounters, TaskRecord, TaskState, TaskTimeline,
+    TimelineEventKind, TraceIds,
 };
-use crate::reject::{Full, Rejection};
+use crate::reject::{ExceededBound, Rejection};
 use crate::spec::{DispatchPolicy, TaskSpec};
-use crate::time::{Mint, Wall};
-use crate::timers::{Fact, TimerSet};
+use crate::time::{IdSource, WallTime};
+use crate::timers::{TimerFact, TimerSet};
 
 impl Core {
-    pub(crate) fn submit(&mut self, submit: Submit, turn: &mut Turn<'_>) {
-        match self.prior(&submit) {
-            Ok(Some(prior)) => return self.submit_again(&submit, &prior, turn),
+    pub(crate) fn submit_task(&mut self, submit: SubmitTask, turn: &mut CoreTurn<'_>) {
+        match self.find_prior_submission(&submit) {
+            Ok(Some(prior)) => return self.answer_repeated_submit(&submit, &prior, turn),
             Ok(None) => {}
             Err(code) => return turn.refuse(submit.request, code),
         }
-        if let Err(code) = self.admit(&submit.spec) {
+        if let Err(code) = self.admit_task(&submit.spec) {
             return turn.refuse(submit.request, code);
         }
         let live = self.open_task(&submit, turn);
-        let record = self.keep(live, turn);
+        let record = self.put_back_task(live, turn);
         turn.reply(
             submit.request,
-            After::Task(submit.task),
-            Reply::Submitted {
+            CommitDependency::Task(submit.task),
+            CoreReply::Submitted {
                 record,
                 created: true,
             },
@@ -40,9 +40,13 @@ impl Core {
     }
 
     /// A new task with its first attempt in line. It was admitted.
-    pub(crate) fn open_task(&mut self, submit: &Submit, turn: &mut Turn<'_>) -> Box<Live> {
+    pub(crate) fn open_task(
+        &mut self,
+        submit: &SubmitTask,
+        turn: &mut CoreTurn<'_>,
+    ) -> Box<LiveTask> {
         let spec = Arc::clone(&submit.spec);
-        turn.write(Write::PutSpec {
+        turn.push_change(RecordChange::PutSpec {
             task: submit.task,
             spec: Arc::clone(&spec),
         });
@@ -51,54 +55,68 @@ impl Core {
                 task: submit.task,
                 digest: submit.digest,
             };
-            self.keys
+            self.idempotency_keys
                 .insert((spec.tenant.clone(), key.clone()), record.clone());
-            turn.write(Write::PutIdempotency {
+            turn.push_change(RecordChange::PutIdempotency {
                 tenant: spec.tenant.clone(),
                 key: key.clone(),
                 record,
             });
         }
-        let record = new_record(submit.task, &spec, turn.now.wall, turn.mint);
-        let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
-        live.note(EventKind::Submitted, None);
-        self.add_attempt(&mut live, false, turn);
+        let record = new_task_record(submit.task, &spec, turn.now.wall, turn.id_source);
+        let mut live = Box::new(LiveTask::new(spec, Arc::new(record), TimerSet::default()));
+        live.add_event(TimelineEventKind::Submitted, None);
+        self.queue_attempt(&mut live, false, turn);
         live
     }
 
     /// What is known of this key: live tasks are ours to know, finished ones the store's. One that cannot be read may stand for a
     /// task: another one would be the second.
-    pub(crate) fn prior(&self, submit: &Submit) -> Result<Option<Prior>, Rejection> {
+    pub(crate) fn find_prior_submission(
+        &self,
+        submit: &SubmitTask,
+    ) -> Result<Option<PriorSubmission>, Rejection> {
         let key = submit.spec.idempotency_key.as_ref();
         let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
             return Ok(None);
         };
-        if let Some(known) = self.keys.get(&(submit.spec.tenant.clone(), key.clone())) {
-            return Ok(Some(Prior {
+        if let Some(known) = self
+            .idempotency_keys
+            .get(&(submit.spec.tenant.clone(), key.clone()))
+        {
+            return Ok(Some(PriorSubmission {
                 task: known.task,
                 digest: known.digest,
                 finished: None,
             }));
         }
-        let stored = submit.prior.as_ref().map_err(|_| Rejection::Unreadable)?;
-        Ok(stored.as_ref().map(|prior| Prior {
+        let stored = submit
+            .prior_submission
+            .as_ref()
+            .map_err(|_| Rejection::Unreadable)?;
+        Ok(stored.as_ref().map(|prior| PriorSubmission {
             task: prior.task,
             digest: prior.digest,
             finished: prior.finished.clone(),
         }))
     }
 
-    fn submit_again(&self, submit: &Submit, prior: &Prior, turn: &mut Turn<'_>) {
+    fn answer_repeated_submit(
+        &self,
+        submit: &SubmitTask,
+        prior: &PriorSubmission,
+        turn: &mut CoreTurn<'_>,
+    ) {
         if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
             return turn.refuse(submit.request, Rejection::IdempotencyConflict);
         }
-        let live = self.tasks.get(&prior.task).map(|live| live.shared());
+        let live = self.tasks.get(&prior.task).map(|live| live.shared_record());
         match live.or_else(|| prior.finished.clone()) {
             Some(record) => {
                 turn.reply(
                     submit.request,
-                    After::Task(prior.task),
-                    Reply::Submitted {
+                    CommitDependency::Task(prior.task),
+                    CoreReply::Submitted {
                         record,
                         created: false,
                     },
@@ -108,8 +126,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn admit(&self, spec: &TaskSpec) -> Result<(), Rejection> {
-        self.has_room_for(spec)?;
+    pub(crate) fn admit_task(&self, spec: &TaskSpec) -> Result<(), Rejection> {
+        self.check_open_limits(spec)?;
         match spec.dispatch_policy {
             DispatchPolicy::Queue => Ok(()),
             DispatchPolicy::FailFast if self.could_place(spec) => Ok(()),
@@ -118,71 +136,87 @@ impl Core {
     }
 
     /// The bounds on open tasks, for whatever opens one.
-    pub(crate) fn has_room_for(&self, spec: &TaskSpec) -> Result<(), Rejection> {
-        if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
-            return Err(Rejection::QueueFull(Full::Tasks));
+    pub(crate) fn check_open_limits(&self, spec: &TaskSpec) -> Result<(), Rejection> {
+        if self.tasks.len() >= self.config.max_open_tasks && !mutant!(BoundIgnored) {
+            return Err(Rejection::QueueFull(ExceededBound::Tasks));
         }
-        self.open.room_for(spec, &self.config)?;
-        if self.open.tasks_of(&spec.tenant) >= self.config.max_open_per_tenant {
-            return Err(Rejection::TenantQueueFull(Full::Tasks));
+        self.open_limits.check_room_for_task(spec, &self.config)?;
+        if self.open_limits.open_count_of(&spec.tenant) >= self.config.max_open_tasks_per_tenant {
+            return Err(Rejection::TenantQueueFull(ExceededBound::Tasks));
         }
         Ok(())
     }
 
-    pub(crate) fn add_attempt(&mut self, live: &mut Live, asked: bool, turn: &mut Turn<'_>) {
-        let id = AttemptId(turn.mint.id());
-        self.add_attempt_as(id, live, asked, turn);
+    pub(crate) fn queue_attempt(
+        &mut self,
+        live: &mut LiveTask,
+        asked: bool,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let id = AttemptId(turn.id_source.new_id());
+        self.queue_attempt_as(id, live, asked, turn);
     }
 
     /// Attempt N+1, queued. The one place that makes attempts; the id is new, which is what fences the old one.
-    pub(crate) fn add_attempt_as(
+    pub(crate) fn queue_attempt_as(
         &mut self,
         id: AttemptId,
-        live: &mut Live,
+        live: &mut LiveTask,
         asked: bool,
-        turn: &mut Turn<'_>,
+        turn: &mut CoreTurn<'_>,
     ) {
         let previous = live
             .record()
-            .newest()
+            .newest_attempt()
             .map(|newest| (newest.id, newest.number));
         let reused = previous.filter(|_| mutant!(AttemptIdReused));
         let id = reused.map_or(id, |(earlier, _)| earlier);
         let number = previous.map_or(1, |(_, number)| number + 1);
-        let mut attempt = AttemptRecord::queued(id, number, span_id(turn.mint.id()), turn.now.wall);
+        let mut attempt =
+            AttemptRecord::queued(id, number, span_id(turn.id_source.new_id()), turn.now.wall);
         attempt.previous = previous.map(|(id, _)| id);
-        attempt.asked = asked;
-        attempt.fresh = live.record().newest().is_some_and(begins_anew);
+        attempt.requested_by_person = asked;
+        attempt.fresh_conversation = live
+            .record()
+            .newest_attempt()
+            .is_some_and(needs_fresh_conversation);
         let record = live.record_mut();
         if let Some(last) = record.attempts.last_mut() {
             last.successor = Some(id);
             // What a person had to say holds until somebody says something else.
             attempt.resume = last.resume.take();
-            bounds::shrink_earlier(last);
+            bounds::trim_earlier_attempt(last);
         }
         record.attempts.push(attempt);
         record.retry = None;
         record.attention = None;
         live.retry_at = None;
-        live.written_seq = 0;
+        live.ackable_seq = 0;
         live.timers = TimerSet::default();
-        let limits = Live::limits(&live.spec, &self.config);
-        live.timers.on_fact(&Fact::Queued, turn.now.at, &limits);
-        if self.queue_stands_still(live) {
-            live.timers.on_fact(&Fact::Paused, turn.now.at, &limits);
+        let limits = LiveTask::timer_limits(&live.spec, &self.config);
+        live.timers
+            .on_fact(&TimerFact::Queued, turn.now.monotonic, &limits);
+        if self.is_queue_timer_paused(live) {
+            live.timers
+                .on_fact(&TimerFact::Paused, turn.now.monotonic, &limits);
         }
-        live.note(EventKind::Queued, None);
-        self.line_up(live);
+        live.add_event(TimelineEventKind::Queued, None);
+        self.enqueue_task(live);
     }
 }
 
 /// What was given back without a try is still to be begun anew.
-fn begins_anew(last: &AttemptRecord) -> bool {
+fn needs_fresh_conversation(last: &AttemptRecord) -> bool {
     let end = last.state.end();
-    last.fresh && end.is_some_and(|end| end.state == EndState::Released)
+    last.fresh_conversation && end.is_some_and(|end| end.state == EndState::Released)
 }
 
-fn new_record(task: TaskId, spec: &TaskSpec, now: Wall, mint: &mut dyn Mint) -> TaskRecord {
+fn new_task_record(
+    task: TaskId,
+    spec: &TaskSpec,
+    now: WallTime,
+    mint: &mut dyn IdSource,
+) -> TaskRecord {
     TaskRecord {
         tenant: spec.tenant.clone(),
         task,
@@ -195,19 +229,19 @@ fn new_record(task: TaskId, spec: &TaskSpec, now: Wall, mint: &mut dyn Mint) -> 
         cancel: None,
         attention: None,
         retry: None,
-        counters: Counters::default(),
+        counters: RetryCounters::default(),
         paused: None,
-        retry_stop: None,
-        checkpoints: 0,
-        checkpointed: 0,
-        timeline: Timeline::default(),
+        retry_stop_reason: None,
+        checkpoint_count: 0,
+        checkpointed_revision: 0,
+        timeline: TaskTimeline::default(),
         trace: trace_ids(spec, mint),
     }
 }
 
 /// The caller's trace goes on; without one a trace begins here.
-fn trace_ids(spec: &TaskSpec, mint: &mut dyn Mint) -> TraceIds {
-    let root_span = span_id(mint.id());
+fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
+    let root_span = span_id(mint.new_id());
     match spec.traceparent.as_deref().and_then(parse_traceparent) {
         Some((trace_id, parent, sampled)) => TraceIds {
             trace_id,
@@ -216,7 +250,7 @@ fn trace_ids(spec: &TaskSpec, mint: &mut dyn Mint) -> TraceIds {
             sampled,
         },
         None => TraceIds {
-            trace_id: *mint.id().as_bytes(),
+            trace_id: *mint.new_id().as_bytes(),
             root_span,
             parent_span: None,
             sampled: true,

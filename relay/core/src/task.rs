@@ -1,9 +1,9 @@
 //! The state of a task, derived from its record by one pure function. Nothing else may decide it.
 
-use crate::record::{AttemptRecord, EndState, State, TaskRecord, TaskState};
+use crate::record::{AttemptRecord, AttemptState, EndState, TaskRecord, TaskState};
 
 /// First match wins. At most the newest attempt is open, so "any" and "newest" agree there.
-pub(crate) fn derive(record: &TaskRecord) -> TaskState {
+pub(crate) fn derive_task_state(record: &TaskRecord) -> TaskState {
     if record
         .attempts
         .iter()
@@ -14,15 +14,15 @@ pub(crate) fn derive(record: &TaskRecord) -> TaskState {
     if record.cancel.is_some() {
         return TaskState::Canceled;
     }
-    if record.attempts.iter().any(completed) {
+    if record.attempts.iter().any(is_completed) {
         return TaskState::Completed;
     }
     if record.attention.is_some() {
         return TaskState::NeedsAttention;
     }
     if record
-        .newest()
-        .is_some_and(|attempt| attempt.state == State::Queued)
+        .newest_attempt()
+        .is_some_and(|attempt| attempt.state == AttemptState::Queued)
     {
         return if record.paused.is_some() {
             TaskState::Pending
@@ -37,12 +37,12 @@ pub(crate) fn derive(record: &TaskRecord) -> TaskState {
         .attempts
         .iter()
         .rev()
-        .find(|attempt| !withdrawn(attempt));
+        .find(|attempt| !is_withdrawn(attempt));
     told.and_then(|attempt| attempt.state.end())
-        .map_or(TaskState::Pending, |end| ended(end.state))
+        .map_or(TaskState::Pending, |end| task_state_of_end(end.state))
 }
 
-fn completed(attempt: &AttemptRecord) -> bool {
+fn is_completed(attempt: &AttemptRecord) -> bool {
     attempt
         .state
         .end()
@@ -50,7 +50,7 @@ fn completed(attempt: &AttemptRecord) -> bool {
 }
 
 /// A successor that was only queued when a late result made it needless says nothing about the task.
-fn withdrawn(attempt: &AttemptRecord) -> bool {
+fn is_withdrawn(attempt: &AttemptRecord) -> bool {
     attempt.holder.is_none()
         && attempt
             .state
@@ -58,7 +58,7 @@ fn withdrawn(attempt: &AttemptRecord) -> bool {
             .is_some_and(|end| end.state == EndState::Released)
 }
 
-fn ended(state: EndState) -> TaskState {
+fn task_state_of_end(state: EndState) -> TaskState {
     match state {
         EndState::Completed => TaskState::Completed,
         EndState::Failed => TaskState::Failed,
@@ -76,44 +76,44 @@ mod tests {
 
     use super::*;
     use crate::id::AttemptId;
-    use crate::record::{Attention, AttentionCause, End, EndedBy, Receipt};
+    use crate::record::{AttemptEnd, AttentionCause, EndedBy, TaskAttention, TerminationReceipt};
     use crate::samples::task_record;
-    use crate::time::Wall;
+    use crate::time::WallTime;
 
-    fn ended_as(state: EndState) -> State {
-        State::Ended(End {
+    fn ended_as(state: EndState) -> AttemptState {
+        AttemptState::Ended(AttemptEnd {
             state,
             failure_code: None,
             retryable: false,
             message: None,
             user_message: None,
-            by: EndedBy::Daemon,
+            ended_by: EndedBy::Daemon,
             cause_phase: None,
             exit: None,
-            receipt: Receipt::NotNeeded,
+            receipt: TerminationReceipt::NotNeeded,
             killed_after_result: false,
-            adopted_late: false,
+            is_adopted_late: false,
             cleanup: None,
-            at: Wall(0),
+            at: WallTime(0),
         })
     }
 
-    fn record(attempts: &[State], waits: bool) -> TaskRecord {
-        let attempt = |(n, state): (usize, &State)| AttemptRecord {
+    fn record(attempts: &[AttemptState], waits: bool) -> TaskRecord {
+        let attempt = |(n, state): (usize, &AttemptState)| AttemptRecord {
             state: state.clone(),
             ..AttemptRecord::queued(
                 AttemptId(Uuid::from_u128(n as u128)),
                 u32::try_from(n).unwrap(),
                 [0; 8],
-                Wall(0),
+                WallTime(0),
             )
         };
-        let attention = Attention {
+        let attention = TaskAttention {
             cause: AttentionCause::Blocked,
             reason: "no key".into(),
             hint: None,
             checkpoint: None,
-            since: Wall(0),
+            since: WallTime(0),
         };
         TaskRecord {
             attempts: (1..).zip(attempts).map(attempt).collect(),
@@ -126,10 +126,10 @@ mod tests {
     fn waiting_for_a_person_goes_before_queued_and_hides_neither_what_runs_nor_a_result() {
         let (lost, handed_off) = (ended_as(EndState::Lost), ended_as(EndState::HandedOff));
         let completed = ended_as(EndState::Completed);
-        let table: [(&[State], bool, TaskState); 9] = [
-            (&[State::Queued], false, TaskState::Queued),
-            (&[State::Queued], true, TaskState::NeedsAttention),
-            (&[State::Streaming], true, TaskState::Running),
+        let table: [(&[AttemptState], bool, TaskState); 9] = [
+            (&[AttemptState::Queued], false, TaskState::Queued),
+            (&[AttemptState::Queued], true, TaskState::NeedsAttention),
+            (&[AttemptState::Streaming], true, TaskState::Running),
             (std::slice::from_ref(&lost), true, TaskState::NeedsAttention),
             (std::slice::from_ref(&lost), false, TaskState::Lost),
             (
@@ -143,14 +143,14 @@ mod tests {
                 TaskState::Completed,
             ),
             (
-                &[handed_off.clone(), State::Queued],
+                &[handed_off.clone(), AttemptState::Queued],
                 false,
                 TaskState::Queued,
             ),
             (&[handed_off, lost.clone()], false, TaskState::Lost),
         ];
         for (attempts, waits, expected) in table {
-            let found = derive(&record(attempts, waits));
+            let found = derive_task_state(&record(attempts, waits));
             assert_eq!(found, expected, "{attempts:?}, waits: {waits}");
         }
     }

@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 /// A monotonic instant in milliseconds since an arbitrary start of this process. Never stored: after a restart it
 /// means nothing, so records hold durations and consumed budgets instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Moment(pub u64);
+pub struct MonotonicTime(pub u64);
 
-impl Moment {
+impl MonotonicTime {
     /// Milliseconds from `earlier` to `self`, zero if it lies ahead.
-    pub fn since(self, earlier: Moment) -> u64 {
+    pub fn since(self, earlier: MonotonicTime) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-impl Add<u64> for Moment {
-    type Output = Moment;
-    fn add(self, ms: u64) -> Moment {
-        Moment(self.0.saturating_add(ms))
+impl Add<u64> for MonotonicTime {
+    type Output = MonotonicTime;
+    fn add(self, ms: u64) -> MonotonicTime {
+        MonotonicTime(self.0.saturating_add(ms))
     }
 }
 
-impl Sub<u64> for Moment {
-    type Output = Moment;
-    fn sub(self, ms: u64) -> Moment {
-        Moment(self.0.saturating_sub(ms))
+impl Sub<u64> for MonotonicTime {
+    type Output = MonotonicTime;
+    fn sub(self, ms: u64) -> MonotonicTime {
+        MonotonicTime(self.0.saturating_sub(ms))
     }
 }
 
@@ -34,19 +34,19 @@ impl Sub<u64> for Moment {
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
 )]
-pub struct Wall(pub u64);
+pub struct WallTime(pub u64);
 
 /// Both clocks, read once by the shell for one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Now {
-    pub at: Moment,
-    pub wall: Wall,
+pub struct ClockReading {
+    pub monotonic: MonotonicTime,
+    pub wall: WallTime,
 }
 
 /// The core's only source of fresh ids, secrets and jitter: given by the shell, seeded in a simulation.
-pub trait Mint {
-    fn id(&mut self) -> uuid::Uuid;
-    fn secret(&mut self) -> [u8; 32];
+pub trait IdSource {
+    fn new_id(&mut self) -> uuid::Uuid;
+    fn new_secret(&mut self) -> [u8; 32];
     /// Uniform in `0..1_000_000`; used for jitter.
-    fn millionth(&mut self) -> u32;
+    fn jitter_millionths(&mut self) -> u32;
 }

@@ -38,7 +38,7 @@ mod set_tests;
 #[cfg(test)]
 mod table_tests;
 
-pub use deadlines::Deadlines;
-pub use restore::Stored;
-pub use set::{Fact, MAX_OPEN, TimerSet};
-pub use timer::{Armed, Limits, TimerKey, ToolCallId};
+pub use deadlines::DeadlineIndex;
+pub use restore::StoredTimers;
+pub use set::{MAX_OPEN, TimerFact, TimerSet};
+pub use timer::{ArmedTimerView, TimerKey, TimerLimits, ToolCallId};

@@ -5,27 +5,27 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{Grant, Reply};
+use baton_core::effects::{AgentLeaseGrant, CoreReply};
 use baton_core::id::{AttemptId, TaskId};
-use baton_core::input::{Agent, Input};
-use baton_core::record::{CallMark, TaskRecord};
+use baton_core::input::{AgentPrincipal, CoreCommand};
+use baton_core::record::{CallFingerprint, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_proto::v1;
 use baton_proto::v1::agents_server::Agents;
 use tonic::{Request, Response, Status};
 
-use super::convert::{self, View};
-use super::fault::Fault;
-use super::held::mark;
-use super::taking::Taken;
-use super::tasks::{digest, unexpected};
-use super::validate::{self, Checked, Why, invalid};
-use super::{Api, caller_trace, limits, optional_reason, unary};
+use super::convert::{self, TaskDetail};
+use super::fault::ApiFault;
+use super::held::call_mark;
+use super::taking::CheckedSubmission;
+use super::tasks::{submission_digest, unexpected_reply};
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
+use super::{Api, caller_trace, limits, optional_reason, run_unary};
 use crate::auth::{AuthFault, Principal, Role};
-use crate::dispatcher::Refusal;
-use crate::reader::Reader;
+use crate::dispatcher::RequestRefusal;
+use crate::reader::RecordReader;
 use crate::wire::{self, goal, timestamp};
-use baton_core::Shelf;
+use baton_core::StoredTasks;
 
 #[tonic::async_trait]
 impl Agents for Api {
@@ -33,84 +33,87 @@ impl Agents for Api {
         &self,
         request: Request<v1::StartRequest>,
     ) -> Result<Response<v1::StartResponse>, Status> {
-        let call = mark(&request.get_ref().request_id, request.get_ref());
+        let call = call_mark(&request.get_ref().request_id, request.get_ref());
         let mut request = request.map(|sent| v1::SubmitRequest {
             spec: sent.spec,
             idempotency_key: sent.idempotency_key,
             traceparent: sent.traceparent,
         });
-        caller_trace::inherit(&mut request, std::slice::from_mut);
-        unary(request, |who, request| self.start_task(who, request, call)).await
+        caller_trace::inherit_traceparent(&mut request, std::slice::from_mut);
+        run_unary(request, |who, request| self.start_task(who, request, call)).await
     }
 
     async fn claim(
         &self,
         request: Request<v1::ClaimRequest>,
     ) -> Result<Response<v1::ClaimResponse>, Status> {
-        unary(request, |who, request| self.claim_task(who, request)).await
+        run_unary(request, |who, request| self.claim_task(who, request)).await
     }
 
     async fn pick_up(
         &self,
         request: Request<v1::PickUpRequest>,
     ) -> Result<Response<v1::PickUpResponse>, Status> {
-        unary(request, |who, request| self.pick_up_task(who, request)).await
+        run_unary(request, |who, request| self.pick_up_task(who, request)).await
     }
 
     async fn checkpoint(
         &self,
         request: Request<v1::AgentCheckpointRequest>,
     ) -> Result<Response<v1::AgentCheckpointResponse>, Status> {
-        unary(request, |who, request| self.checkpoint_held(who, request)).await
+        run_unary(request, |who, request| self.write_checkpoint(who, request)).await
     }
 
     async fn progress(
         &self,
         request: Request<v1::AgentProgressRequest>,
     ) -> Result<Response<v1::AgentProgressResponse>, Status> {
-        unary(request, |who, request| self.progress_held(who, request)).await
+        run_unary(request, |who, request| {
+            self.update_attempt_progress(who, request)
+        })
+        .await
     }
 
     async fn block(
         &self,
         request: Request<v1::AgentBlockRequest>,
     ) -> Result<Response<v1::AgentBlockResponse>, Status> {
-        unary(request, |who, request| self.block_held(who, request)).await
+        run_unary(request, |who, request| self.block_attempt(who, request)).await
     }
 
     async fn renew(
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
-        unary(request, |who, request| self.renew_held(who, request)).await
+        run_unary(request, |who, request| self.renew_lease(who, request)).await
     }
 
     async fn release(
         &self,
         request: Request<v1::AgentReleaseRequest>,
     ) -> Result<Response<v1::AgentReleaseResponse>, Status> {
-        unary(request, |who, request| self.release_held(who, request)).await
+        run_unary(request, |who, request| self.release_lease(who, request)).await
     }
 
     async fn complete(
         &self,
         request: Request<v1::AgentCompleteRequest>,
     ) -> Result<Response<v1::AgentCompleteResponse>, Status> {
-        unary(request, |who, request| self.complete_held(who, request)).await
+        run_unary(request, |who, request| self.complete_attempt(who, request)).await
     }
 
     async fn fail(
         &self,
         request: Request<v1::AgentFailRequest>,
     ) -> Result<Response<v1::AgentFailResponse>, Status> {
-        unary(request, |who, request| self.fail_held(who, request)).await
+        run_unary(request, |who, request| self.fail_attempt(who, request)).await
     }
 
     async fn cancel(
         &self,
         request: Request<v1::AgentCancelRequest>,
     ) -> Result<Response<v1::AgentCancelResponse>, Status> {
-        unary(request, |who, request| self.cancel_held(who, request)).await
+        run_unary(request, |who, request| self.cancel_attempt(who, request)).await
     }
 }
 
@@ -119,36 +122,36 @@ impl Api {
         &self,
         who: Principal,
         mut request: v1::SubmitRequest,
-        call: Checked<Option<CallMark>>,
-    ) -> Result<v1::StartResponse, Fault> {
-        let agent = agent(&who)?;
+        call: ValidationResult<Option<CallFingerprint>>,
+    ) -> Result<v1::StartResponse, ApiFault> {
+        let agent = agent_of(&who)?;
         let key = &request.idempotency_key;
         validate::not_blank("idempotency_key", key, limits::IDEMPOTENCY_KEY)?;
         let mark = call?.map(Box::new);
-        fill_in(&mut request, &agent)?;
-        let digest = digest(&request);
-        let spec = match self.taken(&who, request, digest).await? {
-            Taken::Anew(spec) => spec,
-            Taken::Before(task) => {
-                let grant = self.claimed(&who, agent, mark, Some(task)).await?;
+        fill_defaults(&mut request, &agent)?;
+        let digest = submission_digest(&request);
+        let spec = match self.check_submission(&who, request, digest).await? {
+            CheckedSubmission::New(spec) => spec,
+            CheckedSubmission::Existing(task) => {
+                let grant = self.claim_for_agent(&who, agent, mark, Some(task)).await?;
                 return Ok(v1::StartResponse { grant });
             }
         };
-        let start = move |submit| Input::Start {
+        let start = move |submit| CoreCommand::Start {
             submit,
             agent: agent.clone(),
-            mark: mark.clone(),
+            fingerprint: mark.clone(),
         };
-        let outcome = self.hand_over(&spec, digest, start).await;
+        let outcome = self.submit_with_retry(&spec, digest, start).await;
         let key = spec.idempotency_key.clone();
         match outcome {
-            Ok(Reply::Granted(Some(grant))) => Ok(v1::StartResponse {
-                grant: Some(self.grant(&grant).await?),
+            Ok(CoreReply::Granted(Some(grant))) => Ok(v1::StartResponse {
+                grant: Some(self.grant_message(&grant).await?),
             }),
-            Err(Refusal::Rejected(Rejection::AlreadyTaken)) => {
-                Err(self.started_by(&who, key.unwrap_or_default()).await)
+            Err(RequestRefusal::Rejected(Rejection::AlreadyTaken)) => {
+                Err(self.started_by_fault(&who, key.unwrap_or_default()).await)
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected_reply(other)),
         }
     }
 
@@ -156,36 +159,38 @@ impl Api {
         &self,
         who: Principal,
         request: v1::ClaimRequest,
-    ) -> Result<v1::ClaimResponse, Fault> {
-        let agent = agent(&who)?;
+    ) -> Result<v1::ClaimResponse, ApiFault> {
+        let agent = agent_of(&who)?;
         let task: Option<TaskId> = match request.task_id.as_str() {
             "" => None,
             id => Some(validate::id("task_id", id)?),
         };
-        let mark = mark(&request.request_id, &request)?.map(Box::new);
-        let grant = self.claimed(&who, agent, mark, task).await?;
+        let mark = call_mark(&request.request_id, &request)?.map(Box::new);
+        let grant = self.claim_for_agent(&who, agent, mark, task).await?;
         Ok(v1::ClaimResponse { grant })
     }
 
-    async fn claimed(
+    async fn claim_for_agent(
         &self,
         who: &Principal,
-        agent: Agent,
-        mark: Option<Box<CallMark>>,
+        agent: AgentPrincipal,
+        mark: Option<Box<CallFingerprint>>,
         task: Option<TaskId>,
-    ) -> Result<Option<v1::AgentGrant>, Fault> {
-        let claim = move |request| Input::Claim {
+    ) -> Result<Option<v1::AgentGrant>, ApiFault> {
+        let claim = move |request| CoreCommand::Claim {
             request,
             agent,
-            mark,
+            fingerprint: mark,
             task,
             finished: None,
         };
         match self.dispatcher.request(claim).await {
-            Ok(Reply::Granted(None)) => Ok(None),
-            Ok(Reply::Granted(Some(grant))) => Ok(Some(self.grant(&grant).await?)),
-            Err(Refusal::Rejected(Rejection::AlreadyTaken)) => Err(self.taken_by(who, task).await),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Granted(None)) => Ok(None),
+            Ok(CoreReply::Granted(Some(grant))) => Ok(Some(self.grant_message(&grant).await?)),
+            Err(RequestRefusal::Rejected(Rejection::AlreadyTaken)) => {
+                Err(self.taken_by_fault(who, task).await)
+            }
+            other => Err(unexpected_reply(other)),
         }
     }
 
@@ -193,71 +198,73 @@ impl Api {
         &self,
         who: Principal,
         request: v1::PickUpRequest,
-    ) -> Result<v1::PickUpResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::PickUpResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let agent = agent(&who)?;
+        let agent = agent_of(&who)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let attempt: Option<AttemptId> = match request.attempt_id.as_str() {
             "" => None,
             id => Some(validate::id("attempt_id", id)?),
         };
         let mark = call?.map(Box::new);
-        let pick_up = move |request| Input::PickUp {
+        let pick_up = move |request| CoreCommand::PickUp {
             request,
             agent,
-            mark,
+            fingerprint: mark,
             task,
             attempt,
             reason,
             finished: None,
         };
         match self.dispatcher.request(pick_up).await {
-            Ok(Reply::Granted(Some(grant))) => Ok(v1::PickUpResponse {
-                grant: Some(self.grant(&grant).await?),
+            Ok(CoreReply::Granted(Some(grant))) => Ok(v1::PickUpResponse {
+                grant: Some(self.grant_message(&grant).await?),
             }),
-            Err(Refusal::Rejected(Rejection::HandedOff)) => {
-                Err(self.who_was_first(&who, task, attempt).await)
+            Err(RequestRefusal::Rejected(Rejection::HandedOff)) => {
+                Err(self.resumed_by_fault(&who, task, attempt).await)
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected_reply(other)),
         }
     }
 
     /// Who has the task that this caller wanted.
-    pub(super) async fn taken_by(&self, who: &Principal, task: Option<TaskId>) -> Fault {
-        let taken = Fault::Refused(Rejection::AlreadyTaken);
+    pub(super) async fn taken_by_fault(&self, who: &Principal, task: Option<TaskId>) -> ApiFault {
+        let taken = ApiFault::Refused(Rejection::AlreadyTaken);
         let Some(task) = task else {
             return taken;
         };
         match self.stored_task(who, task).await {
-            Ok((_, record)) => holder(&record).map_or(taken, |by| Fault::TakenBy { by }),
+            Ok((_, record)) => holder_name(&record).map_or(taken, |by| ApiFault::TakenBy { by }),
             Err(_) => taken,
         }
     }
 
     /// The same for a key: the first claim of its task is live.
-    async fn started_by(&self, who: &Principal, key: String) -> Fault {
+    async fn started_by_fault(&self, who: &Principal, key: String) -> ApiFault {
         let tenant = who.tenant.clone();
         let known = self
-            .read(move |reader| reader.idempotency(&tenant, &key))
+            .read_store(move |reader| reader.idempotency(&tenant, &key))
             .await;
         let known = known.ok().and_then(Result::ok).flatten();
         let task = known.map(|known| known.task);
-        self.taken_by(who, task).await
+        self.taken_by_fault(who, task).await
     }
 
     /// The lease, the task, and what earlier attempts left.
-    async fn grant(&self, grant: &Grant) -> Result<v1::AgentGrant, Fault> {
+    async fn grant_message(&self, grant: &AgentLeaseGrant) -> Result<v1::AgentGrant, ApiFault> {
         let record = &grant.record;
-        let mut task = convert::task(&grant.spec, record, &self.config, View::WithSpec);
+        let mut task =
+            convert::task_message(&grant.spec, record, &self.config, TaskDetail::WithSpec);
         task.progress = self.progress_of(record).await?;
-        let (tenant, id, newest) = (record.tenant.clone(), record.task, record.checkpoints);
-        let left = move |reader: &Reader| reader.checkpoint(&tenant, id, newest);
-        let checkpoint = self.read(left).await?;
-        let attempt = record.newest();
+        let (tenant, id, newest) = (record.tenant.clone(), record.task, record.checkpoint_count);
+        let left = move |reader: &RecordReader| reader.checkpoint(&tenant, id, newest);
+        let checkpoint = self.read_store(left).await?;
+        let attempt = record.newest_attempt();
         let said = attempt.and_then(|attempt| attempt.resume.as_deref());
         let previous = attempt.and_then(|attempt| attempt.previous);
-        let resume = previous.map(|previous| goal::resume(previous, said, checkpoint.as_deref()));
+        let resume =
+            previous.map(|previous| goal::resume_context(previous, said, checkpoint.as_deref()));
         Ok(v1::AgentGrant {
             r#ref: Some(wire::attempt_ref(&grant.to, self.config.incarnation)),
             token: Some(v1::LeaseToken {
@@ -273,12 +280,12 @@ impl Api {
 }
 
 /// The agent behind a credential. One of another role never gets past the permission table.
-pub(super) fn agent(who: &Principal) -> Result<Agent, Fault> {
+pub(super) fn agent_of(who: &Principal) -> Result<AgentPrincipal, ApiFault> {
     let role = who.role;
     let scope = who.agent_scope.clone();
     let may = &[Role::Agent][..];
     let scope = scope.ok_or(AuthFault::Forbidden { role, may })?;
-    Ok(Agent {
+    Ok(AgentPrincipal {
         token: who.token,
         name: Arc::clone(&who.name),
         tenant: who.tenant.clone(),
@@ -287,13 +294,13 @@ pub(super) fn agent(who: &Principal) -> Result<Agent, Fault> {
 }
 
 /// What goes without saying: the agent starts work for itself.
-fn fill_in(request: &mut v1::SubmitRequest, agent: &Agent) -> Result<(), Fault> {
+fn fill_defaults(request: &mut v1::SubmitRequest, agent: &AgentPrincipal) -> Result<(), ApiFault> {
     let Some(spec) = &mut request.spec else {
-        return Err(invalid("spec", Why::Missing).into());
+        return Err(invalid_field("spec", InvalidReason::Missing).into());
     };
     if !spec.agent_scope.is_empty() && *spec.agent_scope != *agent.scope {
         let with = "the scope of the token";
-        return Err(invalid("spec.agent_scope", Why::Conflict { with }).into());
+        return Err(invalid_field("spec.agent_scope", InvalidReason::Conflict { with }).into());
     }
     agent.scope.as_ref().clone_into(&mut spec.agent_scope);
     spec.agent_held = true;
@@ -303,7 +310,9 @@ fn fill_in(request: &mut v1::SubmitRequest, agent: &Agent) -> Result<(), Fault> 
     Ok(())
 }
 
-fn holder(record: &TaskRecord) -> Option<String> {
-    let held = record.newest().filter(|newest| newest.state.is_leased())?;
+fn holder_name(record: &TaskRecord) -> Option<String> {
+    let held = record
+        .newest_attempt()
+        .filter(|newest| newest.state.is_leased())?;
     held.holder.as_ref().map(|holder| holder.name().to_string())
 }

@@ -1,15 +1,15 @@
 //! An answer to an input: whether it fits what was asked, what is kept of it, and who was quicker.
 
 use baton_core::id::{AttemptId, InputId, TaskId};
-use baton_core::input::Input;
-use baton_core::record::{AttemptRecord, Decision, InputKind, InputRecord, TaskRecord};
+use baton_core::input::CoreCommand;
+use baton_core::record::{AttemptRecord, InputDecision, InputKind, InputRecord, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_proto::v1;
 use baton_proto::v1::answer_request::Answer as Given;
 use prost::Message;
 
-use super::fault::{Fault, Thing};
-use super::validate::{self, Checked, Why, invalid};
+use super::fault::{ApiFault, EntityKind};
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
 use super::{Api, actor, asked, limits};
 use crate::auth::Principal;
 
@@ -18,18 +18,19 @@ impl Api {
         &self,
         who: Principal,
         request: v1::AnswerRequest,
-    ) -> Result<v1::AnswerResponse, Fault> {
+    ) -> Result<v1::AnswerResponse, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let input: InputId = validate::id("input_id", &request.input_id)?;
         let given = validate::present("answer", request.answer.clone())?;
-        let (decision, payload) = checked(&given)?;
+        let (decision, payload) = parse_answer(&given)?;
         let (spec, record) = self.stored_task(&who, task).await?;
-        let (attempt, waiting) = find(&record, input).ok_or(Fault::NotFound(Thing::Input))?;
+        let (attempt, waiting) =
+            find_input(&record, input).ok_or(ApiFault::NotFound(EntityKind::Input))?;
         refuse_stale(&request, attempt, waiting)?;
-        refuse_unfit(&given, waiting)?;
+        refuse_mismatched(&given, waiting)?;
         let already_answered = waiting.state.answer().is_some();
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let ask = move |request| Input::Answer {
+        let ask = move |request| CoreCommand::Answer {
             request,
             tenant,
             task,
@@ -39,38 +40,43 @@ impl Api {
             payload: payload.into(),
             finished: None,
         };
-        let after = match self.task_after(ask).await {
-            Err(Fault::Refused(Rejection::AnswerConflict)) => {
-                return Err(self.outrun(&who, task, input).await);
+        let after = match self.request_task(ask).await {
+            Err(ApiFault::Refused(Rejection::AnswerConflict)) => {
+                return Err(self.answered_otherwise_fault(&who, task, input).await);
             }
             after => after?,
         };
-        let (attempt, answered) = find(&after, input).ok_or(Fault::Internal)?;
+        let (attempt, answered) = find_input(&after, input).ok_or(ApiFault::Internal)?;
         Ok(v1::AnswerResponse {
-            input: Some(asked::shown(&spec, &after, attempt, answered)),
+            input: Some(asked::input_message(&spec, &after, attempt, answered)),
             already_answered,
         })
     }
 
     /// Who answered otherwise, and when.
-    async fn outrun(&self, who: &Principal, task: TaskId, input: InputId) -> Fault {
+    async fn answered_otherwise_fault(
+        &self,
+        who: &Principal,
+        task: TaskId,
+        input: InputId,
+    ) -> ApiFault {
         let Ok((_, record)) = self.stored_task(who, task).await else {
-            return Fault::Refused(Rejection::AnswerConflict);
+            return ApiFault::Refused(Rejection::AnswerConflict);
         };
-        let given = find(&record, input).and_then(|(_, input)| input.state.answer());
+        let given = find_input(&record, input).and_then(|(_, input)| input.state.answer());
         match given {
-            Some(given) => Fault::AnsweredOtherwise {
+            Some(given) => ApiFault::AnsweredOtherwise {
                 by: given.by.to_string(),
                 at: given.at,
                 decision: given.decision,
             },
-            None => Fault::Refused(Rejection::AnswerConflict),
+            None => ApiFault::Refused(Rejection::AnswerConflict),
         }
     }
 }
 
 /// What the core keeps of an answer: the decision, and the words for the agent as the wire has them.
-fn checked(given: &Given) -> Result<(Decision, Vec<u8>), Fault> {
+fn parse_answer(given: &Given) -> Result<(InputDecision, Vec<u8>), ApiFault> {
     match given {
         Given::Permission(reply) => {
             let scope = validate::enumeration("permission.scope", reply.scope)?;
@@ -88,9 +94,9 @@ fn checked(given: &Given) -> Result<(Decision, Vec<u8>), Fault> {
                 ..v1::PermissionDecision::default()
             };
             let said = if reply.allow {
-                Decision::Allowed
+                InputDecision::Allowed
             } else {
-                Decision::Denied
+                InputDecision::Denied
             };
             Ok((said, decision.encode_to_vec()))
         }
@@ -99,19 +105,19 @@ fn checked(given: &Given) -> Result<(Decision, Vec<u8>), Fault> {
             for (place, label) in reply.labels.iter().enumerate() {
                 validate::not_blank("question.labels", label, limits::OPTION_LABEL)?;
                 if reply.labels[..place].contains(label) {
-                    return Err(invalid("question.labels", Why::Duplicate).into());
+                    return Err(invalid_field("question.labels", InvalidReason::Duplicate).into());
                 }
             }
             validate::text("question.text", &reply.text, limits::ANSWER)?;
             if reply.labels.is_empty() && reply.text.trim().is_empty() {
-                return Err(invalid("question.text", Why::Blank).into());
+                return Err(invalid_field("question.text", InvalidReason::Blank).into());
             }
             let answer = v1::QuestionAnswer {
                 labels: reply.labels.clone(),
                 text: reply.text.clone(),
                 ..v1::QuestionAnswer::default()
             };
-            Ok((Decision::Replied, answer.encode_to_vec()))
+            Ok((InputDecision::Replied, answer.encode_to_vec()))
         }
     }
 }
@@ -121,35 +127,35 @@ fn refuse_stale(
     request: &v1::AnswerRequest,
     attempt: &AttemptRecord,
     asked: &InputRecord,
-) -> Result<(), Fault> {
+) -> Result<(), ApiFault> {
     if !request.attempt_id.is_empty() {
         let seen: AttemptId = validate::id("attempt_id", &request.attempt_id)?;
         if seen != attempt.id {
-            return Err(Fault::StaleAnswer);
+            return Err(ApiFault::StaleAnswer);
         }
     }
     let seen = &request.tool_input_sha256;
     if asked.kind == InputKind::Permission && !seen.is_empty() && **seen != asked.digest {
-        return Err(Fault::StaleAnswer);
+        return Err(ApiFault::StaleAnswer);
     }
     Ok(())
 }
 
 /// The answer must be one of those that were offered. What is closed is not there to compare with: then the core
 /// says whether it is the answer that was given.
-fn refuse_unfit(given: &Given, asked: &InputRecord) -> Checked<()> {
+fn refuse_mismatched(given: &Given, asked: &InputRecord) -> ValidationResult<()> {
     let open = !asked.payload.is_empty();
     match (given, asked.kind) {
         (Given::Permission(_), InputKind::Question)
         | (Given::Question(_), InputKind::Permission) => {
             let with = "the kind of the input";
-            Err(invalid("answer", Why::Conflict { with }))
+            Err(invalid_field("answer", InvalidReason::Conflict { with }))
         }
         (Given::Permission(reply), InputKind::Permission) if open => {
             let request = v1::PermissionRequest::decode(&*asked.payload).unwrap_or_default();
             let wide = reply.allow && reply.scope() == v1::PermissionScope::Attempt;
             if wide && !request.can_allow_for_attempt {
-                return Err(invalid("permission.scope", Why::OnceOnly));
+                return Err(invalid_field("permission.scope", InvalidReason::OnceOnly));
             }
             Ok(())
         }
@@ -162,23 +168,29 @@ fn refuse_unfit(given: &Given, asked: &InputRecord) -> Checked<()> {
     }
 }
 
-fn refuse_unoffered(reply: &v1::QuestionReply, question: &v1::Question) -> Checked<()> {
+fn refuse_unoffered(reply: &v1::QuestionReply, question: &v1::Question) -> ValidationResult<()> {
     let offered = |label: &String| question.options.iter().any(|option| option.label == *label);
     if !reply.labels.iter().all(offered) {
-        return Err(invalid("question.labels", Why::NotOffered));
+        return Err(invalid_field("question.labels", InvalidReason::NotOffered));
     }
     if reply.labels.len() > 1 && !question.multi_select {
         let (items, limit) = (reply.labels.len(), 1);
-        return Err(invalid("question.labels", Why::TooMany { items, limit }));
+        return Err(invalid_field(
+            "question.labels",
+            InvalidReason::TooMany { items, limit },
+        ));
     }
     let free = question.options.is_empty() || question.allow_free_text;
     if !reply.text.is_empty() && !free {
-        return Err(invalid("question.text", Why::NotOffered));
+        return Err(invalid_field("question.text", InvalidReason::NotOffered));
     }
     Ok(())
 }
 
-pub(super) fn find(record: &TaskRecord, input: InputId) -> Option<(&AttemptRecord, &InputRecord)> {
+pub(super) fn find_input(
+    record: &TaskRecord,
+    input: InputId,
+) -> Option<(&AttemptRecord, &InputRecord)> {
     record.attempts.iter().rev().find_map(|attempt| {
         let found = attempt.inputs.iter().find(|known| known.id == input)?;
         Some((attempt, found))

@@ -1,8 +1,10 @@
 //! Inputs as people see them. The relay keeps what the daemon sent as it is; here it is opened.
 
-use baton_core::record::{Answer, AttemptRecord, InputKind, InputRecord, InputState, TaskRecord};
+use baton_core::record::{
+    AttemptRecord, InputKind, InputRecord, InputState, StoredAnswer, TaskRecord,
+};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::v1;
 use bytes::Bytes;
 use prost::Message;
@@ -10,14 +12,14 @@ use prost::Message;
 use crate::wire::{self, timestamp, words};
 
 /// What waits for a person now.
-pub(super) fn open_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
-    let mut inputs = all_of(spec, record);
+pub(super) fn open_inputs_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
+    let mut inputs = all_inputs_of(spec, record);
     inputs.retain(|input| input.state() == v1::InputState::Open);
     inputs
 }
 
 /// Every input that is kept, oldest first.
-pub(super) fn all_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
+pub(super) fn all_inputs_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
     let mut kept: Vec<(&AttemptRecord, &InputRecord)> = record
         .attempts
         .iter()
@@ -26,31 +28,31 @@ pub(super) fn all_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
     kept.sort_by_key(|(_, input)| (input.asked, input.id));
     let shown = kept
         .into_iter()
-        .map(|(attempt, input)| shown(spec, record, attempt, input));
+        .map(|(attempt, input)| input_message(spec, record, attempt, input));
     shown.collect()
 }
 
-pub(super) fn shown(
+pub(super) fn input_message(
     spec: &TaskSpec,
     record: &TaskRecord,
     attempt: &AttemptRecord,
     input: &InputRecord,
 ) -> v1::Input {
-    let (state, outcome) = standing(input);
+    let (state, outcome) = state_and_outcome(input);
     let answer = input.state.answer();
-    let said = answer.map(|answer| words_of(input.kind, answer));
+    let said = answer.map(|answer| answer_content(input.kind, answer));
     let said = said.unwrap_or_default();
     v1::Input {
         input_id: input.id.to_string(),
         task_id: record.task.to_string(),
         attempt_id: attempt.id.to_string(),
         attempt_number: attempt.number,
-        kind: kind(input.kind).into(),
+        kind: input_kind(input.kind).into(),
         state: state.into(),
         outcome: outcome.into(),
-        body: Some(body(input)),
+        body: Some(input_body(input)),
         asked_at: Some(timestamp(input.asked)),
-        expires_at: expires(spec, input).map(timestamp),
+        expires_at: input_expiry(spec, input).map(timestamp),
         answered_at: answer.map(|answer| timestamp(answer.at)),
         answered_by: answer
             .map(|answer| answer.by.to_string())
@@ -60,23 +62,23 @@ pub(super) fn shown(
         text: said.text,
         goal: spec.goal.clone(),
         agent: spec.agent.clone(),
-        rule: answer.and_then(|answer| rule_of(spec, answer)),
+        rule: answer.and_then(|answer| permission_rule_of(spec, answer)),
     }
 }
 
 /// For display: the timer itself is the core's.
-fn expires(spec: &TaskSpec, input: &InputRecord) -> Option<Wall> {
+fn input_expiry(spec: &TaskSpec, input: &InputRecord) -> Option<WallTime> {
     let limit = spec.effective_profile.user_input_ms.filter(|ms| *ms > 0)?;
     let open = input.state == InputState::Open;
-    open.then(|| Wall(input.asked.0.saturating_add(limit)))
+    open.then(|| WallTime(input.asked.0.saturating_add(limit)))
 }
 
-fn rule_of(spec: &TaskSpec, answer: &Answer) -> Option<v1::PermissionRule> {
+fn permission_rule_of(spec: &TaskSpec, answer: &StoredAnswer) -> Option<v1::PermissionRule> {
     let place = usize::try_from(answer.rule?.checked_sub(1)?).ok()?;
     spec.permission_rules.get(place).map(wire::permission_rule)
 }
 
-fn kind(kind: InputKind) -> v1::InputKind {
+fn input_kind(kind: InputKind) -> v1::InputKind {
     match kind {
         InputKind::Permission => v1::InputKind::Permission,
         InputKind::Question => v1::InputKind::Question,
@@ -84,7 +86,7 @@ fn kind(kind: InputKind) -> v1::InputKind {
 }
 
 /// What was asked, word for word while it matters; of a closed one only which tool, and what the answer was bound to.
-fn body(input: &InputRecord) -> v1::input::Body {
+fn input_body(input: &InputRecord) -> v1::input::Body {
     match input.kind {
         InputKind::Permission => {
             let asked = v1::PermissionRequest::decode(&*input.payload).unwrap_or_default();
@@ -105,7 +107,7 @@ fn body(input: &InputRecord) -> v1::input::Body {
     }
 }
 
-fn standing(input: &InputRecord) -> (v1::InputState, v1::InputOutcome) {
+fn state_and_outcome(input: &InputRecord) -> (v1::InputState, v1::InputOutcome) {
     use v1::{InputOutcome as Outcome, InputState as Standing};
     match &input.state {
         InputState::Open => (Standing::Open, Outcome::Unspecified),
@@ -118,28 +120,28 @@ fn standing(input: &InputRecord) -> (v1::InputState, v1::InputOutcome) {
 }
 
 #[derive(Default)]
-struct Said {
+struct InputAnswerContent {
     scope: i32,
     labels: Vec<String>,
     text: String,
 }
 
-fn words_of(kind: InputKind, answer: &Answer) -> Said {
+fn answer_content(kind: InputKind, answer: &StoredAnswer) -> InputAnswerContent {
     match kind {
         InputKind::Permission => {
             let said = v1::PermissionDecision::decode(&*answer.payload).unwrap_or_default();
-            Said {
+            InputAnswerContent {
                 scope: said.scope,
                 text: said.message,
-                ..Said::default()
+                ..InputAnswerContent::default()
             }
         }
         InputKind::Question => {
             let said = v1::QuestionAnswer::decode(&*answer.payload).unwrap_or_default();
-            Said {
+            InputAnswerContent {
                 labels: said.labels,
                 text: said.text,
-                ..Said::default()
+                ..InputAnswerContent::default()
             }
         }
     }

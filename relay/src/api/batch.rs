@@ -6,17 +6,19 @@ use std::task::Poll;
 
 /// Drives all futures together and gives their results in their own order. They are first polled in that order, so
 /// what each does before it first waits happens in that order too.
-pub(super) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut rows: Vec<Row<F>> = futures
+pub(super) async fn join_in_order<F: Future>(
+    futures: impl IntoIterator<Item = F>,
+) -> Vec<F::Output> {
+    let mut rows: Vec<PolledFuture<F>> = futures
         .into_iter()
-        .map(|f| Row::Waiting(Box::pin(f)))
+        .map(|f| PolledFuture::Waiting(Box::pin(f)))
         .collect();
     poll_fn(|cx| {
         let mut waiting = false;
         for row in &mut rows {
-            if let Row::Waiting(future) = row {
+            if let PolledFuture::Waiting(future) = row {
                 match future.as_mut().poll(cx) {
-                    Poll::Ready(output) => *row = Row::Done(output),
+                    Poll::Ready(output) => *row = PolledFuture::Done(output),
                     Poll::Pending => waiting = true,
                 }
             }
@@ -29,13 +31,13 @@ pub(super) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<
     })
     .await;
     let done = |row| match row {
-        Row::Done(output) => Some(output),
-        Row::Waiting(_) => None,
+        PolledFuture::Done(output) => Some(output),
+        PolledFuture::Waiting(_) => None,
     };
     rows.into_iter().filter_map(done).collect()
 }
 
-enum Row<F: Future> {
+enum PolledFuture<F: Future> {
     Waiting(Pin<Box<F>>),
     Done(F::Output),
 }

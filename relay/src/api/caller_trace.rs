@@ -8,7 +8,7 @@ use tonic::Request;
 const TRACEPARENT: &str = "traceparent";
 
 /// Gives it to each submission that names none. Whether it is valid is decided where all of them are read.
-pub(super) fn inherit<Q>(
+pub(super) fn inherit_traceparent<Q>(
     request: &mut Request<Q>,
     submissions: impl FnOnce(&mut Q) -> &mut [SubmitRequest],
 ) {
@@ -34,11 +34,11 @@ mod tests {
             ..SubmitRequest::default()
         };
         let mut request = Request::new(vec![own, SubmitRequest::default()]);
-        inherit(&mut request, |rows| rows);
+        inherit_traceparent(&mut request, |rows| rows);
         assert_eq!(request.get_ref()[1].traceparent, "");
         let sent = "call".parse().unwrap();
         request.metadata_mut().insert(TRACEPARENT, sent);
-        inherit(&mut request, |rows| rows);
+        inherit_traceparent(&mut request, |rows| rows);
         let traces: Vec<&str> = request
             .get_ref()
             .iter()

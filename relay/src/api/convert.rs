@@ -5,30 +5,40 @@ use std::sync::Arc;
 use baton_core::config::Config;
 use baton_core::profile;
 use baton_core::record::{
-    Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, PausesRecord,
-    Pending, Receipt, SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage, Workspace,
+    ArtifactEvidence, AttemptEnd, AttemptRecord, AttemptState, CancelRecord, LeaseRecord, OpenTool,
+    PausesRecord, PendingEnd, ProcessExitStatus, SchedulerRecord, TaskAttention, TaskRecord,
+    TaskState, TerminationReceipt, TimerKind, TokenUsage, WorkspaceReport,
 };
 use baton_core::secrets;
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::{TraceParent, v1};
 
 use crate::wire::{self, timestamp, words};
 
 /// How much of a task an answer carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum TaskDetail {
     /// The newest attempt only: for lists and for answers to changes.
-    Newest,
+    NewestAttempt,
     /// All attempts.
-    Whole,
+    AllAttempts,
     /// All attempts and what was submitted, prompt included.
     WithSpec,
 }
 
-pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: View) -> v1::Task {
+pub(super) fn task_message(
+    spec: &TaskSpec,
+    record: &TaskRecord,
+    config: &Config,
+    view: TaskDetail,
+) -> v1::Task {
     let newest = record.attempts.len().saturating_sub(1);
-    let from = if view == View::Newest { newest } else { 0 };
+    let from = if view == TaskDetail::NewestAttempt {
+        newest
+    } else {
+        0
+    };
     let attempts = record.attempts.get(from..).unwrap_or_default();
     v1::Task {
         task_id: record.task.to_string(),
@@ -41,20 +51,20 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         priority: spec.priority.into(),
         conversation_id: spec.conversation_id.clone().unwrap_or_default(),
         channel_id: spec.channel_id.clone().unwrap_or_default(),
-        requested_profile: wire::inline(&spec.requested_profile),
-        profile_name: wire::named(&spec.requested_profile),
+        requested_profile: wire::inline_profile(&spec.requested_profile),
+        profile_name: wire::profile_name(&spec.requested_profile),
         effective_profile: Some(wire::deadlines(&spec.effective_profile)),
         queue_ms: profile::queue_ms(spec, config),
         total_ms: profile::total_ms(spec, config),
         lease_ttl_ms: spec.lease_ttl_ms,
         attempts: attempts
             .iter()
-            .map(|attempt| self::attempt(spec, record, attempt))
+            .map(|attempt| attempt_message(spec, record, attempt))
             .collect(),
         attention: record
             .attention
             .as_ref()
-            .map(|attention| self::attention(record, attention)),
+            .map(|attention| attention_message(record, attention)),
         waits_for: waits_for(spec, record).into(),
         retry_at: record.retry.as_ref().map(|retry| timestamp(retry.at)),
         created_at: Some(timestamp(record.created)),
@@ -72,42 +82,52 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
             .unwrap_or_default(),
         result: result(record),
         created_by: spec.submitted_by.clone(),
-        attempt_count: record.newest().map_or(0, |newest| newest.number),
+        attempt_count: record.newest_attempt().map_or(0, |newest| newest.number),
         success_criteria: spec.success_criteria.clone(),
-        spec: (view == View::WithSpec).then(|| wire::spec(spec)),
-        retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),
+        spec: (view == TaskDetail::WithSpec).then(|| wire::spec(spec)),
+        retry_stop: record
+            .retry_stop_reason
+            .as_deref()
+            .unwrap_or_default()
+            .to_owned(),
         tenant: record.tenant.to_string(),
         waits_until: record.retry.as_ref().map(|retry| timestamp(retry.at)),
-        about: about(spec),
+        about: summary_line(spec),
     }
 }
 
 /// Characters of a task's line in a list.
-const ABOUT: usize = 120;
+const SUMMARY_CHARS: usize = 120;
 
 /// A prompt may be long and a line is not, so its beginning is enough to look at.
-fn about(spec: &TaskSpec) -> String {
+fn summary_line(spec: &TaskSpec) -> String {
     let words = match spec.argv.as_slice() {
-        [] => spec.prompt.chars().take(4 * ABOUT).collect(),
-        argv => argv.join(" ").chars().take(4 * ABOUT).collect::<String>(),
+        [] => spec.prompt.chars().take(4 * SUMMARY_CHARS).collect(),
+        argv => argv
+            .join(" ")
+            .chars()
+            .take(4 * SUMMARY_CHARS)
+            .collect::<String>(),
     };
-    let clean = secrets::without(&words);
+    let clean = secrets::redact(&words);
     let line: Vec<&str> = clean.split_whitespace().collect();
-    line.join(" ").chars().take(ABOUT).collect()
+    line.join(" ").chars().take(SUMMARY_CHARS).collect()
 }
 
 /// What is held after an import, or whose tenant is paused, looks queued in its own record; the scheduler's record knows
 /// better.
-pub(super) fn fill_hold(
+pub(super) fn fill_wait_reason(
     task: &mut v1::Task,
     record: &TaskRecord,
     (scheduler, pauses): (&SchedulerRecord, &PausesRecord),
-    now: Wall,
+    now: WallTime,
 ) {
     if record.state != TaskState::Queued {
         return;
     }
-    let wider = pauses.of(&record.tenant).or(scheduler.paused.as_ref());
+    let wider = pauses
+        .pause_of_tenant(&record.tenant)
+        .or(scheduler.paused.as_ref());
     if let Some(wider) = wider {
         task.waits_for = v1::WaitsFor::Pause.into();
         task.paused = true;
@@ -115,10 +135,10 @@ pub(super) fn fill_hold(
             task.pause_reason = wider.reason.to_string();
         }
     }
-    if let Some(hold) = scheduler.hold_of(record.task) {
-        let left_ms = hold.until_ms.saturating_sub(scheduler.uptime_ms);
+    if let Some(hold) = scheduler.suspension_of(record.task) {
+        let left_ms = hold.until_uptime_ms.saturating_sub(scheduler.uptime_ms);
         task.waits_for = v1::WaitsFor::Inheritance.into();
-        task.waits_until = Some(timestamp(Wall(now.0.saturating_add(left_ms))));
+        task.waits_until = Some(timestamp(WallTime(now.0.saturating_add(left_ms))));
     }
 }
 
@@ -131,7 +151,7 @@ fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
         TaskState::Queued if spec.agent_held => v1::WaitsFor::Agent,
         TaskState::Queued => v1::WaitsFor::Daemon,
         TaskState::NeedsAttention => v1::WaitsFor::Person,
-        TaskState::Running if is_asking(record) => v1::WaitsFor::Person,
+        TaskState::Running if waits_for_input(record) => v1::WaitsFor::Person,
         TaskState::Running
         | TaskState::Completed
         | TaskState::Failed
@@ -142,9 +162,9 @@ fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
 }
 
 /// As the core sees it: it does nothing else before it has its answer.
-fn is_asking(record: &TaskRecord) -> bool {
-    let newest = record.newest();
-    newest.is_some_and(|attempt| attempt.state == State::WaitingInput)
+fn waits_for_input(record: &TaskRecord) -> bool {
+    let newest = record.newest_attempt();
+    newest.is_some_and(|attempt| attempt.state == AttemptState::WaitingInput)
 }
 
 fn cancel(cancel: &CancelRecord) -> v1::CancelView {
@@ -158,17 +178,17 @@ fn cancel(cancel: &CancelRecord) -> v1::CancelView {
     }
 }
 
-pub(super) fn attempt(
+pub(super) fn attempt_message(
     spec: &TaskSpec,
     record: &TaskRecord,
     attempt: &AttemptRecord,
 ) -> v1::Attempt {
     let end = attempt.state.end();
-    let (daemon, agent) = (attempt.daemon(), attempt.agent());
+    let (daemon, agent) = (attempt.daemon_holder(), attempt.agent_holder());
     v1::Attempt {
         attempt_id: attempt.id.to_string(),
         attempt_number: attempt.number,
-        state: words::attempt_state(attempt.state.name()).into(),
+        state: words::attempt_state(attempt.state.kind()).into(),
         phase: attempt.phase.map_or(0, |phase| words::phase(phase).into()),
         daemon_id: daemon.map(|d| d.daemon.to_string()).unwrap_or_default(),
         daemon_name: daemon.map(|d| d.name.to_string()).unwrap_or_default(),
@@ -184,7 +204,7 @@ pub(super) fn attempt(
             .and_then(|end| end.user_message.as_deref())
             .unwrap_or_default()
             .to_owned(),
-        ended_by: end.map_or(0, |end| words::ended_by(end.by).into()),
+        ended_by: end.map_or(0, |end| words::ended_by(end.ended_by).into()),
         exit_code: exit_code(end),
         signal: exit_signal(end),
         termination: end.map_or(0, |end| words::termination(end.receipt).into()),
@@ -203,8 +223,8 @@ pub(super) fn attempt(
             ends_open: false,
         }),
         killed_after_result: end.is_some_and(|end| end.killed_after_result),
-        adopted_late: end.is_some_and(|end| end.adopted_late),
-        late_terminal: attempt.late_terminal,
+        adopted_late: end.is_some_and(|end| end.is_adopted_late),
+        late_terminal: attempt.has_late_terminal,
         previous_attempt_id: attempt
             .previous
             .map(|id| id.to_string())
@@ -220,13 +240,17 @@ pub(super) fn attempt(
             .unwrap_or_default()
             .to_owned(),
         pid: None,
-        open_tools: attempt.tools.iter().map(open_tool).collect(),
+        open_tools: attempt.open_tools.iter().map(open_tool).collect(),
         open_input_ids: open_input_ids(attempt),
         workspace: attempt.workspace.as_deref().map(workspace),
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
         artifacts: artifacts(spec, attempt),
-        resume_fallback: attempt.fresh,
-        handed_off_to: attempt.handed_to.as_deref().unwrap_or_default().to_owned(),
+        resume_fallback: attempt.fresh_conversation,
+        handed_off_to: attempt
+            .handed_off_to
+            .as_deref()
+            .unwrap_or_default()
+            .to_owned(),
         stderr_tail: String::new(),
         cause_phase: end
             .and_then(|end| end.cause_phase)
@@ -234,7 +258,7 @@ pub(super) fn attempt(
     }
 }
 
-fn workspace(left: &Workspace) -> v1::WorkspaceReport {
+fn workspace(left: &WorkspaceReport) -> v1::WorkspaceReport {
     let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
     v1::WorkspaceReport {
         path: left.path.to_string(),
@@ -244,37 +268,37 @@ fn workspace(left: &Workspace) -> v1::WorkspaceReport {
         head_commit: words(&left.head_commit),
         dirty_digest: words(&left.dirty_digest),
         changed_files: left.changed_files,
-        kept: left.kept,
+        kept: left.is_retained,
     }
 }
 
-fn failure_code(end: &End) -> Option<String> {
+fn failure_code(end: &AttemptEnd) -> Option<String> {
     end.failure_code
         .as_ref()
         .map(|code| code.as_str().to_owned())
 }
 
-fn exit_code(end: Option<&End>) -> Option<i32> {
+fn exit_code(end: Option<&AttemptEnd>) -> Option<i32> {
     match end?.exit? {
-        Exit::Code(code) => Some(code),
-        Exit::Signal(_) => None,
+        ProcessExitStatus::Code(code) => Some(code),
+        ProcessExitStatus::Signal(_) => None,
     }
 }
 
-fn exit_signal(end: Option<&End>) -> Option<i32> {
+fn exit_signal(end: Option<&AttemptEnd>) -> Option<i32> {
     match end?.exit? {
-        Exit::Signal(signal) => Some(signal),
-        Exit::Code(_) => None,
+        ProcessExitStatus::Signal(signal) => Some(signal),
+        ProcessExitStatus::Code(_) => None,
     }
 }
 
-fn receipt(attempt: &AttemptRecord, end: &End) -> Option<v1::TerminationReceipt> {
-    (end.receipt == Receipt::Confirmed).then(|| v1::TerminationReceipt {
+fn receipt(attempt: &AttemptRecord, end: &AttemptEnd) -> Option<v1::TerminationReceipt> {
+    (end.receipt == TerminationReceipt::Confirmed).then(|| v1::TerminationReceipt {
         exit_code: exit_code(Some(end)),
         signal: exit_signal(Some(end)),
         group_empty: true,
         prompt_written: attempt.prompt_written,
-        process_started: attempt.times.agent_started.is_some(),
+        process_started: attempt.stage_times.agent_started.is_some(),
         cleanup: end.cleanup.as_deref().unwrap_or_default().to_owned(),
         ..v1::TerminationReceipt::default()
     })
@@ -283,8 +307,8 @@ fn receipt(attempt: &AttemptRecord, end: &End) -> Option<v1::TerminationReceipt>
 /// Its code names the timer; a deadline that still cleans up has it in its state.
 fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
     use baton_core::record::FailureCode;
-    if let State::CleaningUp {
-        pending: Some(Pending::Deadline { timer, .. } | Pending::OwnDeadline { timer }),
+    if let AttemptState::CleaningUp {
+        pending: Some(PendingEnd::Deadline { timer, .. } | PendingEnd::DaemonDeadline { timer }),
     } = &attempt.state
     {
         return Some(*timer);
@@ -312,9 +336,9 @@ fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
 }
 
 fn times(attempt: &AttemptRecord) -> v1::AttemptTimes {
-    let times = &attempt.times;
-    let at = |wall: Option<Wall>| wall.map(timestamp);
-    let parked_at = if let State::Parked(parked) = &attempt.state {
+    let times = &attempt.stage_times;
+    let at = |wall: Option<WallTime>| wall.map(timestamp);
+    let parked_at = if let AttemptState::Parked(parked) = &attempt.state {
         Some(timestamp(parked.since))
     } else {
         None
@@ -335,7 +359,7 @@ fn times(attempt: &AttemptRecord) -> v1::AttemptTimes {
     }
 }
 
-fn lease(lease: &Lease, live: bool) -> v1::LeaseView {
+fn lease(lease: &LeaseRecord, live: bool) -> v1::LeaseView {
     let prefix = lease.token_hash.iter().take(4);
     v1::LeaseView {
         granted_ms: lease.ttl_ms,
@@ -347,7 +371,7 @@ fn lease(lease: &Lease, live: bool) -> v1::LeaseView {
     }
 }
 
-fn usage(usage: &Usage) -> v1::Usage {
+fn usage(usage: &TokenUsage) -> v1::Usage {
     v1::Usage {
         input_tokens: usage.input_tokens,
         output_tokens: usage.output_tokens,
@@ -371,10 +395,10 @@ fn artifacts(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<v1::ArtifactReceip
     seen.map(|seen| artifact(spec, seen)).collect()
 }
 
-fn artifact(spec: &TaskSpec, seen: &Artifact) -> v1::ArtifactReceipt {
+fn artifact(spec: &TaskSpec, seen: &ArtifactEvidence) -> v1::ArtifactReceipt {
     let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
     let contract = spec.contract.as_ref();
-    let wanted = contract.and_then(|c| c.artifacts.get(usize::from(seen.required)));
+    let wanted = contract.and_then(|c| c.artifacts.get(usize::from(seen.contract_index)));
     let path = wanted.map_or("", |wanted| &wanted.path);
     let resolved = seen.resolved.as_deref().unwrap_or(path);
     v1::ArtifactReceipt {
@@ -389,14 +413,14 @@ fn artifact(spec: &TaskSpec, seen: &Artifact) -> v1::ArtifactReceipt {
     }
 }
 
-pub(super) fn attention(record: &TaskRecord, attention: &Attention) -> v1::Attention {
+pub(super) fn attention_message(record: &TaskRecord, attention: &TaskAttention) -> v1::Attention {
     v1::Attention {
-        cause: words::attention(attention.cause).into(),
+        cause: words::attention_cause(attention.cause).into(),
         reason: attention.reason.to_string(),
         resume_hint: attention.hint.as_deref().unwrap_or_default().to_owned(),
         since: Some(timestamp(attention.since)),
         attempt_id: record
-            .newest()
+            .newest_attempt()
             .map(|attempt| attempt.id.to_string())
             .unwrap_or_default(),
         checkpoint_id: attention
@@ -417,7 +441,7 @@ fn open_input_ids(attempt: &AttemptRecord) -> Vec<String> {
 
 fn open_inputs(record: &TaskRecord) -> u32 {
     let open = record
-        .newest()
+        .newest_attempt()
         .map_or(0, |attempt| open_input_ids(attempt).len());
     u32::try_from(open).unwrap_or(u32::MAX)
 }

@@ -6,15 +6,21 @@ use std::collections::HashMap;
 
 use baton_core::contract;
 use baton_core::id::{AttemptId, InputId};
-use baton_core::record::{AttemptState, Audit, EventKind, Phase, TaskRecord, TimelineEvent};
+use baton_core::record::{
+    AttemptStateKind, LifecyclePhase, OperatorAudit, TaskRecord, TimelineEvent, TimelineEventKind,
+};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::{ShortName, v1};
 
 use crate::wire::{timestamp, words};
 
 /// The record's events after `revision`, oldest first.
-pub(super) fn after(spec: &TaskSpec, record: &TaskRecord, revision: u64) -> Vec<v1::TaskEvent> {
+pub(super) fn events_after(
+    spec: &TaskSpec,
+    record: &TaskRecord,
+    revision: u64,
+) -> Vec<v1::TaskEvent> {
     let mut phases = HashMap::new();
     let mut shown = Vec::new();
     for event in &record.timeline.events {
@@ -29,62 +35,64 @@ pub(super) fn after(spec: &TaskSpec, record: &TaskRecord, revision: u64) -> Vec<
 }
 
 /// The phase that an event brings its attempt to, if it moves it.
-fn phase_of(event: &TimelineEvent) -> Option<Phase> {
+fn phase_of(event: &TimelineEvent) -> Option<LifecyclePhase> {
     match &event.kind {
-        EventKind::Phase(phase) => Some(*phase),
-        EventKind::Confirmed => Some(Phase::Accepted),
-        EventKind::ToolStarted { .. } => Some(Phase::ToolStarted),
-        EventKind::ToolFinished { .. } => Some(Phase::ToolFinished),
-        EventKind::InputAsked { .. } => Some(Phase::WaitingInput),
-        EventKind::InputReceived { .. } => Some(Phase::InputReceived),
-        EventKind::RetryScheduled { .. } => Some(Phase::RetryScheduled),
-        EventKind::Ended { .. } | EventKind::AdoptedLate => event.state.and_then(end_phase),
-        EventKind::Submitted
-        | EventKind::Queued
-        | EventKind::Offered { .. }
-        | EventKind::Rejected { .. }
-        | EventKind::InputAnswered { .. }
-        | EventKind::InputClosed { .. }
-        | EventKind::DeadlineExpired { .. }
-        | EventKind::CancelRequested
-        | EventKind::CancelDelivered
-        | EventKind::CancelConfirmed
-        | EventKind::RetryStopped
-        | EventKind::ResumeFallback
-        | EventKind::RetryAsked
-        | EventKind::Attention(_)
-        | EventKind::Paused
-        | EventKind::Unpaused
-        | EventKind::ReceiptArrived
-        | EventKind::CompletionRefused { .. }
-        | EventKind::LateTerminal
-        | EventKind::Forced(_)
-        | EventKind::PhaseRegression(_)
-        | EventKind::Progress
-        | EventKind::Checkpoint { .. }
-        | EventKind::Resumed { .. }
-        | EventKind::PickedUp { .. } => None,
+        TimelineEventKind::Phase(phase) => Some(*phase),
+        TimelineEventKind::Confirmed => Some(LifecyclePhase::Accepted),
+        TimelineEventKind::ToolStarted { .. } => Some(LifecyclePhase::ToolStarted),
+        TimelineEventKind::ToolFinished { .. } => Some(LifecyclePhase::ToolFinished),
+        TimelineEventKind::InputAsked { .. } => Some(LifecyclePhase::WaitingInput),
+        TimelineEventKind::InputReceived { .. } => Some(LifecyclePhase::InputReceived),
+        TimelineEventKind::RetryScheduled { .. } => Some(LifecyclePhase::RetryScheduled),
+        TimelineEventKind::Ended { .. } | TimelineEventKind::AdoptedLate => {
+            event.state.and_then(end_phase)
+        }
+        TimelineEventKind::Submitted
+        | TimelineEventKind::Queued
+        | TimelineEventKind::Offered { .. }
+        | TimelineEventKind::Rejected { .. }
+        | TimelineEventKind::InputAnswered { .. }
+        | TimelineEventKind::InputClosed { .. }
+        | TimelineEventKind::DeadlineExpired { .. }
+        | TimelineEventKind::CancelRequested
+        | TimelineEventKind::CancelDelivered
+        | TimelineEventKind::CancelConfirmed
+        | TimelineEventKind::RetryStopped
+        | TimelineEventKind::ResumeFallback
+        | TimelineEventKind::RetryAsked
+        | TimelineEventKind::Attention(_)
+        | TimelineEventKind::Paused
+        | TimelineEventKind::Unpaused
+        | TimelineEventKind::ReceiptArrived
+        | TimelineEventKind::CompletionRefused { .. }
+        | TimelineEventKind::LateTerminal
+        | TimelineEventKind::Forced(_)
+        | TimelineEventKind::PhaseRegression(_)
+        | TimelineEventKind::Progress
+        | TimelineEventKind::Checkpoint { .. }
+        | TimelineEventKind::Resumed { .. }
+        | TimelineEventKind::PickedUp { .. } => None,
     }
 }
 
-fn end_phase(state: AttemptState) -> Option<Phase> {
+fn end_phase(state: AttemptStateKind) -> Option<LifecyclePhase> {
     match state {
-        AttemptState::Completed => Some(Phase::Completed),
-        AttemptState::Failed => Some(Phase::Failed),
-        AttemptState::Canceled => Some(Phase::Canceled),
-        AttemptState::TimedOut => Some(Phase::TimedOut),
-        AttemptState::Lost => Some(Phase::Lost),
-        AttemptState::Released | AttemptState::HandedOff => Some(Phase::Released),
-        AttemptState::Parked => Some(Phase::Blocked),
-        AttemptState::Queued
-        | AttemptState::Offered
-        | AttemptState::Accepted
-        | AttemptState::Starting
-        | AttemptState::Prompted
-        | AttemptState::Streaming
-        | AttemptState::ToolRunning
-        | AttemptState::WaitingInput
-        | AttemptState::CleaningUp => None,
+        AttemptStateKind::Completed => Some(LifecyclePhase::Completed),
+        AttemptStateKind::Failed => Some(LifecyclePhase::Failed),
+        AttemptStateKind::Canceled => Some(LifecyclePhase::Canceled),
+        AttemptStateKind::TimedOut => Some(LifecyclePhase::TimedOut),
+        AttemptStateKind::Lost => Some(LifecyclePhase::Lost),
+        AttemptStateKind::Released | AttemptStateKind::HandedOff => Some(LifecyclePhase::Released),
+        AttemptStateKind::Parked => Some(LifecyclePhase::Blocked),
+        AttemptStateKind::Queued
+        | AttemptStateKind::Offered
+        | AttemptStateKind::Accepted
+        | AttemptStateKind::Starting
+        | AttemptStateKind::Prompted
+        | AttemptStateKind::Streaming
+        | AttemptStateKind::ToolRunning
+        | AttemptStateKind::WaitingInput
+        | AttemptStateKind::CleaningUp => None,
     }
 }
 
@@ -92,10 +100,10 @@ fn task_event(
     spec: &TaskSpec,
     record: &TaskRecord,
     event: &TimelineEvent,
-    phases: &HashMap<AttemptId, Phase>,
+    phases: &HashMap<AttemptId, LifecyclePhase>,
 ) -> v1::TaskEvent {
     let attempt = event.attempt.and_then(|id| record.attempt(id));
-    let holder = attempt.and_then(|attempt| attempt.daemon());
+    let holder = attempt.and_then(|attempt| attempt.daemon_holder());
     let phase = event.attempt.and_then(|id| phases.get(&id));
     let mut shown = v1::TaskEvent {
         revision: event.revision,
@@ -108,7 +116,7 @@ fn task_event(
             .state
             .map_or(0, |state| words::attempt_state(state).into()),
         task_state: words::task_state(event.task_state).into(),
-        observed_at: Some(timestamp(event.observed.unwrap_or(event.at))),
+        observed_at: Some(timestamp(event.observed_at.unwrap_or(event.at))),
         recorded_at: Some(timestamp(event.at)),
         deadline_at: event.deadline.map(|(_, at)| timestamp(at)),
         timer: event
@@ -121,8 +129,8 @@ fn task_event(
         ..v1::TaskEvent::default()
     };
     add_data(&mut shown, record, event);
-    if let EventKind::CompletionRefused { missing } = event.kind {
-        shown.missing = contract::paths(spec, missing);
+    if let TimelineEventKind::CompletionRefused { missing } = event.kind {
+        shown.missing = contract::unmet_paths(spec, missing);
     }
     shown
 }
@@ -130,55 +138,59 @@ fn task_event(
 /// What the event's kind carries beyond the common fields.
 fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
     match &event.kind {
-        EventKind::Offered { daemon } => daemon.as_ref().clone_into(&mut shown.detail),
-        EventKind::Rejected { code } => code.as_ref().clone_into(&mut shown.failure_code),
-        EventKind::ToolStarted { id, name } => {
+        TimelineEventKind::Offered { daemon } => daemon.as_ref().clone_into(&mut shown.detail),
+        TimelineEventKind::Rejected { code } => code.as_ref().clone_into(&mut shown.failure_code),
+        TimelineEventKind::ToolStarted { id, name } => {
             shown.tool_call_id = id.to_string();
             shown.tool_name = name.to_string();
         }
-        EventKind::ToolFinished { id } => shown.tool_call_id = id.to_string(),
-        EventKind::InputAnswered { input } => {
+        TimelineEventKind::ToolFinished { id } => shown.tool_call_id = id.to_string(),
+        TimelineEventKind::InputAnswered { input } => {
             shown.input_id = input.to_string();
             add_answer(shown, record, *input);
         }
-        EventKind::InputAsked { input }
-        | EventKind::InputReceived { input }
-        | EventKind::InputClosed { input } => shown.input_id = input.to_string(),
-        EventKind::DeadlineExpired { timer } => shown.timer = words::timer(*timer).into(),
-        EventKind::CancelRequested => add_cancel(shown, record),
-        EventKind::Confirmed => add_claimant(shown, record, event),
-        EventKind::Ended { .. } | EventKind::AdoptedLate => add_end(shown, record, event),
-        EventKind::RetryScheduled { after_ms } => {
-            let due = Wall(event.at.0.saturating_add(*after_ms));
+        TimelineEventKind::InputAsked { input }
+        | TimelineEventKind::InputReceived { input }
+        | TimelineEventKind::InputClosed { input } => shown.input_id = input.to_string(),
+        TimelineEventKind::DeadlineExpired { timer } => shown.timer = words::timer(*timer).into(),
+        TimelineEventKind::CancelRequested => add_cancel(shown, record),
+        TimelineEventKind::Confirmed => add_claimant(shown, record, event),
+        TimelineEventKind::Ended { .. } | TimelineEventKind::AdoptedLate => {
+            add_end(shown, record, event)
+        }
+        TimelineEventKind::RetryScheduled { after_ms } => {
+            let due = WallTime(event.at.0.saturating_add(*after_ms));
             shown.deadline_at = Some(timestamp(due));
         }
-        EventKind::Forced(audit) => add_audit(shown, audit, event),
-        EventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut shown.detail),
-        EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
-        EventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
-        EventKind::Resumed { by } | EventKind::PickedUp { by } => {
+        TimelineEventKind::Forced(audit) => add_audit(shown, audit, event),
+        TimelineEventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut shown.detail),
+        TimelineEventKind::Attention(cause) => {
+            shown.attention_cause = words::attention_cause(*cause).into()
+        }
+        TimelineEventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
+        TimelineEventKind::Resumed { by } | TimelineEventKind::PickedUp { by } => {
             shown.principal = by.to_string();
             shown.reason = std::mem::take(&mut shown.message);
         }
-        EventKind::Submitted
-        | EventKind::Queued
-        | EventKind::Phase(_)
-        | EventKind::CancelDelivered
-        | EventKind::CancelConfirmed
-        | EventKind::RetryStopped
-        | EventKind::ResumeFallback
-        | EventKind::RetryAsked
-        | EventKind::Paused
-        | EventKind::Unpaused
-        | EventKind::ReceiptArrived
-        | EventKind::Progress
-        | EventKind::CompletionRefused { .. }
-        | EventKind::LateTerminal => {}
+        TimelineEventKind::Submitted
+        | TimelineEventKind::Queued
+        | TimelineEventKind::Phase(_)
+        | TimelineEventKind::CancelDelivered
+        | TimelineEventKind::CancelConfirmed
+        | TimelineEventKind::RetryStopped
+        | TimelineEventKind::ResumeFallback
+        | TimelineEventKind::RetryAsked
+        | TimelineEventKind::Paused
+        | TimelineEventKind::Unpaused
+        | TimelineEventKind::ReceiptArrived
+        | TimelineEventKind::Progress
+        | TimelineEventKind::CompletionRefused { .. }
+        | TimelineEventKind::LateTerminal => {}
     }
 }
 
 /// `force_release attempt=streaming->released task=running->queued`: what was found and what was left.
-fn add_audit(shown: &mut v1::TaskEvent, audit: &Audit, event: &TimelineEvent) {
+fn add_audit(shown: &mut v1::TaskEvent, audit: &OperatorAudit, event: &TimelineEvent) {
     shown.principal = audit.by.to_string();
     shown.reason = std::mem::take(&mut shown.message);
     shown.detail = format!(
@@ -201,7 +213,7 @@ fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
 /// The agent that took it, where it holds the lease itself.
 fn add_claimant(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
     let attempt = event.attempt.and_then(|id| record.attempt(id));
-    if let Some(agent) = attempt.and_then(|attempt| attempt.agent()) {
+    if let Some(agent) = attempt.and_then(|attempt| attempt.agent_holder()) {
         shown.principal = agent.name.to_string();
     }
 }
@@ -217,7 +229,7 @@ fn add_answer(shown: &mut v1::TaskEvent, record: &TaskRecord, input: InputId) {
 }
 
 fn add_end(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
-    if let EventKind::Ended { code, retryable } = &event.kind {
+    if let TimelineEventKind::Ended { code, retryable } = &event.kind {
         shown.failure_code = code
             .as_ref()
             .map(|code| code.as_str().to_owned())
@@ -226,47 +238,47 @@ fn add_end(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent
     }
     let attempt = event.attempt.and_then(|id| record.attempt(id));
     if let Some(end) = attempt.and_then(|attempt| attempt.state.end()) {
-        shown.ended_by = words::ended_by(end.by).into();
+        shown.ended_by = words::ended_by(end.ended_by).into();
         shown.user_message = end.user_message.as_deref().unwrap_or_default().to_owned();
     }
 }
 
-fn kind(event: &EventKind) -> v1::TaskEventKind {
+fn kind(event: &TimelineEventKind) -> v1::TaskEventKind {
     use v1::TaskEventKind as Kind;
     match event {
-        EventKind::Submitted => Kind::Submitted,
-        EventKind::Queued => Kind::Queued,
-        EventKind::Offered { .. } => Kind::Offered,
-        EventKind::Confirmed => Kind::Confirmed,
-        EventKind::Rejected { .. } => Kind::Rejected,
-        EventKind::Phase(_) => Kind::Phase,
-        EventKind::ToolStarted { .. } => Kind::ToolStarted,
-        EventKind::ToolFinished { .. } => Kind::ToolFinished,
-        EventKind::InputAsked { .. } => Kind::InputAsked,
-        EventKind::InputAnswered { .. } => Kind::InputAnswered,
-        EventKind::InputReceived { .. } => Kind::InputReceived,
-        EventKind::InputClosed { .. } => Kind::InputClosed,
-        EventKind::DeadlineExpired { .. } => Kind::DeadlineExpired,
-        EventKind::CancelRequested => Kind::CancelRequested,
-        EventKind::CancelDelivered => Kind::CancelDelivered,
-        EventKind::CancelConfirmed => Kind::CancelConfirmed,
-        EventKind::Ended { .. } => Kind::Ended,
-        EventKind::RetryScheduled { .. } => Kind::RetryScheduled,
-        EventKind::RetryStopped => Kind::RetryStopped,
-        EventKind::ResumeFallback => Kind::ResumeFallback,
-        EventKind::RetryAsked => Kind::RetryAsked,
-        EventKind::Attention(_) => Kind::Attention,
-        EventKind::Paused => Kind::Paused,
-        EventKind::Unpaused => Kind::Unpaused,
-        EventKind::ReceiptArrived => Kind::ReceiptArrived,
-        EventKind::LateTerminal => Kind::LateTerminal,
-        EventKind::AdoptedLate => Kind::AdoptedLate,
-        EventKind::Progress => Kind::Progress,
-        EventKind::Checkpoint { .. } => Kind::Checkpoint,
-        EventKind::Resumed { .. } => Kind::Resumed,
-        EventKind::PickedUp { .. } => Kind::PickedUp,
-        EventKind::CompletionRefused { .. } => Kind::CompletionRefused,
-        EventKind::Forced(_) => Kind::Forced,
-        EventKind::PhaseRegression(_) => Kind::PhaseRegression,
+        TimelineEventKind::Submitted => Kind::Submitted,
+        TimelineEventKind::Queued => Kind::Queued,
+        TimelineEventKind::Offered { .. } => Kind::Offered,
+        TimelineEventKind::Confirmed => Kind::Confirmed,
+        TimelineEventKind::Rejected { .. } => Kind::Rejected,
+        TimelineEventKind::Phase(_) => Kind::Phase,
+        TimelineEventKind::ToolStarted { .. } => Kind::ToolStarted,
+        TimelineEventKind::ToolFinished { .. } => Kind::ToolFinished,
+        TimelineEventKind::InputAsked { .. } => Kind::InputAsked,
+        TimelineEventKind::InputAnswered { .. } => Kind::InputAnswered,
+        TimelineEventKind::InputReceived { .. } => Kind::InputReceived,
+        TimelineEventKind::InputClosed { .. } => Kind::InputClosed,
+        TimelineEventKind::DeadlineExpired { .. } => Kind::DeadlineExpired,
+        TimelineEventKind::CancelRequested => Kind::CancelRequested,
+        TimelineEventKind::CancelDelivered => Kind::CancelDelivered,
+        TimelineEventKind::CancelConfirmed => Kind::CancelConfirmed,
+        TimelineEventKind::Ended { .. } => Kind::Ended,
+        TimelineEventKind::RetryScheduled { .. } => Kind::RetryScheduled,
+        TimelineEventKind::RetryStopped => Kind::RetryStopped,
+        TimelineEventKind::ResumeFallback => Kind::ResumeFallback,
+        TimelineEventKind::RetryAsked => Kind::RetryAsked,
+        TimelineEventKind::Attention(_) => Kind::Attention,
+        TimelineEventKind::Paused => Kind::Paused,
+        TimelineEventKind::Unpaused => Kind::Unpaused,
+        TimelineEventKind::ReceiptArrived => Kind::ReceiptArrived,
+        TimelineEventKind::LateTerminal => Kind::LateTerminal,
+        TimelineEventKind::AdoptedLate => Kind::AdoptedLate,
+        TimelineEventKind::Progress => Kind::Progress,
+        TimelineEventKind::Checkpoint { .. } => Kind::Checkpoint,
+        TimelineEventKind::Resumed { .. } => Kind::Resumed,
+        TimelineEventKind::PickedUp { .. } => Kind::PickedUp,
+        TimelineEventKind::CompletionRefused { .. } => Kind::CompletionRefused,
+        TimelineEventKind::Forced(_) => Kind::Forced,
+        TimelineEventKind::PhaseRegression(_) => Kind::PhaseRegression,
     }
 }

@@ -1,14 +1,14 @@
 //! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
 
-use baton_contract::{Unmet, summary};
-use baton_core::record::Decision;
+use baton_contract::{UnmetRequirement, summarize_unmet};
+use baton_core::record::InputDecision;
 use baton_core::reject::Rejection;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::ShortName;
 
-use super::validate::Invalid;
+use super::validate::InvalidField;
 use crate::auth::AuthFault;
-use crate::dispatcher::Refusal;
+use crate::dispatcher::RequestRefusal;
 use crate::session::{FrameFault, LinkFault};
 use crate::wire::{timestamp, words};
 
@@ -16,20 +16,20 @@ use crate::wire::{timestamp, words};
 const UNMET_BYTES: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum ApiFault {
     #[error(transparent)]
     Auth(#[from] AuthFault),
     /// Wrong whatever the relay's state is.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] InvalidField),
     /// The core would not do it.
     #[error("{}", .0.explain())]
     Refused(Rejection),
     /// A completion that misses files: all of them.
-    #[error("{}", summary(.0, UNMET_BYTES))]
-    Unmet(Vec<Unmet>),
+    #[error("{}", summarize_unmet(.0, UNMET_BYTES))]
+    MissingFiles(Vec<UnmetRequirement>),
     #[error("no {0} with this id or name")]
-    NotFound(Thing),
+    NotFound(EntityKind),
     #[error("this credential does not reach that tenant")]
     ForeignTenant,
     #[error("this concerns all tenants, and the credential belongs to one")]
@@ -42,18 +42,18 @@ pub(crate) enum Fault {
     #[error("{by} has answered it at {}: {}", clock_time(*.at), decided(*.decision))]
     AnsweredOtherwise {
         by: String,
-        at: Wall,
-        decision: Decision,
+        at: WallTime,
+        decision: InputDecision,
     },
     /// Two wanted the task, and this caller came second.
     #[error("{by} was quicker and has the task")]
     TakenBy { by: String },
     /// Somebody was quicker in sending it on.
     #[error("{by} was quicker and has taken or sent this task on already")]
-    SentOnBy { by: String },
+    ResumedBy { by: String },
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
-    NotBuilt { what: &'static str },
+    NotImplemented { what: &'static str },
     #[error("no such call in baton.v1")]
     UnknownRpc,
     #[error("the message is larger than the relay takes")]
@@ -89,9 +89,9 @@ pub(crate) enum Fault {
     ExportBehind,
     /// An import is for a relay that has done nothing yet.
     #[error("the relay has tasks, and an import would replace them")]
-    NotEmpty,
+    RelayNotEmpty,
     #[error("{message}")]
-    BadExport { code: &'static str, message: String },
+    InvalidArchive { code: &'static str, message: String },
     #[error("the import failed: {message}")]
     ImportFailed { message: String },
     #[error("the stored record cannot be read")]
@@ -101,17 +101,17 @@ pub(crate) enum Fault {
     Internal,
 }
 
-fn clock_time(at: Wall) -> String {
+fn clock_time(at: WallTime) -> String {
     timestamp(at).to_string()
 }
 
-fn decided(decision: Decision) -> &'static str {
+fn decided(decision: InputDecision) -> &'static str {
     words::outcome(decision).short_name()
 }
 
 /// What was looked for. Another tenant's looks like none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Thing {
+pub(crate) enum EntityKind {
     Task,
     Attempt,
     Input,
@@ -120,44 +120,44 @@ pub(crate) enum Thing {
     Token,
 }
 
-impl std::fmt::Display for Thing {
+impl std::fmt::Display for EntityKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Thing::Task => "task",
-            Thing::Attempt => "attempt",
-            Thing::Input => "input",
-            Thing::Daemon => "daemon",
-            Thing::Profile => "profile",
-            Thing::Token => "token",
+            EntityKind::Task => "task",
+            EntityKind::Attempt => "attempt",
+            EntityKind::Input => "input",
+            EntityKind::Daemon => "daemon",
+            EntityKind::Profile => "profile",
+            EntityKind::Token => "token",
         })
     }
 }
 
-impl From<Rejection> for Fault {
+impl From<Rejection> for ApiFault {
     /// The core's unknown and this crate's not found are one fault, so that they cannot be told apart.
     fn from(rejection: Rejection) -> Self {
         match rejection {
-            Rejection::UnknownTask => Fault::NotFound(Thing::Task),
-            Rejection::UnknownAttempt => Fault::NotFound(Thing::Attempt),
-            Rejection::UnknownInput => Fault::NotFound(Thing::Input),
-            Rejection::UnknownDaemon => Fault::NotFound(Thing::Daemon),
-            Rejection::Unreadable => Fault::Unreadable,
-            other => Fault::Refused(other),
+            Rejection::UnknownTask => ApiFault::NotFound(EntityKind::Task),
+            Rejection::UnknownAttempt => ApiFault::NotFound(EntityKind::Attempt),
+            Rejection::UnknownInput => ApiFault::NotFound(EntityKind::Input),
+            Rejection::UnknownDaemon => ApiFault::NotFound(EntityKind::Daemon),
+            Rejection::Unreadable => ApiFault::Unreadable,
+            other => ApiFault::Refused(other),
         }
     }
 }
 
-impl From<Refusal> for Fault {
-    fn from(refusal: Refusal) -> Self {
+impl From<RequestRefusal> for ApiFault {
+    fn from(refusal: RequestRefusal) -> Self {
         match refusal {
-            Refusal::Rejected(rejection) => rejection.into(),
-            Refusal::Stopping => Fault::Stopping,
-            Refusal::Unknown => Fault::OutcomeUnknown,
-            Refusal::DiskFull => Fault::DiskFull,
-            Refusal::Crowded => Fault::TooManyUpdates,
-            Refusal::Body(error) => {
+            RequestRefusal::Rejected(rejection) => rejection.into(),
+            RequestRefusal::Stopping => ApiFault::Stopping,
+            RequestRefusal::OutcomeUnknown => ApiFault::OutcomeUnknown,
+            RequestRefusal::DiskFull => ApiFault::DiskFull,
+            RequestRefusal::TooManyUpdates => ApiFault::TooManyUpdates,
+            RequestRefusal::BodyNotStored(error) => {
                 tracing::error!(%error, "a long body could not be stored");
-                Fault::Internal
+                ApiFault::Internal
             }
         }
     }

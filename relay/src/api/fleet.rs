@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{DaemonView, HeldView, Reply};
+use baton_core::effects::{CoreReply, DaemonView, HeldAttemptView};
 use baton_core::fleet::OperateDaemon;
 use baton_core::id::{DaemonId, DaemonRef, TenantScope};
-use baton_core::input::{Input, MachineLoad};
-use baton_core::record::{AgentRecord, DaemonChange, DaemonOperation, Forgotten, Standing};
-use baton_core::time::Wall;
+use baton_core::input::{CoreCommand, MachineLoad};
+use baton_core::record::{
+    AgentRecord, DaemonChange, DaemonCondition, DaemonOperation, ForgottenDaemon,
+};
+use baton_core::time::WallTime;
 use baton_proto::v1::fleet_server::Fleet;
 use baton_proto::{ShortName, v1};
 use tonic::{Request, Response, Status};
 
-use super::fault::Fault;
-use super::tasks::unexpected;
-use super::validate::{self, Checked};
-use super::{Api, actor, limits, optional_reason, paging, required_reason, tokens, unary};
+use super::fault::ApiFault;
+use super::tasks::unexpected_reply;
+use super::validate::{self, ValidationResult};
+use super::{Api, actor, limits, optional_reason, paging, required_reason, run_unary, tokens};
 use crate::auth::Principal;
-use crate::dispatcher::Refusal;
+use crate::dispatcher::RequestRefusal;
 use crate::wire::{timestamp, words};
 
 #[tonic::async_trait]
@@ -26,17 +28,20 @@ impl Fleet for Api {
         &self,
         request: Request<v1::ListDaemonsRequest>,
     ) -> Result<Response<v1::ListDaemonsResponse>, Status> {
-        unary(request, |who, request| self.list_daemons_of(who, request)).await
+        run_unary(request, |who, request| {
+            self.handle_list_daemons(who, request)
+        })
+        .await
     }
 
     async fn get_daemon(
         &self,
         request: Request<v1::GetDaemonRequest>,
     ) -> Result<Response<v1::GetDaemonResponse>, Status> {
-        unary(request, |who, request| async move {
+        run_unary(request, |who, request| async move {
             let view = self.daemon_view(&who, &request.daemon).await?;
             Ok(v1::GetDaemonResponse {
-                daemon: Some(daemon(&view)),
+                daemon: Some(daemon_message(&view)),
             })
         })
         .await
@@ -46,107 +51,111 @@ impl Fleet for Api {
         &self,
         request: Request<v1::DrainDaemonRequest>,
     ) -> Result<Response<v1::DrainDaemonResponse>, Status> {
-        unary(request, |who, request| self.drain(who, request)).await
+        run_unary(request, |who, request| self.drain(who, request)).await
     }
 
     async fn undrain_daemon(
         &self,
         request: Request<v1::UndrainDaemonRequest>,
     ) -> Result<Response<v1::UndrainDaemonResponse>, Status> {
-        unary(request, |who, request| self.undrain(who, request)).await
+        run_unary(request, |who, request| self.undrain(who, request)).await
     }
 
     async fn disconnect_daemon(
         &self,
         request: Request<v1::DisconnectDaemonRequest>,
     ) -> Result<Response<v1::DisconnectDaemonResponse>, Status> {
-        unary(request, |who, request| self.disconnect(who, request)).await
+        run_unary(request, |who, request| self.disconnect(who, request)).await
     }
 
     async fn forget_daemon(
         &self,
         request: Request<v1::ForgetDaemonRequest>,
     ) -> Result<Response<v1::ForgetDaemonResponse>, Status> {
-        unary(request, |who, request| self.forget(who, request)).await
+        run_unary(request, |who, request| self.forget(who, request)).await
     }
 }
 
 impl Api {
-    async fn list_daemons_of(
+    async fn handle_list_daemons(
         &self,
         who: Principal,
         request: v1::ListDaemonsRequest,
-    ) -> Result<v1::ListDaemonsResponse, Fault> {
+    ) -> Result<v1::ListDaemonsResponse, ApiFault> {
         let size = paging::page_size(request.page_size)?;
-        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+        validate::count("states", request.states.len(), limits::MAX_FILTER_STATES)?;
         let asked = request
             .states
             .iter()
             .map(|number| validate::enumeration("states", *number));
-        let states: Vec<v1::DaemonState> = asked.collect::<Checked<_>>()?;
+        let states: Vec<v1::DaemonState> = asked.collect::<ValidationResult<_>>()?;
         let conditions: Vec<u8> = states
             .iter()
             .flat_map(|s| (*s as i32).to_be_bytes())
             .collect();
-        let paging = self.paging(&who, "daemons", &conditions);
+        let paging = self.page_tokens(&who, "daemons", &conditions);
         let after = paging.position(&request.page_token)?;
         let mut views = self.daemon_views(&who).await?;
-        views.sort_by_cached_key(position);
+        views.sort_by_cached_key(page_position);
         let mut rows = views
             .iter()
-            .filter(|view| states.is_empty() || states.contains(&state(view)))
-            .filter(|view| after.as_ref().is_none_or(|after| position(view) > *after));
+            .filter(|view| states.is_empty() || states.contains(&daemon_state(view)))
+            .filter(|view| {
+                after
+                    .as_ref()
+                    .is_none_or(|after| page_position(view) > *after)
+            });
         let page: Vec<_> = rows.by_ref().take(size).collect();
         let more = rows.next().is_some();
         let last = page.last().filter(|_| more);
         Ok(v1::ListDaemonsResponse {
             next_page_token: last
-                .map(|view| paging.token(&position(view)))
+                .map(|view| paging.token(&page_position(view)))
                 .unwrap_or_default(),
-            daemons: page.into_iter().map(daemon).collect(),
+            daemons: page.into_iter().map(daemon_message).collect(),
             forgotten: if request.include_forgotten {
-                self.forgotten_of(&who)
+                self.forgotten_daemons(&who)
             } else {
                 Vec::new()
             },
             changes: if request.include_changes {
-                self.changes_of(&who)
+                self.daemon_changes(&who)
             } else {
                 Vec::new()
             },
         })
     }
 
-    async fn daemon_views(&self, who: &Principal) -> Result<Vec<DaemonView>, Fault> {
+    async fn daemon_views(&self, who: &Principal) -> Result<Vec<DaemonView>, ApiFault> {
         let scope = who.scope.clone();
-        let ask = move |request| Input::ListDaemons { request, scope };
+        let ask = move |request| CoreCommand::ListDaemons { request, scope };
         let mut views = match self.dispatcher.request(ask).await {
-            Ok(Reply::Daemons(views)) => views,
-            other => return Err(unexpected(other)),
+            Ok(CoreReply::Daemons(views)) => views,
+            other => return Err(unexpected_reply(other)),
         };
         views.iter_mut().for_each(|view| hide_foreign(who, view));
         Ok(views)
     }
 
     /// By id, or by a name that only one daemon has.
-    async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, Fault> {
+    async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, ApiFault> {
         match self.find_daemon(who, named, true).await? {
-            Ok(Reply::Daemon(mut view)) => {
+            Ok(CoreReply::Daemon(mut view)) => {
                 hide_foreign(who, &mut view);
                 Ok(*view)
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected_reply(other)),
         }
     }
 
-    pub(super) async fn daemon_named(
+    pub(super) async fn daemon_id_by_name(
         &self,
         who: &Principal,
         name: &str,
-    ) -> Result<DaemonId, Fault> {
+    ) -> Result<DaemonId, ApiFault> {
         match self.find_daemon(who, name, false).await? {
-            Ok(Reply::FoundDaemon(daemon)) => Ok(daemon),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::FoundDaemon(daemon)) => Ok(daemon),
+            other => Err(unexpected_reply(other)),
         }
     }
 
@@ -155,12 +164,12 @@ impl Api {
         who: &Principal,
         named: &str,
         shown: bool,
-    ) -> Checked<Result<Reply, Refusal>> {
+    ) -> ValidationResult<Result<CoreReply, RequestRefusal>> {
         validate::not_blank("daemon", named, limits::NAME)?;
         let id = named.parse::<DaemonId>();
         let named = id.map_or_else(|_| DaemonRef::Name(named.into()), DaemonRef::Id);
         let scope = who.scope.clone();
-        let ask = move |request| Input::FindDaemon {
+        let ask = move |request| CoreCommand::FindDaemon {
             request,
             scope,
             named,
@@ -173,15 +182,15 @@ impl Api {
         &self,
         who: Principal,
         request: v1::DrainDaemonRequest,
-    ) -> Result<v1::DrainDaemonResponse, Fault> {
+    ) -> Result<v1::DrainDaemonResponse, ApiFault> {
         let reason = required_reason(&request.reason)?;
         if request.deadline_ms.is_some() {
-            return Err(Fault::NotBuilt {
+            return Err(ApiFault::NotImplemented {
                 what: "DrainDaemon.deadline_ms",
             });
         }
-        let daemon = self.daemon_named(&who, &request.daemon).await?;
-        let drained = self.daemon_operated(&who, daemon, DaemonOperation::Drain, reason);
+        let daemon = self.daemon_id_by_name(&who, &request.daemon).await?;
+        let drained = self.operate_daemon(&who, daemon, DaemonOperation::Drain, reason);
         Ok(v1::DrainDaemonResponse {
             daemon: Some(drained.await?),
         })
@@ -191,10 +200,10 @@ impl Api {
         &self,
         who: Principal,
         request: v1::UndrainDaemonRequest,
-    ) -> Result<v1::UndrainDaemonResponse, Fault> {
+    ) -> Result<v1::UndrainDaemonResponse, ApiFault> {
         let reason = optional_reason(request.reason)?.unwrap_or_default();
-        let daemon = self.daemon_named(&who, &request.daemon).await?;
-        let undrained = self.daemon_operated(&who, daemon, DaemonOperation::Undrain, reason);
+        let daemon = self.daemon_id_by_name(&who, &request.daemon).await?;
+        let undrained = self.operate_daemon(&who, daemon, DaemonOperation::Undrain, reason);
         Ok(v1::UndrainDaemonResponse {
             daemon: Some(undrained.await?),
         })
@@ -204,28 +213,28 @@ impl Api {
         &self,
         who: Principal,
         request: v1::DisconnectDaemonRequest,
-    ) -> Result<v1::DisconnectDaemonResponse, Fault> {
+    ) -> Result<v1::DisconnectDaemonResponse, ApiFault> {
         let reason = required_reason(&request.reason)?;
         let view = self.daemon_view(&who, &request.daemon).await?;
         let daemon = view.record.daemon;
-        let disconnected = self.daemon_operated(&who, daemon, DaemonOperation::Disconnect, reason);
+        let disconnected = self.operate_daemon(&who, daemon, DaemonOperation::Disconnect, reason);
         Ok(v1::DisconnectDaemonResponse {
             daemon: Some(disconnected.await?),
             was_connected: view.connected.is_some(),
         })
     }
 
-    async fn daemon_operated(
+    async fn operate_daemon(
         &self,
         who: &Principal,
         daemon: DaemonId,
         operation: DaemonOperation,
         reason: Arc<str>,
-    ) -> Result<v1::Daemon, Fault> {
-        let (scope, by) = (drains(who), actor(who));
+    ) -> Result<v1::Daemon, ApiFault> {
+        let (scope, by) = (drain_scope(who), actor(who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "an operator's word on a daemon");
         let ask = move |request| {
-            Input::OperateDaemon(Box::new(OperateDaemon {
+            CoreCommand::OperateDaemon(Box::new(OperateDaemon {
                 request,
                 scope,
                 daemon,
@@ -234,19 +243,19 @@ impl Api {
                 operation,
             }))
         };
-        self.daemon_after(ask).await
+        self.request_daemon(ask).await
     }
 
     async fn forget(
         &self,
         who: Principal,
         request: v1::ForgetDaemonRequest,
-    ) -> Result<v1::ForgetDaemonResponse, Fault> {
+    ) -> Result<v1::ForgetDaemonResponse, ApiFault> {
         let reason = required_reason(&request.reason)?;
-        let daemon = self.daemon_named(&who, &request.daemon).await?;
-        let (scope, by) = (drains(&who), actor(&who));
+        let daemon = self.daemon_id_by_name(&who, &request.daemon).await?;
+        let (scope, by) = (drain_scope(&who), actor(&who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "a daemon is to be forgotten");
-        let ask = move |request| Input::ForgetDaemon {
+        let ask = move |request| CoreCommand::ForgetDaemon {
             request,
             scope,
             daemon,
@@ -254,43 +263,43 @@ impl Api {
             reason,
         };
         Ok(v1::ForgetDaemonResponse {
-            daemon: Some(self.daemon_after(ask).await?),
+            daemon: Some(self.request_daemon(ask).await?),
         })
     }
 
     /// Daemons of the caller that operators had forgotten, newest first.
-    fn forgotten_of(&self, who: &Principal) -> Vec<v1::ForgottenDaemon> {
-        let record = self.reader.forgotten().unwrap_or_default();
+    fn forgotten_daemons(&self, who: &Principal) -> Vec<v1::ForgottenDaemon> {
+        let record = self.reader.forgotten_daemons().unwrap_or_default();
         let newest_first = record.daemons.iter().rev();
-        let theirs = newest_first.filter(|one| is_theirs(who, &one.scope));
-        theirs.map(forgotten).collect()
+        let theirs = newest_first.filter(|one| is_in_scope(who, &one.scope));
+        theirs.map(forgotten_daemon).collect()
     }
 
     /// What was done to daemons of the caller, newest first.
-    fn changes_of(&self, who: &Principal) -> Vec<v1::DaemonChange> {
+    fn daemon_changes(&self, who: &Principal) -> Vec<v1::DaemonChange> {
         let record = self.reader.daemon_changes().unwrap_or_default();
         let newest_first = record.changes.iter().rev();
-        let theirs = newest_first.filter(|one| is_theirs(who, &one.scope));
-        theirs.map(change).collect()
+        let theirs = newest_first.filter(|one| is_in_scope(who, &one.scope));
+        theirs.map(daemon_change).collect()
     }
 
-    async fn daemon_after(
+    async fn request_daemon(
         &self,
-        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
-    ) -> Result<v1::Daemon, Fault> {
+        ask: impl FnOnce(baton_core::id::RequestId) -> CoreCommand + Send + 'static,
+    ) -> Result<v1::Daemon, ApiFault> {
         match self.dispatcher.request(ask).await {
-            Ok(Reply::Daemon(view)) => Ok(daemon(&view)),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Daemon(view)) => Ok(daemon_message(&view)),
+            other => Err(unexpected_reply(other)),
         }
     }
 }
 
 /// A tenant's operator drains its own daemons; the core refuses the shared ones.
-fn drains(who: &Principal) -> TenantScope {
+fn drain_scope(who: &Principal) -> TenantScope {
     who.scope.clone()
 }
 
-fn is_theirs(who: &Principal, scope: &TenantScope) -> bool {
+fn is_in_scope(who: &Principal, scope: &TenantScope) -> bool {
     match &who.scope {
         TenantScope::All => true,
         TenantScope::One(tenant) => scope.covers(tenant),
@@ -300,32 +309,34 @@ fn is_theirs(who: &Principal, scope: &TenantScope) -> bool {
 /// A shared daemon's attempts may be anybody's.
 fn hide_foreign(who: &Principal, view: &mut DaemonView) {
     if who.scope != TenantScope::All && view.record.scope == TenantScope::All {
-        view.held.clear();
+        view.held_attempts.clear();
     }
 }
 
 /// Lists are by name, then id.
-fn position(view: &DaemonView) -> Vec<u8> {
+fn page_position(view: &DaemonView) -> Vec<u8> {
     let mut bytes = view.record.name.as_bytes().to_vec();
     bytes.push(0);
     bytes.extend_from_slice(view.record.daemon.0.as_bytes());
     bytes
 }
 
-fn state(view: &DaemonView) -> v1::DaemonState {
+fn daemon_state(view: &DaemonView) -> v1::DaemonState {
     match view {
-        view if view.connected.is_none_or(|stream| !stream.greeted) => v1::DaemonState::Offline,
+        view if view.connected.is_none_or(|stream| !stream.heartbeat_seen) => {
+            v1::DaemonState::Offline
+        }
         view if view.draining => v1::DaemonState::Draining,
-        view if view.sick => v1::DaemonState::Sick,
+        view if view.is_sick => v1::DaemonState::Sick,
         _takes_work => v1::DaemonState::Online,
     }
 }
 
-fn forgotten(one: &Forgotten) -> v1::ForgottenDaemon {
+fn forgotten_daemon(one: &ForgottenDaemon) -> v1::ForgottenDaemon {
     v1::ForgottenDaemon {
         daemon_id: one.daemon.to_string(),
         name: one.name.to_string(),
-        tenant: tokens::shown_scope(&one.scope),
+        tenant: tokens::scope_text(&one.scope),
         last_seen_at: Some(timestamp(one.last_seen)),
         forgotten_at: Some(timestamp(one.at)),
         by: one.by.to_string(),
@@ -333,8 +344,8 @@ fn forgotten(one: &Forgotten) -> v1::ForgottenDaemon {
     }
 }
 
-fn change(one: &DaemonChange) -> v1::DaemonChange {
-    let standing = |one: Standing| v1::DaemonStanding {
+fn daemon_change(one: &DaemonChange) -> v1::DaemonChange {
+    let standing = |one: DaemonCondition| v1::DaemonStanding {
         drained: one.drained,
         connected: one.connected,
     };
@@ -346,7 +357,7 @@ fn change(one: &DaemonChange) -> v1::DaemonChange {
     v1::DaemonChange {
         daemon_id: one.daemon.to_string(),
         name: one.name.to_string(),
-        tenant: tokens::shown_scope(&one.scope),
+        tenant: tokens::scope_text(&one.scope),
         operation: operation.into(),
         before: Some(standing(one.before)),
         after: Some(standing(one.after)),
@@ -356,13 +367,13 @@ fn change(one: &DaemonChange) -> v1::DaemonChange {
     }
 }
 
-fn daemon(view: &DaemonView) -> v1::Daemon {
+fn daemon_message(view: &DaemonView) -> v1::Daemon {
     let record = &view.record;
     let mark = record.drained.as_ref();
     v1::Daemon {
         daemon_id: record.daemon.to_string(),
         name: record.name.to_string(),
-        state: state(view).into(),
+        state: daemon_state(view).into(),
         version: record.version.to_string(),
         protocol_version: record.platform.protocol,
         os: record.platform.os.to_string(),
@@ -371,31 +382,31 @@ fn daemon(view: &DaemonView) -> v1::Daemon {
         free_slots: view.free_slots,
         labels: record.labels.clone(),
         capabilities: record.capabilities.clone(),
-        agents: record.agents.iter().map(agent).collect(),
+        agents: record.agents.iter().map(agent_info).collect(),
         attempts: view
-            .held
+            .held_attempts
             .iter()
-            .map(|held| self::held(held, view.now))
+            .map(|held| held_attempt(held, view.viewed_at))
             .collect(),
-        load: view.load.map(load),
+        load: view.load.map(daemon_load),
         connected_at: view.connected.map(|stream| timestamp(stream.since)),
         last_heartbeat_at: Some(timestamp(
             view.connected
-                .map_or(record.last_seen, |stream| stream.heard),
+                .map_or(record.last_seen, |stream| stream.last_received),
         )),
         created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
-        consecutive_failures: view.failures,
+        consecutive_failures: view.consecutive_failures,
         drain_reason: mark.map_or_else(String::new, |mark| mark.reason.to_string()),
         drained_by: mark.map_or_else(String::new, |mark| mark.by.to_string()),
         drained_at: mark.map(|mark| timestamp(mark.since)),
-        tenant: tokens::shown_scope(&record.scope),
+        tenant: tokens::scope_text(&record.scope),
         workspaces: record.workspaces.clone(),
         ..v1::Daemon::default()
     }
 }
 
-fn agent(agent: &AgentRecord) -> v1::AgentInfo {
+fn agent_info(agent: &AgentRecord) -> v1::AgentInfo {
     let kind = v1::AgentKind::from_short_name(&agent.kind);
     v1::AgentInfo {
         name: agent.name.clone(),
@@ -406,7 +417,7 @@ fn agent(agent: &AgentRecord) -> v1::AgentInfo {
     }
 }
 
-fn held(held: &HeldView, now: Wall) -> v1::HeldAttempt {
+fn held_attempt(held: &HeldAttemptView, now: WallTime) -> v1::HeldAttempt {
     v1::HeldAttempt {
         task_id: held.task.to_string(),
         attempt_id: held.attempt.to_string(),
@@ -419,7 +430,7 @@ fn held(held: &HeldView, now: Wall) -> v1::HeldAttempt {
     }
 }
 
-fn load(load: MachineLoad) -> v1::DaemonLoad {
+fn daemon_load(load: MachineLoad) -> v1::DaemonLoad {
     v1::DaemonLoad {
         memory_available_percent: load.memory_available_percent,
         load_1m: load.load_1m_milli.map(|milli| milli as f64 / 1_000.0),

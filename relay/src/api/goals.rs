@@ -5,56 +5,58 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use baton_core::Shelf;
-use baton_core::effects::Reply;
-use baton_core::goal::{BlockDraft, Clean};
+use baton_core::StoredTasks;
+use baton_core::effects::CoreReply;
+use baton_core::goal::{BlockDraft, SanitizedText};
 use baton_core::id::{AttemptId, TaskId};
-use baton_core::input::Input;
-use baton_core::parked::Place;
-use baton_core::record::{AttemptRecord, AttentionCause, ProgressRecord, Resume, TaskRecord};
+use baton_core::input::CoreCommand;
+use baton_core::parked::ParkedListCursor;
+use baton_core::record::{
+    AttemptRecord, AttentionCause, ProgressRecord, ResumeInstructions, TaskRecord,
+};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::v1;
 use uuid::Uuid;
 
 use super::convert;
-use super::fault::Fault;
-use super::limits::{self, Size};
+use super::fault::ApiFault;
+use super::limits::{self, TextLimit};
 use super::paging;
-use super::tasks::unexpected;
-use super::validate::{self, Checked, Why, invalid};
+use super::tasks::unexpected_reply;
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
 use super::{Api, actor, required_reason};
 use crate::auth::Principal;
-use crate::dispatcher::Refusal;
-use crate::reader::Reader;
+use crate::dispatcher::RequestRefusal;
+use crate::reader::RecordReader;
 use crate::wire::goal;
 
 /// A parked task with what was last said of its progress.
-type Parked = (Arc<TaskRecord>, Arc<TaskSpec>, Option<Arc<ProgressRecord>>);
+type ParkedTaskRow = (Arc<TaskRecord>, Arc<TaskSpec>, Option<Arc<ProgressRecord>>);
 
 impl Api {
-    pub(super) async fn add_progress(
+    pub(super) async fn handle_update_progress(
         &self,
         who: Principal,
         request: v1::UpdateProgressRequest,
-    ) -> Result<v1::UpdateProgressResponse, Fault> {
+    ) -> Result<v1::UpdateProgressResponse, ApiFault> {
         let update = validate::present("update", request.update)?;
         check_update(&update)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
-        self.admit()?;
-        let update = Clean::new(goal::asked_progress(update));
+        self.check_disk_space()?;
+        let update = SanitizedText::new(goal::progress_from_wire(update));
         let tenant = who.tenant.clone();
-        let add = move |request| Input::UpdateProgress {
+        let add = move |request| CoreCommand::UpdateProgress {
             request,
             tenant,
             task,
             update: Box::new(update),
-            known: Ok(None),
+            stored_progress: Ok(None),
             finished: None,
         };
-        let said = self.dispatcher.request_word(add, who.token).await;
-        let task = self.progressed(said).await?;
+        let said = self.dispatcher.request_goal_update(add, who.token).await;
+        let task = self.task_after_progress(said).await?;
         Ok(v1::UpdateProgressResponse { task: Some(task) })
     }
 
@@ -62,42 +64,45 @@ impl Api {
         &self,
         who: Principal,
         request: v1::BlockTaskRequest,
-    ) -> Result<v1::BlockTaskResponse, Fault> {
+    ) -> Result<v1::BlockTaskResponse, ApiFault> {
         let reason = required_reason(&request.reason)?;
         let hint = validate::optional("resume_hint", request.resume_hint, limits::REASON)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
-        let block = Clean::new(BlockDraft {
+        let block = SanitizedText::new(BlockDraft {
             reason,
             hint: hint.map(Into::into),
             checkpoint: None,
         });
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let block = move |request| Input::Block {
+        let block = move |request| CoreCommand::Block {
             request,
             tenant,
             task,
             by,
             block: Box::new(block),
-            known: Ok(None),
+            stored_progress: Ok(None),
             finished: None,
         };
         let task = self
-            .progressed(self.dispatcher.request(block).await)
+            .task_after_progress(self.dispatcher.request(block).await)
             .await?;
         Ok(v1::BlockTaskResponse { task: Some(task) })
     }
 
     /// Shows the task after a change of its goal.
-    async fn progressed(&self, said: Result<Reply, Refusal>) -> Result<v1::Task, Fault> {
+    async fn task_after_progress(
+        &self,
+        said: Result<CoreReply, RequestRefusal>,
+    ) -> Result<v1::Task, ApiFault> {
         match said {
-            Ok(Reply::Progressed { record, progress }) => {
-                let mut task = self.shown(&record).await?;
-                task.progress = Some(goal::progress(&progress, record.checkpoints));
+            Ok(CoreReply::Progressed { record, progress }) => {
+                let mut task = self.current_task_message(&record).await?;
+                task.progress = Some(goal::progress(&progress, record.checkpoint_count));
                 Ok(task)
             }
             // What is stored of its progress cannot be read, and it is blocked all the same.
-            Ok(Reply::Task(record)) => self.shown(&record).await,
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Task(record)) => self.current_task_message(&record).await,
+            other => Err(unexpected_reply(other)),
         }
     }
 
@@ -105,15 +110,15 @@ impl Api {
         &self,
         who: Principal,
         request: v1::ResumeTaskRequest,
-    ) -> Result<v1::ResumeTaskResponse, Fault> {
-        let resume = Box::new(resume_words(&who, &request)?);
+    ) -> Result<v1::ResumeTaskResponse, ApiFault> {
+        let resume = Box::new(resume_request(&who, &request)?);
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let attempt: Option<AttemptId> = match &*request.attempt_id {
             "" => None,
             attempt => Some(validate::id("attempt_id", attempt)?),
         };
         let tenant = who.tenant.clone();
-        let resume = move |request| Input::Resume {
+        let resume = move |request| CoreCommand::Resume {
             request,
             tenant,
             task,
@@ -122,64 +127,66 @@ impl Api {
             finished: None,
         };
         let record = match self.dispatcher.request(resume).await {
-            Ok(Reply::Task(record)) => record,
-            Err(Refusal::Rejected(Rejection::HandedOff)) => {
-                return Err(self.who_was_first(&who, task, attempt).await);
+            Ok(CoreReply::Task(record)) => record,
+            Err(RequestRefusal::Rejected(Rejection::HandedOff)) => {
+                return Err(self.resumed_by_fault(&who, task, attempt).await);
             }
-            other => return Err(unexpected(other)),
+            other => return Err(unexpected_reply(other)),
         };
-        let task = self.shown(&record).await?;
+        let task = self.current_task_message(&record).await?;
         Ok(v1::ResumeTaskResponse {
             task: Some(task),
             attempt_id: record
-                .newest()
+                .newest_attempt()
                 .map(|newest| newest.id.to_string())
                 .unwrap_or_default(),
         })
     }
 
     /// Somebody else sent it on: says who. Of a task that was sent on more than once, who did so from what the caller saw.
-    pub(super) async fn who_was_first(
+    pub(super) async fn resumed_by_fault(
         &self,
         who: &Principal,
         task: TaskId,
         seen: Option<AttemptId>,
-    ) -> Fault {
+    ) -> ApiFault {
         let Ok((_, record)) = self.stored_task(who, task).await else {
-            return Fault::Refused(Rejection::HandedOff);
+            return ApiFault::Refused(Rejection::HandedOff);
         };
         let meant = |attempt: &&AttemptRecord| seen.is_none_or(|seen| attempt.id == seen);
         let handed = record.attempts.iter().rev().filter(meant);
-        let to = handed.filter_map(|attempt| attempt.handed_to.as_deref());
+        let to = handed.filter_map(|attempt| attempt.handed_off_to.as_deref());
         match to.map(str::to_owned).next() {
-            Some(by) => Fault::SentOnBy { by },
-            None => Fault::Refused(Rejection::HandedOff),
+            Some(by) => ApiFault::ResumedBy { by },
+            None => ApiFault::Refused(Rejection::HandedOff),
         }
     }
 
-    pub(super) async fn blocked_tasks(
+    pub(super) async fn handle_list_blocked(
         &self,
         who: Principal,
         request: v1::ListBlockedRequest,
-    ) -> Result<v1::ListBlockedResponse, Fault> {
+    ) -> Result<v1::ListBlockedResponse, ApiFault> {
         let scope = validate::optional("agent_scope", request.agent_scope, limits::NAME)?;
         // An agent is shown what it may pick up.
         let agent_scope: Option<Arc<str>> = who.agent_scope.clone().or(scope.map(Into::into));
         let (default, most) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
-        let size = paging::page_size_of(request.page_size, default, most)?;
-        let causes = asked_causes(&request.causes)?;
+        let size = paging::page_size_within(request.page_size, default, most)?;
+        let causes = parse_causes(&request.causes)?;
         let mut conditions: Vec<u8> = request
             .causes
             .iter()
             .flat_map(|cause| cause.to_be_bytes())
             .collect();
         conditions.extend_from_slice(agent_scope.as_deref().unwrap_or_default().as_bytes());
-        let paging = self.paging(&who, "blocked", &conditions);
+        let paging = self.page_tokens(&who, "blocked", &conditions);
         let after = paging.position(&request.page_token)?;
-        let after = after.map(|place| parse_place(&place)).transpose()?;
+        let after = after
+            .map(|place| parse_parked_position(&place))
+            .transpose()?;
         let tenant = who.tenant.clone();
         // One more than the page shows whether there is a next one.
-        let list = move |request| Input::ListParked {
+        let list = move |request| CoreCommand::ListParked {
             request,
             tenant,
             causes,
@@ -188,17 +195,20 @@ impl Api {
             limit: size + 1,
         };
         let found = match self.dispatcher.request(list).await {
-            Ok(Reply::Parked(found)) => found,
-            other => return Err(unexpected(other)),
+            Ok(CoreReply::Parked(found)) => found,
+            other => return Err(unexpected_reply(other)),
         };
         let rows = self
-            .read(move |reader| with_progress(found, reader))
+            .read_store(move |reader| load_progress(found, reader))
             .await?;
         let now = self.clock.now().wall;
-        let rows = rows
-            .iter()
-            .map(|row| (place(&row.0), Some(shown(row, now))));
-        let (tasks, last) = paging::one_page(rows, size);
+        let rows = rows.iter().map(|row| {
+            (
+                parked_position(&row.0),
+                Some(blocked_task_message(row, now)),
+            )
+        });
+        let (tasks, last) = paging::cut_page(rows, size);
         let next = last.flatten().map(|place| paging.token(&place));
         Ok(v1::ListBlockedResponse {
             tasks,
@@ -206,56 +216,56 @@ impl Api {
         })
     }
 
-    pub(super) async fn blocked_task(
+    pub(super) async fn handle_get_blocked(
         &self,
         who: Principal,
         request: v1::GetBlockedRequest,
-    ) -> Result<v1::GetBlockedResponse, Fault> {
+    ) -> Result<v1::GetBlockedResponse, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let (spec, record) = self.stored_task(&who, task).await?;
         if record.attention.is_none() {
-            return Err(Fault::Refused(Rejection::NotParked));
+            return Err(ApiFault::Refused(Rejection::NotParked));
         }
-        let (tenant, newest) = (who.tenant.clone(), record.checkpoints);
-        let read = move |reader: &Reader| {
+        let (tenant, newest) = (who.tenant.clone(), record.checkpoint_count);
+        let read = move |reader: &RecordReader| {
             let progress = reader.progress(&tenant, task).ok().flatten();
             (progress, reader.checkpoint(&tenant, task, newest))
         };
-        let (progress, checkpoint) = self.read(read).await?;
-        let mut whole = self.shown(&record).await?;
+        let (progress, checkpoint) = self.read_store(read).await?;
+        let mut whole = self.current_task_message(&record).await?;
         whole.progress = progress
             .as_deref()
             .map(|progress| goal::progress(progress, newest));
         let now = self.clock.now().wall;
         Ok(v1::GetBlockedResponse {
-            blocked: Some(shown(&(record, spec, progress), now)),
+            blocked: Some(blocked_task_message(&(record, spec, progress), now)),
             task: Some(whole),
             checkpoint: checkpoint.as_deref().map(goal::checkpoint),
         })
     }
 
-    pub(super) async fn checkpoints_of(
+    pub(super) async fn handle_list_checkpoints(
         &self,
         who: Principal,
         request: v1::ListCheckpointsRequest,
-    ) -> Result<v1::ListCheckpointsResponse, Fault> {
-        let most = u32::try_from(baton_core::goal::CHECKPOINTS_KEPT).unwrap_or(u32::MAX);
-        let size = paging::page_size_of(request.page_size, most, most)?;
+    ) -> Result<v1::ListCheckpointsResponse, ApiFault> {
+        let most = u32::try_from(baton_core::goal::MAX_CHECKPOINTS).unwrap_or(u32::MAX);
+        let size = paging::page_size_within(request.page_size, most, most)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
-        let paging = self.paging(&who, "checkpoints", task.0.as_bytes());
+        let paging = self.page_tokens(&who, "checkpoints", task.0.as_bytes());
         let before = match paging.position(&request.page_token)? {
             Some(number) => Some(parse_number(&number)?),
             None => None,
         };
         let (_, record) = self.stored_task(&who, task).await?;
-        let (tenant, total) = (who.tenant.clone(), record.checkpoints);
+        let (tenant, total) = (who.tenant.clone(), record.checkpoint_count);
         // A checkpoint may be stored ahead of its record; the record says which count.
         let upto = before.map_or(total, |before| total.min(before.saturating_sub(1)));
-        let list = move |reader: &Reader| reader.checkpoints(&tenant, task, upto, size + 1);
-        let found = self.read(list).await?;
+        let list = move |reader: &RecordReader| reader.checkpoints(&tenant, task, upto, size + 1);
+        let found = self.read_store(list).await?;
         let rows = found.iter();
         let rows = rows.map(|record| (record.number, Some(goal::checkpoint(record))));
-        let (checkpoints, last) = paging::one_page(rows, size);
+        let (checkpoints, last) = paging::cut_page(rows, size);
         Ok(v1::ListCheckpointsResponse {
             checkpoints,
             next_page_token: last
@@ -269,18 +279,21 @@ impl Api {
     pub(super) async fn progress_of(
         &self,
         record: &TaskRecord,
-    ) -> Result<Option<v1::Progress>, Fault> {
+    ) -> Result<Option<v1::Progress>, ApiFault> {
         let (tenant, task) = (record.tenant.clone(), record.task);
         let progress = self
-            .read(move |reader| reader.progress(&tenant, task))
+            .read_store(move |reader| reader.progress(&tenant, task))
             .await?
             .ok()
             .flatten();
-        Ok(progress.map(|progress| goal::progress(&progress, record.checkpoints)))
+        Ok(progress.map(|progress| goal::progress(&progress, record.checkpoint_count)))
     }
 }
 
-fn with_progress(found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>, reader: &Reader) -> Vec<Parked> {
+fn load_progress(
+    found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>,
+    reader: &RecordReader,
+) -> Vec<ParkedTaskRow> {
     let row = |(record, spec): (Arc<TaskRecord>, Arc<TaskSpec>)| {
         // What cannot be read is counted, and the rest of the row is as good.
         let progress = reader.progress(&record.tenant, record.task).ok().flatten();
@@ -289,16 +302,19 @@ fn with_progress(found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>, reader: &Reader) 
     found.into_iter().map(row).collect()
 }
 
-fn shown((record, spec, progress): &Parked, now: Wall) -> v1::BlockedTask {
+fn blocked_task_message(
+    (record, spec, progress): &ParkedTaskRow,
+    now: WallTime,
+) -> v1::BlockedTask {
     let attention = record.attention.as_ref();
     v1::BlockedTask {
         task_id: record.task.to_string(),
         attempt_id: record
-            .newest()
+            .newest_attempt()
             .map(|newest| newest.id.to_string())
             .unwrap_or_default(),
         goal: spec.goal.clone(),
-        attention: attention.map(|attention| convert::attention(record, attention)),
+        attention: attention.map(|attention| convert::attention_message(record, attention)),
         summary: progress
             .as_ref()
             .map(|progress| progress.summary.to_string())
@@ -309,7 +325,10 @@ fn shown((record, spec, progress): &Parked, now: Wall) -> v1::BlockedTask {
     }
 }
 
-fn resume_words(who: &Principal, request: &v1::ResumeTaskRequest) -> Result<Resume, Fault> {
+fn resume_request(
+    who: &Principal,
+    request: &v1::ResumeTaskRequest,
+) -> Result<ResumeInstructions, ApiFault> {
     let reason = required_reason(&request.reason)?;
     validate::text(
         "instructions",
@@ -321,14 +340,14 @@ fn resume_words(who: &Principal, request: &v1::ResumeTaskRequest) -> Result<Resu
     let sizes = request.answers.iter();
     let sizes = sizes.map(|answer| answer.question.len() + answer.answer.len());
     validate::total(field, sizes, limits::RESUME_ANSWERS_BYTES)?;
-    let limit = Size::Bytes(limits::RESUME_ANSWERS_BYTES);
+    let limit = TextLimit::Bytes(limits::RESUME_ANSWERS_BYTES);
     for answer in &request.answers {
         validate::text(field, &answer.question, limit)?;
         validate::not_blank(field, &answer.answer, limit)?;
     }
     let pair =
         |said: &v1::ResumeAnswer| (said.question.as_str().into(), said.answer.as_str().into());
-    Ok(Resume {
+    Ok(ResumeInstructions {
         by: Arc::clone(&who.name),
         reason,
         instructions: request.instructions.as_str().into(),
@@ -336,7 +355,7 @@ fn resume_words(who: &Principal, request: &v1::ResumeTaskRequest) -> Result<Resu
     })
 }
 
-pub(super) fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
+pub(super) fn check_update(update: &v1::ProgressUpdate) -> ValidationResult<()> {
     let v1::ProgressUpdate {
         summary,
         completed_items,
@@ -346,7 +365,7 @@ pub(super) fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
     } = update;
     let told = summary.is_some() || cursor.is_some();
     if !told && completed_items.is_empty() && failed_items.is_empty() && evidence.is_empty() {
-        return Err(invalid("update", Why::Missing));
+        return Err(invalid_field("update", InvalidReason::Missing));
     }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     validate::text("update.summary", &text(summary), limits::SUMMARY)?;
@@ -354,12 +373,12 @@ pub(super) fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
     validate::count(
         "update.completed_items",
         completed_items.len(),
-        limits::ITEMS,
+        limits::MAX_ITEMS,
     )?;
     for item in completed_items {
         validate::not_blank("update.completed_items", item, limits::ITEM)?;
     }
-    validate::count("update.failed_items", failed_items.len(), limits::ITEMS)?;
+    validate::count("update.failed_items", failed_items.len(), limits::MAX_ITEMS)?;
     for failed in failed_items {
         validate::not_blank("update.failed_items.item", &failed.item, limits::ITEM)?;
         validate::text(
@@ -372,8 +391,8 @@ pub(super) fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
 }
 
 /// Also for checkpoints that agents write by a call of their own.
-pub(super) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> Checked<()> {
-    validate::count(field, evidence.len(), limits::EVIDENCE)?;
+pub(super) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> ValidationResult<()> {
+    validate::count(field, evidence.len(), limits::MAX_EVIDENCE)?;
     for one in evidence {
         validate::text(&format!("{field}.kind"), &one.kind, limits::EVIDENCE_KIND)?;
         validate::not_blank(&format!("{field}.ref"), &one.r#ref, limits::EVIDENCE_REF)?;
@@ -383,14 +402,15 @@ pub(super) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> Checked<
     Ok(())
 }
 
-fn asked_causes(asked: &[i32]) -> Checked<Vec<AttentionCause>> {
-    validate::count("causes", asked.len(), limits::FILTER_STATES)?;
+fn parse_causes(asked: &[i32]) -> ValidationResult<Vec<AttentionCause>> {
+    validate::count("causes", asked.len(), limits::MAX_FILTER_STATES)?;
     let one = |number: &i32| {
         let cause: v1::AttentionCause = validate::enumeration("causes", *number)?;
         match cause {
-            v1::AttentionCause::Unspecified => {
-                Err(invalid("causes", Why::UnknownEnumValue { number: *number }))
-            }
+            v1::AttentionCause::Unspecified => Err(invalid_field(
+                "causes",
+                InvalidReason::UnknownEnumValue { number: *number },
+            )),
             v1::AttentionCause::Blocked => Ok(AttentionCause::Blocked),
             v1::AttentionCause::Starved => Ok(AttentionCause::Starved),
             v1::AttentionCause::UnsafeLoss => Ok(AttentionCause::UnsafeLoss),
@@ -403,22 +423,22 @@ fn asked_causes(asked: &[i32]) -> Checked<Vec<AttentionCause>> {
 }
 
 /// Where a page ended: the time of the park, then the task.
-fn place(record: &TaskRecord) -> Option<Vec<u8>> {
+fn parked_position(record: &TaskRecord) -> Option<Vec<u8>> {
     let since = record.attention.as_ref()?.since;
     let mut place = since.0.to_be_bytes().to_vec();
     place.extend_from_slice(record.task.0.as_bytes());
     Some(place)
 }
 
-fn parse_place(position: &[u8]) -> Checked<Place> {
+fn parse_parked_position(position: &[u8]) -> ValidationResult<ParkedListCursor> {
     let parsed = position.split_first_chunk::<8>().and_then(|(since, task)| {
         let task = Uuid::from_slice(task).ok()?;
-        Some((Reverse(Wall(u64::from_be_bytes(*since))), TaskId(task)))
+        Some((Reverse(WallTime(u64::from_be_bytes(*since))), TaskId(task)))
     });
     parsed.ok_or_else(paging::bad_token)
 }
 
-fn parse_number(position: &[u8]) -> Checked<u64> {
+fn parse_number(position: &[u8]) -> ValidationResult<u64> {
     let number: Option<[u8; 8]> = position.try_into().ok();
     number.map(u64::from_be_bytes).ok_or_else(paging::bad_token)
 }

@@ -4,24 +4,27 @@
 use std::sync::Arc;
 
 use baton_core::contract;
-use baton_core::effects::Reply;
-use baton_core::goal::{Clean, GoalWord, ProgressUpdate};
+use baton_core::effects::CoreReply;
+use baton_core::goal::{GoalReport, ProgressUpdate, SanitizedText};
 use baton_core::id::{AttemptId, TaskId};
-use baton_core::input::{Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Termination};
-use baton_core::record::{CallMark, CheckpointRecord, FailureCode, TaskRecord};
+use baton_core::input::{
+    AgentLeaseCall, AgentLeaseVerb, CompletedBody, CoreCommand, ErroredBody, LeaseToken,
+    ProcessTermination,
+};
+use baton_core::record::{CallFingerprint, CheckpointRecord, FailureCode, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_proto::{codes, v1};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
-use super::agents::agent;
-use super::fault::Fault;
+use super::agents::agent_of;
+use super::fault::ApiFault;
 use super::goals::{check_evidence, check_update};
-use super::tasks::unexpected;
-use super::validate::{self, Checked, Why, invalid};
+use super::tasks::unexpected_reply;
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
 use super::{Api, limits, optional_reason};
 use crate::auth::Principal;
-use crate::session::{artifact, usage, words_of};
+use crate::session::{artifact, sanitized_text, usage};
 use crate::wire::{goal, timestamp};
 
 /// The code of a failure that the agent did not name.
@@ -29,22 +32,25 @@ const AGENT_REPORTED: &str = "agent_reported";
 
 /// A lease as a call names it, checked for shape.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct LeaseReference {
     task: TaskId,
     attempt: AttemptId,
     proof: LeaseToken,
-    mark: Option<CallMark>,
+    mark: Option<CallFingerprint>,
 }
 
 impl Api {
-    pub(super) async fn renew_held(
+    pub(super) async fn renew_lease(
         &self,
         who: Principal,
         request: v1::RenewRequest,
-    ) -> Result<v1::RenewResponse, Fault> {
-        let lease = named(request.lease, None)?;
-        match self.held(&who, lease, HeldVerb::Renew).await? {
-            Reply::Renewed {
+    ) -> Result<v1::RenewResponse, ApiFault> {
+        let lease = lease_reference(request.lease, None)?;
+        match self
+            .call_with_lease(&who, lease, AgentLeaseVerb::Renew)
+            .await?
+        {
+            CoreReply::Renewed {
                 granted_ms,
                 expires_at,
                 cancel_requested,
@@ -53,236 +59,253 @@ impl Api {
                 expires_at: Some(timestamp(expires_at)),
                 cancel_requested,
             }),
-            other => Err(unexpected(Ok(other))),
+            other => Err(unexpected_reply(Ok(other))),
         }
     }
 
-    pub(super) async fn release_held(
+    pub(super) async fn release_lease(
         &self,
         who: Principal,
         request: v1::AgentReleaseRequest,
-    ) -> Result<v1::AgentReleaseResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::AgentReleaseResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = named(request.lease, call?)?;
-        let verb = HeldVerb::Release { reason };
-        let task = Some(self.held_task(&who, lease, verb).await?);
+        let lease = lease_reference(request.lease, call?)?;
+        let verb = AgentLeaseVerb::Release { reason };
+        let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentReleaseResponse { task })
     }
 
-    pub(super) async fn complete_held(
+    pub(super) async fn complete_attempt(
         &self,
         who: Principal,
         request: v1::AgentCompleteRequest,
-    ) -> Result<v1::AgentCompleteResponse, Fault> {
-        let completed = completed(&request)?;
+    ) -> Result<v1::AgentCompleteResponse, ApiFault> {
+        let completed = completed_body(&request)?;
         validate::text("summary", &request.summary, limits::SUMMARY)?;
-        let call = mark(&request.request_id, &request)?;
-        let lease = named(request.lease, call)?;
+        let call = call_mark(&request.request_id, &request)?;
+        let lease = lease_reference(request.lease, call)?;
         let last_words = Some(request.summary).filter(|summary| !summary.trim().is_empty());
         let last_words = last_words.map(|summary| {
-            Clean::new(ProgressUpdate {
+            SanitizedText::new(ProgressUpdate {
                 summary: Some(summary.into()),
                 ..ProgressUpdate::default()
             })
         });
         let (task, found) = (lease.task, completed.artifacts.clone());
-        let verb = HeldVerb::Complete(completed, last_words);
-        match self.held_task(&who, lease, verb).await {
-            Err(Fault::Refused(Rejection::ContractUnmet)) => {
+        let verb = AgentLeaseVerb::Complete(completed, last_words);
+        match self.call_for_message(&who, lease, verb).await {
+            Err(ApiFault::Refused(Rejection::ContractUnmet)) => {
                 let (spec, _) = self.stored_task(&who, task).await?;
-                Err(Fault::Unmet(contract::judge_found(&spec, &found)))
+                Err(ApiFault::MissingFiles(contract::judge_found(&spec, &found)))
             }
             task => Ok(v1::AgentCompleteResponse { task: Some(task?) }),
         }
     }
 
-    pub(super) async fn checkpoint_held(
+    pub(super) async fn write_checkpoint(
         &self,
         who: Principal,
         request: v1::AgentCheckpointRequest,
-    ) -> Result<v1::AgentCheckpointResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::AgentCheckpointResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let draft = validate::present("checkpoint", request.checkpoint)?;
         validate::not_blank("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
-        check_draft(&draft)?;
-        let lease = named(request.lease, call?)?;
-        let word = GoalWord::Checkpoint(Clean::new(goal::asked_checkpoint(draft)));
-        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
-            Reply::Checkpointed { checkpoint, .. } => Ok(v1::AgentCheckpointResponse {
+        check_checkpoint_draft(&draft)?;
+        let lease = lease_reference(request.lease, call?)?;
+        let word = GoalReport::Checkpoint(SanitizedText::new(goal::checkpoint_from_wire(draft)));
+        match self
+            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
+            .await?
+        {
+            CoreReply::Checkpointed { checkpoint, .. } => Ok(v1::AgentCheckpointResponse {
                 checkpoint: Some(goal::checkpoint(&checkpoint)),
             }),
-            Reply::Repeated { record, checkpoint } => {
-                let written = self.written_then(&record, checkpoint).await?;
+            CoreReply::Repeated { record, checkpoint } => {
+                let written = self.checkpoint_of_repeat(&record, checkpoint).await?;
                 let checkpoint = Some(goal::checkpoint(&written));
                 Ok(v1::AgentCheckpointResponse { checkpoint })
             }
-            other => Err(unexpected(Ok(other))),
+            other => Err(unexpected_reply(Ok(other))),
         }
     }
 
-    pub(super) async fn progress_held(
+    pub(super) async fn update_attempt_progress(
         &self,
         who: Principal,
         request: v1::AgentProgressRequest,
-    ) -> Result<v1::AgentProgressResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::AgentProgressResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let update = validate::present("update", request.update)?;
         check_update(&update)?;
-        let lease = named(request.lease, call?)?;
-        let word = GoalWord::Progress(Clean::new(goal::asked_progress(update)));
-        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
-            Reply::Progressed { record, progress } => Ok(v1::AgentProgressResponse {
-                progress: Some(goal::progress(&progress, record.checkpoints)),
+        let lease = lease_reference(request.lease, call?)?;
+        let word = GoalReport::Progress(SanitizedText::new(goal::progress_from_wire(update)));
+        match self
+            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
+            .await?
+        {
+            CoreReply::Progressed { record, progress } => Ok(v1::AgentProgressResponse {
+                progress: Some(goal::progress(&progress, record.checkpoint_count)),
             }),
-            Reply::Repeated { record, .. } => Ok(v1::AgentProgressResponse {
+            CoreReply::Repeated { record, .. } => Ok(v1::AgentProgressResponse {
                 progress: self.progress_of(&record).await?,
             }),
-            other => Err(unexpected(Ok(other))),
+            other => Err(unexpected_reply(Ok(other))),
         }
     }
 
     /// The reason first of all: a blank one is wrong whatever it speaks of.
-    pub(super) async fn block_held(
+    pub(super) async fn block_attempt(
         &self,
         who: Principal,
         request: v1::AgentBlockRequest,
-    ) -> Result<v1::AgentBlockResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::AgentBlockResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let block = validate::present("block", request.block)?;
         validate::not_blank("block.reason", &block.reason, limits::REASON)?;
         validate::text("block.resume_hint", &block.resume_hint, limits::REASON)?;
         if let Some(draft) = &block.checkpoint {
-            check_draft(draft)?;
+            check_checkpoint_draft(draft)?;
         }
-        let lease = named(request.lease, call?)?;
-        let word = GoalWord::Block(Clean::new(goal::asked_block(block)));
-        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
-            Reply::Checkpointed { record, checkpoint } => Ok(v1::AgentBlockResponse {
-                task: Some(self.shown(&record).await?),
+        let lease = lease_reference(request.lease, call?)?;
+        let word = GoalReport::Block(SanitizedText::new(goal::block_from_wire(block)));
+        match self
+            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
+            .await?
+        {
+            CoreReply::Checkpointed { record, checkpoint } => Ok(v1::AgentBlockResponse {
+                task: Some(self.current_task_message(&record).await?),
                 checkpoint_id: checkpoint.id.to_string(),
             }),
-            Reply::Repeated { record, checkpoint } => {
-                let written = self.written_then(&record, checkpoint).await?;
+            CoreReply::Repeated { record, checkpoint } => {
+                let written = self.checkpoint_of_repeat(&record, checkpoint).await?;
                 Ok(v1::AgentBlockResponse {
-                    task: Some(self.shown(&record).await?),
+                    task: Some(self.current_task_message(&record).await?),
                     checkpoint_id: written.id.to_string(),
                 })
             }
-            other => Err(unexpected(Ok(other))),
+            other => Err(unexpected_reply(Ok(other))),
         }
     }
 
-    pub(super) async fn fail_held(
+    pub(super) async fn fail_attempt(
         &self,
         who: Principal,
         request: v1::AgentFailRequest,
-    ) -> Result<v1::AgentFailResponse, Fault> {
-        let errored = errored(&request)?;
-        let call = mark(&request.request_id, &request)?;
-        let lease = named(request.lease, call)?;
-        let verb = HeldVerb::Fail(errored);
-        let task = Some(self.held_task(&who, lease, verb).await?);
+    ) -> Result<v1::AgentFailResponse, ApiFault> {
+        let errored = errored_body(&request)?;
+        let call = call_mark(&request.request_id, &request)?;
+        let lease = lease_reference(request.lease, call)?;
+        let verb = AgentLeaseVerb::Fail(errored);
+        let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentFailResponse { task })
     }
 
-    pub(super) async fn cancel_held(
+    pub(super) async fn cancel_attempt(
         &self,
         who: Principal,
         request: v1::AgentCancelRequest,
-    ) -> Result<v1::AgentCancelResponse, Fault> {
-        let call = mark(&request.request_id, &request);
+    ) -> Result<v1::AgentCancelResponse, ApiFault> {
+        let call = call_mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = named(request.lease, call?)?;
-        let verb = HeldVerb::Cancel { reason };
-        let task = Some(self.held_task(&who, lease, verb).await?);
+        let lease = lease_reference(request.lease, call?)?;
+        let verb = AgentLeaseVerb::Cancel { reason };
+        let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentCancelResponse { task })
     }
 
     /// The checkpoint that a repeated call wrote when it was first heard.
-    async fn written_then(
+    async fn checkpoint_of_repeat(
         &self,
         record: &TaskRecord,
         number: Option<u64>,
-    ) -> Result<Arc<CheckpointRecord>, Fault> {
+    ) -> Result<Arc<CheckpointRecord>, ApiFault> {
         let (tenant, task) = (record.tenant.clone(), record.task);
         let number = number.unwrap_or_default();
-        let written = self.read(move |reader| reader.checkpoint(&tenant, task, number));
-        written.await?.ok_or(Fault::Unreadable)
+        let written = self.read_store(move |reader| reader.checkpoint(&tenant, task, number));
+        written.await?.ok_or(ApiFault::Unreadable)
     }
 
-    async fn held_task(
+    async fn call_for_message(
         &self,
         who: &Principal,
-        lease: Named,
-        verb: HeldVerb,
-    ) -> Result<v1::Task, Fault> {
-        let record = self.task_held(who, lease, verb).await?;
-        self.shown(&record).await
+        lease: LeaseReference,
+        verb: AgentLeaseVerb,
+    ) -> Result<v1::Task, ApiFault> {
+        let record = self.call_for_record(who, lease, verb).await?;
+        self.current_task_message(&record).await
     }
 
-    pub(super) async fn task_held(
+    pub(super) async fn call_for_record(
         &self,
         who: &Principal,
-        lease: Named,
-        verb: HeldVerb,
-    ) -> Result<Arc<TaskRecord>, Fault> {
-        match self.held(who, lease, verb).await? {
-            Reply::Task(record) | Reply::Repeated { record, .. } => Ok(record),
-            other => Err(unexpected(Ok(other))),
+        lease: LeaseReference,
+        verb: AgentLeaseVerb,
+    ) -> Result<Arc<TaskRecord>, ApiFault> {
+        match self.call_with_lease(who, lease, verb).await? {
+            CoreReply::Task(record) | CoreReply::Repeated { record, .. } => Ok(record),
+            other => Err(unexpected_reply(Ok(other))),
         }
     }
 
-    pub(super) async fn held(
+    pub(super) async fn call_with_lease(
         &self,
         who: &Principal,
-        lease: Named,
-        verb: HeldVerb,
-    ) -> Result<Reply, Fault> {
-        let agent = agent(who)?;
+        lease: LeaseReference,
+        verb: AgentLeaseVerb,
+    ) -> Result<CoreReply, ApiFault> {
+        let agent = agent_of(who)?;
         // What ends the attempt or renews it waits for nothing.
         let word = match &verb {
-            HeldVerb::Goal(GoalWord::Progress(_) | GoalWord::Checkpoint(_)) => Some(who.token),
-            HeldVerb::Goal(GoalWord::Block(_))
-            | HeldVerb::Renew
-            | HeldVerb::Release { .. }
-            | HeldVerb::Complete(..)
-            | HeldVerb::Fail(_)
-            | HeldVerb::Cancel { .. } => None,
+            AgentLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => {
+                Some(who.token)
+            }
+            AgentLeaseVerb::Goal(GoalReport::Block(_))
+            | AgentLeaseVerb::Renew
+            | AgentLeaseVerb::Release { .. }
+            | AgentLeaseVerb::Complete(..)
+            | AgentLeaseVerb::Fail(_)
+            | AgentLeaseVerb::Cancel { .. } => None,
         };
         let call = move |request| {
-            Input::Held(Box::new(HeldCall {
+            CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
                 request,
                 agent,
                 task: lease.task,
                 attempt: lease.attempt,
                 proof: lease.proof,
-                mark: lease.mark,
+                fingerprint: lease.mark,
                 verb,
-                known: Ok(None),
+                stored_progress: Ok(None),
                 finished: None,
             }))
         };
-        Ok(self.dispatcher.request_held(call, word).await?)
+        Ok(self.dispatcher.request_with_lease(call, word).await?)
     }
 }
 
 /// What tells this call from every other one, where its caller gave it an id: it may come again. The digest is of all that was
 /// sent, the proof too, so that whoever says a block again proves the lease that the block gave up.
-pub(super) fn mark(request_id: &str, request: &impl Message) -> Checked<Option<CallMark>> {
+pub(super) fn call_mark(
+    request_id: &str,
+    request: &impl Message,
+) -> ValidationResult<Option<CallFingerprint>> {
     if request_id.is_empty() {
         return Ok(None);
     }
-    Ok(Some(CallMark {
+    Ok(Some(CallFingerprint {
         id: validate::id("request_id", request_id)?,
         digest: Sha256::digest(request.encode_to_vec()).into(),
     }))
 }
 
-fn named(lease: Option<v1::AgentLease>, mark: Option<CallMark>) -> Checked<Named> {
+fn lease_reference(
+    lease: Option<v1::AgentLease>,
+    mark: Option<CallFingerprint>,
+) -> ValidationResult<LeaseReference> {
     let lease = validate::present("lease", lease)?;
     let token = validate::present("lease.token", lease.token)?;
-    Ok(Named {
+    Ok(LeaseReference {
         task: validate::id("lease.task_id", &lease.task_id)?,
         attempt: validate::id("lease.attempt_id", &lease.attempt_id)?,
         // One of the wrong size is a wrong one; the zeroes prove nothing.
@@ -292,59 +315,62 @@ fn named(lease: Option<v1::AgentLease>, mark: Option<CallMark>) -> Checked<Named
 }
 
 /// All but the summary, which a block may leave out.
-fn check_draft(draft: &v1::CheckpointDraft) -> Checked<()> {
+fn check_checkpoint_draft(draft: &v1::CheckpointDraft) -> ValidationResult<()> {
     validate::text("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
     validate::text("checkpoint.cursor", &draft.cursor, limits::CURSOR)?;
     check_evidence("checkpoint.evidence", &draft.evidence)?;
     let field = "checkpoint.agent_session_id";
-    validate::text(field, &draft.agent_session_id, limits::HANDLE)?;
+    validate::text(field, &draft.agent_session_id, limits::EXTERNAL_ID)?;
     let field = "checkpoint.state_refs";
-    validate::count(field, draft.state_refs.len(), limits::STATE_REFS)?;
+    validate::count(field, draft.state_refs.len(), limits::MAX_STATE_REFS)?;
     for path in &draft.state_refs {
         validate::not_blank(field, path, limits::STATE_REF)?;
     }
     Ok(())
 }
 
-fn completed(request: &v1::AgentCompleteRequest) -> Checked<Completed> {
-    if request.result.len() > codes::RESULT_BYTES {
-        let limit = limits::Size::Bytes(codes::RESULT_BYTES);
-        return Err(invalid("result", Why::TooLong { limit }));
+fn completed_body(request: &v1::AgentCompleteRequest) -> ValidationResult<CompletedBody> {
+    if request.result.len() > codes::MAX_RESULT_BYTES {
+        let limit = limits::TextLimit::Bytes(codes::MAX_RESULT_BYTES);
+        return Err(invalid_field("result", InvalidReason::TooLong { limit }));
     }
     validate::count("artifacts", request.artifacts.len(), limits::ARTIFACTS)?;
     let result = Some(&request.result[..]).filter(|result| !result.is_empty());
-    Ok(Completed {
+    Ok(CompletedBody {
         result: result.map(Arc::from),
         usage: usage(request.usage.as_ref()),
         artifacts: request.artifacts.iter().map(artifact).collect(),
-        in_lease: true,
-        ..Completed::default()
+        ended_in_lease: true,
+        ..CompletedBody::default()
     })
 }
 
-fn errored(request: &v1::AgentFailRequest) -> Checked<Errored> {
+fn errored_body(request: &v1::AgentFailRequest) -> ValidationResult<ErroredBody> {
     validate::not_blank("message", &request.message, limits::MESSAGE)?;
     validate::text("user_message", &request.user_message, limits::MESSAGE)?;
     let code = match request.failure_code.as_str() {
         "" => AGENT_REPORTED,
         code => {
             validate::name("failure_code", code, limits::FAILURE_CODE)?;
-            if !codes::may_an_agent_say(code) {
+            if !codes::is_allowed_from_agent(code) {
                 let rule = "it is the relay's or a daemon's to say; use a word of your own";
-                return Err(invalid("failure_code", Why::MalformedName { rule }));
+                return Err(invalid_field(
+                    "failure_code",
+                    InvalidReason::MalformedName { rule },
+                ));
             }
             code
         }
     };
-    Ok(Errored {
+    Ok(ErroredBody {
         code: FailureCode::parse(code),
         retryable_hint: request.retryable_hint,
-        message: words_of(&request.message),
-        user_message: words_of(&request.user_message),
+        message: sanitized_text(&request.message),
+        user_message: sanitized_text(&request.user_message),
         usage: usage(request.usage.as_ref()),
         agent_session_id: None,
         final_offset: 0,
-        termination: Termination::default(),
-        in_lease: true,
+        termination: ProcessTermination::default(),
+        ended_in_lease: true,
     })
 }

@@ -2,63 +2,63 @@
 
 use baton_core::reject::Rejection;
 
-use super::fault::{Fault, Thing};
-use super::validate::Why;
+use super::fault::{ApiFault, EntityKind};
+use super::validate::InvalidReason;
 use crate::auth::AuthFault;
 use crate::session::{FrameFault, LinkFault};
 
-pub(super) fn hint(fault: &Fault) -> &'static str {
+pub(super) fn hint(fault: &ApiFault) -> &'static str {
     match fault {
-        Fault::Auth(fault) => auth(*fault),
-        Fault::Invalid(invalid) => shape(&invalid.why),
-        Fault::Refused(rejection) => refusal(*rejection),
-        Fault::Unmet(_) => refusal(Rejection::ContractUnmet),
-        Fault::NotFound(thing) => missing(*thing),
-        Fault::Link(fault) => link(fault),
-        Fault::Frame(fault) => frame(fault),
-        Fault::ForeignTenant => "use a credential of that tenant",
-        Fault::OneTenantOnly => {
+        ApiFault::Auth(fault) => auth_hint(*fault),
+        ApiFault::Invalid(invalid) => invalid_field_hint(&invalid.why),
+        ApiFault::Refused(rejection) => rejection_hint(*rejection),
+        ApiFault::MissingFiles(_) => rejection_hint(Rejection::ContractUnmet),
+        ApiFault::NotFound(thing) => not_found_hint(*thing),
+        ApiFault::Link(fault) => link_hint(fault),
+        ApiFault::Frame(fault) => frame_hint(fault),
+        ApiFault::ForeignTenant => "use a credential of that tenant",
+        ApiFault::OneTenantOnly => {
             "use a token of all tenants: the relay's own admin.token, or one of `baton token create --role admin --tenant '*'`"
         }
-        Fault::TooManyProfiles { .. } => "remove one first",
-        Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
-        Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
-        Fault::SentOnBy { .. } => refusal(Rejection::HandedOff),
-        Fault::StaleAnswer => "list the open inputs and answer what is shown now",
-        Fault::NotBuilt { .. } => "leave it out, or use a later version",
-        Fault::UnknownRpc => "reflection lists the calls there are",
-        Fault::MessageTooLarge => "send at most 2 MiB; put larger bodies into files",
-        Fault::Undecodable => "build the message from the published protos; text is UTF-8",
-        Fault::Overloaded => "repeat the request after a moment, with backoff",
-        Fault::TooManyStreams { .. } => "close one first",
-        Fault::TooManyUpdates => {
+        ApiFault::TooManyProfiles { .. } => "remove one first",
+        ApiFault::AnsweredOtherwise { .. } => rejection_hint(Rejection::AnswerConflict),
+        ApiFault::TakenBy { .. } => rejection_hint(Rejection::AlreadyTaken),
+        ApiFault::ResumedBy { .. } => rejection_hint(Rejection::HandedOff),
+        ApiFault::StaleAnswer => "list the open inputs and answer what is shown now",
+        ApiFault::NotImplemented { .. } => "leave it out, or use a later version",
+        ApiFault::UnknownRpc => "reflection lists the calls there are",
+        ApiFault::MessageTooLarge => "send at most 2 MiB; put larger bodies into files",
+        ApiFault::Undecodable => "build the message from the published protos; text is UTF-8",
+        ApiFault::Overloaded => "repeat the request after a moment, with backoff",
+        ApiFault::TooManyStreams { .. } => "close one first",
+        ApiFault::TooManyUpdates => {
             "wait for the answers of those, then say it again; one update can hold many items"
         }
-        Fault::DiskFull => {
+        ApiFault::DiskFull => {
             "make room under the relay's data directory (`baton info` shows how much), then repeat the request; what \
              runs goes on"
         }
-        Fault::Stopping => "connect again when it is back",
-        Fault::TimedOut | Fault::OutcomeUnknown => {
+        ApiFault::Stopping => "connect again when it is back",
+        ApiFault::TimedOut | ApiFault::OutcomeUnknown => {
             "look at the task, or repeat the request with the same idempotency key"
         }
-        Fault::TransferBusy => "wait until it has ended",
-        Fault::ExportBehind => {
+        ApiFault::TransferBusy => "wait until it has ended",
+        ApiFault::ExportBehind => {
             "export to a local disk, leave the output out, or try when there is less work"
         }
-        Fault::NotEmpty => "import into a new directory: `baton import FILE --data NEW`",
-        Fault::BadExport { .. } => "use another copy of the export, or make it again",
-        Fault::ImportFailed { .. } => {
+        ApiFault::RelayNotEmpty => "import into a new directory: `baton import FILE --data NEW`",
+        ApiFault::InvalidArchive { .. } => "use another copy of the export, or make it again",
+        ApiFault::ImportFailed { .. } => {
             "nothing was taken; look into the relay's log, make room, and import again"
         }
-        Fault::Unreadable => {
+        ApiFault::Unreadable => {
             "`baton verify` lists unreadable records; restore a backup if it matters"
         }
-        Fault::Internal => "look into the relay's log",
+        ApiFault::Internal => "look into the relay's log",
     }
 }
 
-fn auth(fault: AuthFault) -> &'static str {
+fn auth_hint(fault: AuthFault) -> &'static str {
     match fault {
         AuthFault::Unauthenticated => {
             "send `authorization: Bearer btn_…`; an administrator makes tokens with `baton token create --role submitter`"
@@ -66,47 +66,47 @@ fn auth(fault: AuthFault) -> &'static str {
         AuthFault::Forbidden { .. } => {
             "use a token of such a role; `baton info` tells what this one is"
         }
-        AuthFault::Ended => "connect with a valid token",
+        AuthFault::CredentialEnded => "connect with a valid token",
     }
 }
 
-fn missing(thing: Thing) -> &'static str {
+fn not_found_hint(thing: EntityKind) -> &'static str {
     match thing {
-        Thing::Task => {
+        EntityKind::Task => {
             "check the id; `baton tasks` lists the tasks; finished ones are removed by age and size"
         }
-        Thing::Attempt => "check the id; `baton show TASK` lists its attempts",
-        Thing::Input => "`baton inbox` lists what is open",
-        Thing::Daemon => "`baton daemons` lists the daemons",
-        Thing::Profile => "`baton profile list` lists the profiles",
-        Thing::Token => "`baton token list` lists the tokens",
+        EntityKind::Attempt => "check the id; `baton show TASK` lists its attempts",
+        EntityKind::Input => "`baton inbox` lists what is open",
+        EntityKind::Daemon => "`baton daemons` lists the daemons",
+        EntityKind::Profile => "`baton profile list` lists the profiles",
+        EntityKind::Token => "`baton token list` lists the tokens",
     }
 }
 
-fn shape(why: &Why) -> &'static str {
+fn invalid_field_hint(why: &InvalidReason) -> &'static str {
     match why {
-        Why::Missing => "set it",
-        Why::Blank => "say something in it",
-        Why::TooLong { .. } => "shorten it, or put it into a file and name that",
-        Why::TooMany { .. } => "send fewer",
-        Why::OutOfRange { .. } => "choose a value within the range",
-        Why::MalformedId => "ids look like 0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10",
-        Why::MalformedName { .. } => "choose another name",
-        Why::BadLabel { .. } => "choose another label",
-        Why::BadPath { .. } => "choose another path",
-        Why::BadDigest => "give 64 lower-case hex digits",
-        Why::BadTime => "give seconds since 1970 and nanoseconds below a billion",
-        Why::ZeroByte => "remove it",
-        Why::UnknownEnumValue { .. } => "use a value that this relay knows",
-        Why::Conflict { .. } => "send one of them",
-        Why::Duplicate => "send it once",
-        Why::NotOffered => "choose among the options of the question",
-        Why::OnceOnly => "allow it once",
-        Why::BadPageToken => "start from the first page",
+        InvalidReason::Missing => "set it",
+        InvalidReason::Blank => "say something in it",
+        InvalidReason::TooLong { .. } => "shorten it, or put it into a file and name that",
+        InvalidReason::TooMany { .. } => "send fewer",
+        InvalidReason::OutOfRange { .. } => "choose a value within the range",
+        InvalidReason::MalformedId => "ids look like 0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10",
+        InvalidReason::MalformedName { .. } => "choose another name",
+        InvalidReason::BadLabel { .. } => "choose another label",
+        InvalidReason::BadPath { .. } => "choose another path",
+        InvalidReason::BadDigest => "give 64 lower-case hex digits",
+        InvalidReason::BadTime => "give seconds since 1970 and nanoseconds below a billion",
+        InvalidReason::ZeroByte => "remove it",
+        InvalidReason::UnknownEnumValue { .. } => "use a value that this relay knows",
+        InvalidReason::Conflict { .. } => "send one of them",
+        InvalidReason::Duplicate => "send it once",
+        InvalidReason::NotOffered => "choose among the options of the question",
+        InvalidReason::OnceOnly => "allow it once",
+        InvalidReason::BadPageToken => "start from the first page",
     }
 }
 
-fn link(fault: &LinkFault) -> &'static str {
+fn link_hint(fault: &LinkFault) -> &'static str {
     match fault {
         LinkFault::HelloTimeout(_) | LinkFault::HelloNotFirst | LinkFault::EndedBeforeHello => {
             "open a stream and send Hello first"
@@ -119,7 +119,7 @@ fn link(fault: &LinkFault) -> &'static str {
     }
 }
 
-fn frame(fault: &FrameFault) -> &'static str {
+fn frame_hint(fault: &FrameFault) -> &'static str {
     match fault {
         FrameFault::UnknownAttempt => "stop it; it is not this daemon's",
         FrameFault::OutputGap => "replay from the last acknowledged byte",
@@ -134,12 +134,12 @@ fn frame(fault: &FrameFault) -> &'static str {
     }
 }
 
-fn refusal(rejection: Rejection) -> &'static str {
+fn rejection_hint(rejection: Rejection) -> &'static str {
     match rejection {
-        Rejection::UnknownTask => missing(Thing::Task),
-        Rejection::UnknownAttempt => missing(Thing::Attempt),
-        Rejection::UnknownInput => missing(Thing::Input),
-        Rejection::UnknownDaemon => missing(Thing::Daemon),
+        Rejection::UnknownTask => not_found_hint(EntityKind::Task),
+        Rejection::UnknownAttempt => not_found_hint(EntityKind::Attempt),
+        Rejection::UnknownInput => not_found_hint(EntityKind::Input),
+        Rejection::UnknownDaemon => not_found_hint(EntityKind::Daemon),
         Rejection::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Rejection::UnknownSession => "connect again",
         Rejection::AlreadyFinished | Rejection::NotFinished | Rejection::NotPaused => {
@@ -183,7 +183,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::NotHeld | Rejection::NotOpen | Rejection::NotBegun => {
             "`baton inspect TASK` says how it stands and what can be done"
         }
-        Rejection::Unreadable => hint(&Fault::Unreadable),
+        Rejection::Unreadable => hint(&ApiFault::Unreadable),
         Rejection::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
     }
 }

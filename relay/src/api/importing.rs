@@ -15,158 +15,166 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::Streaming;
 
 use super::Api;
-use super::fault::Fault;
-use super::limits::Size;
-use super::operator::all_tenants;
-use super::streams::{Answers, Feed};
-use super::transfer::{Pace, apart, shown};
-use super::validate::{Why, invalid};
-use crate::archive::{ImportError, Imported, Seen, Staged, Upload, VerifyError};
+use super::fault::ApiFault;
+use super::limits::TextLimit;
+use super::operator::require_all_tenants;
+use super::streams::{ResponseStream, StreamSender};
+use super::transfer::{ProgressInterval, progress_message, run_on_own_thread};
+use super::validate::{InvalidReason, invalid_field};
+use crate::archive::{
+    ImportError, ImportSummary, ImportUpload, StagedImport, VerifyError, VerifyEvent,
+};
 use crate::auth::Principal;
 
 /// The largest chunk, as the proto says.
-const CHUNK_MAX: usize = 1 << 20;
+const IMPORT_CHUNK_MAX: usize = 1 << 20;
 
 impl Api {
-    pub(super) async fn import_all(
+    pub(super) async fn handle_import(
         &self,
         who: Principal,
         chunks: Streaming<v1::ImportRequest>,
-    ) -> Result<Answers<v1::ImportResponse>, Fault> {
-        all_tenants(&who)?;
-        self.admit()?;
-        let place = self.transfers.enter()?;
+    ) -> Result<ResponseStream<v1::ImportResponse>, ApiFault> {
+        require_all_tenants(&who)?;
+        self.check_disk_space()?;
+        let place = self.transfers.acquire()?;
         // Asked again when it counts; here it saves the upload.
-        if !self.read(|reader| reader.has_no_task()).await? {
-            return Err(Fault::NotEmpty);
+        if !self.read_store(|reader| reader.has_no_task()).await? {
+            return Err(ApiFault::RelayNotEmpty);
         }
         tracing::info!(by = %who.name, "import begins");
         let api = self.clone();
-        self.stream(&who, |feed| api.import(chunks, place, feed))
+        self.open_stream(&who, |feed| api.run_import(chunks, place, feed))
     }
 
-    async fn import(
+    async fn run_import(
         self,
         chunks: Streaming<v1::ImportRequest>,
         place: OwnedSemaphorePermit,
-        feed: Feed<v1::ImportResponse>,
-    ) -> Result<(), Fault> {
+        feed: StreamSender<v1::ImportResponse>,
+    ) -> Result<(), ApiFault> {
         let (upload, file) =
-            Upload::begin(&self.transfers.data).map_err(|error| import_fault(&error))?;
-        self.receive(chunks, file, &feed).await?;
+            ImportUpload::begin(&self.transfers.data_dir).map_err(|error| import_fault(&error))?;
+        self.receive_upload(chunks, file, &feed).await?;
         let (api, watcher) = (self.clone(), feed.clone());
-        let staged = apart("relay-import", move || api.stage(upload, &watcher)).await?;
+        let staged =
+            run_on_own_thread("relay-import", move || api.stage_upload(upload, &watcher)).await?;
         let (outcome, imported) = oneshot::channel();
         let (told, heard) = oneshot::channel();
-        tokio::spawn(self.take_over(staged, place, outcome, heard));
-        let imported = imported.await.map_err(|_| Fault::Internal)??;
-        send(&feed, Item::Summary(imported)).await?;
+        tokio::spawn(self.replace_data(staged, place, outcome, heard));
+        let imported = imported.await.map_err(|_| ApiFault::Internal)??;
+        send_item(&feed, Item::Summary(imported)).await?;
         drop(told);
         Ok(())
     }
 
     /// Writes the upload to its file, and checks what its sender says of it.
-    async fn receive(
+    async fn receive_upload(
         &self,
         mut chunks: Streaming<v1::ImportRequest>,
         mut file: File,
-        feed: &Feed<v1::ImportResponse>,
-    ) -> Result<(), Fault> {
-        let (mut hash, mut bytes, mut pace) = (Sha256::new(), 0, Pace::new(&self.clock));
+        feed: &StreamSender<v1::ImportResponse>,
+    ) -> Result<(), ApiFault> {
+        let (mut hash, mut bytes, mut pace) =
+            (Sha256::new(), 0, ProgressInterval::new(&self.clock));
         loop {
-            let message = chunks.message().await.map_err(|_| Fault::Undecodable)?;
+            let message = chunks.message().await.map_err(|_| ApiFault::Undecodable)?;
             let Some(v1::ImportRequest { item: Some(item) }) = message else {
-                return Err(cut_short());
+                return Err(truncated_upload());
             };
             let chunk = match item {
-                Sent::Chunk(chunk) if chunk.len() > CHUNK_MAX => {
-                    let limit = Size::Bytes(CHUNK_MAX);
-                    return Err(invalid("chunk", Why::TooLong { limit }).into());
+                Sent::Chunk(chunk) if chunk.len() > IMPORT_CHUNK_MAX => {
+                    let limit = TextLimit::Bytes(IMPORT_CHUNK_MAX);
+                    return Err(invalid_field("chunk", InvalidReason::TooLong { limit }).into());
                 }
                 Sent::Chunk(chunk) => chunk,
                 Sent::Sha256(said) if said == *hash.finalize() => return Ok(()),
-                Sent::Sha256(_) => return Err(altered()),
+                Sent::Sha256(_) => return Err(digest_mismatch()),
             };
             hash.update(&chunk);
             bytes += chunk.len() as u64;
-            file = write(file, chunk).await?;
+            file = write_chunk(file, chunk).await?;
             if pace.is_due() {
                 let progress = v1::TransferProgress {
                     bytes,
                     stage: "receiving".to_owned(),
                     ..v1::TransferProgress::default()
                 };
-                send(feed, Item::Progress(progress)).await?;
+                send_item(feed, Item::Progress(progress)).await?;
             }
         }
     }
 
-    fn stage(&self, upload: Upload, feed: &Feed<v1::ImportResponse>) -> Result<Staged, Fault> {
-        let mut pace = Pace::new(&self.clock);
-        let mut watch = |seen: Seen| match seen {
-            Seen::Progress(progress) if pace.is_due() => {
-                let item = Some(Item::Progress(shown(&progress)));
+    fn stage_upload(
+        &self,
+        upload: ImportUpload,
+        feed: &StreamSender<v1::ImportResponse>,
+    ) -> Result<StagedImport, ApiFault> {
+        let mut pace = ProgressInterval::new(&self.clock);
+        let mut watch = |seen: VerifyEvent| match seen {
+            VerifyEvent::Progress(progress) if pace.is_due() => {
+                let item = Some(Item::Progress(progress_message(&progress)));
                 feed.blocking_send(Ok(v1::ImportResponse { item })).is_ok()
             }
             // Findings are counted in the summary.
-            Seen::Progress(_) | Seen::Finding(_) => !feed.is_closed(),
+            VerifyEvent::Progress(_) | VerifyEvent::Finding(_) => !feed.is_closed(),
         };
         let staged = upload.stage(self.clock.now().wall, &mut watch);
         staged.map_err(|error| import_fault(&error))
     }
 
     /// The last steps. Once nothing is taken any more the relay starts again, whatever comes of it.
-    async fn take_over(
+    async fn replace_data(
         self,
-        staged: Staged,
+        staged: StagedImport,
         place: OwnedSemaphorePermit,
-        outcome: oneshot::Sender<Result<v1::ImportSummary, Fault>>,
+        outcome: oneshot::Sender<Result<v1::ImportSummary, ApiFault>>,
         heard: oneshot::Receiver<()>,
     ) {
-        match self.dispatcher.retire().await {
+        match self.dispatcher.stop_accepting().await {
             Ok(true) => {}
             refused => {
-                let fault = refused.map_or_else(Fault::from, |_| Fault::NotEmpty);
+                let fault = refused.map_or_else(ApiFault::from, |_| ApiFault::RelayNotEmpty);
                 let _ = outcome.send(Err(fault)); // The client may have gone.
                 return;
             }
         }
         let api = self.clone();
-        let finished = apart("relay-import", move || api.finish(staged)).await;
+        let finished = run_on_own_thread("relay-import", move || api.finish_import(staged)).await;
         let _ = outcome.send(finished); // The client may have gone.
         // Ends when the client was told, or will not be.
         let _ = heard.await;
         drop(place);
-        self.transfers.again.cancel();
+        self.transfers.restart.cancel();
         self.stop.cancel();
     }
 
-    fn finish(&self, staged: Staged) -> Result<v1::ImportSummary, Fault> {
+    fn finish_import(&self, staged: StagedImport) -> Result<v1::ImportSummary, ApiFault> {
         let finished = staged.finish(self.reader.store());
         let imported = finished.map_err(|error| import_fault(&error))?;
         tracing::info!(?imported, "import taken; starting again with it");
-        Ok(summary(&imported))
+        Ok(import_summary(&imported))
     }
 }
 
 /// Off the async threads: the disk may take its time.
-async fn write(mut file: File, chunk: bytes::Bytes) -> Result<File, Fault> {
+async fn write_chunk(mut file: File, chunk: bytes::Bytes) -> Result<File, ApiFault> {
     let written = tokio::task::spawn_blocking(move || file.write_all(&chunk).map(|()| file)).await;
     match written {
         Ok(Ok(file)) => Ok(file),
-        Ok(Err(error)) => Err(Fault::ImportFailed {
+        Ok(Err(error)) => Err(ApiFault::ImportFailed {
             message: error.to_string(),
         }),
-        Err(_) => Err(Fault::Internal),
+        Err(_) => Err(ApiFault::Internal),
     }
 }
 
-async fn send(feed: &Feed<v1::ImportResponse>, item: Item) -> Result<(), Fault> {
+async fn send_item(feed: &StreamSender<v1::ImportResponse>, item: Item) -> Result<(), ApiFault> {
     let message = v1::ImportResponse { item: Some(item) };
-    feed.send(Ok(message)).await.map_err(|_| Fault::Stopping)
+    feed.send(Ok(message)).await.map_err(|_| ApiFault::Stopping)
 }
 
-fn summary(imported: &Imported) -> v1::ImportSummary {
+fn import_summary(imported: &ImportSummary) -> v1::ImportSummary {
     v1::ImportSummary {
         records: imported.trailer.puts,
         tasks: imported.tasks,
@@ -176,29 +184,29 @@ fn summary(imported: &Imported) -> v1::ImportSummary {
     }
 }
 
-fn cut_short() -> Fault {
-    Fault::BadExport {
+fn truncated_upload() -> ApiFault {
+    ApiFault::InvalidArchive {
         code: "export_cut_short",
         message: "the upload ended without its hash".to_owned(),
     }
 }
 
-fn altered() -> Fault {
-    Fault::BadExport {
+fn digest_mismatch() -> ApiFault {
+    ApiFault::InvalidArchive {
         code: "export_altered",
         message: "the upload does not match its hash".to_owned(),
     }
 }
 
-fn import_fault(error: &ImportError) -> Fault {
+fn import_fault(error: &ImportError) -> ApiFault {
     match error {
         ImportError::Check(VerifyError::Archive(fault)) | ImportError::Changed(fault) => {
-            Fault::BadExport {
+            ApiFault::InvalidArchive {
                 code: fault.damage.code(),
                 message: fault.to_string(),
             }
         }
-        ImportError::Check(VerifyError::Ended) => Fault::Stopping,
+        ImportError::Check(VerifyError::WatcherStopped) => ApiFault::Stopping,
         ImportError::Check(_)
         | ImportError::NotWhole { .. }
         | ImportError::NotEmpty { .. }
@@ -208,7 +216,7 @@ fn import_fault(error: &ImportError) -> Fault {
         | ImportError::Output(_)
         | ImportError::Write(_) => {
             tracing::error!(%error, "the import failed");
-            Fault::ImportFailed {
+            ApiFault::ImportFailed {
                 message: error.to_string(),
             }
         }

@@ -3,8 +3,8 @@
 use baton_proto::codes::features;
 use baton_proto::v1;
 
-use super::fault::Fault;
-use super::operator::all_tenants;
+use super::fault::ApiFault;
+use super::operator::require_all_tenants;
 use super::{Api, tokens};
 use crate::auth::Principal;
 use crate::wire::timestamp;
@@ -12,11 +12,11 @@ use crate::wire::timestamp;
 impl Api {
     pub(super) fn info(&self, who: &Principal) -> v1::RelayInfoResponse {
         let draining = self.stop.is_cancelled();
-        let space = self.space.seen();
+        let space = self.space.latest();
         let problem = if draining {
-            Some(Fault::Stopping)
+            Some(ApiFault::Stopping)
         } else {
-            self.admit().err()
+            self.check_disk_space().err()
         };
         v1::RelayInfoResponse {
             relay_id: self.config.incarnation.to_string(),
@@ -26,13 +26,13 @@ impl Api {
             protocol_version: baton_proto::PROTOCOL_VERSION,
             started_at: Some(timestamp(self.started_at)),
             commit_seq: self.reader.store().durable().get(),
-            unreadable_records: self.reader.unreadables().count(),
+            unreadable_records: self.reader.unreadable_records().count(),
             admitting: problem.is_none(),
             admission_problem: problem.map_or_else(String::new, |fault| fault.to_string()),
             draining,
             principal: who.name.to_string(),
-            tenant: tokens::shown_scope(&who.scope),
-            role: tokens::shown_role(who.role).into(),
+            tenant: tokens::scope_text(&who.scope),
+            role: tokens::role_message(who.role).into(),
             features: features::ALL.map(str::to_owned).to_vec(),
             counters: self.counters(who),
             disk: Some(v1::DiskSpace {
@@ -46,10 +46,10 @@ impl Api {
 
     /// They are of all tenants, and would tell one of them that what it named belongs to another.
     fn counters(&self, who: &Principal) -> Vec<v1::CounterValue> {
-        if all_tenants(who).is_err() {
+        if require_all_tenants(who).is_err() {
             return Vec::new();
         }
-        let counted = self.shell.telemetry.snapshot().into_iter();
+        let counted = self.session_context.telemetry.snapshot().into_iter();
         let shown = counted.map(|(counter, value)| v1::CounterValue {
             name: counter.name.to_owned(),
             reason: counter.reason.to_owned(),

@@ -15,7 +15,11 @@ impl DaemonLink for Api {
         request: Request<Streaming<v1::DaemonFrame>>,
     ) -> Result<Response<BoxStream<v1::RelayFrame>>, Status> {
         let principal = principal(&request)?;
-        let frames = session::serve(principal, request.into_inner(), self.shell.clone());
+        let frames = session::serve(
+            principal,
+            request.into_inner(),
+            self.session_context.clone(),
+        );
         Ok(Response::new(Box::pin(frames)))
     }
 }

@@ -8,13 +8,13 @@ use baton_proto::v1;
 use prost::Message;
 
 use super::limits;
-use super::validate::{self, Checked, Why, invalid};
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
 use crate::auth::Principal;
-use crate::reader::{Reader, StoredTask};
+use crate::reader::{RecordReader, StoredTask};
 use crate::wire::words;
 
 /// Everything of a list request that selects rows.
-pub(super) fn conditions(request: &v1::ListTasksRequest) -> Vec<u8> {
+pub(super) fn filter_bytes(request: &v1::ListTasksRequest) -> Vec<u8> {
     let selecting = v1::ListTasksRequest {
         page_size: 0,
         page_token: String::new(),
@@ -25,7 +25,7 @@ pub(super) fn conditions(request: &v1::ListTasksRequest) -> Vec<u8> {
 
 /// Which tasks a list shows.
 #[derive(Debug)]
-pub(super) struct Filter {
+pub(super) struct TaskFilter {
     states: Vec<v1::TaskState>,
     agent: String,
     conversation_id: String,
@@ -37,25 +37,33 @@ pub(super) struct Filter {
 
 /// One page of what the filter lets through.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct TaskListPage {
     pub(super) tasks: Vec<StoredTask>,
     pub(super) unreadable: u64,
     pub(super) next: Option<TaskId>,
 }
 
-impl Filter {
-    pub(super) fn new(request: v1::ListTasksRequest, who: &Principal) -> Checked<Self> {
-        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+impl TaskFilter {
+    pub(super) fn new(request: v1::ListTasksRequest, who: &Principal) -> ValidationResult<Self> {
+        validate::count("states", request.states.len(), limits::MAX_FILTER_STATES)?;
         let state = |number: &i32| validate::enumeration("states", *number);
         validate::text("agent", &request.agent, limits::NAME)?;
-        validate::text("conversation_id", &request.conversation_id, limits::HANDLE)?;
+        validate::text(
+            "conversation_id",
+            &request.conversation_id,
+            limits::EXTERNAL_ID,
+        )?;
         validate::text("daemon", &request.daemon, limits::NAME)?;
         let since = request.since.as_ref();
         if since.is_some_and(|at| at.seconds < 0 || !(0..1_000_000_000).contains(&at.nanos)) {
-            return Err(invalid("since", Why::BadTime));
+            return Err(invalid_field("since", InvalidReason::BadTime));
         }
         Ok(Self {
-            states: request.states.iter().map(state).collect::<Checked<_>>()?,
+            states: request
+                .states
+                .iter()
+                .map(state)
+                .collect::<ValidationResult<_>>()?,
             agent: request.agent,
             conversation_id: request.conversation_id,
             labels: validate::labels("labels", request.labels)?,
@@ -68,14 +76,14 @@ impl Filter {
     /// Looks at no more than a bounded number of records; a page may be short and still have a next one.
     pub(super) fn page(
         &self,
-        reader: &Reader,
+        reader: &RecordReader,
         tenant: &TenantId,
         mut before: Option<TaskId>,
         size: usize,
-    ) -> Found {
-        let mut found = Found::default();
+    ) -> TaskListPage {
+        let mut found = TaskListPage::default();
         let mut looked = 0;
-        while looked < limits::LIST_SCAN {
+        while looked < limits::LIST_SCAN_RECORDS {
             let wanted = size - found.tasks.len();
             let page = reader.tasks(tenant, before, wanted);
             looked += wanted;
@@ -86,7 +94,7 @@ impl Filter {
                 .is_some_and(|(_, oldest)| oldest.created.0 < self.since_ms);
             found
                 .tasks
-                .extend(page.tasks.into_iter().filter(|task| self.admits(task)));
+                .extend(page.tasks.into_iter().filter(|task| self.matches(task)));
             // Older ones come after; none of them can be recent enough.
             found.next = if past { None } else { page.next };
             before = found.next;
@@ -97,22 +105,24 @@ impl Filter {
         found
     }
 
-    fn admits(&self, (spec, record): &StoredTask) -> bool {
+    fn matches(&self, (spec, record): &StoredTask) -> bool {
         let state = words::task_state(record.state);
         let has = |(key, value): (&String, &String)| spec.labels.get(key) == Some(value);
         let either = |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
-        self.who.sees(spec)
+        self.who.can_see(spec)
             && (self.states.is_empty() || self.states.contains(&state))
             && either(&self.agent, Some(&spec.agent))
             && either(&self.conversation_id, spec.conversation_id.as_deref())
             && self.labels.iter().all(has)
             && record.created.0 >= self.since_ms
-            && (self.daemon.is_empty() || self.held_there(record))
+            && (self.daemon.is_empty() || self.is_held_by_daemon(record))
     }
 
-    fn held_there(&self, record: &TaskRecord) -> bool {
-        let held = record.newest().filter(|attempt| attempt.state.is_leased());
-        let holder = held.and_then(|attempt| attempt.daemon());
+    fn is_held_by_daemon(&self, record: &TaskRecord) -> bool {
+        let held = record
+            .newest_attempt()
+            .filter(|attempt| attempt.state.is_leased());
+        let holder = held.and_then(|attempt| attempt.daemon_holder());
         holder.is_some_and(|holder| {
             *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
         })

@@ -43,81 +43,84 @@ mod watching;
 use std::sync::Arc;
 
 use baton_core::config::Config;
-use baton_core::input::Actor;
+use baton_core::input::RequestActor;
 use baton_core::secrets;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::auth::{Principal, Role, Tokens};
-use crate::clock::Clock;
+use crate::auth::{Principal, Role, TokenTable};
+use crate::clock::RelayClock;
 use crate::dispatcher::Dispatcher;
-use crate::inbox::Inbox;
-use crate::mint::Ids;
+use crate::inbox::OpenInputIndex;
+use crate::mint::OrderedIds;
 use crate::output::OutputLog;
-use crate::reader::Reader;
-use crate::session::Shell;
-use crate::space::Space;
-use crate::watch::Watchers;
-use fault::Fault;
-use streams::LiveStreams;
-use transfer::Transfers;
+use crate::reader::RecordReader;
+use crate::session::SessionContext;
+use crate::space::SpaceStatus;
+use crate::watch::TaskWatchers;
+use fault::ApiFault;
+use streams::LiveStreamLimits;
+use transfer::DataTransfers;
 
 /// Everything the handlers use. Clones share it; one is behind each gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     pub(crate) dispatcher: Dispatcher,
-    pub(crate) reader: Reader,
-    pub(crate) watchers: Watchers,
-    pub(crate) inbox: Inbox,
+    pub(crate) reader: RecordReader,
+    pub(crate) watchers: TaskWatchers,
+    pub(crate) open_inputs: OpenInputIndex,
     pub(crate) output: OutputLog,
-    pub(crate) tokens: Tokens,
-    pub(crate) clock: Clock,
-    pub(crate) ids: Ids,
+    pub(crate) token_table: TokenTable,
+    pub(crate) clock: RelayClock,
+    pub(crate) ids: OrderedIds,
     pub(crate) config: Arc<Config>,
-    pub(crate) shell: Shell,
-    pub(crate) streams: LiveStreams,
-    pub(crate) started_at: Wall,
+    pub(crate) session_context: SessionContext,
+    pub(crate) stream_limits: LiveStreamLimits,
+    pub(crate) started_at: WallTime,
     /// The relay is going away: streams end, nothing new is taken.
     pub(crate) stop: CancellationToken,
-    pub(crate) transfers: Transfers,
-    pub(crate) space: Space,
+    pub(crate) transfers: DataTransfers,
+    pub(crate) space: SpaceStatus,
 }
 
 impl Api {
     /// Asked before anything is taken that makes the data grow. What ends work or takes it back is always taken.
-    fn admit(&self) -> Result<(), Fault> {
-        if self.space.admits() {
+    fn check_disk_space(&self) -> Result<(), ApiFault> {
+        if self.space.accepts_work() {
             Ok(())
         } else {
-            Err(Fault::DiskFull)
+            Err(ApiFault::DiskFull)
         }
     }
 
     /// Reads the store off the async threads: a read may wait for the disk.
-    async fn read<T: Send + 'static>(
+    async fn read_store<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Reader) -> T + Send + 'static,
-    ) -> Result<T, Fault> {
+        read: impl FnOnce(&RecordReader) -> T + Send + 'static,
+    ) -> Result<T, ApiFault> {
         let reader = self.reader.clone();
         let found = tokio::task::spawn_blocking(move || read(&reader)).await;
         let found = found.map_err(|error| {
             tracing::error!(%error, "a read of the store failed");
-            Fault::Internal
+            ApiFault::Internal
         })?;
         // What was read may be ahead of the disk; nobody is told of it before it is durable.
-        self.reader.settle().await.map_err(|_| Fault::Stopping)?;
+        self.reader
+            .wait_durable()
+            .await
+            .map_err(|_| ApiFault::Stopping)?;
         Ok(found)
     }
 }
 
 /// Runs one unary call: who asks, what they ask, and a fault's one way to become a status.
-async fn unary<Q, A, F>(
+async fn run_unary<Q, A, F>(
     request: Request<Q>,
     call: impl FnOnce(Principal, Q) -> F,
 ) -> Result<Response<A>, Status>
 where
-    F: Future<Output = Result<A, Fault>>,
+    F: Future<Output = Result<A, ApiFault>>,
 {
     let principal = principal(&request)?;
     let answer = call(principal, request.into_inner()).await;
@@ -131,12 +134,12 @@ fn principal<Q>(request: &Request<Q>) -> Result<Principal, Status> {
     let principal = request.extensions().get::<Principal>().cloned();
     principal.ok_or_else(|| {
         tracing::error!("a call reached its handler without a principal");
-        status::status(&Fault::Internal)
+        status::status(&ApiFault::Internal)
     })
 }
 
-fn actor(principal: &Principal) -> Actor {
-    Actor {
+fn actor(principal: &Principal) -> RequestActor {
+    RequestActor {
         name: principal.name.clone(),
         token: principal.token,
         operator: matches!(principal.role, Role::Admin | Role::Operator),
@@ -144,13 +147,13 @@ fn actor(principal: &Principal) -> Actor {
 }
 
 /// Empty is no reason. Without credentials, like all words that are kept about work.
-fn optional_reason(reason: String) -> Result<Option<Arc<str>>, Fault> {
+fn optional_reason(reason: String) -> Result<Option<Arc<str>>, ApiFault> {
     let reason = validate::optional("reason", reason, limits::REASON)?;
-    Ok(reason.map(|reason| secrets::without(&reason).into()))
+    Ok(reason.map(|reason| secrets::redact(&reason).into()))
 }
 
 /// Checked before anything is looked up.
-fn required_reason(reason: &str) -> Result<Arc<str>, Fault> {
+fn required_reason(reason: &str) -> Result<Arc<str>, ApiFault> {
     validate::not_blank("reason", reason, limits::REASON)?;
-    Ok(secrets::without(reason).into())
+    Ok(secrets::redact(reason).into())
 }

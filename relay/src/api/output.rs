@@ -6,50 +6,50 @@
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, TaskId, TenantId};
-use baton_core::record::{AttemptRecord, EndState, Receipt, State, TaskRecord};
+use baton_core::record::{AttemptRecord, AttemptState, EndState, TaskRecord, TerminationReceipt};
 use baton_proto::v1;
 use baton_proto::v1::read_output_response::Item;
 use tokio_stream::StreamExt;
 
-use super::fault::{Fault, Thing};
-use super::streams::{Answers, Feed};
+use super::fault::{ApiFault, EntityKind};
+use super::streams::{ResponseStream, StreamSender};
 use super::{Api, limits, validate};
 use crate::auth::Principal;
-use crate::output::{CutReason, OutputLog, Piece, ReadError};
-use crate::reader::Reader;
-use crate::session::VISIBLE;
-use crate::watch::Tail;
+use crate::output::{CutReason, OutputLog, OutputPiece, OutputReadError};
+use crate::reader::RecordReader;
+use crate::session::VISIBLE_BIT;
+use crate::watch::TaskSubscription;
 use crate::wire::words;
 
 /// Read from the log at one time.
-const BLOCK_BYTES: usize = 256 * 1024;
+const READ_BYTES: usize = 256 * 1024;
 
 impl Api {
-    pub(super) async fn output_of(
+    pub(super) async fn handle_read_output(
         &self,
         who: Principal,
         request: v1::ReadOutputRequest,
-    ) -> Result<Answers<v1::ReadOutputResponse>, Fault> {
+    ) -> Result<ResponseStream<v1::ReadOutputResponse>, ApiFault> {
         let (task, attempt) = self.named_attempt(&who.tenant, &request).await?;
-        let tail = self.watch_place(task, 0)?;
+        let tail = self.subscribe_task(task, 0)?;
         let (_, record) = self.stored_task(&who, task).await?;
         let attempt = match attempt {
             Some(id) => record.attempt(id),
-            None => record.newest(),
+            None => record.newest_attempt(),
         };
-        let attempt = attempt.ok_or(Fault::NotFound(Thing::Attempt))?;
-        let reading = Reading {
+        let attempt = attempt.ok_or(ApiFault::NotFound(EntityKind::Attempt))?;
+        let reading = OutputStreamer {
             log: self.output.clone(),
             attempt: attempt.id,
-            at: request.from_offset,
-            left: if request.limit_bytes == 0 {
+            next_offset: request.from_offset,
+            bytes_left: if request.limit_bytes == 0 {
                 u64::MAX
             } else {
                 request.limit_bytes
             },
         };
         let record = record.clone();
-        self.stream(&who, |feed| reading.run(tail, record, request.follow, feed))
+        self.open_stream(&who, |feed| reading.run(tail, record, request.follow, feed))
     }
 
     /// The task and, where the caller named it, the attempt.
@@ -57,7 +57,7 @@ impl Api {
         &self,
         tenant: &TenantId,
         request: &v1::ReadOutputRequest,
-    ) -> Result<(TaskId, Option<AttemptId>), Fault> {
+    ) -> Result<(TaskId, Option<AttemptId>), ApiFault> {
         let attempt = match request.attempt_id.as_str() {
             "" => None,
             id => Some(validate::id::<AttemptId>("attempt_id", id)?),
@@ -66,9 +66,12 @@ impl Api {
             ("", Some(attempt)) => {
                 let tenant = tenant.clone();
                 let task = self
-                    .read(move |reader| task_of(reader, &tenant, attempt))
+                    .read_store(move |reader| task_of_attempt(reader, &tenant, attempt))
                     .await?;
-                Ok((task.ok_or(Fault::NotFound(Thing::Attempt))?, Some(attempt)))
+                Ok((
+                    task.ok_or(ApiFault::NotFound(EntityKind::Attempt))?,
+                    Some(attempt),
+                ))
             }
             (task, attempt) => Ok((validate::id("task_id", task)?, attempt)),
         }
@@ -76,9 +79,9 @@ impl Api {
 }
 
 /// Ids are made in time order, so an attempt's task is among those made before it, and most often the last of them.
-fn task_of(reader: &Reader, tenant: &TenantId, attempt: AttemptId) -> Option<TaskId> {
+fn task_of_attempt(reader: &RecordReader, tenant: &TenantId, attempt: AttemptId) -> Option<TaskId> {
     let mut before = Some(TaskId(attempt.0));
-    for _ in 0..limits::LIST_SCAN / limits::PAGE_MAX as usize {
+    for _ in 0..limits::LIST_SCAN_RECORDS / limits::PAGE_MAX as usize {
         let page = reader.tasks(tenant, before, limits::PAGE_MAX as usize);
         let owner = page
             .tasks
@@ -92,43 +95,43 @@ fn task_of(reader: &Reader, tenant: &TenantId, attempt: AttemptId) -> Option<Tas
     None
 }
 
-struct Reading {
+struct OutputStreamer {
     log: OutputLog,
     attempt: AttemptId,
     /// The next byte to send.
-    at: u64,
+    next_offset: u64,
     /// Bytes that the client still wants.
-    left: u64,
+    bytes_left: u64,
 }
 
-impl Reading {
+impl OutputStreamer {
     async fn run(
         mut self,
-        tail: Tail,
+        tail: TaskSubscription,
         record: Arc<TaskRecord>,
         follow: bool,
-        feed: Feed<v1::ReadOutputResponse>,
-    ) -> Result<(), Fault> {
+        feed: StreamSender<v1::ReadOutputResponse>,
+    ) -> Result<(), ApiFault> {
         let ended = attempt_of(&record, self.attempt).is_some_and(has_ended);
         let record = if follow && !ended {
             self.follow(tail, record, &feed).await?
         } else {
             let stored = self.stored_end();
-            self.stored(stored, &feed).await?;
+            self.send_stored(stored, &feed).await?;
             record
         };
-        let attempt = attempt_of(&record, self.attempt).ok_or(Fault::Internal)?;
-        self.say_what_is_missing(attempt, &feed).await?;
+        let attempt = attempt_of(&record, self.attempt).ok_or(ApiFault::Internal)?;
+        self.send_missing_cut(attempt, &feed).await?;
         let end = v1::OutputEnd {
             attempt_id: self.attempt.to_string(),
-            offset: self.at,
-            state: words::attempt_state(attempt.state.name()).into(),
+            offset: self.next_offset,
+            state: words::attempt_state(attempt.state.kind()).into(),
             complete: has_ended(attempt)
-                && self.at >= self.stored_end()
-                && names_its_end(attempt)
-                && !self.ends_open().await?,
+                && self.next_offset >= self.stored_end()
+                && reports_final_offset(attempt)
+                && !self.ends_with_unknown_cut().await?,
         };
-        send(&feed, Item::End(end)).await
+        send_item(&feed, Item::End(end)).await
     }
 
     fn stored_end(&self) -> u64 {
@@ -136,7 +139,7 @@ impl Reading {
     }
 
     /// The last of it is a cut of unknown length, whether or not this reader began before it.
-    async fn ends_open(&self) -> Result<bool, Fault> {
+    async fn ends_with_unknown_cut(&self) -> Result<bool, ApiFault> {
         let Some(last) = self.stored_end().checked_sub(1) else {
             return Ok(false);
         };
@@ -144,37 +147,37 @@ impl Reading {
         let read = tokio::task::spawn_blocking(move || log.read(attempt, last, 1));
         let pieces = match read.await {
             Ok(Ok(pieces)) => pieces,
-            Ok(Err(ReadError::Unknown)) => return Ok(false),
-            Ok(Err(error)) => return Err(unreadable(&error)),
-            Err(error) => return Err(unreadable(&error)),
+            Ok(Err(OutputReadError::Unknown)) => return Ok(false),
+            Ok(Err(error)) => return Err(unreadable_output(&error)),
+            Err(error) => return Err(unreadable_output(&error)),
         };
-        let reason = |piece: &Piece| match piece {
-            Piece::Cut { reason, .. } => Some(*reason),
-            Piece::Bytes { .. } => None,
+        let reason = |piece: &OutputPiece| match piece {
+            OutputPiece::Cut { reason, .. } => Some(*reason),
+            OutputPiece::Bytes { .. } => None,
         };
         Ok(pieces.last().and_then(reason) == Some(CutReason::RecorderLost))
     }
 
     /// Sends what is stored below `until`.
-    async fn stored(
+    async fn send_stored(
         &mut self,
         until: u64,
-        feed: &Feed<v1::ReadOutputResponse>,
-    ) -> Result<(), Fault> {
-        while self.at < until && self.left > 0 {
-            let (log, attempt, at) = (self.log.clone(), self.attempt.0, self.at);
-            let read = tokio::task::spawn_blocking(move || log.read(attempt, at, BLOCK_BYTES));
+        feed: &StreamSender<v1::ReadOutputResponse>,
+    ) -> Result<(), ApiFault> {
+        while self.next_offset < until && self.bytes_left > 0 {
+            let (log, attempt, at) = (self.log.clone(), self.attempt.0, self.next_offset);
+            let read = tokio::task::spawn_blocking(move || log.read(attempt, at, READ_BYTES));
             let pieces = match read.await {
                 Ok(Ok(pieces)) => pieces,
-                Ok(Err(ReadError::Unknown)) => return Ok(()),
-                Ok(Err(error)) => return Err(unreadable(&error)),
-                Err(error) => return Err(unreadable(&error)),
+                Ok(Err(OutputReadError::Unknown)) => return Ok(()),
+                Ok(Err(error)) => return Err(unreadable_output(&error)),
+                Err(error) => return Err(unreadable_output(&error)),
             };
             if pieces.is_empty() {
                 return Ok(());
             }
             for piece in pieces {
-                self.forward(piece, feed).await?;
+                self.send_piece(piece, feed).await?;
             }
         }
         Ok(())
@@ -183,18 +186,18 @@ impl Reading {
     /// Sends pieces as they come, until the attempt has ended and all of it was sent. Gives the record as it is then.
     async fn follow(
         &mut self,
-        mut tail: Tail,
+        mut tail: TaskSubscription,
         mut record: Arc<TaskRecord>,
-        feed: &Feed<v1::ReadOutputResponse>,
-    ) -> Result<Arc<TaskRecord>, Fault> {
+        feed: &StreamSender<v1::ReadOutputResponse>,
+    ) -> Result<Arc<TaskRecord>, ApiFault> {
         let log = self.log.clone();
-        let mut pieces = log.follow(self.attempt.0, self.at);
+        let mut pieces = log.follow_output(self.attempt.0, self.next_offset);
         let mut open = true;
-        while self.left > 0 {
+        while self.bytes_left > 0 {
             tokio::select! {
                 piece = pieces.next(), if open => match piece {
-                    Some(Ok(piece)) => self.forward(piece, feed).await?,
-                    Some(Err(error)) => return Err(unreadable(&error)),
+                    Some(Ok(piece)) => self.send_piece(piece, feed).await?,
+                    Some(Err(error)) => return Err(unreadable_output(&error)),
                     // Sealed with the attempt's end, whose record may be heard of a moment later.
                     None => open = false,
                 },
@@ -203,7 +206,7 @@ impl Reading {
                     if attempt_of(&record, self.attempt).is_none_or(has_ended) {
                         drop(pieces);
                         let until = self.stored_end();
-                        self.stored(until, feed).await?;
+                        self.send_stored(until, feed).await?;
                         break;
                     }
                 }
@@ -212,41 +215,41 @@ impl Reading {
         Ok(record)
     }
 
-    async fn forward(
+    async fn send_piece(
         &mut self,
-        piece: Piece,
-        feed: &Feed<v1::ReadOutputResponse>,
-    ) -> Result<(), Fault> {
-        if piece.end() <= self.at || self.left == 0 {
+        piece: OutputPiece,
+        feed: &StreamSender<v1::ReadOutputResponse>,
+    ) -> Result<(), ApiFault> {
+        if piece.end() <= self.next_offset || self.bytes_left == 0 {
             return Ok(());
         }
-        let piece = piece.starting_at(self.at);
-        self.at = piece.end();
-        self.left = self.left.saturating_sub(piece.weight() as u64);
-        send(feed, self.item(piece)).await
+        let piece = piece.starting_at(self.next_offset);
+        self.next_offset = piece.end();
+        self.bytes_left = self.bytes_left.saturating_sub(piece.payload_bytes() as u64);
+        send_item(feed, self.piece_item(piece)).await
     }
 
     /// The record may know of output that the log no longer has: all of it fell to retention.
-    async fn say_what_is_missing(
+    async fn send_missing_cut(
         &mut self,
         attempt: &AttemptRecord,
-        feed: &Feed<v1::ReadOutputResponse>,
-    ) -> Result<(), Fault> {
+        feed: &StreamSender<v1::ReadOutputResponse>,
+    ) -> Result<(), ApiFault> {
         let known = attempt.final_offset.unwrap_or(0);
-        if self.log.end(self.attempt.0).is_some() || self.at >= known {
+        if self.log.end(self.attempt.0).is_some() || self.next_offset >= known {
             return Ok(());
         }
-        let cut = Piece::Cut {
-            from: self.at,
+        let cut = OutputPiece::Cut {
+            from: self.next_offset,
             to: known,
             reason: CutReason::Retention,
         };
-        self.forward(cut, feed).await
+        self.send_piece(cut, feed).await
     }
 
-    fn item(&self, piece: Piece) -> Item {
+    fn piece_item(&self, piece: OutputPiece) -> Item {
         match piece {
-            Piece::Bytes {
+            OutputPiece::Bytes {
                 offset,
                 observed_at_ms,
                 kind,
@@ -257,12 +260,12 @@ impl Reading {
                 offset,
                 end_offset: offset + bytes.len() as u64,
                 data: bytes,
-                kind: i32::from(kind & !VISIBLE),
-                visible: kind & VISIBLE != 0,
+                kind: i32::from(kind & !VISIBLE_BIT),
+                visible: kind & VISIBLE_BIT != 0,
                 tool_call_id: String::new(),
                 observed_at: Some(baton_proto::timestamp_from_ms(observed_at_ms)),
             }),
-            Piece::Cut { from, to, reason } => Item::Cut(v1::OutputCut {
+            OutputPiece::Cut { from, to, reason } => Item::Cut(v1::OutputCut {
                 offset: from,
                 length: to - from,
                 reason: cut_reason(reason).into(),
@@ -279,27 +282,33 @@ fn attempt_of(record: &TaskRecord, attempt: AttemptId) -> Option<&AttemptRecord>
 
 /// Nothing more is expected of it.
 fn has_ended(attempt: &AttemptRecord) -> bool {
-    matches!(attempt.state, State::Parked(_) | State::Ended(_))
+    matches!(
+        attempt.state,
+        AttemptState::Parked(_) | AttemptState::Ended(_)
+    )
 }
 
 /// Its last word said how much output there is, or it never had any: what else was printed and never sent, nobody knows.
-fn names_its_end(attempt: &AttemptRecord) -> bool {
+fn reports_final_offset(attempt: &AttemptRecord) -> bool {
     let ran = match &attempt.state {
-        State::Ended(end) => end.receipt != Receipt::NotNeeded && end.state != EndState::Released,
-        State::Parked(parked) => parked.receipt != Receipt::NotNeeded,
+        AttemptState::Ended(end) => {
+            end.receipt != TerminationReceipt::NotNeeded && end.state != EndState::Released
+        }
+        AttemptState::Parked(parked) => parked.receipt != TerminationReceipt::NotNeeded,
         // Not over: asked after that.
-        State::Queued
-        | State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { .. } => true,
+        AttemptState::Queued
+        | AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::CleaningUp { .. } => true,
     };
     // A program without a prompt may still have said something of itself.
-    let silent = attempt.prompt_written == Some(false) && attempt.times.agent_started.is_none();
+    let silent =
+        attempt.prompt_written == Some(false) && attempt.stage_times.agent_started.is_none();
     attempt.final_offset.is_some() || !ran || silent
 }
 
@@ -317,12 +326,15 @@ fn cut_reason(reason: CutReason) -> v1::CutReason {
     }
 }
 
-fn unreadable(error: &dyn std::fmt::Display) -> Fault {
+fn unreadable_output(error: &dyn std::fmt::Display) -> ApiFault {
     tracing::error!(%error, "stored output cannot be read");
-    Fault::Unreadable
+    ApiFault::Unreadable
 }
 
-async fn send(feed: &Feed<v1::ReadOutputResponse>, item: Item) -> Result<(), Fault> {
+async fn send_item(
+    feed: &StreamSender<v1::ReadOutputResponse>,
+    item: Item,
+) -> Result<(), ApiFault> {
     let message = v1::ReadOutputResponse { item: Some(item) };
-    feed.send(Ok(message)).await.map_err(|_| Fault::Stopping)
+    feed.send(Ok(message)).await.map_err(|_| ApiFault::Stopping)
 }

@@ -11,17 +11,17 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::limits;
-use super::validate::{Checked, Why, invalid};
+use super::validate::{InvalidReason, ValidationResult, invalid_field};
 
-const SEAL_BYTES: usize = 16;
+const TOKEN_DIGEST_BYTES: usize = 16;
 
 /// One list as one caller asked for it.
 #[derive(Debug)]
-pub(super) struct Paging {
+pub(super) struct PageTokenCodec {
     context: Sha256,
 }
 
-impl Paging {
+impl PageTokenCodec {
     /// `conditions` is everything that selects or orders the rows; a token is good for the same ones only.
     pub(super) fn new(incarnation: Uuid, tenant: &TenantId, list: &str, conditions: &[u8]) -> Self {
         let mut context = Sha256::new();
@@ -34,33 +34,33 @@ impl Paging {
     }
 
     pub(super) fn token(&self, position: &[u8]) -> String {
-        let mut bytes = self.seal(position).to_vec();
+        let mut bytes = self.digest(position).to_vec();
         bytes.extend_from_slice(position);
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
     /// Where the page begins; none for the first one.
-    pub(super) fn position(&self, token: &str) -> Checked<Option<Vec<u8>>> {
+    pub(super) fn position(&self, token: &str) -> ValidationResult<Option<Vec<u8>>> {
         if token.is_empty() {
             return Ok(None);
         }
-        let good = limits::PAGE_TOKEN.holds(token);
+        let good = limits::PAGE_TOKEN.allows(token);
         let bytes = good.then(|| URL_SAFE_NO_PAD.decode(token).ok()).flatten();
         let opened = bytes.and_then(|bytes| {
-            let (seal, position) = bytes.split_at_checked(SEAL_BYTES)?;
-            (seal == self.seal(position)).then(|| position.to_vec())
+            let (seal, position) = bytes.split_at_checked(TOKEN_DIGEST_BYTES)?;
+            (seal == self.digest(position)).then(|| position.to_vec())
         });
         opened.map(Some).ok_or_else(bad_token)
     }
 
     /// The same for positions that are ids.
-    pub(super) fn id(&self, token: &str) -> Checked<Option<Uuid>> {
+    pub(super) fn position_id(&self, token: &str) -> ValidationResult<Option<Uuid>> {
         let position = self.position(token)?;
         let id = position.map(|bytes| Uuid::from_slice(&bytes).map_err(|_| bad_token()));
         id.transpose()
     }
 
-    fn seal(&self, position: &[u8]) -> [u8; SEAL_BYTES] {
+    fn digest(&self, position: &[u8]) -> [u8; TOKEN_DIGEST_BYTES] {
         let mut seal = self.context.clone();
         seal.update(position);
         let digest: [u8; 32] = seal.finalize().into();
@@ -68,23 +68,23 @@ impl Paging {
     }
 }
 
-pub(super) fn bad_token() -> super::validate::Invalid {
-    invalid("page_token", Why::BadPageToken)
+pub(super) fn bad_token() -> super::validate::InvalidField {
+    invalid_field("page_token", InvalidReason::BadPageToken)
 }
 
 /// Rows of one page: zero asks for the default.
-pub(super) fn page_size(asked: u32) -> Checked<usize> {
-    page_size_of(asked, limits::PAGE_DEFAULT, limits::PAGE_MAX)
+pub(super) fn page_size(asked: u32) -> ValidationResult<usize> {
+    page_size_within(asked, limits::PAGE_DEFAULT, limits::PAGE_MAX)
 }
 
 /// The same for a list with its own default and limit.
-pub(super) fn page_size_of(asked: u32, default: u32, most: u32) -> Checked<usize> {
+pub(super) fn page_size_within(asked: u32, default: u32, most: u32) -> ValidationResult<usize> {
     let size = if asked == 0 { default } else { asked };
     if size > most {
         let (low, high) = (1, most.into());
-        return Err(invalid(
+        return Err(invalid_field(
             "page_size",
-            Why::OutOfRange {
+            InvalidReason::OutOfRange {
                 value: size.into(),
                 low,
                 high,
@@ -95,7 +95,7 @@ pub(super) fn page_size_of(asked: u32, default: u32, most: u32) -> Checked<usize
 }
 
 /// As many rows as are asked for and fit into a message, and behind which the next page begins. A row may be an empty place.
-pub(super) fn one_page<P, M: Message>(
+pub(super) fn cut_page<P, M: Message>(
     rows: impl IntoIterator<Item = (P, Option<M>)>,
     size: usize,
 ) -> (Vec<M>, Option<P>) {
@@ -120,24 +120,31 @@ mod tests {
     fn a_page_token_is_good_for_its_own_list_tenant_filter_and_relay_only() {
         let tenant = |name: &str| TenantId::new(name).unwrap();
         let (relay, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let own = Paging::new(relay, &tenant("a"), "tasks", b"state=1");
+        let own = PageTokenCodec::new(relay, &tenant("a"), "tasks", b"state=1");
         let at = Uuid::from_u128(77);
         let token = own.token(at.as_bytes());
-        assert_eq!(own.id(&token), Ok(Some(at)));
-        assert_eq!(own.id(""), Ok(None));
+        assert_eq!(own.position_id(&token), Ok(Some(at)));
+        assert_eq!(own.position_id(""), Ok(None));
         let foreign = [
-            Paging::new(other, &tenant("a"), "tasks", b"state=1"),
-            Paging::new(relay, &tenant("b"), "tasks", b"state=1"),
-            Paging::new(relay, &tenant("a"), "daemons", b"state=1"),
-            Paging::new(relay, &tenant("a"), "tasks", b"state=2"),
+            PageTokenCodec::new(other, &tenant("a"), "tasks", b"state=1"),
+            PageTokenCodec::new(relay, &tenant("b"), "tasks", b"state=1"),
+            PageTokenCodec::new(relay, &tenant("a"), "daemons", b"state=1"),
+            PageTokenCodec::new(relay, &tenant("a"), "tasks", b"state=2"),
         ];
         for paging in foreign {
-            assert_eq!(paging.id(&token).unwrap_err().why, Why::BadPageToken);
+            assert_eq!(
+                paging.position_id(&token).unwrap_err().why,
+                InvalidReason::BadPageToken
+            );
         }
         let mut torn = token.clone();
         torn.pop();
         for bad in [torn, format!("{token}AAAA"), "?".into(), "A".repeat(4096)] {
-            assert_eq!(own.id(&bad).unwrap_err().why, Why::BadPageToken, "{bad}");
+            assert_eq!(
+                own.position_id(&bad).unwrap_err().why,
+                InvalidReason::BadPageToken,
+                "{bad}"
+            );
         }
     }
 }

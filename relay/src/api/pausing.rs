@@ -1,79 +1,79 @@
 //! Pauses of tasks, tenants and all dispatching, and how the scheduler stands.
 
-use baton_core::effects::{Reply, SchedulerView};
-use baton_core::force::Verb;
+use baton_core::effects::{CoreReply, SchedulerView};
+use baton_core::force::TaskOperation;
 use baton_core::id::{RequestId, TaskId, TenantId, TenantScope};
-use baton_core::input::Input;
+use baton_core::input::CoreCommand;
 use baton_core::record::PauseChange;
 use baton_core::reject::Rejection;
 use baton_proto::v1;
 
-use super::fault::Fault;
-use super::forcing::operate;
-use super::operator::all_tenants;
-use super::tasks::unexpected;
-use super::tokens::shown_scope;
-use super::validate::{self, Why, invalid};
+use super::fault::ApiFault;
+use super::forcing::operator_request;
+use super::operator::require_all_tenants;
+use super::tasks::unexpected_reply;
+use super::tokens::scope_text;
+use super::validate::{self, InvalidReason, invalid_field};
 use super::{Api, actor, optional_reason, required_reason};
 use crate::auth::{AuthFault, Principal, Role};
 use crate::wire::timestamp;
 
 impl Api {
-    pub(super) async fn pause_target(
+    pub(super) async fn handle_pause(
         &self,
         who: Principal,
         request: v1::PauseRequest,
-    ) -> Result<v1::PauseResponse, Fault> {
+    ) -> Result<v1::PauseResponse, ApiFault> {
         use v1::pause_request::Target;
         let reason = required_reason(&request.reason)?;
         let scope = match validate::present("target", request.target)? {
             Target::TaskId(id) => {
                 let task: TaskId = validate::id("task_id", &id)?;
-                let ask = operate(&who, task, reason, Verb::Pause);
-                let already_paused = !self.changes(ask).await?;
+                let ask = operator_request(&who, task, reason, TaskOperation::Pause);
+                let already_paused = !self.request_change(ask).await?;
                 return Ok(v1::PauseResponse { already_paused });
             }
-            Target::Tenant(name) => one_tenant(&who, &name)?,
-            Target::Scheduler(all) => everything(&who, all)?,
+            Target::Tenant(name) => one_tenant_scope(&who, &name)?,
+            Target::Scheduler(all) => all_tenants_scope(&who, all)?,
         };
         let by = actor(&who);
-        tracing::warn!(by = %by.name, %reason, scope = %shown_scope(&scope), "dispatching is paused");
-        let ask = move |request| Input::PauseScheduler {
+        tracing::warn!(by = %by.name, %reason, scope = %scope_text(&scope), "dispatching is paused");
+        let ask = move |request| CoreCommand::PauseScheduler {
             request,
             scope,
             by,
             reason,
         };
-        let already_paused = !self.changes(ask).await?;
+        let already_paused = !self.request_change(ask).await?;
         Ok(v1::PauseResponse { already_paused })
     }
 
-    pub(super) async fn unpause_target(
+    pub(super) async fn handle_unpause(
         &self,
         who: Principal,
         request: v1::UnpauseRequest,
-    ) -> Result<v1::UnpauseResponse, Fault> {
+    ) -> Result<v1::UnpauseResponse, ApiFault> {
         use v1::unpause_request::Target;
         let reason = optional_reason(request.reason)?;
         let outcome = match validate::present("target", request.target)? {
             Target::TaskId(id) => {
                 let task: TaskId = validate::id("task_id", &id)?;
                 let reason = reason.unwrap_or_default();
-                self.changes(operate(&who, task, reason, Verb::Unpause))
+                self.request_change(operator_request(&who, task, reason, TaskOperation::Unpause))
                     .await
             }
             Target::Tenant(name) => {
-                self.unpause_scope(&who, one_tenant(&who, &name)?, reason)
+                self.unpause_scope(&who, one_tenant_scope(&who, &name)?, reason)
                     .await
             }
             Target::Scheduler(all) => {
-                self.unpause_scope(&who, everything(&who, all)?, reason)
+                self.unpause_scope(&who, all_tenants_scope(&who, all)?, reason)
                     .await
             }
         };
         // Idempotent: what is not paused is as it should be.
         let was_paused = match outcome {
-            Err(Fault::Refused(Rejection::NotPaused)) => false,
+            Err(ApiFault::Refused(Rejection::NotPaused)) => false,
             other => other?,
         };
         Ok(v1::UnpauseResponse { was_paused })
@@ -84,61 +84,61 @@ impl Api {
         who: &Principal,
         scope: TenantScope,
         reason: Option<std::sync::Arc<str>>,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, ApiFault> {
         let by = actor(who);
-        tracing::warn!(by = %by.name, scope = %shown_scope(&scope), "a pause of dispatching ends");
-        let ask = move |request| Input::UnpauseScheduler {
+        tracing::warn!(by = %by.name, scope = %scope_text(&scope), "a pause of dispatching ends");
+        let ask = move |request| CoreCommand::UnpauseScheduler {
             request,
             scope,
             by,
             reason,
         };
-        self.changes(ask).await
+        self.request_change(ask).await
     }
 
-    pub(super) async fn scheduler_of(
+    pub(super) async fn handle_scheduler_status(
         &self,
         who: Principal,
-    ) -> Result<v1::SchedulerStatusResponse, Fault> {
+    ) -> Result<v1::SchedulerStatusResponse, ApiFault> {
         let scope = who.scope.clone();
-        let ask = move |request| Input::SchedulerStatus { request, scope };
+        let ask = move |request| CoreCommand::SchedulerStatus { request, scope };
         match self.dispatcher.request(ask).await {
-            Ok(Reply::Scheduler(view)) => Ok(shown(*view)),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Scheduler(view)) => Ok(scheduler_message(*view)),
+            other => Err(unexpected_reply(other)),
         }
     }
 
     /// False where it was so before.
-    async fn changes(
+    async fn request_change(
         &self,
-        ask: impl FnOnce(RequestId) -> Input + Send + 'static,
-    ) -> Result<bool, Fault> {
+        ask: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+    ) -> Result<bool, ApiFault> {
         match self.dispatcher.request(ask).await {
-            Ok(Reply::Done | Reply::Task(_)) => Ok(true),
-            Ok(Reply::Already) => Ok(false),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Done | CoreReply::Task(_)) => Ok(true),
+            Ok(CoreReply::Already) => Ok(false),
+            other => Err(unexpected_reply(other)),
         }
     }
 }
 
 /// Who belongs to one tenant speaks for that one only.
-fn one_tenant(who: &Principal, name: &str) -> Result<TenantScope, Fault> {
+fn one_tenant_scope(who: &Principal, name: &str) -> Result<TenantScope, ApiFault> {
     let rule = "use 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit";
-    let tenant =
-        TenantId::new(name).ok_or_else(|| invalid("tenant", Why::MalformedName { rule }))?;
+    let tenant = TenantId::new(name)
+        .ok_or_else(|| invalid_field("tenant", InvalidReason::MalformedName { rule }))?;
     if who.scope.covers(&tenant) {
         Ok(TenantScope::One(tenant))
     } else {
-        Err(Fault::ForeignTenant)
+        Err(ApiFault::ForeignTenant)
     }
 }
 
 /// All dispatching belongs to nobody's tenant alone, and stopping it is not an operator's daily work.
-fn everything(who: &Principal, all: bool) -> Result<TenantScope, Fault> {
+fn all_tenants_scope(who: &Principal, all: bool) -> Result<TenantScope, ApiFault> {
     if !all {
-        return Err(invalid("scheduler", Why::Blank).into());
+        return Err(invalid_field("scheduler", InvalidReason::Blank).into());
     }
-    all_tenants(who)?;
+    require_all_tenants(who)?;
     if who.role != Role::Admin {
         let (role, may) = (who.role, &[Role::Admin][..]);
         return Err(AuthFault::Forbidden { role, may }.into());
@@ -146,7 +146,7 @@ fn everything(who: &Principal, all: bool) -> Result<TenantScope, Fault> {
     Ok(TenantScope::All)
 }
 
-fn shown(view: SchedulerView) -> v1::SchedulerStatusResponse {
+fn scheduler_message(view: SchedulerView) -> v1::SchedulerStatusResponse {
     v1::SchedulerStatusResponse {
         paused: view.paused.is_some(),
         pause_reason: view
@@ -170,13 +170,13 @@ fn shown(view: SchedulerView) -> v1::SchedulerStatusResponse {
             .map(|(tenant, _)| tenant.to_string())
             .collect(),
         inherited: view.inherited,
-        pause_changes: view.changes.iter().rev().map(change).collect(),
+        pause_changes: view.changes.iter().rev().map(pause_change).collect(),
     }
 }
 
-fn change(change: &PauseChange) -> v1::PauseChange {
+fn pause_change(change: &PauseChange) -> v1::PauseChange {
     v1::PauseChange {
-        tenant: shown_scope(&change.scope),
+        tenant: scope_text(&change.scope),
         paused: change.paused,
         by: change.by.to_string(),
         reason: change.reason.to_string(),

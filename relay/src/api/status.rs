@@ -24,9 +24,9 @@ use baton_proto::codes::refusals;
 use baton_proto::v1::ErrorDetail;
 use tonic::{Code, Status};
 
-use super::fault::{Fault, Thing};
+use super::fault::{ApiFault, EntityKind};
 use super::hints;
-use super::validate::Why;
+use super::validate::InvalidReason;
 use crate::auth::AuthFault;
 use crate::session::{FrameFault, LinkFault};
 
@@ -34,22 +34,22 @@ use crate::session::{FrameFault, LinkFault};
 const RETRY_AFTER_MS: u64 = 500;
 
 /// The error as an RPC carries it.
-pub(crate) fn status(fault: &Fault) -> Status {
-    let (code, detail) = explain(fault);
+pub(crate) fn status(fault: &ApiFault) -> Status {
+    let (code, detail) = code_and_detail(fault);
     let packed = baton_proto::pack_error_detail(code, &detail.message, &detail);
     Status::with_details(code, detail.message, packed)
 }
 
 /// The error as rows of a batch and frames of a stream carry it.
-pub(crate) fn detail(fault: &Fault) -> ErrorDetail {
-    explain(fault).1
+pub(crate) fn detail(fault: &ApiFault) -> ErrorDetail {
+    code_and_detail(fault).1
 }
 
 /// One row of the registry: gRPC code, machine code, and whether the same request may succeed later.
-type Row = (Code, &'static str, Retry);
+type StatusRow = (Code, &'static str, RetryAdvice);
 
 #[derive(Clone, Copy)]
-enum Retry {
+enum RetryAdvice {
     Never,
     /// Nothing has happened, and it may work later.
     Later,
@@ -57,10 +57,10 @@ enum Retry {
     NextMinute,
 }
 
-use Retry::{Later, Never, NextMinute};
+use RetryAdvice::{Later, Never, NextMinute};
 
-fn explain(fault: &Fault) -> (Code, ErrorDetail) {
-    let (code, machine, retry) = row(fault);
+fn code_and_detail(fault: &ApiFault) -> (Code, ErrorDetail) {
+    let (code, machine, retry) = status_row(fault);
     let (retryable, retry_after_ms) = match retry {
         Never => (false, None),
         Later => (true, Some(RETRY_AFTER_MS)),
@@ -70,27 +70,28 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
         code: machine.to_owned(),
         message: fault.to_string(),
         hint: hints::hint(fault).to_owned(),
-        field: field(fault).to_owned(),
+        field: faulty_field(fault).to_owned(),
         retryable,
         retry_after_ms,
-        missing: missing(fault),
-        holder: holder(fault),
+        missing: missing_files(fault),
+        holder: blocking_holder(fault),
     };
     (code, detail)
 }
 
 /// Files that a completion needs and misses.
-fn missing(fault: &Fault) -> Vec<String> {
+fn missing_files(fault: &ApiFault) -> Vec<String> {
     match fault {
-        Fault::Unmet(unmet) => unmet.iter().map(|unmet| unmet.path.clone()).collect(),
+        ApiFault::MissingFiles(unmet) => unmet.iter().map(|unmet| unmet.path.clone()).collect(),
         _nothing => Vec::new(),
     }
 }
 
 /// Who stands in the way.
-fn holder(fault: &Fault) -> String {
-    if let Fault::AnsweredOtherwise { by, .. } | Fault::TakenBy { by } | Fault::SentOnBy { by } =
-        fault
+fn blocking_holder(fault: &ApiFault) -> String {
+    if let ApiFault::AnsweredOtherwise { by, .. }
+    | ApiFault::TakenBy { by }
+    | ApiFault::ResumedBy { by } = fault
     {
         by.clone()
     } else {
@@ -98,95 +99,97 @@ fn holder(fault: &Fault) -> String {
     }
 }
 
-fn field(fault: &Fault) -> &str {
+fn faulty_field(fault: &ApiFault) -> &str {
     match fault {
-        Fault::Invalid(invalid) => &invalid.field,
-        Fault::Frame(fault) => fault.field(),
+        ApiFault::Invalid(invalid) => &invalid.field,
+        ApiFault::Frame(fault) => fault.field(),
         _without_a_field => "",
     }
 }
 
-fn row(fault: &Fault) -> Row {
+fn status_row(fault: &ApiFault) -> StatusRow {
     use Code::{DataLoss, DeadlineExceeded, FailedPrecondition, Internal, PermissionDenied};
     use Code::{ResourceExhausted, Unavailable, Unimplemented, Unknown};
     match fault {
-        Fault::Auth(fault) => auth_row(*fault),
-        Fault::Invalid(invalid) => (Code::InvalidArgument, invalid_code(&invalid.why), Never),
-        Fault::Refused(rejection) => rejection_row(*rejection),
-        Fault::Unmet(_) => rejection_row(Rejection::ContractUnmet),
-        Fault::NotFound(thing) => (Code::NotFound, unknown_code(*thing), Never),
-        Fault::Link(fault) => link_row(fault),
-        Fault::Frame(fault) => (frame_code(fault), fault.code(), Never),
-        Fault::ForeignTenant | Fault::OneTenantOnly => (PermissionDenied, "foreign_tenant", Never),
-        Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
-        Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
-        Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
-        Fault::SentOnBy { .. } => rejection_row(Rejection::HandedOff),
-        Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
-        Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
-        Fault::UnknownRpc => (Unimplemented, "unknown_rpc", Never),
-        Fault::MessageTooLarge => (ResourceExhausted, "message_too_large", Never),
-        Fault::Undecodable => (Code::InvalidArgument, "undecodable", Never),
-        Fault::Overloaded => (Unavailable, "overloaded", Later),
-        Fault::TooManyStreams { .. } => (ResourceExhausted, "too_many_streams", Later),
-        Fault::TooManyUpdates => (ResourceExhausted, "too_many_updates", Later),
-        Fault::DiskFull => (ResourceExhausted, "relay_disk_full", Later),
-        Fault::Stopping => (Unavailable, "relay_draining", Later),
-        Fault::TimedOut => (DeadlineExceeded, "timed_out", Never),
-        Fault::OutcomeUnknown => (Unknown, "outcome_unknown", Never),
-        Fault::TransferBusy => (ResourceExhausted, "transfer_busy", Later),
-        Fault::ExportBehind => (ResourceExhausted, "export_fell_behind", Later),
-        Fault::NotEmpty => (FailedPrecondition, "relay_not_empty", Never),
-        Fault::BadExport { code, .. } => (Code::InvalidArgument, code, Never),
-        Fault::ImportFailed { .. } => (Internal, "import_failed", Never),
-        Fault::Unreadable => (DataLoss, "unreadable_record", Never),
-        Fault::Internal => (Internal, "internal", Never),
+        ApiFault::Auth(fault) => auth_row(*fault),
+        ApiFault::Invalid(invalid) => (Code::InvalidArgument, invalid_code(&invalid.why), Never),
+        ApiFault::Refused(rejection) => rejection_row(*rejection),
+        ApiFault::MissingFiles(_) => rejection_row(Rejection::ContractUnmet),
+        ApiFault::NotFound(thing) => (Code::NotFound, not_found_code(*thing), Never),
+        ApiFault::Link(fault) => link_row(fault),
+        ApiFault::Frame(fault) => (frame_code(fault), fault.code(), Never),
+        ApiFault::ForeignTenant | ApiFault::OneTenantOnly => {
+            (PermissionDenied, "foreign_tenant", Never)
+        }
+        ApiFault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
+        ApiFault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
+        ApiFault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
+        ApiFault::ResumedBy { .. } => rejection_row(Rejection::HandedOff),
+        ApiFault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
+        ApiFault::NotImplemented { .. } => (Unimplemented, "unimplemented", Never),
+        ApiFault::UnknownRpc => (Unimplemented, "unknown_rpc", Never),
+        ApiFault::MessageTooLarge => (ResourceExhausted, "message_too_large", Never),
+        ApiFault::Undecodable => (Code::InvalidArgument, "undecodable", Never),
+        ApiFault::Overloaded => (Unavailable, "overloaded", Later),
+        ApiFault::TooManyStreams { .. } => (ResourceExhausted, "too_many_streams", Later),
+        ApiFault::TooManyUpdates => (ResourceExhausted, "too_many_updates", Later),
+        ApiFault::DiskFull => (ResourceExhausted, "relay_disk_full", Later),
+        ApiFault::Stopping => (Unavailable, "relay_draining", Later),
+        ApiFault::TimedOut => (DeadlineExceeded, "timed_out", Never),
+        ApiFault::OutcomeUnknown => (Unknown, "outcome_unknown", Never),
+        ApiFault::TransferBusy => (ResourceExhausted, "transfer_busy", Later),
+        ApiFault::ExportBehind => (ResourceExhausted, "export_fell_behind", Later),
+        ApiFault::RelayNotEmpty => (FailedPrecondition, "relay_not_empty", Never),
+        ApiFault::InvalidArchive { code, .. } => (Code::InvalidArgument, code, Never),
+        ApiFault::ImportFailed { .. } => (Internal, "import_failed", Never),
+        ApiFault::Unreadable => (DataLoss, "unreadable_record", Never),
+        ApiFault::Internal => (Internal, "internal", Never),
     }
 }
 
-fn auth_row(fault: AuthFault) -> Row {
+fn auth_row(fault: AuthFault) -> StatusRow {
     match fault {
         AuthFault::Unauthenticated => (Code::Unauthenticated, "unauthenticated", Never),
         AuthFault::Forbidden { .. } => (Code::PermissionDenied, "permission_denied", Never),
-        AuthFault::Ended => (Code::Unauthenticated, "credential_ended", Never),
+        AuthFault::CredentialEnded => (Code::Unauthenticated, "credential_ended", Never),
     }
 }
 
-fn unknown_code(thing: Thing) -> &'static str {
+fn not_found_code(thing: EntityKind) -> &'static str {
     match thing {
-        Thing::Task => "unknown_task",
-        Thing::Attempt => "unknown_attempt",
-        Thing::Input => "unknown_input",
-        Thing::Daemon => "unknown_daemon",
-        Thing::Profile => "unknown_profile",
-        Thing::Token => "unknown_token",
+        EntityKind::Task => "unknown_task",
+        EntityKind::Attempt => "unknown_attempt",
+        EntityKind::Input => "unknown_input",
+        EntityKind::Daemon => "unknown_daemon",
+        EntityKind::Profile => "unknown_profile",
+        EntityKind::Token => "unknown_token",
     }
 }
 
-fn invalid_code(why: &Why) -> &'static str {
+fn invalid_code(why: &InvalidReason) -> &'static str {
     match why {
-        Why::Missing => "missing",
-        Why::Blank => "blank",
-        Why::TooLong { .. } => "too_large",
-        Why::TooMany { .. } => "too_many",
-        Why::OutOfRange { .. } => "out_of_range",
-        Why::MalformedId => "malformed_id",
-        Why::MalformedName { .. } => "malformed_name",
-        Why::BadLabel { .. } => "bad_label",
-        Why::BadPath { .. } => "bad_path",
-        Why::BadDigest => "bad_digest",
-        Why::BadTime => "bad_time",
-        Why::ZeroByte => "zero_byte",
-        Why::UnknownEnumValue { .. } => "unknown_enum_value",
-        Why::Conflict { .. } => "conflicting_fields",
-        Why::Duplicate => "duplicate",
-        Why::NotOffered => "not_offered",
-        Why::OnceOnly => "once_only",
-        Why::BadPageToken => "bad_page_token",
+        InvalidReason::Missing => "missing",
+        InvalidReason::Blank => "blank",
+        InvalidReason::TooLong { .. } => "too_large",
+        InvalidReason::TooMany { .. } => "too_many",
+        InvalidReason::OutOfRange { .. } => "out_of_range",
+        InvalidReason::MalformedId => "malformed_id",
+        InvalidReason::MalformedName { .. } => "malformed_name",
+        InvalidReason::BadLabel { .. } => "bad_label",
+        InvalidReason::BadPath { .. } => "bad_path",
+        InvalidReason::BadDigest => "bad_digest",
+        InvalidReason::BadTime => "bad_time",
+        InvalidReason::ZeroByte => "zero_byte",
+        InvalidReason::UnknownEnumValue { .. } => "unknown_enum_value",
+        InvalidReason::Conflict { .. } => "conflicting_fields",
+        InvalidReason::Duplicate => "duplicate",
+        InvalidReason::NotOffered => "not_offered",
+        InvalidReason::OnceOnly => "once_only",
+        InvalidReason::BadPageToken => "bad_page_token",
     }
 }
 
-fn link_row(fault: &LinkFault) -> Row {
+fn link_row(fault: &LinkFault) -> StatusRow {
     use Code::{FailedPrecondition, InvalidArgument, PermissionDenied};
     match fault {
         LinkFault::HelloTimeout(_) => (Code::DeadlineExceeded, "hello_timeout", Later),
@@ -196,7 +199,7 @@ fn link_row(fault: &LinkFault) -> Row {
         LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", Never),
         LinkFault::Version(_) => (FailedPrecondition, refusals::VERSION_UNSUPPORTED, Never),
         LinkFault::ForeignDaemon => (PermissionDenied, "foreign_daemon", Never),
-        LinkFault::Stopping => row(&Fault::Stopping),
+        LinkFault::Stopping => status_row(&ApiFault::Stopping),
     }
 }
 
@@ -216,7 +219,7 @@ fn frame_code(fault: &FrameFault) -> Code {
 }
 
 /// The core's refusals have their machine codes in the core; frames use the same ones.
-fn rejection_row(rejection: Rejection) -> Row {
+fn rejection_row(rejection: Rejection) -> StatusRow {
     use Code::{Aborted, AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
     use Code::{PermissionDenied, ResourceExhausted, Unavailable};
     let (code, retry) = match rejection {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::super::limits::Size;
-use super::super::validate::invalid;
+use super::super::limits::TextLimit;
+use super::super::validate::invalid_field;
 use super::*;
 use crate::auth::Role;
-use baton_core::reject::Full;
+use baton_core::reject::ExceededBound;
 
 const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
@@ -29,8 +29,8 @@ const EVERY_REJECTION: [Rejection; 49] = [
     Rejection::AlreadyFinished,
     Rejection::NotFinished,
     Rejection::BeingCanceled,
-    Rejection::QueueFull(Full::Tasks),
-    Rejection::TenantQueueFull(Full::Bytes),
+    Rejection::QueueFull(ExceededBound::Tasks),
+    Rejection::TenantQueueFull(ExceededBound::Bytes),
     Rejection::IdempotencyConflict,
     Rejection::NoDaemon,
     Rejection::NotPaused,
@@ -62,103 +62,103 @@ const EVERY_REJECTION: [Rejection; 49] = [
     Rejection::OutputGap,
 ];
 
-fn every_shape_fault() -> Vec<Fault> {
+fn every_shape_fault() -> Vec<ApiFault> {
     let whys = vec![
-        Why::Missing,
-        Why::Blank,
-        Why::TooLong {
-            limit: Size::Bytes(1),
+        InvalidReason::Missing,
+        InvalidReason::Blank,
+        InvalidReason::TooLong {
+            limit: TextLimit::Bytes(1),
         },
-        Why::TooMany { items: 2, limit: 1 },
-        Why::OutOfRange {
+        InvalidReason::TooMany { items: 2, limit: 1 },
+        InvalidReason::OutOfRange {
             value: 3,
             low: 1,
             high: 2,
         },
-        Why::MalformedId,
-        Why::MalformedName {
+        InvalidReason::MalformedId,
+        InvalidReason::MalformedName {
             rule: "use letters",
         },
-        Why::BadLabel {
+        InvalidReason::BadLabel {
             rule: "use letters",
         },
-        Why::BadPath {
+        InvalidReason::BadPath {
             rule: "use letters",
         },
-        Why::BadDigest,
-        Why::BadTime,
-        Why::ZeroByte,
-        Why::UnknownEnumValue { number: 77 },
-        Why::Conflict {
+        InvalidReason::BadDigest,
+        InvalidReason::BadTime,
+        InvalidReason::ZeroByte,
+        InvalidReason::UnknownEnumValue { number: 77 },
+        InvalidReason::Conflict {
             with: "spec.profile",
         },
-        Why::Duplicate,
-        Why::NotOffered,
-        Why::OnceOnly,
-        Why::BadPageToken,
+        InvalidReason::Duplicate,
+        InvalidReason::NotOffered,
+        InvalidReason::OnceOnly,
+        InvalidReason::BadPageToken,
     ];
     whys.into_iter()
-        .map(|why| invalid("spec.prompt", why).into())
+        .map(|why| invalid_field("spec.prompt", why).into())
         .collect()
 }
 
-fn every_other_fault() -> Vec<Fault> {
+fn every_other_fault() -> Vec<ApiFault> {
     vec![
-        Fault::Auth(AuthFault::Unauthenticated),
-        Fault::Auth(AuthFault::Forbidden {
+        ApiFault::Auth(AuthFault::Unauthenticated),
+        ApiFault::Auth(AuthFault::Forbidden {
             role: Role::ReadOnly,
             may: &[Role::Admin],
         }),
-        Fault::Auth(AuthFault::Ended),
-        Fault::NotFound(Thing::Task),
-        Fault::NotFound(Thing::Attempt),
-        Fault::NotFound(Thing::Input),
-        Fault::NotFound(Thing::Daemon),
-        Fault::NotFound(Thing::Profile),
-        Fault::NotFound(Thing::Token),
-        Fault::ForeignTenant,
-        Fault::TooManyProfiles { limit: 1 },
-        Fault::StaleAnswer,
-        Fault::NotBuilt {
+        ApiFault::Auth(AuthFault::CredentialEnded),
+        ApiFault::NotFound(EntityKind::Task),
+        ApiFault::NotFound(EntityKind::Attempt),
+        ApiFault::NotFound(EntityKind::Input),
+        ApiFault::NotFound(EntityKind::Daemon),
+        ApiFault::NotFound(EntityKind::Profile),
+        ApiFault::NotFound(EntityKind::Token),
+        ApiFault::ForeignTenant,
+        ApiFault::TooManyProfiles { limit: 1 },
+        ApiFault::StaleAnswer,
+        ApiFault::NotImplemented {
             what: "spec.max_output_bytes",
         },
-        Fault::OutcomeUnknown,
-        Fault::Link(LinkFault::HelloTimeout(10)),
-        Fault::Link(LinkFault::HelloNotFirst),
-        Fault::Link(LinkFault::EndedBeforeHello),
-        Fault::Link(LinkFault::BadHello {
+        ApiFault::OutcomeUnknown,
+        ApiFault::Link(LinkFault::HelloTimeout(10)),
+        ApiFault::Link(LinkFault::HelloNotFirst),
+        ApiFault::Link(LinkFault::EndedBeforeHello),
+        ApiFault::Link(LinkFault::BadHello {
             field: "name",
             what: "is blank",
         }),
-        Fault::Link(LinkFault::Version(2)),
-        Fault::Link(LinkFault::ForeignDaemon),
-        Fault::UnknownRpc,
-        Fault::MessageTooLarge,
-        Fault::Undecodable,
-        Fault::Overloaded,
-        Fault::TooManyStreams { limit: 1 },
-        Fault::TooManyUpdates,
-        Fault::DiskFull,
-        Fault::Stopping,
-        Fault::TimedOut,
-        Fault::TransferBusy,
-        Fault::ExportBehind,
-        Fault::NotEmpty,
+        ApiFault::Link(LinkFault::Version(2)),
+        ApiFault::Link(LinkFault::ForeignDaemon),
+        ApiFault::UnknownRpc,
+        ApiFault::MessageTooLarge,
+        ApiFault::Undecodable,
+        ApiFault::Overloaded,
+        ApiFault::TooManyStreams { limit: 1 },
+        ApiFault::TooManyUpdates,
+        ApiFault::DiskFull,
+        ApiFault::Stopping,
+        ApiFault::TimedOut,
+        ApiFault::TransferBusy,
+        ApiFault::ExportBehind,
+        ApiFault::RelayNotEmpty,
         bad_export("not_an_export"),
         bad_export("newer_export"),
         bad_export("export_cut_short"),
         bad_export("export_altered"),
         bad_export("export_unreadable"),
-        Fault::ImportFailed {
+        ApiFault::ImportFailed {
             message: "the disk is full".into(),
         },
-        Fault::Unreadable,
-        Fault::Internal,
+        ApiFault::Unreadable,
+        ApiFault::Internal,
     ]
 }
 
-fn bad_export(code: &'static str) -> Fault {
-    Fault::BadExport {
+fn bad_export(code: &'static str) -> ApiFault {
+    ApiFault::InvalidArchive {
         code,
         message: "it was cut short".into(),
     }
@@ -166,16 +166,16 @@ fn bad_export(code: &'static str) -> Fault {
 
 #[test]
 fn every_fault_has_a_machine_code_of_its_own_and_tells_what_to_do() {
-    let rejections = EVERY_REJECTION.into_iter().map(Fault::from);
+    let rejections = EVERY_REJECTION.into_iter().map(ApiFault::from);
     // The others are the same as a fault of the API's own.
-    let refused = rejections.filter(|fault| matches!(fault, Fault::Refused(_)));
+    let refused = rejections.filter(|fault| matches!(fault, ApiFault::Refused(_)));
     let faults = every_shape_fault()
         .into_iter()
         .chain(every_other_fault())
         .chain(refused);
     let mut seen = BTreeMap::new();
     for fault in faults {
-        let (code, detail) = explain(&fault);
+        let (code, detail) = code_and_detail(&fault);
         assert_ne!(code, Code::Ok);
         assert!(
             !detail.hint.is_empty() && !detail.message.is_empty(),
@@ -194,12 +194,12 @@ fn every_fault_has_a_machine_code_of_its_own_and_tells_what_to_do() {
 
 #[test]
 fn whoever_was_slower_is_told_who_answered_when_and_what() {
-    let fault = Fault::AnsweredOtherwise {
+    let fault = ApiFault::AnsweredOtherwise {
         by: "bob".into(),
-        at: baton_core::time::Wall(1_763_427_600_000),
-        decision: baton_core::record::Decision::Denied,
+        at: baton_core::time::WallTime(1_763_427_600_000),
+        decision: baton_core::record::InputDecision::Denied,
     };
-    let (code, detail) = explain(&fault);
+    let (code, detail) = code_and_detail(&fault);
     assert_eq!(
         (code, detail.code.as_str()),
         (Code::AlreadyExists, "answer_conflict")
@@ -211,7 +211,7 @@ fn whoever_was_slower_is_told_who_answered_when_and_what() {
 
 #[test]
 fn details_travel_with_the_status() {
-    let status = status(&invalid("spec.prompt", Why::Blank).into());
+    let status = status(&invalid_field("spec.prompt", InvalidReason::Blank).into());
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "spec.prompt is blank")
@@ -226,7 +226,10 @@ fn details_travel_with_the_status() {
 
 #[test]
 fn foreign_and_unknown_look_alike() {
-    let (core, edge) = (Rejection::UnknownTask.into(), Fault::NotFound(Thing::Task));
+    let (core, edge) = (
+        Rejection::UnknownTask.into(),
+        ApiFault::NotFound(EntityKind::Task),
+    );
     assert_eq!(detail(&core), detail(&edge));
     assert_eq!(status(&core).details(), status(&edge).details());
 }

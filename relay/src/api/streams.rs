@@ -14,88 +14,91 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
-use super::fault::Fault;
+use super::fault::ApiFault;
 use super::{Api, status};
 use crate::auth::{AuthFault, Principal};
 
 /// Messages between a feeder and its client's connection. Few, because a client that does not read holds all of them,
 /// up to 64 KiB each, beside what HTTP/2 buffers.
-const QUEUE: usize = 2;
+const STREAM_QUEUE: usize = 2;
 
 /// An empty message goes out this often: proxies end streams that carry nothing for a minute, pings or not.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The answering half of a streaming call.
-pub(super) type Answers<T> = BoxStream<T>;
+pub(super) type ResponseStream<T> = BoxStream<T>;
 
 /// How a feeder hands messages over.
-pub(super) type Feed<T> = mpsc::Sender<Result<T, Status>>;
+pub(super) type StreamSender<T> = mpsc::Sender<Result<T, Status>>;
 
 /// What clients hold open: so much for a token, and so much for a tenant, however many tokens it has.
 #[derive(Clone, Debug)]
-pub(crate) struct LiveStreams {
-    of_tokens: Places<TokenId>,
-    of_tenants: Places<TenantId>,
+pub(crate) struct LiveStreamLimits {
+    per_token: KeyedLimit<TokenId>,
+    per_tenant: KeyedLimit<TenantId>,
 }
 
-impl LiveStreams {
+impl LiveStreamLimits {
     pub(crate) fn new(per_token: usize, per_tenant: usize) -> Self {
         Self {
-            of_tokens: Places::new(per_token),
-            of_tenants: Places::new(per_tenant),
+            per_token: KeyedLimit::new(per_token),
+            per_tenant: KeyedLimit::new(per_tenant),
         }
     }
 
-    fn enter(&self, who: &Principal) -> Result<(Place<TokenId>, Place<TenantId>), Fault> {
-        let own = self.of_tokens.enter(who.token)?;
-        Ok((own, self.of_tenants.enter(who.tenant.clone())?))
+    fn acquire(
+        &self,
+        who: &Principal,
+    ) -> Result<(KeyedPermit<TokenId>, KeyedPermit<TenantId>), ApiFault> {
+        let own = self.per_token.acquire(who.token)?;
+        Ok((own, self.per_tenant.acquire(who.tenant.clone())?))
     }
 }
 
 /// How many streams, or calls of one kind, each holder has open. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Places<K: Eq + Hash> {
+pub(crate) struct KeyedLimit<K: Eq + Hash> {
     limit: usize,
-    open: Arc<Mutex<HashMap<K, usize>>>,
+    in_use: Arc<Mutex<HashMap<K, usize>>>,
 }
 
 /// Dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Place<K: Eq + Hash> {
-    places: Places<K>,
-    holder: K,
+pub(crate) struct KeyedPermit<K: Eq + Hash> {
+    limit: KeyedLimit<K>,
+    key: K,
 }
 
-impl<K: Clone + Eq + Hash> Places<K> {
+impl<K: Clone + Eq + Hash> KeyedLimit<K> {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit,
-            open: Arc::default(),
+            in_use: Arc::default(),
         }
     }
 
-    pub(crate) fn enter(&self, holder: K) -> Result<Place<K>, Fault> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn acquire(&self, holder: K) -> Result<KeyedPermit<K>, ApiFault> {
+        let mut open = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(holder.clone()).or_default();
         if *count >= self.limit {
-            return Err(Fault::TooManyStreams { limit: self.limit });
+            return Err(ApiFault::TooManyStreams { limit: self.limit });
         }
         *count += 1;
-        Ok(Place {
-            places: self.clone(),
-            holder,
+        Ok(KeyedPermit {
+            limit: self.clone(),
+            key: holder,
         })
     }
 }
 
-impl<K: Eq + Hash> Drop for Place<K> {
+impl<K: Eq + Hash> Drop for KeyedPermit<K> {
     fn drop(&mut self) {
-        let open = self.places.open.lock();
+        let open = self.limit.in_use.lock();
         let mut open = open.unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.holder) {
+        if let Some(count) = open.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
-                open.remove(&self.holder);
+                open.remove(&self.key);
             }
         }
     }
@@ -103,25 +106,25 @@ impl<K: Eq + Hash> Drop for Place<K> {
 
 impl Api {
     /// Opens a stream and feeds it until `feed` is done or something ends it. A feeder's fault is the last message.
-    pub(super) fn stream<T, F>(
+    pub(super) fn open_stream<T, F>(
         &self,
         principal: &Principal,
-        feed: impl FnOnce(Feed<T>) -> F,
-    ) -> Result<Answers<T>, Fault>
+        feed: impl FnOnce(StreamSender<T>) -> F,
+    ) -> Result<ResponseStream<T>, ApiFault>
     where
         T: Default + Send + 'static,
-        F: Future<Output = Result<(), Fault>> + Send + 'static,
+        F: Future<Output = Result<(), ApiFault>> + Send + 'static,
     {
-        let place = self.streams.enter(principal)?;
-        let (sender, answers) = mpsc::channel(QUEUE);
+        let place = self.stream_limits.acquire(principal)?;
+        let (sender, answers) = mpsc::channel(STREAM_QUEUE);
         let feeding = feed(sender.clone());
         let (principal, clock, stop) = (principal.clone(), self.clock.clone(), self.stop.clone());
         tokio::spawn(async move {
             let _place = place;
             let ended = tokio::select! {
                 ended = feeding => ended,
-                () = principal.ended(&clock) => Err(AuthFault::Ended.into()),
-                () = stop.cancelled() => Err(Fault::Stopping),
+                () = principal.ended(&clock) => Err(AuthFault::CredentialEnded.into()),
+                () = stop.cancelled() => Err(ApiFault::Stopping),
                 () = sender.closed() => Ok(()),
                 () = keep_alive(&sender) => Ok(()),
             };
@@ -135,8 +138,8 @@ impl Api {
 }
 
 /// For ever. A client that does not read has messages to read, and needs no more.
-async fn keep_alive<T: Default>(sender: &Feed<T>) {
-    let mut ticks = tokio::time::interval(KEEPALIVE);
+async fn keep_alive<T: Default>(sender: &StreamSender<T>) {
+    let mut ticks = tokio::time::interval(KEEPALIVE_INTERVAL);
     ticks.tick().await;
     loop {
         ticks.tick().await;
@@ -154,14 +157,14 @@ mod tests {
 
     #[test]
     fn many_tokens_of_one_tenant_leave_places_to_others() {
-        let streams = LiveStreams::new(2, 3);
+        let streams = LiveStreamLimits::new(2, 3);
         let who = |token: u128, tenant: &str| {
             let token = TokenId(Uuid::from_u128(token));
             (token, TenantId::new(tenant).unwrap())
         };
         let enter = |(token, tenant): (TokenId, TenantId)| {
-            let own = streams.of_tokens.enter(token)?;
-            Ok::<_, Fault>((own, streams.of_tenants.enter(tenant)?))
+            let own = streams.per_token.acquire(token)?;
+            Ok::<_, ApiFault>((own, streams.per_tenant.acquire(tenant)?))
         };
         let first: Vec<_> = (0..2).map(|_| enter(who(1, "acme")).unwrap()).collect();
         assert!(enter(who(1, "acme")).is_err(), "this token has its share");
@@ -169,7 +172,7 @@ mod tests {
         assert!(enter(who(2, "acme")).is_err(), "this tenant has its share");
         let other = enter(who(3, "globex")).unwrap();
         drop((first, second, other));
-        assert!(streams.of_tokens.open.lock().unwrap().is_empty());
-        assert!(streams.of_tenants.open.lock().unwrap().is_empty());
+        assert!(streams.per_token.in_use.lock().unwrap().is_empty());
+        assert!(streams.per_tenant.in_use.lock().unwrap().is_empty());
     }
 }

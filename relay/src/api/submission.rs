@@ -9,32 +9,32 @@ use baton_core::id::DaemonId;
 use baton_core::profile;
 use baton_core::secrets;
 use baton_core::spec::{
-    AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RequiredArtifact,
-    RetryPolicy, Target, TaskSpec, TurnKind, WorkspaceSpec,
+    AgentOptions, CompletionContract, DeadlineProfile, PermissionRule, PlacementTarget,
+    RequestedProfile, RequiredArtifact, RetryPolicy, TaskSpec, TurnKind, WorkspaceSpec,
 };
 use baton_proto::{TraceParent, v1};
 
-use super::fault::{Fault, Thing};
-use super::limits::{self, Size};
-use super::validate::{self, Checked, Why, invalid};
+use super::fault::{ApiFault, EntityKind};
+use super::limits::{self, TextLimit};
+use super::validate::{self, InvalidReason, ValidationResult, invalid_field};
 use crate::auth::Principal;
-use crate::wire::{asked_deadlines, words};
+use crate::wire::{deadlines_from_wire, words};
 
 /// A checked submission, but for two names that need a look-up: the profile's and the daemon's.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct SubmissionDraft {
     pub spec: TaskSpec,
     /// A daemon that was named, not given by its id.
     pub daemon_name: Option<String>,
 }
 
-pub(super) fn draft(
+pub(super) fn parse_submission(
     principal: &Principal,
     request: v1::SubmitRequest,
     config: &Config,
-) -> Result<Draft, Fault> {
+) -> Result<SubmissionDraft, ApiFault> {
     let sent = validate::present("spec", request.spec)?;
-    refuse_unbuilt(&sent)?;
+    refuse_unimplemented(&sent)?;
     check_texts(&sent)?;
     check_agent_held(&sent)?;
     let turn_kind = turn_kind(&sent)?;
@@ -50,7 +50,7 @@ pub(super) fn draft(
         tenant: principal.tenant.clone(),
         submitted_by: principal.name.to_string(),
         idempotency_key,
-        goal: secrets::without(&sent.goal).into_owned(),
+        goal: secrets::redact(&sent.goal).into_owned(),
         prompt: sent.prompt,
         agent: sent.agent,
         options: options(sent.options.unwrap_or_default())?,
@@ -61,47 +61,50 @@ pub(super) fn draft(
         conversation_id: validate::optional(
             "spec.conversation_id",
             sent.conversation_id,
-            limits::HANDLE,
+            limits::EXTERNAL_ID,
         )?,
-        channel_id: validate::optional("spec.channel_id", sent.channel_id, limits::HANDLE)?,
+        channel_id: validate::optional("spec.channel_id", sent.channel_id, limits::EXTERNAL_ID)?,
         turn_kind,
-        effective_profile: Profile::default(),
+        effective_profile: DeadlineProfile::default(),
         requested_profile: requested,
-        queue_ms: outer("spec.queue_ms", sent.queue_ms, profile::check_queue)?,
-        total_ms: outer("spec.total_ms", sent.total_ms, profile::check_total)?,
+        queue_ms: checked_deadline("spec.queue_ms", sent.queue_ms, profile::check_queue)?,
+        total_ms: checked_deadline("spec.total_ms", sent.total_ms, profile::check_total)?,
         lease_ttl_ms: lease_ttl(sent.lease_ttl_ms, config)?,
         retry: retry(sent.retry.unwrap_or_default())?,
-        on_input_timeout: words::asked_on_input_timeout(validate::enumeration(
+        on_input_timeout: words::on_input_timeout_from_wire(validate::enumeration(
             "spec.on_input_timeout",
             sent.on_input_timeout,
         )?),
         permission_rules: permission_rules(sent.permission_rules)?,
-        dispatch_policy: words::asked_dispatch_policy(validate::enumeration(
+        dispatch_policy: words::dispatch_policy_from_wire(validate::enumeration(
             "spec.dispatch_policy",
             sent.dispatch_policy,
         )?),
         target,
         priority: priority(sent.priority)?,
         labels: validate::labels("spec.labels", sent.labels)?,
-        success_criteria: criteria(sent.success_criteria)?,
+        success_criteria: success_criteria(sent.success_criteria)?,
         contract: sent.contract.map(contract).transpose()?.flatten(),
         agent_scope: validate::optional("spec.agent_scope", sent.agent_scope, limits::NAME)?,
         agent_held: sent.agent_held,
         traceparent: TraceParent::parse(&request.traceparent).map(|parent| parent.to_string()),
         mcp: sent.mcp,
     };
-    Ok(Draft { spec, daemon_name })
+    Ok(SubmissionDraft { spec, daemon_name })
 }
 
 /// Fills in what is enforced. `stored` is the tenant's profile of the name that was asked for.
-pub(super) fn resolve_profile(spec: &mut TaskSpec, stored: Option<Profile>) -> Result<(), Fault> {
-    spec.effective_profile =
-        profile::effective(spec, |_| stored).map_err(|_| Fault::NotFound(Thing::Profile))?;
+pub(super) fn resolve_profile(
+    spec: &mut TaskSpec,
+    stored: Option<DeadlineProfile>,
+) -> Result<(), ApiFault> {
+    spec.effective_profile = profile::effective_profile(spec, |_| stored)
+        .map_err(|_| ApiFault::NotFound(EntityKind::Profile))?;
     Ok(())
 }
 
 /// Parts of the protocol whose other half does not exist yet.
-fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
+fn refuse_unimplemented(sent: &v1::TaskSpec) -> Result<(), ApiFault> {
     let retry = sent.retry.unwrap_or_default();
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
     let unbuilt = [
@@ -122,12 +125,12 @@ fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
         ),
     ];
     match unbuilt.into_iter().find(|(_, used)| *used) {
-        Some((what, _)) => Err(Fault::NotBuilt { what }),
+        Some((what, _)) => Err(ApiFault::NotImplemented { what }),
         None => Ok(()),
     }
 }
 
-fn check_texts(sent: &v1::TaskSpec) -> Checked<()> {
+fn check_texts(sent: &v1::TaskSpec) -> ValidationResult<()> {
     validate::title("spec.agent", &sent.agent, limits::NAME)?;
     validate::text("spec.goal", &sent.goal, limits::GOAL)?;
     validate::text("spec.prompt", &sent.prompt, limits::PROMPT)?;
@@ -135,48 +138,51 @@ fn check_texts(sent: &v1::TaskSpec) -> Checked<()> {
     let told = sent.command.is_some() || sent.agent_held && !sent.goal.trim().is_empty();
     if !told && sent.prompt.trim().is_empty() {
         let why = if sent.prompt.is_empty() {
-            Why::Missing
+            InvalidReason::Missing
         } else {
-            Why::Blank
+            InvalidReason::Blank
         };
-        return Err(invalid("spec.prompt", why));
+        return Err(invalid_field("spec.prompt", why));
     }
     Ok(())
 }
 
 /// Without a scope nobody could ever claim it, and no daemon can take it at once.
-fn check_agent_held(sent: &v1::TaskSpec) -> Checked<()> {
+fn check_agent_held(sent: &v1::TaskSpec) -> ValidationResult<()> {
     if !sent.agent_held {
         return Ok(());
     }
     if sent.agent_scope.is_empty() {
-        return Err(invalid("spec.agent_scope", Why::Missing));
+        return Err(invalid_field("spec.agent_scope", InvalidReason::Missing));
     }
     if sent.dispatch_policy() == v1::DispatchPolicy::FailFast {
         let with = "spec.agent_held";
-        return Err(invalid("spec.dispatch_policy", Why::Conflict { with }));
+        return Err(invalid_field(
+            "spec.dispatch_policy",
+            InvalidReason::Conflict { with },
+        ));
     }
     Ok(())
 }
 
-fn workspace(sent: v1::WorkspaceSpec) -> Checked<WorkspaceSpec> {
+fn workspace(sent: v1::WorkspaceSpec) -> ValidationResult<WorkspaceSpec> {
     let mode = validate::enumeration("spec.workspace.mode", sent.mode)?;
     Ok(WorkspaceSpec {
         root: validate::optional("spec.workspace.root", sent.root, limits::NAME)?,
-        mode: words::asked_workspace_mode(mode),
+        mode: words::workspace_mode_from_wire(mode),
         keep: sent.keep,
     })
 }
 
-fn turn_kind(sent: &v1::TaskSpec) -> Checked<TurnKind> {
-    validate::enumeration("spec.turn_kind", sent.turn_kind).map(words::asked_turn_kind)
+fn turn_kind(sent: &v1::TaskSpec) -> ValidationResult<TurnKind> {
+    validate::enumeration("spec.turn_kind", sent.turn_kind).map(words::turn_kind_from_wire)
 }
 
-fn requested_profile(sent: &v1::TaskSpec) -> Checked<RequestedProfile> {
+fn requested_profile(sent: &v1::TaskSpec) -> ValidationResult<RequestedProfile> {
     match (&sent.profile, sent.profile_name.as_str()) {
         (None, "") => Ok(RequestedProfile::Absent),
         (Some(profile), "") => {
-            let asked = asked_deadlines(*profile);
+            let asked = deadlines_from_wire(*profile);
             check_profile("spec.profile", &asked)?;
             Ok(RequestedProfile::Inline(asked))
         }
@@ -186,42 +192,46 @@ fn requested_profile(sent: &v1::TaskSpec) -> Checked<RequestedProfile> {
         }
         (Some(_), _) => {
             let with = "spec.profile";
-            Err(invalid("spec.profile_name", Why::Conflict { with }))
+            Err(invalid_field(
+                "spec.profile_name",
+                InvalidReason::Conflict { with },
+            ))
         }
     }
 }
 
-pub(super) fn check_profile(field: &str, asked: &Profile) -> Checked<()> {
-    profile::check(asked).map_err(|out| out_of_range(&format!("{field}.{}_ms", out.name), out))
+pub(super) fn check_profile(field: &str, asked: &DeadlineProfile) -> ValidationResult<()> {
+    profile::check_profile(asked)
+        .map_err(|out| out_of_range(&format!("{field}.{}_ms", out.name), out))
 }
 
-fn out_of_range(field: &str, out: profile::OutOfRange) -> validate::Invalid {
-    let why = Why::OutOfRange {
+fn out_of_range(field: &str, out: profile::DeadlineOutOfRange) -> validate::InvalidField {
+    let why = InvalidReason::OutOfRange {
         value: out.ms,
-        low: out.least_ms,
-        high: out.most_ms,
+        low: out.min_ms,
+        high: out.max_ms,
     };
-    invalid(field, why)
+    invalid_field(field, why)
 }
 
-fn outer(
+fn checked_deadline(
     field: &str,
     given: Option<u64>,
-    check: fn(u64) -> Result<(), profile::OutOfRange>,
-) -> Checked<Option<u64>> {
+    check: fn(u64) -> Result<(), profile::DeadlineOutOfRange>,
+) -> ValidationResult<Option<u64>> {
     if let Some(ms) = given {
         check(ms).map_err(|out| out_of_range(field, out))?;
     }
     Ok(given)
 }
 
-fn lease_ttl(given: Option<u64>, config: &Config) -> Checked<u64> {
-    let ttl = given.unwrap_or(profile::LEASE_TTL_MS);
+fn lease_ttl(given: Option<u64>, config: &Config) -> ValidationResult<u64> {
+    let ttl = given.unwrap_or(profile::DEFAULT_LEASE_TTL_MS);
     profile::check_lease_ttl(ttl, config).map_err(|out| out_of_range("spec.lease_ttl_ms", out))?;
     Ok(ttl)
 }
 
-fn options(sent: v1::AgentOptions) -> Checked<AgentOptions> {
+fn options(sent: v1::AgentOptions) -> ValidationResult<AgentOptions> {
     validate::count(
         "spec.options.context_refs",
         sent.context_refs.len(),
@@ -235,7 +245,8 @@ fn options(sent: v1::AgentOptions) -> Checked<AgentOptions> {
         )?;
         Ok(reference.path)
     });
-    let word = |field: &str, value: String, limit: Size| validate::optional(field, value, limit);
+    let word =
+        |field: &str, value: String, limit: TextLimit| validate::optional(field, value, limit);
     Ok(AgentOptions {
         model: word("spec.options.model", sent.model, limits::NAME)?,
         effort: word("spec.options.effort", sent.effort, limits::NAME)?,
@@ -249,11 +260,11 @@ fn options(sent: v1::AgentOptions) -> Checked<AgentOptions> {
             sent.instructions,
             limits::INSTRUCTIONS,
         )?,
-        context_refs: refs.collect::<Checked<_>>()?,
+        context_refs: refs.collect::<ValidationResult<_>>()?,
     })
 }
 
-fn argv(command: Option<v1::CommandSpec>) -> Checked<Vec<String>> {
+fn argv(command: Option<v1::CommandSpec>) -> ValidationResult<Vec<String>> {
     let Some(command) = command else {
         return Ok(Vec::new());
     };
@@ -261,7 +272,7 @@ fn argv(command: Option<v1::CommandSpec>) -> Checked<Vec<String>> {
     Ok(command.argv)
 }
 
-fn target(sent: v1::Placement) -> Checked<(Target, Option<String>)> {
+fn target(sent: v1::Placement) -> ValidationResult<(PlacementTarget, Option<String>)> {
     validate::text("spec.placement.daemon", &sent.daemon, limits::NAME)?;
     let field = "spec.placement.capabilities";
     validate::count(field, sent.capabilities.len(), limits::CAPABILITIES)?;
@@ -270,7 +281,7 @@ fn target(sent: v1::Placement) -> Checked<(Target, Option<String>)> {
     }
     let daemon = sent.daemon.parse::<DaemonId>().ok();
     let daemon_name = (daemon.is_none() && !sent.daemon.is_empty()).then_some(sent.daemon);
-    let target = Target {
+    let target = PlacementTarget {
         daemon,
         labels: validate::labels("spec.placement.labels", sent.labels)?,
         capabilities: sent.capabilities,
@@ -278,10 +289,10 @@ fn target(sent: v1::Placement) -> Checked<(Target, Option<String>)> {
     Ok((target, daemon_name))
 }
 
-fn retry(sent: v1::RetryPolicy) -> Checked<RetryPolicy> {
-    let tries = |field: &str, given: Option<u32>| -> Checked<u32> {
-        let given = given.unwrap_or(limits::DEFAULT_TRIES);
-        validate::in_range(field, given.into(), &limits::TRIES).map(|_| given)
+fn retry(sent: v1::RetryPolicy) -> ValidationResult<RetryPolicy> {
+    let tries = |field: &str, given: Option<u32>| -> ValidationResult<u32> {
+        let given = given.unwrap_or(limits::DEFAULT_MAX_ATTEMPTS);
+        validate::in_range(field, given.into(), &limits::ATTEMPTS_RANGE).map(|_| given)
     };
     let wait = |field: &str, given: Option<u64>, default: u64| {
         validate::in_range(field, given.unwrap_or(default), &limits::BACKOFF_MS)
@@ -301,19 +312,19 @@ fn retry(sent: v1::RetryPolicy) -> Checked<RetryPolicy> {
     Ok(RetryPolicy {
         max_attempts: tries("spec.retry.max_attempts", sent.max_attempts)?,
         max_losses: tries("spec.retry.max_losses", sent.max_losses)?,
-        when_unsafe: words::asked_when_unsafe(when_unsafe),
+        when_unsafe: words::when_unsafe_from_wire(when_unsafe),
         backoff_initial_ms: initial,
         backoff_max_ms: max.max(initial),
     })
 }
 
-fn priority(given: Option<u32>) -> Checked<u8> {
+fn priority(given: Option<u32>) -> ValidationResult<u8> {
     let given = given.map_or(limits::DEFAULT_PRIORITY.into(), u64::from);
     let priority = validate::in_range("spec.priority", given, &limits::PRIORITY)?;
     Ok(u8::try_from(priority).expect("the range ends at 100"))
 }
 
-fn permission_rules(given: Vec<v1::PermissionRule>) -> Checked<Vec<PermissionRule>> {
+fn permission_rules(given: Vec<v1::PermissionRule>) -> ValidationResult<Vec<PermissionRule>> {
     validate::count(
         "spec.permission_rules",
         given.len(),
@@ -328,7 +339,7 @@ fn permission_rules(given: Vec<v1::PermissionRule>) -> Checked<Vec<PermissionRul
             limits::RULE_PATTERN,
         )?;
         Ok(PermissionRule {
-            effect: words::asked_permission_effect(effect),
+            effect: words::permission_effect_from_wire(effect),
             tool: rule.tool,
             pattern: rule.pattern,
         })
@@ -336,46 +347,46 @@ fn permission_rules(given: Vec<v1::PermissionRule>) -> Checked<Vec<PermissionRul
     rules.collect()
 }
 
-fn criteria(given: Vec<String>) -> Checked<Vec<String>> {
+fn success_criteria(given: Vec<String>) -> ValidationResult<Vec<String>> {
     let field = "spec.success_criteria";
-    validate::count(field, given.len(), limits::SUCCESS_CRITERIA)?;
+    validate::count(field, given.len(), limits::MAX_SUCCESS_CRITERIA)?;
     for criterion in &given {
-        validate::not_blank(field, criterion, limits::CRITERION)?;
+        validate::not_blank(field, criterion, limits::SUCCESS_CRITERION)?;
     }
-    let clean = |criterion: &String| secrets::without(criterion).into_owned();
+    let clean = |criterion: &String| secrets::redact(criterion).into_owned();
     Ok(given.iter().map(clean).collect())
 }
 
 /// A contract that asks for nothing is none. A file that is asked for twice is one file; with other conditions it would be
 /// a question of which ones count.
-fn contract(sent: v1::CompletionContract) -> Checked<Option<CompletionContract>> {
+fn contract(sent: v1::CompletionContract) -> ValidationResult<Option<CompletionContract>> {
     let field = "spec.contract.required_artifacts";
     validate::count(field, sent.required_artifacts.len(), limits::ARTIFACTS)?;
     let policy: v1::MissingPolicy =
         validate::enumeration("spec.contract.missing_policy", sent.missing_policy)?;
     let mut artifacts: Vec<RequiredArtifact> = Vec::new();
     for artifact in sent.required_artifacts {
-        let artifact = required(artifact)?;
+        let artifact = required_artifact(artifact)?;
         match artifacts.iter().find(|known| known.path == artifact.path) {
             None => artifacts.push(artifact),
             Some(known) if *known == artifact => {}
-            Some(_) => return Err(invalid(field, Why::Duplicate)),
+            Some(_) => return Err(invalid_field(field, InvalidReason::Duplicate)),
         }
     }
     Ok((!artifacts.is_empty()).then(|| CompletionContract {
         artifacts,
-        missing_policy: words::asked_missing_policy(policy),
+        missing_policy: words::missing_policy_from_wire(policy),
     }))
 }
 
-fn required(sent: v1::RequiredArtifact) -> Checked<RequiredArtifact> {
+fn required_artifact(sent: v1::RequiredArtifact) -> ValidationResult<RequiredArtifact> {
     validate::artifact_path("spec.contract.required_artifacts.path", &sent.path)?;
     if !sent.sha256.is_empty() {
         validate::sha256_hex("spec.contract.required_artifacts.sha256", &sent.sha256)?;
     }
     let field = "spec.contract.required_artifacts.min_size";
     let min_size = sent.min_size.unwrap_or(0);
-    validate::in_range(field, min_size, &(0..=bounds::FILE_BYTES))?;
+    validate::in_range(field, min_size, &(0..=bounds::MAX_FILE_BYTES))?;
     Ok(RequiredArtifact {
         path: sent.path,
         min_size: sent.min_size,

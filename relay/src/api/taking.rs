@@ -2,93 +2,97 @@
 
 use std::sync::Arc;
 
-use baton_core::Shelf;
+use baton_core::StoredTasks;
 use baton_core::id::TaskId;
 use baton_core::reject::Rejection;
 use baton_core::spec::{RequestedProfile, TaskSpec};
 use baton_proto::v1;
 use prost::Message;
 
-use super::fault::Fault;
-use super::validate::{Why, invalid};
+use super::fault::ApiFault;
+use super::validate::{InvalidReason, invalid_field};
 use super::{Api, limits, submission};
 use crate::auth::Principal;
 use crate::records;
 
 /// What becomes of a submission that is in order.
-pub(super) enum Taken {
-    Anew(Arc<TaskSpec>),
+pub(super) enum CheckedSubmission {
+    New(Arc<TaskSpec>),
     /// It is the task that its key stands for.
-    Before(TaskId),
+    Existing(TaskId),
 }
 
 impl Api {
     /// A repeated submission is in order even where it could not be taken anew, because its daemon or profile has gone
     /// or the disk has filled up: it was taken, and nothing is written for it. Only then its key is asked for here; the
     /// core asks for it in any case.
-    pub(super) async fn taken(
+    pub(super) async fn check_submission(
         &self,
         who: &Principal,
         request: v1::SubmitRequest,
         digest: [u8; 32],
-    ) -> Result<Taken, Fault> {
-        let draft = self.draft(who, request)?;
+    ) -> Result<CheckedSubmission, ApiFault> {
+        let draft = self.parse_draft(who, request)?;
         let key = draft.spec.idempotency_key.clone();
-        let fault = match self.resolved(who, draft).await {
-            Ok(spec) => match self.admit() {
-                Ok(()) => return Ok(Taken::Anew(Arc::new(spec))),
+        let fault = match self.resolve_names(who, draft).await {
+            Ok(spec) => match self.check_disk_space() {
+                Ok(()) => return Ok(CheckedSubmission::New(Arc::new(spec))),
                 Err(full) => full,
             },
             Err(fault) => fault,
         };
-        let known = self.known_key(who, key, digest).await?;
-        known.map(Taken::Before).ok_or(fault)
+        let known = self.task_by_key(who, key, digest).await?;
+        known.map(CheckedSubmission::Existing).ok_or(fault)
     }
 
-    async fn known_key(
+    async fn task_by_key(
         &self,
         who: &Principal,
         key: Option<String>,
         digest: [u8; 32],
-    ) -> Result<Option<TaskId>, Fault> {
+    ) -> Result<Option<TaskId>, ApiFault> {
         let Some(key) = key else {
             return Ok(None);
         };
         let tenant = who.tenant.clone();
         let stored = self
-            .read(move |reader| reader.idempotency(&tenant, &key))
+            .read_store(move |reader| reader.idempotency(&tenant, &key))
             .await?;
         match stored {
             Ok(Some(known)) if known.digest == digest => Ok(Some(known.task)),
-            Ok(Some(_)) => Err(Fault::Refused(Rejection::IdempotencyConflict)),
+            Ok(Some(_)) => Err(ApiFault::Refused(Rejection::IdempotencyConflict)),
             Ok(None) => Ok(None),
-            Err(_damage) => Err(Fault::Unreadable),
+            Err(_damage) => Err(ApiFault::Unreadable),
         }
     }
 
     /// What is submitted, as far as the request alone tells whether it is in order.
-    fn draft(
+    fn parse_draft(
         &self,
         who: &Principal,
         request: v1::SubmitRequest,
-    ) -> Result<submission::Draft, Fault> {
+    ) -> Result<submission::SubmissionDraft, ApiFault> {
         let large = request.encoded_len() > records::SPEC_BYTES_MAX;
-        let draft = submission::draft(who, request, &self.config)?;
+        let draft = submission::parse_submission(who, request, &self.config)?;
         if large && records::spec_bytes(&draft.spec) > records::SPEC_BYTES_MAX {
-            let limit = limits::Size::Bytes(records::SPEC_BYTES_MAX);
-            return Err(invalid("spec", Why::TooLong { limit }).into());
+            let limit = limits::TextLimit::Bytes(records::SPEC_BYTES_MAX);
+            return Err(invalid_field("spec", InvalidReason::TooLong { limit }).into());
         }
         Ok(draft)
     }
 
     /// With the two names that it may hold looked up in the caller's tenant.
-    async fn resolved(&self, who: &Principal, draft: submission::Draft) -> Result<TaskSpec, Fault> {
-        let submission::Draft {
+    async fn resolve_names(
+        &self,
+        who: &Principal,
+        draft: submission::SubmissionDraft,
+    ) -> Result<TaskSpec, ApiFault> {
+        let submission::SubmissionDraft {
             mut spec,
             daemon_name,
         } = draft;
         if let Some(name) = daemon_name {
-            spec.target.daemon = Some(self.daemon_named(who, &name).await?);
+            spec.target.daemon = Some(self.daemon_id_by_name(who, &name).await?);
         }
         let stored = match &spec.requested_profile {
             RequestedProfile::Named(name) => self.stored_profile(&who.tenant, name).await?,

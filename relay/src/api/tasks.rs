@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_core::effects::Reply;
+use baton_core::effects::CoreReply;
 use baton_core::id::{AttemptId, TaskId};
-use baton_core::input::{Input, Submit};
+use baton_core::input::{CoreCommand, SubmitTask};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
@@ -16,16 +16,16 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 use tonic::{Request, Response, Status};
 
-use super::convert::{self, View};
-use super::fault::{Fault, Thing};
-use super::paging::{self, Paging};
-use super::streams::Answers;
-use super::taking::Taken;
-use super::validate::{self, Why, invalid};
-use super::{Api, actor, batch, caller_trace, limits, listing, optional_reason, status, unary};
+use super::convert::{self, TaskDetail};
+use super::fault::{ApiFault, EntityKind};
+use super::paging::{self, PageTokenCodec};
+use super::streams::ResponseStream;
+use super::taking::CheckedSubmission;
+use super::validate::{self, InvalidReason, invalid_field};
+use super::{Api, actor, batch, caller_trace, limits, listing, optional_reason, run_unary, status};
 use crate::auth::Principal;
-use crate::dispatcher::Refusal;
-use crate::reader::{Reader, StoredTask};
+use crate::dispatcher::RequestRefusal;
+use crate::reader::{RecordReader, StoredTask};
 
 /// A submission that meets full queues waits this long and tries again, a few times.
 const ADMISSION_WAIT: Duration = Duration::from_millis(50);
@@ -37,145 +37,173 @@ impl Tasks for Api {
         &self,
         mut request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
-        caller_trace::inherit(&mut request, std::slice::from_mut);
-        unary(request, |who, request| self.accept(who, request)).await
+        caller_trace::inherit_traceparent(&mut request, std::slice::from_mut);
+        run_unary(request, |who, request| self.submit_task(who, request)).await
     }
 
     async fn submit_many(
         &self,
         mut request: Request<v1::SubmitManyRequest>,
     ) -> Result<Response<v1::SubmitManyResponse>, Status> {
-        caller_trace::inherit(&mut request, |many| &mut many.tasks);
-        unary(request, |who, request| self.accept_many(who, request)).await
+        caller_trace::inherit_traceparent(&mut request, |many| &mut many.tasks);
+        run_unary(request, |who, request| self.submit_batch(who, request)).await
     }
 
     async fn get(
         &self,
         request: Request<v1::GetTaskRequest>,
     ) -> Result<Response<v1::GetTaskResponse>, Status> {
-        unary(request, |who, request| self.show(who, request)).await
+        run_unary(request, |who, request| self.handle_get_task(who, request)).await
     }
 
     async fn list(
         &self,
         request: Request<v1::ListTasksRequest>,
     ) -> Result<Response<v1::ListTasksResponse>, Status> {
-        unary(request, |who, request| self.list_tasks(who, request)).await
+        run_unary(request, |who, request| self.list_tasks(who, request)).await
     }
 
     async fn watch(
         &self,
         request: Request<v1::WatchTaskRequest>,
-    ) -> Result<Response<Answers<v1::WatchTaskResponse>>, Status> {
-        unary(request, |who, request| self.watch_task(who, request)).await
+    ) -> Result<Response<ResponseStream<v1::WatchTaskResponse>>, Status> {
+        run_unary(request, |who, request| self.watch_task(who, request)).await
     }
 
     async fn read_output(
         &self,
         request: Request<v1::ReadOutputRequest>,
-    ) -> Result<Response<Answers<v1::ReadOutputResponse>>, Status> {
-        unary(request, |who, request| self.output_of(who, request)).await
+    ) -> Result<Response<ResponseStream<v1::ReadOutputResponse>>, Status> {
+        run_unary(request, |who, request| {
+            self.handle_read_output(who, request)
+        })
+        .await
     }
 
     async fn cancel(
         &self,
         request: Request<v1::CancelTaskRequest>,
     ) -> Result<Response<v1::CancelTaskResponse>, Status> {
-        unary(request, |who, request| self.cancel_task(who, request)).await
+        run_unary(request, |who, request| self.cancel_task(who, request)).await
     }
 
     async fn list_checkpoints(
         &self,
         request: Request<v1::ListCheckpointsRequest>,
     ) -> Result<Response<v1::ListCheckpointsResponse>, Status> {
-        unary(request, |who, request| self.checkpoints_of(who, request)).await
+        run_unary(request, |who, request| {
+            self.handle_list_checkpoints(who, request)
+        })
+        .await
     }
 
     async fn update_progress(
         &self,
         request: Request<v1::UpdateProgressRequest>,
     ) -> Result<Response<v1::UpdateProgressResponse>, Status> {
-        unary(request, |who, request| self.add_progress(who, request)).await
+        run_unary(request, |who, request| {
+            self.handle_update_progress(who, request)
+        })
+        .await
     }
 
     async fn block(
         &self,
         request: Request<v1::BlockTaskRequest>,
     ) -> Result<Response<v1::BlockTaskResponse>, Status> {
-        unary(request, |who, request| self.block_task(who, request)).await
+        run_unary(request, |who, request| self.block_task(who, request)).await
     }
 
     async fn resume(
         &self,
         request: Request<v1::ResumeTaskRequest>,
     ) -> Result<Response<v1::ResumeTaskResponse>, Status> {
-        unary(request, |who, request| self.resume_task(who, request)).await
+        run_unary(request, |who, request| self.resume_task(who, request)).await
     }
 
     async fn list_blocked(
         &self,
         request: Request<v1::ListBlockedRequest>,
     ) -> Result<Response<v1::ListBlockedResponse>, Status> {
-        unary(request, |who, request| self.blocked_tasks(who, request)).await
+        run_unary(request, |who, request| {
+            self.handle_list_blocked(who, request)
+        })
+        .await
     }
 
     async fn get_blocked(
         &self,
         request: Request<v1::GetBlockedRequest>,
     ) -> Result<Response<v1::GetBlockedResponse>, Status> {
-        unary(request, |who, request| self.blocked_task(who, request)).await
+        run_unary(request, |who, request| {
+            self.handle_get_blocked(who, request)
+        })
+        .await
     }
 }
 
 impl Api {
-    async fn accept(
+    async fn submit_task(
         &self,
         who: Principal,
         request: v1::SubmitRequest,
-    ) -> Result<v1::SubmitResponse, Fault> {
-        let digest = digest(&request);
-        let spec = match self.taken(&who, request, digest).await? {
-            Taken::Anew(spec) => spec,
-            Taken::Before(task) => return self.existing(&who, task).await,
+    ) -> Result<v1::SubmitResponse, ApiFault> {
+        let digest = submission_digest(&request);
+        let spec = match self.check_submission(&who, request, digest).await? {
+            CheckedSubmission::New(spec) => spec,
+            CheckedSubmission::Existing(task) => {
+                return self.existing_task_response(&who, task).await;
+            }
         };
-        let reply = self.hand_over(&spec, digest, Input::Submit).await;
+        let reply = self
+            .submit_with_retry(&spec, digest, CoreCommand::Submit)
+            .await;
         let (record, created) = match reply {
-            Ok(Reply::Submitted { record, created }) => (record, created),
-            other => return Err(unexpected(other)),
+            Ok(CoreReply::Submitted { record, created }) => (record, created),
+            other => return Err(unexpected_reply(other)),
         };
         let spec = if created {
             spec
         } else {
             self.stored_spec(&spec, &record).await?
         };
-        Ok(self.submitted(&spec, &record, created))
+        Ok(self.submit_response(&spec, &record, created))
     }
 
-    fn submitted(&self, spec: &TaskSpec, record: &TaskRecord, created: bool) -> v1::SubmitResponse {
-        let task = convert::task(spec, record, &self.config, View::Newest);
+    fn submit_response(
+        &self,
+        spec: &TaskSpec,
+        record: &TaskRecord,
+        created: bool,
+    ) -> v1::SubmitResponse {
+        let task = convert::task_message(spec, record, &self.config, TaskDetail::NewestAttempt);
         v1::SubmitResponse {
             task: Some(task),
             existed: !created,
         }
     }
 
-    async fn existing(&self, who: &Principal, task: TaskId) -> Result<v1::SubmitResponse, Fault> {
+    async fn existing_task_response(
+        &self,
+        who: &Principal,
+        task: TaskId,
+    ) -> Result<v1::SubmitResponse, ApiFault> {
         let tenant = who.tenant.clone();
         let stored = self
-            .read(move |reader| reader.newest_task(&tenant, task))
+            .read_store(move |reader| reader.newest_task(&tenant, task))
             .await?;
-        let (spec, record) = stored.ok_or(Fault::NotFound(Thing::Task))?;
-        Ok(self.submitted(&spec, &record, false))
+        let (spec, record) = stored.ok_or(ApiFault::NotFound(EntityKind::Task))?;
+        Ok(self.submit_response(&spec, &record, false))
     }
 
-    async fn accept_many(
+    async fn submit_batch(
         &self,
         who: Principal,
         request: v1::SubmitManyRequest,
-    ) -> Result<v1::SubmitManyResponse, Fault> {
-        validate::count("tasks", request.tasks.len(), limits::SUBMIT_MANY)?;
+    ) -> Result<v1::SubmitManyResponse, ApiFault> {
+        validate::count("tasks", request.tasks.len(), limits::SUBMIT_MANY_ROWS)?;
         if request.tasks.is_empty() {
-            return Err(invalid("tasks", Why::Missing).into());
+            return Err(invalid_field("tasks", InvalidReason::Missing).into());
         }
         // Rows with a key may be known; each is asked on its own.
         if request
@@ -183,45 +211,55 @@ impl Api {
             .iter()
             .all(|row| row.idempotency_key.is_empty())
         {
-            self.admit()?;
+            self.check_disk_space()?;
         }
         let rows = request
             .tasks
             .into_iter()
-            .map(|row| self.accept(who.clone(), row));
-        let row = |outcome: Result<v1::SubmitResponse, Fault>| v1::SubmitManyResult {
+            .map(|row| self.submit_task(who.clone(), row));
+        let row = |outcome: Result<v1::SubmitResponse, ApiFault>| v1::SubmitManyResult {
             result: Some(match outcome {
                 Ok(accepted) => RowResult::Accepted(accepted),
                 Err(fault) => RowResult::Error(status::detail(&fault)),
             }),
         };
-        let results = batch::all(rows).await.into_iter().map(row).collect();
+        let results = batch::join_in_order(rows)
+            .await
+            .into_iter()
+            .map(row)
+            .collect();
         Ok(v1::SubmitManyResponse { results })
     }
 
     /// Waits briefly where the queues are full, then lets the refusal stand.
-    pub(super) async fn hand_over(
+    pub(super) async fn submit_with_retry(
         &self,
         spec: &Arc<TaskSpec>,
         digest: [u8; 32],
-        ask: impl Fn(Submit) -> Input + Clone + Send + 'static,
-    ) -> Result<Reply, Refusal> {
-        let kept = self.dispatcher.keep_body(&spec.prompt).await?;
+        ask: impl Fn(SubmitTask) -> CoreCommand + Clone + Send + 'static,
+    ) -> Result<CoreReply, RequestRefusal> {
+        let kept = self.dispatcher.store_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
-            let (spec, task) = (spec.clone(), TaskId(self.ids.fresh()));
+            let (spec, task) = (spec.clone(), TaskId(self.ids.next_id()));
             let ask = ask.clone();
             let submit = move |request| {
-                ask(Submit {
+                ask(SubmitTask {
                     request,
                     task,
                     spec,
                     digest,
-                    prior: Ok(None),
+                    prior_submission: Ok(None),
                 })
             };
-            match self.dispatcher.request_keeping(submit, kept.clone()).await {
-                Err(Refusal::Rejected(Rejection::QueueFull(_))) if tries < ADMISSION_TRIES => {
+            match self
+                .dispatcher
+                .request_with_body(submit, kept.clone())
+                .await
+            {
+                Err(RequestRefusal::Rejected(Rejection::QueueFull(_)))
+                    if tries < ADMISSION_TRIES =>
+                {
                     tries += 1;
                     tokio::time::sleep(ADMISSION_WAIT).await;
                 }
@@ -235,31 +273,33 @@ impl Api {
         &self,
         sent: &Arc<TaskSpec>,
         record: &TaskRecord,
-    ) -> Result<Arc<TaskSpec>, Fault> {
+    ) -> Result<Arc<TaskSpec>, ApiFault> {
         let (tenant, task) = (record.tenant.clone(), record.task);
-        let stored = self.read(move |reader| reader.spec(&tenant, task)).await?;
+        let stored = self
+            .read_store(move |reader| reader.spec(&tenant, task))
+            .await?;
         Ok(stored.unwrap_or_else(|| sent.clone()))
     }
 
-    async fn show(
+    async fn handle_get_task(
         &self,
         who: Principal,
         request: v1::GetTaskRequest,
-    ) -> Result<v1::GetTaskResponse, Fault> {
+    ) -> Result<v1::GetTaskResponse, ApiFault> {
         let task = validate::id("task_id", &request.task_id)?;
         let (spec, record) = self.stored_task(&who, task).await?;
         let view = if request.include_spec {
-            View::WithSpec
+            TaskDetail::WithSpec
         } else {
-            View::Whole
+            TaskDetail::AllAttempts
         };
-        let mut task = convert::task(&spec, &record, &self.config, view);
+        let mut task = convert::task_message(&spec, &record, &self.config, view);
         self.fill_output(&mut task);
         task.progress = self.progress_of(&record).await?;
-        let paused = |reader: &Reader| (reader.scheduler(), reader.pauses());
-        let (scheduler, pauses) = self.read(paused).await?;
+        let paused = |reader: &RecordReader| (reader.scheduler(), reader.pauses());
+        let (scheduler, pauses) = self.read_store(paused).await?;
         let now = self.clock.now().wall;
-        convert::fill_hold(&mut task, &record, (&scheduler, &pauses), now);
+        convert::fill_wait_reason(&mut task, &record, (&scheduler, &pauses), now);
         Ok(v1::GetTaskResponse { task: Some(task) })
     }
 
@@ -292,34 +332,35 @@ impl Api {
         &self,
         who: &Principal,
         task: TaskId,
-    ) -> Result<StoredTask, Fault> {
+    ) -> Result<StoredTask, ApiFault> {
         let tenant = who.tenant.clone();
         let found = self
-            .read(move |reader| reader.newest_task(&tenant, task))
+            .read_store(move |reader| reader.newest_task(&tenant, task))
             .await?;
-        let seen = found.filter(|(spec, _)| who.sees(spec));
-        seen.ok_or(Fault::NotFound(Thing::Task))
+        let seen = found.filter(|(spec, _)| who.can_see(spec));
+        seen.ok_or(ApiFault::NotFound(EntityKind::Task))
     }
 
     async fn list_tasks(
         &self,
         who: Principal,
         request: v1::ListTasksRequest,
-    ) -> Result<v1::ListTasksResponse, Fault> {
+    ) -> Result<v1::ListTasksResponse, ApiFault> {
         let size = paging::page_size(request.page_size)?;
-        let paging = self.paging(&who, "tasks", &listing::conditions(&request));
-        let before = paging.id(&request.page_token)?.map(TaskId);
-        let filter = listing::Filter::new(request, &who)?;
+        let paging = self.page_tokens(&who, "tasks", &listing::filter_bytes(&request));
+        let before = paging.position_id(&request.page_token)?.map(TaskId);
+        let filter = listing::TaskFilter::new(request, &who)?;
         let tenant = who.tenant.clone();
-        let page = move |reader: &Reader| {
+        let page = move |reader: &RecordReader| {
             let found = filter.page(reader, &tenant, before, size);
             (found, reader.scheduler(), reader.pauses())
         };
-        let (found, scheduler, pauses) = self.read(page).await?;
+        let (found, scheduler, pauses) = self.read_store(page).await?;
         let now = self.clock.now().wall;
         let task = |(spec, record): &StoredTask| {
-            let mut task = convert::task(spec, record, &self.config, View::Newest);
-            convert::fill_hold(&mut task, record, (&scheduler, &pauses), now);
+            let mut task =
+                convert::task_message(spec, record, &self.config, TaskDetail::NewestAttempt);
+            convert::fill_wait_reason(&mut task, record, (&scheduler, &pauses), now);
             task
         };
         Ok(v1::ListTasksResponse {
@@ -332,19 +373,24 @@ impl Api {
         })
     }
 
-    pub(super) fn paging(&self, who: &Principal, list: &str, conditions: &[u8]) -> Paging {
-        Paging::new(self.config.incarnation.0, &who.tenant, list, conditions)
+    pub(super) fn page_tokens(
+        &self,
+        who: &Principal,
+        list: &str,
+        conditions: &[u8],
+    ) -> PageTokenCodec {
+        PageTokenCodec::new(self.config.incarnation.0, &who.tenant, list, conditions)
     }
 
     pub(super) async fn cancel_task(
         &self,
         who: Principal,
         request: v1::CancelTaskRequest,
-    ) -> Result<v1::CancelTaskResponse, Fault> {
+    ) -> Result<v1::CancelTaskResponse, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let reason = optional_reason(request.reason)?;
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let cancel = move |request| Input::Cancel {
+        let cancel = move |request| CoreCommand::Cancel {
             request,
             tenant,
             task,
@@ -353,11 +399,11 @@ impl Api {
             finished: None,
         };
         let (record, already_finished) = match self.dispatcher.request(cancel).await {
-            Ok(Reply::Task(record)) => (record, false),
-            Ok(Reply::Finished(record)) => (record, true),
-            other => return Err(unexpected(other)),
+            Ok(CoreReply::Task(record)) => (record, false),
+            Ok(CoreReply::Finished(record)) => (record, true),
+            other => return Err(unexpected_reply(other)),
         };
-        let task = self.shown(&record).await?;
+        let task = self.current_task_message(&record).await?;
         Ok(v1::CancelTaskResponse {
             task: Some(task),
             already_finished,
@@ -365,39 +411,44 @@ impl Api {
     }
 
     /// Asks for a change of one task and waits for the task after it.
-    pub(super) async fn task_after(
+    pub(super) async fn request_task(
         &self,
-        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
-    ) -> Result<Arc<TaskRecord>, Fault> {
+        ask: impl FnOnce(baton_core::id::RequestId) -> CoreCommand + Send + 'static,
+    ) -> Result<Arc<TaskRecord>, ApiFault> {
         match self.dispatcher.request(ask).await {
-            Ok(Reply::Task(record)) => Ok(record),
-            other => Err(unexpected(other)),
+            Ok(CoreReply::Task(record)) => Ok(record),
+            other => Err(unexpected_reply(other)),
         }
     }
 
-    pub(super) async fn shown(&self, record: &TaskRecord) -> Result<v1::Task, Fault> {
+    pub(super) async fn current_task_message(
+        &self,
+        record: &TaskRecord,
+    ) -> Result<v1::Task, ApiFault> {
         let (tenant, task) = (record.tenant.clone(), record.task);
-        let spec = self.read(move |reader| reader.spec(&tenant, task)).await?;
-        let spec = spec.ok_or(Fault::Unreadable)?;
-        let mut task = convert::task(&spec, record, &self.config, View::Whole);
+        let spec = self
+            .read_store(move |reader| reader.spec(&tenant, task))
+            .await?;
+        let spec = spec.ok_or(ApiFault::Unreadable)?;
+        let mut task = convert::task_message(&spec, record, &self.config, TaskDetail::AllAttempts);
         self.fill_output(&mut task);
         Ok(task)
     }
 }
 
 /// A reply of another kind than was asked for is the relay's own fault.
-pub(super) fn unexpected(outcome: Result<Reply, Refusal>) -> Fault {
+pub(super) fn unexpected_reply(outcome: Result<CoreReply, RequestRefusal>) -> ApiFault {
     match outcome {
         Err(refusal) => refusal.into(),
         Ok(reply) => {
             tracing::error!(?reply, "the core gave a reply of the wrong kind");
-            Fault::Internal
+            ApiFault::Internal
         }
     }
 }
 
 /// Of the body as sent; maps are sorted on the wire, so equal bodies have equal digests. Only a key asks for it.
-pub(super) fn digest(request: &v1::SubmitRequest) -> [u8; 32] {
+pub(super) fn submission_digest(request: &v1::SubmitRequest) -> [u8; 32] {
     match &request.spec {
         Some(spec) if !request.idempotency_key.is_empty() => {
             Sha256::digest(spec.encode_to_vec()).into()

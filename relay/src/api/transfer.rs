@@ -9,62 +9,63 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::Api;
-use super::fault::Fault;
-use super::operator::all_tenants;
-use super::streams::{Answers, Feed};
+use super::fault::ApiFault;
+use super::operator::require_all_tenants;
+use super::streams::{ResponseStream, StreamSender};
 use crate::archive::{
-    self, ExportError, ExportOptions, Exported, Finding, Progress, Seen, Source, VerifyError,
+    self, ArchiveProgress, ExportError, ExportOptions, ExportSource, ExportSummary, VerifyError,
+    VerifyEvent, VerifyFinding,
 };
 use crate::auth::Principal;
-use crate::clock::Clock;
+use crate::clock::RelayClock;
 
 /// Bytes of an export in one message: large enough to be few, small enough that a client that does not read holds little.
-const CHUNK: usize = 256 * 1024;
+const EXPORT_CHUNK_BYTES: usize = 256 * 1024;
 /// Between two words about progress.
-const PROGRESS_MS: u64 = 500;
+const PROGRESS_INTERVAL_MS: u64 = 500;
 /// Findings that are told one by one; a verify counts all of them.
-const FINDINGS: u64 = 10_000;
+const FINDINGS_MAX: u64 = 10_000;
 /// How much less urgent than the relay's work (see nice(2)).
-const NICE: i32 = 10;
+const NICE_LEVEL: i32 = 10;
 
 /// What exports, imports and verifies share. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Transfers {
+pub(crate) struct DataTransfers {
     running: Arc<Semaphore>,
-    pub(super) data: Arc<Path>,
+    pub(super) data_dir: Arc<Path>,
     /// Cancelled when the relay is to start again with imported data.
-    pub(super) again: CancellationToken,
+    pub(super) restart: CancellationToken,
 }
 
-impl Transfers {
-    pub(crate) fn new(data: &Path, again: CancellationToken) -> Self {
+impl DataTransfers {
+    pub(crate) fn new(data: &Path, restart: CancellationToken) -> Self {
         Self {
             running: Arc::new(Semaphore::new(1)),
-            data: data.into(),
-            again,
+            data_dir: data.into(),
+            restart,
         }
     }
 
-    pub(super) fn enter(&self) -> Result<OwnedSemaphorePermit, Fault> {
+    pub(super) fn acquire(&self) -> Result<OwnedSemaphorePermit, ApiFault> {
         let place = Arc::clone(&self.running).try_acquire_owned();
-        place.map_err(|_| Fault::TransferBusy)
+        place.map_err(|_| ApiFault::TransferBusy)
     }
 }
 
 impl Api {
-    pub(super) fn export_all(
+    pub(super) fn handle_export(
         &self,
         who: &Principal,
         request: &v1::ExportRequest,
-    ) -> Result<Answers<v1::ExportResponse>, Fault> {
-        all_tenants(who)?;
-        let place = self.transfers.enter()?;
+    ) -> Result<ResponseStream<v1::ExportResponse>, ApiFault> {
+        require_all_tenants(who)?;
+        let place = self.transfers.acquire()?;
         let (api, options) = (self.clone(), self.export_options(request));
         tracing::info!(by = %who.name, ?options, "export begins");
-        self.stream(who, |feed| {
-            apart("relay-export", move || {
+        self.open_stream(who, |feed| {
+            run_on_own_thread("relay-export", move || {
                 let _place = place;
-                api.export_to(options, feed)
+                api.run_export(options, feed)
             })
         })
     }
@@ -77,69 +78,76 @@ impl Api {
         }
     }
 
-    fn export_to(
+    fn run_export(
         &self,
         options: ExportOptions,
-        feed: Feed<v1::ExportResponse>,
-    ) -> Result<(), Fault> {
+        feed: StreamSender<v1::ExportResponse>,
+    ) -> Result<(), ApiFault> {
         use v1::export_response::Item;
-        let (output, mut pace) = (self.output.stored(), Pace::new(&self.clock));
-        let chunks = Chunks {
-            feed: feed.clone(),
-            buffer: Vec::with_capacity(CHUNK),
+        let (output, mut pace) = (self.output.stored(), ProgressInterval::new(&self.clock));
+        let chunks = ExportChunkWriter {
+            sender: feed.clone(),
+            buffer: Vec::with_capacity(EXPORT_CHUNK_BYTES),
         };
         let send = |item| {
             let message = v1::ExportResponse { item: Some(item) };
             // A client that left is noticed by the next chunk.
             let _ = feed.blocking_send(Ok(message));
         };
-        let mut watch = |progress: Progress| {
+        let mut watch = |progress: ArchiveProgress| {
             if pace.is_due() {
-                send(Item::Progress(shown(&progress)));
+                send(Item::Progress(progress_message(&progress)));
             }
         };
-        let exported = archive::export(&self.source(&output), options, chunks, &mut watch);
+        let exported =
+            archive::write_export(&self.archive_source(&output), options, chunks, &mut watch);
         let (exported, _) = exported.map_err(|error| export_fault(&error))?;
         tracing::info!(bytes = exported.bytes, trailer = ?exported.trailer, "export made");
-        send(Item::Trailer(trailer(&exported)));
+        send(Item::Trailer(export_trailer(&exported)));
         Ok(())
     }
 
-    pub(super) fn verify_all(
+    pub(super) fn handle_verify(
         &self,
         who: &Principal,
         request: &v1::VerifyRequest,
-    ) -> Result<Answers<v1::VerifyResponse>, Fault> {
-        all_tenants(who)?;
-        let place = self.transfers.enter()?;
+    ) -> Result<ResponseStream<v1::VerifyResponse>, ApiFault> {
+        require_all_tenants(who)?;
+        let place = self.transfers.acquire()?;
         let (api, with_output) = (self.clone(), request.include_output);
-        self.stream(who, |feed| {
-            apart("relay-verify", move || {
+        self.open_stream(who, |feed| {
+            run_on_own_thread("relay-verify", move || {
                 let _place = place;
-                api.verify_to(with_output, &feed)
+                api.run_verify(with_output, &feed)
             })
         })
     }
 
-    fn verify_to(&self, with_output: bool, feed: &Feed<v1::VerifyResponse>) -> Result<(), Fault> {
+    fn run_verify(
+        &self,
+        with_output: bool,
+        feed: &StreamSender<v1::VerifyResponse>,
+    ) -> Result<(), ApiFault> {
         use v1::verify_response::Item;
-        let (output, mut pace) = (self.output.stored(), Pace::new(&self.clock));
+        let (output, mut pace) = (self.output.stored(), ProgressInterval::new(&self.clock));
         let send = |item| {
             let message = v1::VerifyResponse { item: Some(item) };
             feed.blocking_send(Ok(message)).is_ok()
         };
         let mut told = 0;
-        let mut watch = |seen: Seen| match seen {
-            Seen::Progress(progress) if pace.is_due() => send(Item::Progress(shown(&progress))),
-            Seen::Progress(_) => !feed.is_closed(),
-            Seen::Finding(finding) => {
+        let mut watch = |seen: VerifyEvent| match seen {
+            VerifyEvent::Progress(progress) if pace.is_due() => {
+                send(Item::Progress(progress_message(&progress)))
+            }
+            VerifyEvent::Progress(_) => !feed.is_closed(),
+            VerifyEvent::Finding(finding) => {
                 told += 1;
-                told > FINDINGS || send(Item::Finding(found(finding)))
+                told > FINDINGS_MAX || send(Item::Finding(finding_message(finding)))
             }
         };
-        let output_dir = self.transfers.data.join("output");
+        let output_dir = self.transfers.data_dir.join("output");
         let output_dir = with_output.then_some(output_dir.as_path());
-        let summary = archive::verify(&self.source(&output), output_dir, &mut watch);
+        let summary = archive::verify_source(&self.archive_source(&output), output_dir, &mut watch);
         let summary = summary.map_err(|error| verify_fault(&error))?;
         send(Item::Summary(v1::VerifySummary {
             records: summary.records,
@@ -150,8 +158,8 @@ impl Api {
         Ok(())
     }
 
-    fn source<'a>(&'a self, output: &'a crate::output::StoredOutput) -> Source<'a> {
-        Source {
+    fn archive_source<'a>(&'a self, output: &'a crate::output::StoredOutput) -> ExportSource<'a> {
+        ExportSource {
             store: self.reader.store(),
             bodies: self.reader.bodies(),
             output,
@@ -163,14 +171,14 @@ impl Api {
 }
 
 /// Runs the work on a thread of its own, less urgent than others. Dropping the future leaves it to notice by itself.
-pub(super) async fn apart<T: Send + 'static>(
+pub(super) async fn run_on_own_thread<T: Send + 'static>(
     name: &str,
-    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
-) -> Result<T, Fault> {
+    work: impl FnOnce() -> Result<T, ApiFault> + Send + 'static,
+) -> Result<T, ApiFault> {
     let (done, outcome) = oneshot::channel();
     let thread = std::thread::Builder::new().name(name.to_owned());
     let started = thread.spawn(move || {
-        if let Err(error) = rustix::process::nice(NICE) {
+        if let Err(error) = rustix::process::nice(NICE_LEVEL) {
             tracing::debug!(%error, "the thread is as urgent as others");
         }
         // Nobody may wait any more.
@@ -178,24 +186,24 @@ pub(super) async fn apart<T: Send + 'static>(
     });
     started.map_err(|error| {
         tracing::error!(%error, "no thread could be started");
-        Fault::Internal
+        ApiFault::Internal
     })?;
     // A thread that panicked has said so in the log.
-    outcome.await.map_err(|_| Fault::Internal)?
+    outcome.await.map_err(|_| ApiFault::Internal)?
 }
 
 /// An export on its way into messages. Full: the export waits for its client.
-struct Chunks {
-    feed: Feed<v1::ExportResponse>,
+struct ExportChunkWriter {
+    sender: StreamSender<v1::ExportResponse>,
     buffer: Vec<u8>,
 }
 
-impl Write for Chunks {
+impl Write for ExportChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = CHUNK - self.buffer.len();
+        let room = EXPORT_CHUNK_BYTES - self.buffer.len();
         let some = bytes.len().min(room);
         self.buffer.extend_from_slice(&bytes[..some]);
-        if self.buffer.len() == CHUNK {
+        if self.buffer.len() == EXPORT_CHUNK_BYTES {
             self.flush()?;
         }
         Ok(some)
@@ -205,23 +213,23 @@ impl Write for Chunks {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(EXPORT_CHUNK_BYTES));
         let item = v1::export_response::Item::Chunk(full.into());
         let message = v1::ExportResponse { item: Some(item) };
-        self.feed
+        self.sender
             .blocking_send(Ok(message))
             .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
 /// Says when there is time for the next word.
-pub(super) struct Pace {
-    clock: Clock,
+pub(super) struct ProgressInterval {
+    clock: RelayClock,
     next_ms: u64,
 }
 
-impl Pace {
-    pub(super) fn new(clock: &Clock) -> Self {
+impl ProgressInterval {
+    pub(super) fn new(clock: &RelayClock) -> Self {
         Self {
             clock: clock.clone(),
             next_ms: 0,
@@ -229,16 +237,16 @@ impl Pace {
     }
 
     pub(super) fn is_due(&mut self) -> bool {
-        let now_ms = self.clock.now().at.0;
+        let now_ms = self.clock.now().monotonic.0;
         let due = now_ms >= self.next_ms;
         if due {
-            self.next_ms = now_ms + PROGRESS_MS;
+            self.next_ms = now_ms + PROGRESS_INTERVAL_MS;
         }
         due
     }
 }
 
-pub(super) fn shown(progress: &Progress) -> v1::TransferProgress {
+pub(super) fn progress_message(progress: &ArchiveProgress) -> v1::TransferProgress {
     v1::TransferProgress {
         records: progress.records,
         bytes: progress.bytes,
@@ -248,7 +256,7 @@ pub(super) fn shown(progress: &Progress) -> v1::TransferProgress {
     }
 }
 
-fn found(finding: Finding) -> v1::VerifyFinding {
+fn finding_message(finding: VerifyFinding) -> v1::VerifyFinding {
     v1::VerifyFinding {
         kind: finding.kind.to_owned(),
         key: finding.key,
@@ -256,7 +264,7 @@ fn found(finding: Finding) -> v1::VerifyFinding {
     }
 }
 
-fn trailer(exported: &Exported) -> v1::ExportTrailer {
+fn export_trailer(exported: &ExportSummary) -> v1::ExportTrailer {
     let incarnation = exported.head.incarnation;
     v1::ExportTrailer {
         sha256: exported.sha256.to_vec().into(),
@@ -269,31 +277,31 @@ fn trailer(exported: &Exported) -> v1::ExportTrailer {
     }
 }
 
-fn export_fault(error: &ExportError) -> Fault {
+fn export_fault(error: &ExportError) -> ApiFault {
     match error {
         // The client is gone, so nobody hears this.
-        ExportError::Write(_) | ExportError::Stopped(_) => Fault::Stopping,
-        ExportError::FellBehind(_) => Fault::ExportBehind,
+        ExportError::Write(_) | ExportError::Stopped(_) => ApiFault::Stopping,
+        ExportError::FellBehind(_) => ApiFault::ExportBehind,
         ExportError::Open(_)
         | ExportError::Output(_)
         | ExportError::ReadOutput(_)
         | ExportError::Read(_) => {
             tracing::error!(%error, "the export failed");
-            Fault::Unreadable
+            ApiFault::Unreadable
         }
     }
 }
 
-fn verify_fault(error: &VerifyError) -> Fault {
+fn verify_fault(error: &VerifyError) -> ApiFault {
     match error {
-        VerifyError::Ended => Fault::Stopping,
+        VerifyError::WatcherStopped => ApiFault::Stopping,
         VerifyError::Open(_)
         | VerifyError::Output(_)
         | VerifyError::Archive(_)
         | VerifyError::File { .. }
         | VerifyError::Read(_) => {
             tracing::error!(%error, "the verify failed");
-            Fault::Unreadable
+            ApiFault::Unreadable
         }
     }
 }

@@ -3,31 +3,31 @@
 //! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
 //! silently, and nothing here reads state, so a bad request cannot leave a trace.
 
-use baton_contract::{PathFault, bounds, check_path};
+use baton_contract::{InvalidPath, bounds, check_path};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::limits::{self, Size};
+use super::limits::{self, TextLimit};
 
 /// A request that no state of the relay could make right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {why}")]
-pub struct Invalid {
+pub struct InvalidField {
     /// In the proto's spelling, e.g. `spec.prompt`.
     pub field: String,
-    pub why: Why,
+    pub why: InvalidReason,
 }
 
 /// What is wrong with the field. Each has its own machine code in `status.rs`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub enum InvalidReason {
     #[error("is missing")]
     Missing,
     #[error("is blank")]
     Blank,
     #[error("is longer than {limit}")]
-    TooLong { limit: Size },
+    TooLong { limit: TextLimit },
     #[error("has {items} items, more than {limit}")]
     TooMany { items: usize, limit: usize },
     #[error("is {value}, not within {low} to {high}")]
@@ -62,48 +62,49 @@ pub enum Why {
     BadPageToken,
 }
 
-pub type Checked<T> = Result<T, Invalid>;
+pub type ValidationResult<T> = Result<T, InvalidField>;
 
-pub fn invalid(field: impl Into<String>, why: Why) -> Invalid {
-    Invalid {
+pub fn invalid_field(field: impl Into<String>, why: InvalidReason) -> InvalidField {
+    InvalidField {
         field: field.into(),
         why,
     }
 }
 
-pub fn id<T: FromStr>(field: &str, text: &str) -> Checked<T> {
+pub fn id<T: FromStr>(field: &str, text: &str) -> ValidationResult<T> {
     if text.is_empty() {
-        return Err(invalid(field, Why::Missing));
+        return Err(invalid_field(field, InvalidReason::Missing));
     }
-    text.parse().map_err(|_| invalid(field, Why::MalformedId))
+    text.parse()
+        .map_err(|_| invalid_field(field, InvalidReason::MalformedId))
 }
 
-pub fn present<T>(field: &str, value: Option<T>) -> Checked<T> {
-    value.ok_or_else(|| invalid(field, Why::Missing))
+pub fn present<T>(field: &str, value: Option<T>) -> ValidationResult<T> {
+    value.ok_or_else(|| invalid_field(field, InvalidReason::Missing))
 }
 
 /// May be empty. A zero byte can stand in no argument, path or environment, so it stands in no text.
-pub fn text(field: &str, value: &str, limit: Size) -> Checked<()> {
-    if !limit.holds(value) {
-        return Err(invalid(field, Why::TooLong { limit }));
+pub fn text(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
+    if !limit.allows(value) {
+        return Err(invalid_field(field, InvalidReason::TooLong { limit }));
     }
     if value.contains('\0') {
-        return Err(invalid(field, Why::ZeroByte));
+        return Err(invalid_field(field, InvalidReason::ZeroByte));
     }
     Ok(())
 }
 
-pub fn not_blank(field: &str, value: &str, limit: Size) -> Checked<()> {
+pub fn not_blank(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     text(field, value, limit)?;
     match value.trim() {
-        "" if value.is_empty() => Err(invalid(field, Why::Missing)),
-        "" => Err(invalid(field, Why::Blank)),
+        "" if value.is_empty() => Err(invalid_field(field, InvalidReason::Missing)),
+        "" => Err(invalid_field(field, InvalidReason::Blank)),
         _written => Ok(()),
     }
 }
 
 /// Empty is absent; present must say something.
-pub fn optional(field: &str, value: String, limit: Size) -> Checked<Option<String>> {
+pub fn optional(field: &str, value: String, limit: TextLimit) -> ValidationResult<Option<String>> {
     if value.is_empty() {
         return Ok(None);
     }
@@ -111,54 +112,64 @@ pub fn optional(field: &str, value: String, limit: Size) -> Checked<Option<Strin
     Ok(Some(value))
 }
 
-pub fn count(field: &str, items: usize, limit: usize) -> Checked<()> {
+pub fn count(field: &str, items: usize, limit: usize) -> ValidationResult<()> {
     if items > limit {
-        return Err(invalid(field, Why::TooMany { items, limit }));
+        return Err(invalid_field(
+            field,
+            InvalidReason::TooMany { items, limit },
+        ));
     }
     Ok(())
 }
 
-pub fn in_range(field: &str, value: u64, range: &RangeInclusive<u64>) -> Checked<u64> {
+pub fn in_range(field: &str, value: u64, range: &RangeInclusive<u64>) -> ValidationResult<u64> {
     if range.contains(&value) {
         return Ok(value);
     }
     let (low, high) = (*range.start(), *range.end());
-    Err(invalid(field, Why::OutOfRange { value, low, high }))
+    Err(invalid_field(
+        field,
+        InvalidReason::OutOfRange { value, low, high },
+    ))
 }
 
-pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
-    E::try_from(number).map_err(|_| invalid(field, Why::UnknownEnumValue { number }))
+pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> ValidationResult<E> {
+    E::try_from(number)
+        .map_err(|_| invalid_field(field, InvalidReason::UnknownEnumValue { number }))
 }
 
 /// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
-pub fn name(field: &str, value: &str, limit: Size) -> Checked<()> {
+pub fn name(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     not_blank(field, value, limit)?;
     let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
     bounds::is_name(value)
         .then_some(())
-        .ok_or_else(|| invalid(field, Why::MalformedName { rule }))
+        .ok_or_else(|| invalid_field(field, InvalidReason::MalformedName { rule }))
 }
 
 /// Agents, token names and daemons are named by people: anything printable without control characters.
-pub fn title(field: &str, value: &str, limit: Size) -> Checked<()> {
+pub fn title(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     not_blank(field, value, limit)?;
     let rule = "use printable characters";
     if value.chars().any(char::is_control) {
-        return Err(invalid(field, Why::MalformedName { rule }));
+        return Err(invalid_field(field, InvalidReason::MalformedName { rule }));
     }
     Ok(())
 }
 
-pub fn labels(field: &str, given: BTreeMap<String, String>) -> Checked<BTreeMap<String, String>> {
-    count(field, given.len(), limits::LABELS)?;
+pub fn labels(
+    field: &str,
+    given: BTreeMap<String, String>,
+) -> ValidationResult<BTreeMap<String, String>> {
+    count(field, given.len(), limits::MAX_LABELS)?;
     for (key, value) in &given {
         label(field, key, value)?;
     }
     Ok(given.into_iter().collect())
 }
 
-fn label(field: &str, key: &str, value: &str) -> Checked<()> {
-    let bad = |rule| Err(invalid(field, Why::BadLabel { rule }));
+fn label(field: &str, key: &str, value: &str) -> ValidationResult<()> {
+    let bad = |rule| Err(invalid_field(field, InvalidReason::BadLabel { rule }));
     if !bounds::is_label_key(key) {
         return bad("a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'");
     }
@@ -171,12 +182,12 @@ fn label(field: &str, key: &str, value: &str) -> Checked<()> {
 pub fn environment(
     field: &str,
     given: BTreeMap<String, String>,
-) -> Checked<BTreeMap<String, String>> {
+) -> ValidationResult<BTreeMap<String, String>> {
     count(field, given.len(), limits::ENV_ITEMS)?;
     total(
         field,
         given.iter().map(|(k, v)| k.len() + v.len()),
-        limits::ENV,
+        limits::ENV_BYTES,
     )?;
     for (key, value) in &given {
         let good = !key.is_empty()
@@ -184,43 +195,54 @@ pub fn environment(
             && !key.starts_with(|c: char| c.is_ascii_digit());
         let rule = "environment names have A-Z, a-z, 0-9 and '_' and begin with no digit";
         if !good {
-            return Err(invalid(field, Why::MalformedName { rule }));
+            return Err(invalid_field(field, InvalidReason::MalformedName { rule }));
         }
-        text(field, value, Size::Bytes(limits::ENV))?;
+        text(field, value, TextLimit::Bytes(limits::ENV_BYTES))?;
     }
     Ok(given.into_iter().collect())
 }
 
-pub fn arguments(field: &str, argv: &[String]) -> Checked<()> {
+pub fn arguments(field: &str, argv: &[String]) -> ValidationResult<()> {
     count(field, argv.len(), limits::ARGV_ITEMS)?;
-    total(field, argv.iter().map(String::len), limits::ARGV)?;
+    total(field, argv.iter().map(String::len), limits::ARGV_BYTES)?;
     let Some(program) = argv.first() else {
-        return Err(invalid(field, Why::Missing));
+        return Err(invalid_field(field, InvalidReason::Missing));
     };
-    let limit = Size::Bytes(limits::ARGV);
+    let limit = TextLimit::Bytes(limits::ARGV_BYTES);
     not_blank(field, program, limit)?;
     argv.iter().try_for_each(|word| text(field, word, limit))
 }
 
-pub fn total(field: &str, sizes: impl Iterator<Item = usize>, limit: usize) -> Checked<()> {
+pub fn total(
+    field: &str,
+    sizes: impl Iterator<Item = usize>,
+    limit: usize,
+) -> ValidationResult<()> {
     if sizes.sum::<usize>() > limit {
-        let limit = Size::Bytes(limit);
-        return Err(invalid(field, Why::TooLong { limit }));
+        let limit = TextLimit::Bytes(limit);
+        return Err(invalid_field(field, InvalidReason::TooLong { limit }));
     }
     Ok(())
 }
 
 /// A file beneath the workspace, in one spelling: the daemon checks again with the kernel's help.
-pub fn artifact_path(field: &str, path: &str) -> Checked<()> {
+pub fn artifact_path(field: &str, path: &str) -> ValidationResult<()> {
     not_blank(field, path, limits::ARTIFACT_PATH)?;
-    let bad = |fault: PathFault| invalid(field, Why::BadPath { rule: fault.rule() });
+    let bad = |fault: InvalidPath| {
+        invalid_field(
+            field,
+            InvalidReason::BadPath {
+                rule: fault.fix_hint(),
+            },
+        )
+    };
     check_path(path).map_err(bad)
 }
 
-pub fn sha256_hex(field: &str, text: &str) -> Checked<()> {
+pub fn sha256_hex(field: &str, text: &str) -> ValidationResult<()> {
     bounds::is_sha256_hex(text)
         .then_some(())
-        .ok_or_else(|| invalid(field, Why::BadDigest))
+        .ok_or_else(|| invalid_field(field, InvalidReason::BadDigest))
 }
 
 #[cfg(test)]
@@ -233,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    const FEW: Size = Size::Bytes(4);
+    const FEW: TextLimit = TextLimit::Bytes(4);
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs
@@ -245,7 +267,7 @@ mod tests {
     #[test]
     fn good_shapes_pass() {
         id::<TaskId>("id", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10").unwrap();
-        not_blank("f", "Ünïcode ✓", Size::Chars(9)).unwrap();
+        not_blank("f", "Ünïcode ✓", TextLimit::Chars(9)).unwrap();
         assert_eq!(optional("f", String::new(), FEW), Ok(None));
         name("f", "gpu-2.x_y", limits::NAME).unwrap();
         labels("f", map(&[("team", "a b"), ("k8s.io/zone", "")])).unwrap();
@@ -255,7 +277,7 @@ mod tests {
         sha256_hex("f", &"0a".repeat(32)).unwrap();
     }
 
-    fn fault<T: std::fmt::Debug>(checked: Checked<T>) -> Why {
+    fn reason_of<T: std::fmt::Debug>(checked: ValidationResult<T>) -> InvalidReason {
         let fault = checked.expect_err("this shape is bad");
         assert_eq!(fault.field, "f");
         fault.why
@@ -264,62 +286,92 @@ mod tests {
     #[test]
     fn each_bad_text_has_its_own_fault() {
         let long = "x".repeat(300);
-        assert_eq!(fault(id::<TaskId>("f", "")), Why::Missing);
+        assert_eq!(reason_of(id::<TaskId>("f", "")), InvalidReason::Missing);
         for bad in [
             "0197C1DE-7A4E-7D61-9F3C-2F1F6F2C9A10",
             "../../etc/passwd",
             "0",
         ] {
-            assert_eq!(fault(id::<TaskId>("f", bad)), Why::MalformedId);
+            assert_eq!(
+                reason_of(id::<TaskId>("f", bad)),
+                InvalidReason::MalformedId
+            );
         }
-        assert_eq!(fault(not_blank("f", "", FEW)), Why::Missing);
-        assert_eq!(fault(not_blank("f", " \t\n", FEW)), Why::Blank);
+        assert_eq!(reason_of(not_blank("f", "", FEW)), InvalidReason::Missing);
         assert_eq!(
-            fault(not_blank("f", &long, FEW)),
-            Why::TooLong { limit: FEW }
+            reason_of(not_blank("f", " \t\n", FEW)),
+            InvalidReason::Blank
         );
-        assert_eq!(fault(text("f", "a\0b", FEW)), Why::ZeroByte);
+        assert_eq!(
+            reason_of(not_blank("f", &long, FEW)),
+            InvalidReason::TooLong { limit: FEW }
+        );
+        assert_eq!(reason_of(text("f", "a\0b", FEW)), InvalidReason::ZeroByte);
         for bad in ["Upper", "-x", "a b"] {
             assert!(matches!(
-                fault(name("f", bad, limits::NAME)),
-                Why::MalformedName { .. }
+                reason_of(name("f", bad, limits::NAME)),
+                InvalidReason::MalformedName { .. }
             ));
         }
         let escape = title("f", "a\x1b[2J", limits::NAME);
-        assert!(matches!(fault(escape), Why::MalformedName { .. }));
+        assert!(matches!(
+            reason_of(escape),
+            InvalidReason::MalformedName { .. }
+        ));
         for bad in ["/etc/passwd", "a/../../b", "C:\\x", "a//b", "."] {
             assert!(
-                matches!(fault(artifact_path("f", bad)), Why::BadPath { .. }),
+                matches!(
+                    reason_of(artifact_path("f", bad)),
+                    InvalidReason::BadPath { .. }
+                ),
                 "{bad}"
             );
         }
-        assert_eq!(fault(sha256_hex("f", "ABC")), Why::BadDigest);
+        assert_eq!(reason_of(sha256_hex("f", "ABC")), InvalidReason::BadDigest);
     }
 
     #[test]
     fn each_bad_number_and_collection_has_its_own_fault() {
         let (value, low, high) = (101, 0, 100);
-        let range = Why::OutOfRange { value, low, high };
-        assert_eq!(fault(in_range("f", value, &limits::PRIORITY)), range);
+        let range = InvalidReason::OutOfRange { value, low, high };
+        assert_eq!(reason_of(in_range("f", value, &limits::PRIORITY)), range);
         for bad in [("bad key", "v"), ("", "v"), ("k", "a\nb")] {
             assert!(
-                matches!(fault(labels("f", map(&[bad]))), Why::BadLabel { .. }),
+                matches!(
+                    reason_of(labels("f", map(&[bad]))),
+                    InvalidReason::BadLabel { .. }
+                ),
                 "{bad:?}"
             );
         }
         let many = (0..65).map(|n| (n.to_string(), String::new())).collect();
         let (items, limit) = (65, 64);
-        assert_eq!(fault(labels("f", many)), Why::TooMany { items, limit });
+        assert_eq!(
+            reason_of(labels("f", many)),
+            InvalidReason::TooMany { items, limit }
+        );
         for bad in [("1X", ""), ("A=B", ""), ("", "")] {
-            let shape = fault(environment("f", map(&[bad])));
-            assert!(matches!(shape, Why::MalformedName { .. }), "{bad:?}");
+            let shape = reason_of(environment("f", map(&[bad])));
+            assert!(
+                matches!(shape, InvalidReason::MalformedName { .. }),
+                "{bad:?}"
+            );
         }
-        assert_eq!(fault(arguments("f", &[])), Why::Missing);
-        assert_eq!(fault(arguments("f", &[" ".into()])), Why::Blank);
+        assert_eq!(reason_of(arguments("f", &[])), InvalidReason::Missing);
+        assert_eq!(
+            reason_of(arguments("f", &[" ".into()])),
+            InvalidReason::Blank
+        );
         let many = vec!["x".into(); 1025];
-        assert!(matches!(fault(arguments("f", &many)), Why::TooMany { .. }));
-        let long = ["sh".into(), "x".repeat(limits::ARGV)];
-        assert!(matches!(fault(arguments("f", &long)), Why::TooLong { .. }));
+        assert!(matches!(
+            reason_of(arguments("f", &many)),
+            InvalidReason::TooMany { .. }
+        ));
+        let long = ["sh".into(), "x".repeat(limits::ARGV_BYTES)];
+        assert!(matches!(
+            reason_of(arguments("f", &long)),
+            InvalidReason::TooLong { .. }
+        ));
     }
 
     /// Pieces of which both good and bad paths are made.

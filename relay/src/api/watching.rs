@@ -8,11 +8,11 @@ use baton_core::spec::TaskSpec;
 use baton_proto::v1;
 use baton_proto::v1::watch_task_response::Item;
 
-use super::fault::Fault;
-use super::streams::{Answers, Feed};
+use super::fault::ApiFault;
+use super::streams::{ResponseStream, StreamSender};
 use super::{Api, events, validate};
 use crate::auth::Principal;
-use crate::watch::{Step, Tail, WATCHERS_MAX};
+use crate::watch::{TaskSubscription, WATCHERS_MAX, WatchUpdate};
 use crate::wire::words;
 
 impl Api {
@@ -20,57 +20,61 @@ impl Api {
         &self,
         who: Principal,
         request: v1::WatchTaskRequest,
-    ) -> Result<Answers<v1::WatchTaskResponse>, Fault> {
+    ) -> Result<ResponseStream<v1::WatchTaskResponse>, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         // The place first, the record second: what happens in between is seen twice and shown once.
-        let tail = self.watch_place(task, request.from_revision)?;
+        let tail = self.subscribe_task(task, request.from_revision)?;
         let (spec, record) = self.stored_task(&who, task).await?;
-        let watching = Watching {
+        let watching = TaskWatchStream {
             spec,
-            tail,
-            shown: request.from_revision,
+            subscription: tail,
+            sent_revision: request.from_revision,
             history_only: request.history_only,
         };
-        self.stream(&who, |feed| watching.run(record, feed))
+        self.open_stream(&who, |feed| watching.run(record, feed))
     }
 
-    pub(super) fn watch_place(&self, task: TaskId, after: u64) -> Result<Tail, Fault> {
-        let full = Fault::TooManyStreams {
+    pub(super) fn subscribe_task(
+        &self,
+        task: TaskId,
+        after: u64,
+    ) -> Result<TaskSubscription, ApiFault> {
+        let full = ApiFault::TooManyStreams {
             limit: WATCHERS_MAX,
         };
         self.watchers.subscribe(task, after).map_err(|_| full)
     }
 }
 
-struct Watching {
+struct TaskWatchStream {
     spec: Arc<TaskSpec>,
-    tail: Tail,
+    subscription: TaskSubscription,
     /// Newest revision that was sent or skipped.
-    shown: u64,
+    sent_revision: u64,
     history_only: bool,
 }
 
-impl Watching {
+impl TaskWatchStream {
     async fn run(
         mut self,
         record: Arc<TaskRecord>,
-        feed: Feed<v1::WatchTaskResponse>,
-    ) -> Result<(), Fault> {
-        if let Some(step) = self.tail.advance(&record) {
-            self.show(&step, &feed).await?;
+        feed: StreamSender<v1::WatchTaskResponse>,
+    ) -> Result<(), ApiFault> {
+        if let Some(step) = self.subscription.advance(&record) {
+            self.send_update(&step, &feed).await?;
         }
         let caught_up = v1::CaughtUp {
             revision: record.revision,
             state: words::task_state(record.state).into(),
         };
-        send(&feed, Some(Item::CaughtUp(caught_up))).await?;
+        send_items(&feed, Some(Item::CaughtUp(caught_up))).await?;
         let mut over = self.history_only || record.state.is_terminal();
         while !over {
-            let step = self.tail.next().await;
+            let step = self.subscription.next().await;
             if step.missed.is_some() {
-                let from_revision = self.shown;
+                let from_revision = self.sent_revision;
                 let cursor = String::new();
-                return send(
+                return send_items(
                     &feed,
                     Some(Item::Lagged(v1::Lagged {
                         from_revision,
@@ -79,22 +83,26 @@ impl Watching {
                 )
                 .await;
             }
-            self.show(&step, &feed).await?;
+            self.send_update(&step, &feed).await?;
             over = step.record.state.is_terminal();
         }
         Ok(())
     }
 
-    async fn show(&mut self, step: &Step, feed: &Feed<v1::WatchTaskResponse>) -> Result<(), Fault> {
-        let after = self.shown;
-        self.shown = step.record.revision;
-        let events = events::after(&self.spec, &step.record, after);
-        send(feed, with_cuts(after, events)).await
+    async fn send_update(
+        &mut self,
+        step: &WatchUpdate,
+        feed: &StreamSender<v1::WatchTaskResponse>,
+    ) -> Result<(), ApiFault> {
+        let after = self.sent_revision;
+        self.sent_revision = step.record.revision;
+        let events = events::events_after(&self.spec, &step.record, after);
+        send_items(feed, with_gaps(after, events)).await
     }
 }
 
 /// Each event in its place, and what is missing between them: of what is long ago only operators' verbs are kept.
-fn with_cuts(mut shown: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
+fn with_gaps(mut shown: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
     let mut items = Vec::with_capacity(events.len());
     for event in events {
         if event.revision > shown + 1 {
@@ -110,13 +118,15 @@ fn with_cuts(mut shown: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
 }
 
 /// Waits for room; a client that left ends the stream in `Api::stream`.
-async fn send(
-    feed: &Feed<v1::WatchTaskResponse>,
+async fn send_items(
+    feed: &StreamSender<v1::WatchTaskResponse>,
     items: impl IntoIterator<Item = Item>,
-) -> Result<(), Fault> {
+) -> Result<(), ApiFault> {
     for item in items {
         let message = v1::WatchTaskResponse { item: Some(item) };
-        feed.send(Ok(message)).await.map_err(|_| Fault::Stopping)?;
+        feed.send(Ok(message))
+            .await
+            .map_err(|_| ApiFault::Stopping)?;
     }
     Ok(())
 }
@@ -131,7 +141,7 @@ mod tests {
             revision,
             ..Default::default()
         };
-        let items = with_cuts(2, [5, 9, 10, 11].map(event).into());
+        let items = with_gaps(2, [5, 9, 10, 11].map(event).into());
         let told: Vec<(u64, u64)> = items
             .iter()
             .map(|item| match item {

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use uuid::Uuid;
 
-use super::records::{Fact, fact};
+use super::records::{RecordReferences, record_references};
 use crate::bodies::BodyHash;
-use crate::store::{Key, Kind};
+use crate::store::{RecordKey, RecordKind};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct VerifyFinding {
     /// One word for programs: `unreadable`, `undecodable`, `reference`, `journal`, `watermark`, `body`, `output`, `gap`.
     pub kind: &'static str,
     /// What it is about.
@@ -20,7 +20,7 @@ pub struct Finding {
     pub message: String,
 }
 
-impl Finding {
+impl VerifyFinding {
     pub(super) fn new(
         kind: &'static str,
         key: impl std::fmt::Display,
@@ -37,32 +37,32 @@ impl Finding {
 const SPEC: u8 = 1;
 const LIVE: u8 = 2;
 const DONE: u8 = 4;
-const KEYED: u8 = 8;
-const CLAIMS: u8 = 16;
+const HAS_KEY: u8 = 8;
+const HAS_BODY_CLAIM: u8 = 16;
 const GOAL: u8 = 32;
 
 #[derive(Debug, Default)]
-pub(super) struct Checker {
+pub(super) struct RecordChecker {
     /// Which records each task has.
     tasks: HashMap<Uuid, u8>,
     /// Long prompts by the task that names them.
     pub(super) bodies: HashMap<Uuid, BodyHash>,
     /// Records that mean nothing to this version; a later change of the same key mends it.
-    undecodable: BTreeMap<Key, String>,
+    undecodable: BTreeMap<RecordKey, String>,
     pub(super) records: u64,
     pub(super) bytes: u64,
 }
 
-impl Checker {
+impl RecordChecker {
     /// A record as it is now. Gives what it names, if it can be read.
-    pub(super) fn put(&mut self, key: &Key, body: &[u8]) -> Option<Fact> {
+    pub(super) fn put(&mut self, key: &RecordKey, body: &[u8]) -> Option<RecordReferences> {
         self.records += 1;
         self.bytes += body.len() as u64;
-        self.mark(key);
-        match fact(key, body) {
+        self.set_flag(key);
+        match record_references(key, body) {
             Ok(fact) => {
                 self.undecodable.remove(key);
-                self.note(&fact);
+                self.note_references(&fact);
                 Some(fact)
             }
             Err(why) => {
@@ -73,17 +73,17 @@ impl Checker {
     }
 
     /// A record that is there and cannot be read: another one finds that out, here it only counts as being there.
-    pub(super) fn unreadable(&mut self, key: &Key) {
-        self.mark(key);
+    pub(super) fn unreadable(&mut self, key: &RecordKey) {
+        self.set_flag(key);
     }
 
-    pub(super) fn delete(&mut self, key: &Key) {
+    pub(super) fn delete(&mut self, key: &RecordKey) {
         self.undecodable.remove(key);
-        let Some((task, flag)) = of_task(key) else {
+        let Some((task, flag)) = task_flag(key) else {
             return;
         };
         // A submission's key lives as long as the task; its own deletion does not name the task.
-        let gone = if flag == SPEC { SPEC | KEYED } else { flag };
+        let gone = if flag == SPEC { SPEC | HAS_KEY } else { flag };
         if flag == SPEC {
             self.bodies.remove(&task);
         }
@@ -95,26 +95,30 @@ impl Checker {
         }
     }
 
-    fn mark(&mut self, key: &Key) {
-        if let Some((task, flag)) = of_task(key) {
+    fn set_flag(&mut self, key: &RecordKey) {
+        if let Some((task, flag)) = task_flag(key) {
             *self.tasks.entry(task).or_default() |= flag;
         }
     }
 
-    fn note(&mut self, fact: &Fact) {
+    fn note_references(&mut self, fact: &RecordReferences) {
         match fact {
-            Fact::Spec {
+            RecordReferences::Spec {
                 task,
                 body: Some(body),
             } => drop(self.bodies.insert(*task, *body)),
-            Fact::Idempotency { task } => *self.tasks.entry(*task).or_default() |= KEYED,
-            Fact::Spec { body: None, .. } | Fact::Task { .. } | Fact::Other => {}
+            RecordReferences::Idempotency { task } => {
+                *self.tasks.entry(*task).or_default() |= HAS_KEY
+            }
+            RecordReferences::Spec { body: None, .. }
+            | RecordReferences::Task { .. }
+            | RecordReferences::Other => {}
         }
     }
 
     fn claims(&self, task: Uuid) -> bool {
         let flags = self.tasks.get(&task).copied();
-        flags.unwrap_or_default() & CLAIMS != 0
+        flags.unwrap_or_default() & HAS_BODY_CLAIM != 0
     }
 
     /// Tasks that have a specification.
@@ -124,10 +128,10 @@ impl Checker {
     }
 
     /// What is wrong now that everything was heard, in the order of ids.
-    pub(super) fn findings(&self) -> Vec<Finding> {
+    pub(super) fn findings(&self) -> Vec<VerifyFinding> {
         let undecodable = self.undecodable.iter();
-        let mut findings: Vec<Finding> = undecodable
-            .map(|(key, why)| Finding::new("undecodable", key, why.clone()))
+        let mut findings: Vec<VerifyFinding> = undecodable
+            .map(|(key, why)| VerifyFinding::new("undecodable", key, why.clone()))
             .collect();
         let mut wrong: Vec<(Uuid, &'static str)> = self
             .tasks
@@ -139,7 +143,7 @@ impl Checker {
         wrong.sort_unstable();
         let references = wrong
             .into_iter()
-            .map(|(task, what)| Finding::new("reference", format_args!("task/{task}"), what));
+            .map(|(task, what)| VerifyFinding::new("reference", format_args!("task/{task}"), what));
         findings.extend(references);
         findings
     }
@@ -153,34 +157,36 @@ fn inconsistency(flags: u8) -> Option<&'static str> {
         Some("the task's specification is missing")
     } else if has(SPEC) && !has(LIVE) && !has(DONE) {
         Some("the specification's task is missing")
-    } else if has(CLAIMS) && !has(SPEC) {
+    } else if has(HAS_BODY_CLAIM) && !has(SPEC) {
         Some("a long prompt is kept for a task that is not there")
     } else if has(GOAL) && !has(SPEC) {
         Some("progress or a checkpoint is kept for a task that is not there")
-    } else if has(KEYED) && !has(SPEC) {
+    } else if has(HAS_KEY) && !has(SPEC) {
         Some("an idempotency key names a task that is not there")
     } else {
         None
     }
 }
 
-fn of_task(key: &Key) -> Option<(Uuid, u8)> {
+fn task_flag(key: &RecordKey) -> Option<(Uuid, u8)> {
     match key {
-        Key::Spec { task, .. } => Some((*task, SPEC)),
-        Key::Live { task, .. } => Some((*task, LIVE)),
-        Key::Done { task, .. } => Some((*task, DONE)),
-        Key::Body { task, .. } => Some((*task, CLAIMS)),
-        Key::Progress { task, .. } | Key::Checkpoint { task, .. } => Some((*task, GOAL)),
-        Key::Meta(_)
-        | Key::Control { .. }
-        | Key::Idempotency { .. }
-        | Key::Profile { .. }
-        | Key::Token { .. }
-        | Key::Daemon { .. } => None,
+        RecordKey::Spec { task, .. } => Some((*task, SPEC)),
+        RecordKey::Live { task, .. } => Some((*task, LIVE)),
+        RecordKey::Done { task, .. } => Some((*task, DONE)),
+        RecordKey::Body { task, .. } => Some((*task, HAS_BODY_CLAIM)),
+        RecordKey::Progress { task, .. } | RecordKey::Checkpoint { task, .. } => {
+            Some((*task, GOAL))
+        }
+        RecordKey::Meta(_)
+        | RecordKey::Control { .. }
+        | RecordKey::Idempotency { .. }
+        | RecordKey::Profile { .. }
+        | RecordKey::Token { .. }
+        | RecordKey::Daemon { .. } => None,
     }
 }
 
 /// Whether an export leaves records of this kind out when tokens are not wanted.
-pub(super) fn is_credential(key: &Key) -> bool {
-    key.kind() == Kind::Token
+pub(super) fn is_credential(key: &RecordKey) -> bool {
+    key.kind() == RecordKind::Token
 }

@@ -12,14 +12,15 @@ use uuid::Uuid;
 
 use super::check::is_credential;
 use super::incoming;
-use super::item::{FORMAT, Head, Item, Trailer};
-use super::progress::{Progress, STEPS, Stage};
-use super::records::{Fact, fact};
+use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer, FORMAT};
+use super::progress::{ArchiveProgress, ArchiveStage, PROGRESS_INTERVAL};
+use super::records::{RecordReferences, record_references};
 use super::writer::ArchiveWriter;
-use crate::bodies::{Bodies, BodyHash};
-use crate::output::{OutputError, ReadError, StoredOutput};
+use crate::bodies::{BodyFiles, BodyHash};
+use crate::output::{OutputError, OutputReadError, StoredOutput};
 use crate::store::{
-    self, Change, Key, Looked, OpenError, SCHEMA, Store, StoreConfig, TellError, Told,
+    self, DumpError, DumpItem, OfflineStore, RecordKey, SCHEMA, Store, StoreChange, StoreConfig,
+    StoreOpenError,
 };
 
 /// Output read at one time.
@@ -27,9 +28,9 @@ const BLOCK: usize = 256 * 1024;
 
 /// What an export is made of.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct ExportSource<'a> {
     pub(crate) store: &'a Store,
-    pub(crate) bodies: &'a Bodies,
+    pub(crate) bodies: &'a BodyFiles,
     pub(crate) output: &'a StoredOutput,
     pub(crate) incarnation: Option<Uuid>,
     pub(crate) relay_epoch: u64,
@@ -47,9 +48,9 @@ pub struct ExportOptions {
 
 /// A finished export.
 #[derive(Clone, Debug)]
-pub struct Exported {
-    pub head: Head,
-    pub trailer: Trailer,
+pub struct ExportSummary {
+    pub head: ArchiveHead,
+    pub trailer: ArchiveTrailer,
     /// Of the whole file.
     pub bytes: u64,
     pub sha256: [u8; 32],
@@ -61,26 +62,26 @@ pub enum ExportError {
     #[error("the export cannot be written: {0}")]
     Write(#[from] io::Error),
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] StoreOpenError),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error("stored output cannot be read: {0}")]
-    ReadOutput(ReadError),
+    ReadOutput(OutputReadError),
     #[error("{0}")]
     Read(String),
     #[error("{0}")]
     FellBehind(String),
     #[error(transparent)]
-    Stopped(store::Stopped),
+    Stopped(store::StoreStopped),
 }
 
-impl From<TellError<io::Error>> for ExportError {
-    fn from(error: TellError<io::Error>) -> Self {
+impl From<DumpError<io::Error>> for ExportError {
+    fn from(error: DumpError<io::Error>) -> Self {
         match error {
-            TellError::Listener(error) => Self::Write(error),
-            TellError::Stopped(stopped) => Self::Stopped(stopped),
-            TellError::FellBehind => Self::FellBehind(error.to_string()),
-            TellError::Read(_) | TellError::Journal { .. } => Self::Read(error.to_string()),
+            DumpError::Consumer(error) => Self::Write(error),
+            DumpError::Stopped(stopped) => Self::Stopped(stopped),
+            DumpError::FellBehind => Self::FellBehind(error.to_string()),
+            DumpError::Read(_) | DumpError::Journal { .. } => Self::Read(error.to_string()),
         }
     }
 }
@@ -90,19 +91,23 @@ pub fn export_directory<W: Write>(
     data: &Path,
     options: ExportOptions,
     out: W,
-    watch: &mut dyn FnMut(Progress),
-) -> Result<(Exported, W), ExportError> {
-    let output = StoredOutput::look(&data.join("output"))?;
-    let bodies = Bodies::look(data.join("bodies"));
+    watch: &mut dyn FnMut(ArchiveProgress),
+) -> Result<(ExportSummary, W), ExportError> {
+    let output = StoredOutput::open_offline(&data.join("output"))?;
+    let bodies = BodyFiles::open_read_only(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
-    Store::look(config, |looked| {
-        let source = Source::of(looked, &bodies, &output).in_directory(data);
-        export(&source, options, out, watch)
+    Store::with_offline_store(config, |looked| {
+        let source = ExportSource::of(looked, &bodies, &output).with_import_state(data);
+        write_export(&source, options, out, watch)
     })?
 }
 
-impl<'a> Source<'a> {
-    pub(super) fn of(looked: &'a Looked, bodies: &'a Bodies, output: &'a StoredOutput) -> Self {
+impl<'a> ExportSource<'a> {
+    pub(super) fn of(
+        looked: &'a OfflineStore,
+        bodies: &'a BodyFiles,
+        output: &'a StoredOutput,
+    ) -> Self {
         Self {
             store: &looked.store,
             bodies,
@@ -114,15 +119,15 @@ impl<'a> Source<'a> {
     }
 
     /// What an import left half done is no more whole than what the disk has lost.
-    pub(super) fn in_directory(mut self, data: &Path) -> Self {
-        if let Some(interrupted) = incoming::interrupted(data) {
+    pub(super) fn with_import_state(mut self, data: &Path) -> Self {
+        if let Some(interrupted) = incoming::interrupted_import(data) {
             self.refusal = Some(interrupted.to_string());
         }
         self
     }
 
-    fn head(&self, options: ExportOptions) -> Head {
-        Head {
+    fn head(&self, options: ExportOptions) -> ArchiveHead {
+        ArchiveHead {
             format: FORMAT,
             schema: SCHEMA,
             incarnation: self.incarnation,
@@ -138,35 +143,35 @@ impl<'a> Source<'a> {
 }
 
 /// Blocks for as long as it takes, and as long as `out` does.
-pub(crate) fn export<W: Write>(
-    source: &Source<'_>,
+pub(crate) fn write_export<W: Write>(
+    source: &ExportSource<'_>,
     options: ExportOptions,
     out: W,
-    watch: &mut dyn FnMut(Progress),
-) -> Result<(Exported, W), ExportError> {
-    let _bodies_stay = source.bodies.reading();
+    watch: &mut dyn FnMut(ArchiveProgress),
+) -> Result<(ExportSummary, W), ExportError> {
+    let _bodies_stay = source.bodies.read_guard();
     let head = source.head(options);
-    let mut exporting = Exporting {
+    let mut exporting = ExportRun {
         source,
         options,
         writer: ArchiveWriter::begin(out, &head)?,
         watch,
         steps: 0,
         records: 0,
-        named: Named::default(),
+        references: ReferencedData::default(),
     };
-    let revision = source.store.tell(|told| exporting.hear(told))?;
+    let revision = source.store.dump(|told| exporting.write_dump_item(told))?;
     let missing_bodies = exporting.bodies()?;
     if !options.without_output {
         exporting.output()?;
     }
-    let skipped = exporting.named.skipped();
+    let skipped = exporting.references.skipped();
     let finished = exporting.writer.finish(|trailer| {
         trailer.revision = revision.get();
         trailer.skipped = skipped;
         trailer.missing_bodies = missing_bodies;
     })?;
-    let exported = Exported {
+    let exported = ExportSummary {
         head,
         trailer: finished.trailer,
         bytes: finished.bytes,
@@ -175,95 +180,99 @@ pub(crate) fn export<W: Write>(
     Ok((exported, finished.out))
 }
 
-struct Exporting<'a, 'w, W> {
-    source: &'a Source<'a>,
+struct ExportRun<'a, 'w, W> {
+    source: &'a ExportSource<'a>,
     options: ExportOptions,
     writer: ArchiveWriter<W>,
-    watch: &'w mut dyn FnMut(Progress),
+    watch: &'w mut dyn FnMut(ArchiveProgress),
     steps: u64,
     records: u64,
-    named: Named,
+    references: ReferencedData,
 }
 
 /// What the records name, and what could not be read of them.
 #[derive(Default)]
-struct Named {
+struct ReferencedData {
     bodies: HashMap<Uuid, BodyHash>,
     attempts: HashSet<Uuid>,
-    unreadable: BTreeSet<Key>,
+    unreadable: BTreeSet<RecordKey>,
     /// Unreadable without a key: damaged pages, mostly.
-    nameless: u64,
+    unreadable_without_key: u64,
 }
 
-impl Named {
+impl ReferencedData {
     fn skipped(&self) -> u64 {
-        self.unreadable.len() as u64 + self.nameless
+        self.unreadable.len() as u64 + self.unreadable_without_key
     }
 }
 
-impl<W: Write> Exporting<'_, '_, W> {
-    fn hear(&mut self, told: Told) -> io::Result<()> {
+impl<W: Write> ExportRun<'_, '_, W> {
+    fn write_dump_item(&mut self, told: DumpItem) -> io::Result<()> {
         match told {
-            Told::Record(key, body) => self.record(key, body),
-            Told::Change(Change::Put(key, body)) => self.record(key, body.into()),
-            Told::Change(Change::Delete(key)) => self.deletion(key),
-            Told::Unreadable(Some(key), _) => {
-                self.named.unreadable.insert(key);
+            DumpItem::Record(key, body) => self.record(key, body),
+            DumpItem::Change(StoreChange::Put(key, body)) => self.record(key, body.into()),
+            DumpItem::Change(StoreChange::Delete(key)) => self.deletion(key),
+            DumpItem::Unreadable(Some(key), _) => {
+                self.references.unreadable.insert(key);
                 Ok(())
             }
-            Told::Unreadable(None, _) => {
-                self.named.nameless += 1;
+            DumpItem::Unreadable(None, _) => {
+                self.references.unreadable_without_key += 1;
                 Ok(())
             }
         }
     }
 
-    fn record(&mut self, key: Key, body: bytes::Bytes) -> io::Result<()> {
-        self.named.unreadable.remove(&key);
+    fn record(&mut self, key: RecordKey, body: bytes::Bytes) -> io::Result<()> {
+        self.references.unreadable.remove(&key);
         if self.options.without_tokens && is_credential(&key) {
             return Ok(());
         }
         // What this version cannot decode is carried as it is.
-        match fact(&key, &body) {
-            Ok(Fact::Spec {
+        match record_references(&key, &body) {
+            Ok(RecordReferences::Spec {
                 task,
                 body: Some(hash),
-            }) => drop(self.named.bodies.insert(task, hash)),
-            Ok(Fact::Task { attempts, .. }) => self.remember(attempts),
-            Ok(Fact::Spec { body: None, .. } | Fact::Idempotency { .. } | Fact::Other) | Err(_) => {
-            }
+            }) => drop(self.references.bodies.insert(task, hash)),
+            Ok(RecordReferences::Task { attempts, .. }) => self.note_attempts(attempts),
+            Ok(
+                RecordReferences::Spec { body: None, .. }
+                | RecordReferences::Idempotency { .. }
+                | RecordReferences::Other,
+            )
+            | Err(_) => {}
         }
         self.records += 1;
-        self.put(Stage::Records, &Item::Put { key, body })
+        self.put(ArchiveStage::Records, &ArchiveItem::Put { key, body })
     }
 
     /// Only attempts that have output; the log's own index holds much more for each of those.
-    fn remember(&mut self, attempts: Vec<(Uuid, Option<u64>)>) {
+    fn note_attempts(&mut self, attempts: Vec<(Uuid, Option<u64>)>) {
         let stored = attempts
             .into_iter()
             .map(|(attempt, _)| attempt)
             .filter(|attempt| self.source.output.end(*attempt).is_some());
-        self.named.attempts.extend(stored);
+        self.references.attempts.extend(stored);
     }
 
-    fn deletion(&mut self, key: Key) -> io::Result<()> {
-        self.named.unreadable.remove(&key);
+    fn deletion(&mut self, key: RecordKey) -> io::Result<()> {
+        self.references.unreadable.remove(&key);
         if self.options.without_tokens && is_credential(&key) {
             return Ok(());
         }
-        if let Key::Spec { task, .. } = &key {
-            self.named.bodies.remove(task);
+        if let RecordKey::Spec { task, .. } = &key {
+            self.references.bodies.remove(task);
         }
-        self.put(Stage::Records, &Item::Delete(key))
+        self.put(ArchiveStage::Records, &ArchiveItem::Delete(key))
     }
 
     /// How many could not be read.
     fn bodies(&mut self) -> io::Result<u64> {
-        let hashes: BTreeSet<BodyHash> = self.named.bodies.values().copied().collect();
+        let hashes: BTreeSet<BodyHash> = self.references.bodies.values().copied().collect();
         let mut missing = 0;
         for hash in hashes {
             match self.source.bodies.load_bytes(hash) {
-                Ok(body) => self.put(Stage::Bodies, &Item::Body(body.into()))?,
+                Ok(body) => self.put(ArchiveStage::Bodies, &ArchiveItem::Body(body.into()))?,
                 Err(error) => {
                     tracing::error!(body = hash.file_name(), %error, "a long prompt is left out of the export");
                     missing += 1;
@@ -274,7 +283,7 @@ impl<W: Write> Exporting<'_, '_, W> {
     }
 
     fn output(&mut self) -> Result<(), ExportError> {
-        let mut attempts: Vec<Uuid> = std::mem::take(&mut self.named.attempts)
+        let mut attempts: Vec<Uuid> = std::mem::take(&mut self.references.attempts)
             .into_iter()
             .collect();
         // In the order of time, which is roughly the order on the disk.
@@ -295,26 +304,29 @@ impl<W: Write> Exporting<'_, '_, W> {
                 Ok(pieces) if pieces.is_empty() => break,
                 Ok(pieces) => pieces,
                 // Retention took all of it since; its record says how long it was.
-                Err(ReadError::Unknown) => return Ok(()),
+                Err(OutputReadError::Unknown) => return Ok(()),
                 Err(error) => return Err(ExportError::ReadOutput(error)),
             };
             for piece in pieces {
                 at = piece.end();
-                self.put(Stage::Output, &Item::Output { attempt, piece })?;
+                self.put(
+                    ArchiveStage::Output,
+                    &ArchiveItem::Output { attempt, piece },
+                )?;
             }
         }
         if end.sealed {
             let end = end.durable;
-            self.put(Stage::Output, &Item::Sealed { attempt, end })?;
+            self.put(ArchiveStage::Output, &ArchiveItem::Sealed { attempt, end })?;
         }
         Ok(())
     }
 
-    fn put(&mut self, stage: Stage, item: &Item) -> io::Result<()> {
+    fn put(&mut self, stage: ArchiveStage, item: &ArchiveItem) -> io::Result<()> {
         self.writer.put(item)?;
         self.steps += 1;
-        if self.steps.is_multiple_of(STEPS) {
-            (self.watch)(Progress {
+        if self.steps.is_multiple_of(PROGRESS_INTERVAL) {
+            (self.watch)(ArchiveProgress {
                 stage,
                 records: self.records,
                 bytes: self.writer.written(),

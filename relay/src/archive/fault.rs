@@ -10,11 +10,11 @@ pub struct ArchiveFault {
     pub at: u64,
     /// Frames before it; the head is number 0.
     pub frame: u64,
-    pub damage: Damage,
+    pub damage: ArchiveDamage,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Damage {
+pub enum ArchiveDamage {
     #[error("this is not an export of a relay")]
     NotAnExport,
     #[error(
@@ -38,7 +38,7 @@ pub enum Damage {
     Io(io::Error),
 }
 
-impl Damage {
+impl ArchiveDamage {
     /// A stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {

@@ -12,7 +12,7 @@ pub(super) const BODY_MAX: usize = 2 << 20;
 /// What a frame holds. Numbers are for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum FrameKind {
+pub(super) enum ArchiveFrameKind {
     Head = 1,
     Put = 2,
     Delete = 3,
@@ -23,7 +23,7 @@ pub(super) enum FrameKind {
     Trailer = 8,
 }
 
-impl FrameKind {
+impl ArchiveFrameKind {
     const ALL: [Self; 8] = [
         Self::Head,
         Self::Put,
@@ -43,13 +43,13 @@ impl FrameKind {
 
 /// The head of a frame, before its checksum was compared.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FrameHead {
+pub(super) struct ArchiveFrameHead {
     pub(super) kind: u8,
     pub(super) len: u32,
     crc: u32,
 }
 
-impl FrameHead {
+impl ArchiveFrameHead {
     pub(super) fn decode(raw: &[u8; FRAME_HEAD]) -> Self {
         let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = *raw;
         Self {
@@ -65,7 +65,7 @@ impl FrameHead {
 }
 
 /// The frame's head, for a body that the caller writes behind it.
-pub(super) fn encode_head(number: u64, kind: FrameKind, body: &[u8]) -> [u8; FRAME_HEAD] {
+pub(super) fn encode_head(number: u64, kind: ArchiveFrameKind, body: &[u8]) -> [u8; FRAME_HEAD] {
     let len = u32::try_from(body.len()).expect("bodies are limited to 2 MiB");
     let mut raw = [0; FRAME_HEAD];
     raw[0] = kind as u8;

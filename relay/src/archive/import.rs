@@ -12,20 +12,22 @@ use std::time::Duration;
 
 use baton_core::config::Config;
 use baton_core::id::{Incarnation, RelayEpoch};
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use uuid::Uuid;
 
 use super::fault::ArchiveFault;
-use super::incoming::{self, IMPORTED, IMPORTING, PARTS};
-use super::item::{Head, Item, Trailer};
-use super::progress::{Progress, STEPS, Stage};
+use super::incoming::{self, DATA_PARTS, IMPORTED, IMPORTING};
+use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
+use super::progress::{ArchiveProgress, ArchiveStage, PROGRESS_INTERVAL};
 use super::reader::ArchiveReader;
-use super::verify::{Seen, VerifiedFile, VerifyError, Watch, verify_file};
+use super::verify::{VerifiedArchive, VerifyError, VerifyEvent, VerifyWatcher, verify_file};
 use crate::api::tokens;
 use crate::auth::bootstrap;
-use crate::bodies::Bodies;
-use crate::output::{Chunk, OutputConfig, OutputError, OutputLog, Piece};
-use crate::store::{Change, FatalHook, Key, OpenError, Opened, Store, StoreConfig};
+use crate::bodies::BodyFiles;
+use crate::output::{OutputChunk, OutputConfig, OutputError, OutputLog, OutputPiece};
+use crate::store::{
+    FatalHook, OpenedStore, RecordKey, Store, StoreChange, StoreConfig, StoreOpenError,
+};
 
 /// Changes of one append.
 const BATCH: usize = 512 * 1024;
@@ -34,9 +36,9 @@ const BLOCK: usize = 256 * 1024;
 
 /// What was taken.
 #[derive(Clone, Debug)]
-pub struct Imported {
-    pub head: Head,
-    pub trailer: Trailer,
+pub struct ImportSummary {
+    pub head: ArchiveHead,
+    pub trailer: ArchiveTrailer,
     pub tasks: u64,
     /// Of the new directory.
     pub incarnation: Uuid,
@@ -73,7 +75,7 @@ pub enum ImportError {
         source: io::Error,
     },
     #[error(transparent)]
-    Store(#[from] OpenError),
+    Store(#[from] StoreOpenError),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error("the import cannot be written: {0}; make room, then run `baton import FILE` again")]
@@ -99,26 +101,26 @@ pub fn import_file(
     file: &Path,
     data: &Path,
     options: ImportOptions,
-    watch: Watch<'_>,
-) -> Result<Imported, ImportError> {
-    let now = Wall(options.now_ms);
-    refuse_unless_free(data)?;
+    watch: VerifyWatcher<'_>,
+) -> Result<ImportSummary, ImportError> {
+    let now = WallTime(options.now_ms);
+    check_directory_free(data)?;
     let checked = verify_file(file, watch)?;
-    if let Some(missing) = checked.missing().filter(|_| !options.accept_loss) {
+    if let Some(missing) = checked.missing_data().filter(|_| !options.accept_loss) {
         return Err(ImportError::NotWhole { missing });
     }
-    let mut staging = Staging::begin(data, now)?;
+    let mut staging = ImportStaging::begin(data, now)?;
     staging.take_all(file, &checked, watch)?;
-    let admin = bootstrap::local_admin(data, now)
+    let admin = bootstrap::make_local_admin(data, now)
         .map_err(io_error("write", &data.join(bootstrap::ADMIN_TOKEN_FILE)))?;
-    staging.add(tokens::put(&admin))?;
+    staging.add(tokens::token_change(&admin))?;
     let incarnation = staging.finish()?;
     Ok(imported(checked, incarnation))
 }
 
-pub(super) fn imported(checked: VerifiedFile, incarnation: Uuid) -> Imported {
-    Imported {
-        missing: checked.missing(),
+pub(super) fn imported(checked: VerifiedArchive, incarnation: Uuid) -> ImportSummary {
+    ImportSummary {
+        missing: checked.missing_data(),
         head: checked.head,
         trailer: checked.trailer,
         tasks: checked.summary.tasks,
@@ -129,8 +131,8 @@ pub(super) fn imported(checked: VerifiedFile, incarnation: Uuid) -> Imported {
 }
 
 /// An interrupted import may be started over; anything else that is there is somebody's.
-fn refuse_unless_free(data: &Path) -> Result<(), ImportError> {
-    if incoming::interrupted(data).is_some() {
+fn check_directory_free(data: &Path) -> Result<(), ImportError> {
+    if incoming::interrupted_import(data).is_some() {
         return Ok(());
     }
     let mut entries = match fs::read_dir(data) {
@@ -147,23 +149,23 @@ fn refuse_unless_free(data: &Path) -> Result<(), ImportError> {
 }
 
 /// A directory that is being filled.
-pub(super) struct Staging {
+pub(super) struct ImportStaging {
     dir: PathBuf,
-    opened: Opened,
+    opened: OpenedStore,
     output: OutputLog,
-    bodies: Bodies,
+    bodies: BodyFiles,
     /// The output log's calls wait for room; its writer is a thread of its own.
     runtime: tokio::runtime::Runtime,
-    batch: Vec<Change>,
+    batch: Vec<StoreChange>,
     batch_bytes: usize,
     failure: Arc<Mutex<Option<String>>>,
 }
 
-impl Staging {
-    pub(super) fn begin(dir: &Path, now: Wall) -> Result<Self, ImportError> {
-        make_private(dir).map_err(io_error("create", dir))?;
-        mark(dir)?;
-        for part in PARTS {
+impl ImportStaging {
+    pub(super) fn begin(dir: &Path, now: WallTime) -> Result<Self, ImportError> {
+        create_private_dir(dir).map_err(io_error("create", dir))?;
+        write_import_marker(dir)?;
+        for part in DATA_PARTS {
             let path = dir.join(part);
             match fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -177,7 +179,7 @@ impl Staging {
         Ok(Self {
             opened: open_store(dir, &failure)?,
             output: open_output(dir, now, &failure)?,
-            bodies: Bodies::open(dir.join("bodies"))
+            bodies: BodyFiles::open(dir.join("bodies"))
                 .map_err(io_error("create", &dir.join("bodies")))?,
             runtime: runtime.map_err(io_error("start a runtime for", dir))?,
             dir: dir.to_owned(),
@@ -191,8 +193,8 @@ impl Staging {
     pub(super) fn take_all(
         &mut self,
         file: &Path,
-        checked: &VerifiedFile,
-        watch: Watch<'_>,
+        checked: &VerifiedArchive,
+        watch: VerifyWatcher<'_>,
     ) -> Result<(), ImportError> {
         let input = File::open(file).map_err(io_error("open", file))?;
         let total = input.metadata().map_err(io_error("read", file))?.len();
@@ -200,17 +202,17 @@ impl Staging {
         let mut reader = reader.map_err(ImportError::Changed)?;
         let (mut steps, mut records) = (0_u64, 0);
         while let Some(item) = reader.next_item().map_err(ImportError::Changed)? {
-            records += u64::from(matches!(item, Item::Put { .. }));
+            records += u64::from(matches!(item, ArchiveItem::Put { .. }));
             self.take(item)?;
             steps += 1;
-            let progress = Progress {
-                stage: Stage::Writing,
+            let progress = ArchiveProgress {
+                stage: ArchiveStage::Writing,
                 records,
                 bytes: reader.position(),
                 total_bytes: Some(total),
             };
-            if steps.is_multiple_of(STEPS) && !watch(Seen::Progress(progress)) {
-                return Err(VerifyError::Ended.into());
+            if steps.is_multiple_of(PROGRESS_INTERVAL) && !watch(VerifyEvent::Progress(progress)) {
+                return Err(VerifyError::WatcherStopped.into());
             }
         }
         self.flush()?;
@@ -220,37 +222,37 @@ impl Staging {
         Err(ImportError::Changed(ArchiveFault {
             at: reader.position(),
             frame: 0,
-            damage: super::Damage::Inconsistent("it is another one than was checked"),
+            damage: super::ArchiveDamage::Inconsistent("it is another one than was checked"),
         }))
     }
 
-    fn take(&mut self, item: Item) -> Result<(), ImportError> {
+    fn take(&mut self, item: ArchiveItem) -> Result<(), ImportError> {
         match item {
-            Item::Put { key, body } => self.add(Change::Put(key, body.to_vec())),
-            Item::Delete(key) => self.add(Change::Delete(key)),
-            Item::Body(body) => {
-                let kept = self.bodies.keep(&body);
+            ArchiveItem::Put { key, body } => self.add(StoreChange::Put(key, body.to_vec())),
+            ArchiveItem::Delete(key) => self.add(StoreChange::Delete(key)),
+            ArchiveItem::Body(body) => {
+                let kept = self.bodies.store(&body);
                 kept.map(drop)
                     .map_err(io_error("write a long prompt to", &self.dir))
             }
-            Item::Output { attempt, piece } => self.append(attempt, piece),
-            Item::Sealed { attempt, .. } => {
+            ArchiveItem::Output { attempt, piece } => self.append(attempt, piece),
+            ArchiveItem::Sealed { attempt, .. } => {
                 let sealed = self.runtime.block_on(self.output.seal(attempt));
                 sealed.map_err(|error| self.failed(&error))
             }
         }
     }
 
-    fn append(&self, attempt: Uuid, piece: Piece) -> Result<(), ImportError> {
+    fn append(&self, attempt: Uuid, piece: OutputPiece) -> Result<(), ImportError> {
         let appended = match piece {
-            Piece::Bytes {
+            OutputPiece::Bytes {
                 offset,
                 observed_at_ms,
                 after_control_seq,
                 kind,
                 bytes,
             } => {
-                let chunk = Chunk {
+                let chunk = OutputChunk {
                     attempt,
                     offset,
                     after_control_seq,
@@ -260,7 +262,7 @@ impl Staging {
                 };
                 self.runtime.block_on(self.output.append(chunk))
             }
-            Piece::Cut { from, to, reason } => self
+            OutputPiece::Cut { from, to, reason } => self
                 .runtime
                 .block_on(self.output.append_cut(attempt, from, to, reason)),
         };
@@ -268,12 +270,12 @@ impl Staging {
     }
 
     /// Whether the import has brought this record.
-    pub(super) fn has(&self, key: &Key) -> bool {
+    pub(super) fn has(&self, key: &RecordKey) -> bool {
         !matches!(self.opened.store.get(key), Ok(None))
     }
 
     /// One more change, durable at the latest when this has finished.
-    pub(super) fn add(&mut self, change: Change) -> Result<(), ImportError> {
+    pub(super) fn add(&mut self, change: StoreChange) -> Result<(), ImportError> {
         let size = change.size();
         if self.batch_bytes + size > BATCH {
             self.flush()?;
@@ -298,7 +300,7 @@ impl Staging {
         self.flush()?;
         let incarnation = self.opened.incarnation;
         self.runtime.block_on(self.output.close());
-        let Opened { journal, store, .. } = self.opened;
+        let OpenedStore { journal, store, .. } = self.opened;
         let closed = journal.close();
         drop(store);
         let failure = self
@@ -310,7 +312,7 @@ impl Staging {
             return Err(ImportError::Write(failure));
         }
         closed.map_err(|error| ImportError::Write(error.to_string()))?;
-        unmark(&self.dir, incarnation)?;
+        finish_import_marker(&self.dir, incarnation)?;
         Ok(incarnation)
     }
 
@@ -321,18 +323,21 @@ impl Staging {
     }
 }
 
-fn open_store(dir: &Path, failure: &Arc<Mutex<Option<String>>>) -> Result<Opened, OpenError> {
+fn open_store(
+    dir: &Path,
+    failure: &Arc<Mutex<Option<String>>>,
+) -> Result<OpenedStore, StoreOpenError> {
     let told = Arc::clone(failure);
     let mut config = StoreConfig::new(dir.join("store"), Uuid::now_v7());
     config.inherited = true;
-    config.on_fatal = FatalHook::new(move |fatal| tell(&told, fatal));
+    config.on_fatal = FatalHook::new(move |fatal| record_failure(&told, fatal));
     Store::open(config)
 }
 
 /// Nothing is cut or dropped on the way in, whatever the relay's limits will be.
 fn open_output(
     dir: &Path,
-    now: Wall,
+    now: WallTime,
     failure: &Arc<Mutex<Option<String>>>,
 ) -> Result<OutputLog, OutputError> {
     let told = Arc::clone(failure);
@@ -340,16 +345,16 @@ fn open_output(
     config.attempt_bytes_max = u64::MAX;
     config.retention_bytes = u64::MAX;
     config.retention_age = Duration::MAX;
-    let abort = Arc::new(move |error: &io::Error| tell(&told, error));
+    let abort = Arc::new(move |error: &io::Error| record_failure(&told, error));
     OutputLog::open(config, now.0, abort).map(|(log, _)| log)
 }
 
-fn tell(failure: &Mutex<Option<String>>, what: &dyn std::fmt::Display) {
+fn record_failure(failure: &Mutex<Option<String>>, what: &dyn std::fmt::Display) {
     let mut told = failure.lock().unwrap_or_else(PoisonError::into_inner);
     told.get_or_insert_with(|| what.to_string());
 }
 
-pub(super) fn make_private(dir: &Path) -> io::Result<()> {
+pub(super) fn create_private_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -361,7 +366,7 @@ pub(super) fn make_private(dir: &Path) -> io::Result<()> {
 }
 
 /// Before anything else is made, so that a crash at any point leaves a directory that says so.
-fn mark(dir: &Path) -> Result<(), ImportError> {
+fn write_import_marker(dir: &Path) -> Result<(), ImportError> {
     let path = dir.join(IMPORTING);
     let mut options = OpenOptions::new();
     let file = options
@@ -379,7 +384,7 @@ fn mark(dir: &Path) -> Result<(), ImportError> {
 }
 
 /// Says which history this is, and is the moment from which it counts.
-fn unmark(dir: &Path, incarnation: Uuid) -> Result<(), ImportError> {
+fn finish_import_marker(dir: &Path, incarnation: Uuid) -> Result<(), ImportError> {
     let (importing, imported) = (dir.join(IMPORTING), dir.join(IMPORTED));
     incoming::sync(dir)?;
     let written = fs::write(&importing, format!("{incarnation}\n"))

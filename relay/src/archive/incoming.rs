@@ -15,15 +15,15 @@ pub(super) const IMPORTING: &str = "importing";
 pub(super) const IMPORTED: &str = "imported";
 const INCOMING: &str = "incoming";
 /// What an import makes, beside its marker.
-pub(super) const PARTS: [&str; 3] = ["store", "output", "bodies"];
+pub(super) const DATA_PARTS: [&str; 3] = ["store", "output", "bodies"];
 
 /// The directory that an import into the running relay of `data` fills.
-pub(super) fn place(data: &Path) -> PathBuf {
+pub(super) fn incoming_dir(data: &Path) -> PathBuf {
     data.join(INCOMING)
 }
 
 /// Why a directory that an import did not finish is refused.
-pub(super) fn interrupted(data: &Path) -> Option<ImportError> {
+pub(super) fn interrupted_import(data: &Path) -> Option<ImportError> {
     let marker = data.join(IMPORTING);
     marker.exists().then(|| ImportError::Interrupted {
         dir: data.to_owned(),
@@ -31,16 +31,16 @@ pub(super) fn interrupted(data: &Path) -> Option<ImportError> {
 }
 
 /// Before anything in the directory is opened.
-pub(crate) fn settle(data: &Path) -> Result<(), ImportError> {
-    if let Some(interrupted) = interrupted(data) {
+pub(crate) fn settle_import(data: &Path) -> Result<(), ImportError> {
+    if let Some(interrupted) = interrupted_import(data) {
         return Err(interrupted);
     }
-    let incoming = place(data);
+    let incoming = incoming_dir(data);
     if !incoming.exists() {
         return Ok(());
     }
     if incoming.join(IMPORTED).exists() {
-        return take_over(data, &incoming);
+        return replace_data(data, &incoming);
     }
     tracing::warn!(dir = %incoming.display(), "an import into this relay was interrupted; it is cleared away");
     clear(data)
@@ -48,7 +48,7 @@ pub(crate) fn settle(data: &Path) -> Result<(), ImportError> {
 
 /// Takes away what an import that did not finish left, or one that is no longer wanted.
 pub(super) fn clear(data: &Path) -> Result<(), ImportError> {
-    let incoming = place(data);
+    let incoming = incoming_dir(data);
     match fs::remove_dir_all(&incoming) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(io_error("remove", &incoming)(error))
@@ -57,7 +57,7 @@ pub(super) fn clear(data: &Path) -> Result<(), ImportError> {
     }
 }
 
-fn take_over(data: &Path, incoming: &Path) -> Result<(), ImportError> {
+fn replace_data(data: &Path, incoming: &Path) -> Result<(), ImportError> {
     // Nobody else may be using what is put away, or be putting it away too. A crash may have left only one of them.
     let stores = [data.join("store"), incoming.join("store")];
     let there = stores.iter().filter(|store| store.exists());
@@ -68,7 +68,7 @@ fn take_over(data: &Path, incoming: &Path) -> Result<(), ImportError> {
         .map_err(io_error("read", &incoming.join(IMPORTED)))?;
     let before = data.join(format!("before-import-{}", name.trim()));
     fs::create_dir_all(&before).map_err(io_error("create", &before))?;
-    for part in PARTS {
+    for part in DATA_PARTS {
         let (new, old) = (incoming.join(part), data.join(part));
         if !new.exists() {
             continue;

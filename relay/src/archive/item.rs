@@ -4,17 +4,17 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::fault::Damage;
-use super::frame::FrameKind;
-use crate::output::{CutReason, Piece};
-use crate::store::{Key, SCHEMA};
+use super::fault::ArchiveDamage;
+use super::frame::ArchiveFrameKind;
+use crate::output::{CutReason, OutputPiece};
+use crate::store::{RecordKey, SCHEMA};
 
 /// The newest format of the file.
 pub(super) const FORMAT: u32 = 1;
 
 /// Who made an export, of what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ArchiveHead {
     /// Of the file.
     pub format: u32,
     /// Of the records in it.
@@ -35,7 +35,7 @@ pub struct Head {
 
 /// The last frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trailer {
+pub struct ArchiveTrailer {
     /// The commit whose state the items amount to.
     pub revision: u64,
     /// Frames before this one.
@@ -54,18 +54,18 @@ pub struct Trailer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Item {
+pub enum ArchiveItem {
     Put {
-        key: Key,
+        key: RecordKey,
         body: Bytes,
     },
-    Delete(Key),
+    Delete(RecordKey),
     /// A prompt that is too long for its record.
     Body(Bytes),
     /// What an attempt wrote, in the order of its offsets.
     Output {
         attempt: Uuid,
-        piece: Piece,
+        piece: OutputPiece,
     },
     /// The attempt will write no more.
     Sealed {
@@ -74,28 +74,29 @@ pub enum Item {
     },
 }
 
-impl Head {
+impl ArchiveHead {
     pub(super) fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and texts are JSON")
     }
 
-    pub(super) fn decode(body: &[u8]) -> Result<Self, Damage> {
+    pub(super) fn decode(body: &[u8]) -> Result<Self, ArchiveDamage> {
         // The format alone first: a newer head may look different in everything else.
         #[derive(Deserialize)]
-        struct Format {
+        struct HeadFormat {
             format: u32,
         }
-        let format = serde_json::from_slice::<Format>(body).map_err(|_| Damage::NotAnExport)?;
+        let format =
+            serde_json::from_slice::<HeadFormat>(body).map_err(|_| ArchiveDamage::NotAnExport)?;
         if format.format > FORMAT {
-            return Err(Damage::NewerFormat {
+            return Err(ArchiveDamage::NewerFormat {
                 found: format.format,
                 known: FORMAT,
             });
         }
         let head: Self = serde_json::from_slice(body)
-            .map_err(|_| Damage::Inconsistent("its head is malformed"))?;
+            .map_err(|_| ArchiveDamage::Inconsistent("its head is malformed"))?;
         if head.schema > SCHEMA {
-            return Err(Damage::NewerSchema {
+            return Err(ArchiveDamage::NewerSchema {
                 found: head.schema,
                 known: SCHEMA,
             });
@@ -104,29 +105,30 @@ impl Head {
     }
 }
 
-impl Trailer {
+impl ArchiveTrailer {
     pub(super) fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and texts are JSON")
     }
 
-    pub(super) fn decode(body: &[u8]) -> Result<Self, Damage> {
-        serde_json::from_slice(body).map_err(|_| Damage::Inconsistent("its trailer is malformed"))
+    pub(super) fn decode(body: &[u8]) -> Result<Self, ArchiveDamage> {
+        serde_json::from_slice(body)
+            .map_err(|_| ArchiveDamage::Inconsistent("its trailer is malformed"))
     }
 
-    pub(super) fn count(&mut self, item: &Item) {
+    pub(super) fn count(&mut self, item: &ArchiveItem) {
         self.frames += 1;
         match item {
-            Item::Put { .. } => self.puts += 1,
-            Item::Delete(_) => self.deletes += 1,
-            Item::Body(_) => self.bodies += 1,
-            Item::Output { .. } | Item::Sealed { .. } => self.outputs += 1,
+            ArchiveItem::Put { .. } => self.puts += 1,
+            ArchiveItem::Delete(_) => self.deletes += 1,
+            ArchiveItem::Body(_) => self.bodies += 1,
+            ArchiveItem::Output { .. } | ArchiveItem::Sealed { .. } => self.outputs += 1,
         }
     }
 }
 
-impl Item {
+impl ArchiveItem {
     /// The frame's kind and body. `into` is cleared first.
-    pub(super) fn encode(&self, into: &mut Vec<u8>) -> FrameKind {
+    pub(super) fn encode(&self, into: &mut Vec<u8>) -> ArchiveFrameKind {
         into.clear();
         match self {
             Self::Put { key, body } => {
@@ -135,15 +137,15 @@ impl Item {
                 into.extend_from_slice(&len.to_le_bytes());
                 into.extend_from_slice(&key);
                 into.extend_from_slice(body);
-                FrameKind::Put
+                ArchiveFrameKind::Put
             }
             Self::Delete(key) => {
                 into.extend_from_slice(&key.encode());
-                FrameKind::Delete
+                ArchiveFrameKind::Delete
             }
             Self::Body(body) => {
                 into.extend_from_slice(body);
-                FrameKind::Body
+                ArchiveFrameKind::Body
             }
             Self::Output { attempt, piece } => {
                 into.extend_from_slice(attempt.as_bytes());
@@ -152,33 +154,33 @@ impl Item {
             Self::Sealed { attempt, end } => {
                 into.extend_from_slice(attempt.as_bytes());
                 into.extend_from_slice(&end.to_le_bytes());
-                FrameKind::Sealed
+                ArchiveFrameKind::Sealed
             }
         }
     }
 
     /// `None` for a body that no encoder of this format wrote.
-    pub(super) fn decode(kind: FrameKind, body: &Bytes) -> Option<Self> {
-        let mut fields = Fields { rest: body.clone() };
+    pub(super) fn decode(kind: ArchiveFrameKind, body: &Bytes) -> Option<Self> {
+        let mut fields = FrameFields { rest: body.clone() };
         Some(match kind {
-            FrameKind::Head | FrameKind::Trailer => return None,
-            FrameKind::Put => {
+            ArchiveFrameKind::Head | ArchiveFrameKind::Trailer => return None,
+            ArchiveFrameKind::Put => {
                 let len = u16::from_le_bytes(fields.array()?);
-                let key = Key::decode(&fields.take(usize::from(len))?)?;
+                let key = RecordKey::decode(&fields.take(usize::from(len))?)?;
                 let body = fields.rest;
                 Self::Put { key, body }
             }
-            FrameKind::Delete => Self::Delete(Key::decode(&fields.rest)?),
-            FrameKind::Body => Self::Body(fields.rest),
-            FrameKind::Output => Self::Output {
+            ArchiveFrameKind::Delete => Self::Delete(RecordKey::decode(&fields.rest)?),
+            ArchiveFrameKind::Body => Self::Body(fields.rest),
+            ArchiveFrameKind::Output => Self::Output {
                 attempt: fields.uuid()?,
                 piece: decode_bytes(&mut fields)?,
             },
-            FrameKind::Cut => Self::Output {
+            ArchiveFrameKind::Cut => Self::Output {
                 attempt: fields.uuid()?,
                 piece: decode_cut(&mut fields)?,
             },
-            FrameKind::Sealed => {
+            ArchiveFrameKind::Sealed => {
                 let (attempt, end) = (fields.uuid()?, fields.u64()?);
                 fields.end()?;
                 Self::Sealed { attempt, end }
@@ -187,9 +189,9 @@ impl Item {
     }
 }
 
-fn encode_piece(piece: &Piece, into: &mut Vec<u8>) -> FrameKind {
+fn encode_piece(piece: &OutputPiece, into: &mut Vec<u8>) -> ArchiveFrameKind {
     match piece {
-        Piece::Bytes {
+        OutputPiece::Bytes {
             offset,
             observed_at_ms,
             after_control_seq,
@@ -201,19 +203,19 @@ fn encode_piece(piece: &Piece, into: &mut Vec<u8>) -> FrameKind {
             }
             into.push(*kind);
             into.extend_from_slice(bytes);
-            FrameKind::Output
+            ArchiveFrameKind::Output
         }
-        Piece::Cut { from, to, reason } => {
+        OutputPiece::Cut { from, to, reason } => {
             into.extend_from_slice(&from.to_le_bytes());
             into.extend_from_slice(&to.to_le_bytes());
             into.push(reason.number());
-            FrameKind::Cut
+            ArchiveFrameKind::Cut
         }
     }
 }
 
-fn decode_bytes(fields: &mut Fields) -> Option<Piece> {
-    Some(Piece::Bytes {
+fn decode_bytes(fields: &mut FrameFields) -> Option<OutputPiece> {
+    Some(OutputPiece::Bytes {
         offset: fields.u64()?,
         observed_at_ms: fields.u64()?,
         after_control_seq: fields.u64()?,
@@ -222,19 +224,19 @@ fn decode_bytes(fields: &mut Fields) -> Option<Piece> {
     })
 }
 
-fn decode_cut(fields: &mut Fields) -> Option<Piece> {
+fn decode_cut(fields: &mut FrameFields) -> Option<OutputPiece> {
     let (from, to) = (fields.u64()?, fields.u64()?);
     let reason = CutReason::of(fields.array::<1>()?[0])?;
     fields.end()?;
-    (from < to).then_some(Piece::Cut { from, to, reason })
+    (from < to).then_some(OutputPiece::Cut { from, to, reason })
 }
 
 /// Fields of a body, in order, without copies.
-struct Fields {
+struct FrameFields {
     rest: Bytes,
 }
 
-impl Fields {
+impl FrameFields {
     fn take(&mut self, len: usize) -> Option<Bytes> {
         (len <= self.rest.len()).then(|| self.rest.split_to(len))
     }

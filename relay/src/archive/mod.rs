@@ -32,18 +32,19 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use check::Finding;
-pub use export::{ExportError, ExportOptions, Exported, export_directory};
-pub(crate) use export::{Source, export};
-pub use fault::{ArchiveFault, Damage};
-pub use import::{ImportError, ImportOptions, Imported, import_file};
-pub(crate) use incoming::settle;
-pub use item::{Head, Item, Trailer};
-pub(crate) use live::{Staged, Upload};
-pub use progress::{Progress, Stage};
+pub use check::VerifyFinding;
+pub use export::{ExportError, ExportOptions, ExportSummary, export_directory};
+pub(crate) use export::{ExportSource, write_export};
+pub use fault::{ArchiveDamage, ArchiveFault};
+pub use import::{ImportError, ImportOptions, ImportSummary, import_file};
+pub(crate) use incoming::settle_import;
+pub use item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
+pub(crate) use live::{ImportUpload, StagedImport};
+pub use progress::{ArchiveProgress, ArchiveStage};
 pub use reader::ArchiveReader;
-pub(crate) use verify::verify;
+pub(crate) use verify::verify_source;
 pub use verify::{
-    Seen, VerifiedFile, VerifyError, VerifySummary, Watch, verify_directory, verify_file,
+    VerifiedArchive, VerifyError, VerifyEvent, VerifySummary, VerifyWatcher, verify_directory,
+    verify_file,
 };
-pub use writer::{ArchiveWriter, Finished};
+pub use writer::{ArchiveWriter, FinishedArchive};

@@ -2,7 +2,7 @@
 
 /// What is being done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum ArchiveStage {
     /// Pages and values of the database, as they lie on the disk.
     Pages,
     /// Records, and what they say of each other.
@@ -16,7 +16,7 @@ pub enum Stage {
     Writing,
 }
 
-impl Stage {
+impl ArchiveStage {
     /// One word, as the wire and the command line spell it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -31,8 +31,8 @@ impl Stage {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    pub stage: Stage,
+pub struct ArchiveProgress {
+    pub stage: ArchiveStage,
     /// Records so far, of this stage.
     pub records: u64,
     /// Bytes so far.
@@ -42,4 +42,4 @@ pub struct Progress {
 }
 
 /// Steps between two words to whoever watches; they have a clock, and here is none.
-pub(super) const STEPS: u64 = 512;
+pub(super) const PROGRESS_INTERVAL: u64 = 512;

@@ -8,26 +8,26 @@ use std::io::{self, Read};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::fault::{ArchiveFault, Damage};
-use super::frame::{BODY_MAX, FRAME_HEAD, FrameHead, FrameKind, MAGIC};
-use super::item::{Head, Item, Trailer};
+use super::fault::{ArchiveDamage, ArchiveFault};
+use super::frame::{ArchiveFrameHead, ArchiveFrameKind, BODY_MAX, FRAME_HEAD, MAGIC};
+use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
 use super::writer::hex;
-use crate::store::Schema;
+use crate::store::RecordSchema;
 
 #[derive(Debug)]
 pub struct ArchiveReader<R> {
     /// Records of older ones are brought up to it.
-    schema: Schema,
-    frames: Frames<R>,
-    head: Head,
+    schema: RecordSchema,
+    frames: ArchiveFrames<R>,
+    head: ArchiveHead,
     /// What was counted so far.
-    counted: Trailer,
-    trailer: Option<Trailer>,
+    counted: ArchiveTrailer,
+    trailer: Option<ArchiveTrailer>,
 }
 
 /// Frames as they come, each fitting its checksum.
 #[derive(Debug)]
-struct Frames<R> {
+struct ArchiveFrames<R> {
     input: R,
     hash: Sha256,
     /// Where the next frame begins, and its number.
@@ -38,11 +38,11 @@ struct Frames<R> {
 impl<R: Read> ArchiveReader<R> {
     /// Reads the head.
     pub fn open(input: R) -> Result<Self, ArchiveFault> {
-        Self::open_as(input, Schema::CURRENT)
+        Self::open_as(input, RecordSchema::CURRENT)
     }
 
-    pub(super) fn open_as(input: R, schema: Schema) -> Result<Self, ArchiveFault> {
-        let mut frames = Frames {
+    pub(super) fn open_as(input: R, schema: RecordSchema) -> Result<Self, ArchiveFault> {
+        let mut frames = ArchiveFrames {
             input,
             hash: Sha256::new(),
             at: 0,
@@ -54,9 +54,9 @@ impl<R: Read> ArchiveReader<R> {
             frame: 0,
             damage,
         })?;
-        let counted = Trailer {
+        let counted = ArchiveTrailer {
             frames: 1,
-            ..Trailer::default()
+            ..ArchiveTrailer::default()
         };
         Ok(Self {
             schema,
@@ -67,7 +67,7 @@ impl<R: Read> ArchiveReader<R> {
         })
     }
 
-    pub fn head(&self) -> &Head {
+    pub fn head(&self) -> &ArchiveHead {
         &self.head
     }
 
@@ -82,49 +82,50 @@ impl<R: Read> ArchiveReader<R> {
     }
 
     /// Only there after the last item, when all of it was read and checked.
-    pub fn trailer(&self) -> Option<&Trailer> {
+    pub fn trailer(&self) -> Option<&ArchiveTrailer> {
         self.trailer.as_ref()
     }
 
     /// The next item; `None` after the last one, once the trailer fits to all that came before it.
-    pub fn next_item(&mut self) -> Result<Option<Item>, ArchiveFault> {
+    pub fn next_item(&mut self) -> Result<Option<ArchiveItem>, ArchiveFault> {
         if self.trailer.is_some() {
             return Ok(None);
         }
         let (at, frame) = (self.frames.at, self.frames.number);
-        let item = self.step();
+        let item = self.read_item();
         item.map_err(|damage| ArchiveFault { at, frame, damage })
     }
 
-    fn step(&mut self) -> Result<Option<Item>, Damage> {
+    fn read_item(&mut self) -> Result<Option<ArchiveItem>, ArchiveDamage> {
         let before = self.frames.hash.clone();
         let (kind, body) = self.frames.next()?;
-        if kind == FrameKind::Trailer {
+        if kind == ArchiveFrameKind::Trailer {
             self.trailer = Some(self.finish(&body, before)?);
             return Ok(None);
         }
-        let item = Item::decode(kind, &body).ok_or(Damage::Inconsistent("a frame is malformed"))?;
+        let item = ArchiveItem::decode(kind, &body)
+            .ok_or(ArchiveDamage::Inconsistent("a frame is malformed"))?;
         self.counted.count(&item);
-        self.bring_up(item).map(Some)
+        self.migrate_item(item).map(Some)
     }
 
-    fn bring_up(&self, item: Item) -> Result<Item, Damage> {
-        let Item::Put { key, body } = item else {
+    fn migrate_item(&self, item: ArchiveItem) -> Result<ArchiveItem, ArchiveDamage> {
+        let ArchiveItem::Put { key, body } = item else {
             return Ok(item);
         };
-        let body = self.schema.bring_up(self.head.schema, &key, body);
+        let body = self.schema.migrate_body(self.head.schema, &key, body);
         let body = body.map_err(|_| {
-            Damage::Inconsistent("a record in it cannot be brought to this version's schema")
+            ArchiveDamage::Inconsistent("a record in it cannot be brought to this version's schema")
         })?;
-        Ok(Item::Put { key, body })
+        Ok(ArchiveItem::Put { key, body })
     }
 
-    fn finish(&mut self, body: &[u8], before: Sha256) -> Result<Trailer, Damage> {
-        let trailer = Trailer::decode(body)?;
+    fn finish(&mut self, body: &[u8], before: Sha256) -> Result<ArchiveTrailer, ArchiveDamage> {
+        let trailer = ArchiveTrailer::decode(body)?;
         if trailer.sha256 != hex(&before.finalize()) {
-            return Err(Damage::Inconsistent("its hash does not match"));
+            return Err(ArchiveDamage::Inconsistent("its hash does not match"));
         }
-        let counted = Trailer {
+        let counted = ArchiveTrailer {
             revision: trailer.revision,
             skipped: trailer.skipped,
             missing_bodies: trailer.missing_bodies,
@@ -132,56 +133,59 @@ impl<R: Read> ArchiveReader<R> {
             ..self.counted.clone()
         };
         if trailer != counted {
-            return Err(Damage::Inconsistent("its counts do not match"));
+            return Err(ArchiveDamage::Inconsistent("its counts do not match"));
         }
-        match fill(&mut self.frames.input, &mut [0]).map_err(Damage::Io)? {
+        match fill(&mut self.frames.input, &mut [0]).map_err(ArchiveDamage::Io)? {
             0 => Ok(trailer),
-            _more => Err(Damage::Trailing),
+            _more => Err(ArchiveDamage::Trailing),
         }
     }
 }
 
-impl<R: Read> Frames<R> {
-    fn begin(&mut self) -> Result<Head, Damage> {
+impl<R: Read> ArchiveFrames<R> {
+    fn begin(&mut self) -> Result<ArchiveHead, ArchiveDamage> {
         let mut magic = [0; MAGIC.len()];
-        let read = fill(&mut self.input, &mut magic).map_err(Damage::Io)?;
+        let read = fill(&mut self.input, &mut magic).map_err(ArchiveDamage::Io)?;
         if magic[..read] != MAGIC[..read] {
-            return Err(Damage::NotAnExport);
+            return Err(ArchiveDamage::NotAnExport);
         }
         if read < MAGIC.len() {
-            return Err(Damage::CutShort);
+            return Err(ArchiveDamage::CutShort);
         }
         self.hash.update(magic);
         self.at = MAGIC.len() as u64;
         match self.next()? {
-            (FrameKind::Head, body) => Head::decode(&body),
-            _other => Err(Damage::Inconsistent("it does not begin with its head")),
+            (ArchiveFrameKind::Head, body) => ArchiveHead::decode(&body),
+            _other => Err(ArchiveDamage::Inconsistent(
+                "it does not begin with its head",
+            )),
         }
     }
 
-    fn next(&mut self) -> Result<(FrameKind, Bytes), Damage> {
+    fn next(&mut self) -> Result<(ArchiveFrameKind, Bytes), ArchiveDamage> {
         let mut raw = [0; FRAME_HEAD];
         self.read(&mut raw)?;
-        let head = FrameHead::decode(&raw);
+        let head = ArchiveFrameHead::decode(&raw);
         let len = usize::try_from(head.len).unwrap_or(usize::MAX);
         if len > BODY_MAX {
-            return Err(Damage::Altered);
+            return Err(ArchiveDamage::Altered);
         }
         let mut body = vec![0; len];
         self.read(&mut body)?;
         if !head.fits(self.number, &body) {
-            return Err(Damage::Altered);
+            return Err(ArchiveDamage::Altered);
         }
         self.at += (FRAME_HEAD + len) as u64;
         self.number += 1;
-        let kind = FrameKind::of(head.kind).ok_or(Damage::Inconsistent("a frame is of no kind"))?;
+        let kind = ArchiveFrameKind::of(head.kind)
+            .ok_or(ArchiveDamage::Inconsistent("a frame is of no kind"))?;
         Ok((kind, body.into()))
     }
 
-    fn read(&mut self, into: &mut [u8]) -> Result<(), Damage> {
-        let read = fill(&mut self.input, into).map_err(Damage::Io)?;
+    fn read(&mut self, into: &mut [u8]) -> Result<(), ArchiveDamage> {
+        let read = fill(&mut self.input, into).map_err(ArchiveDamage::Io)?;
         if read < into.len() {
-            return Err(Damage::CutShort);
+            return Err(ArchiveDamage::CutShort);
         }
         self.hash.update(&*into);
         Ok(())

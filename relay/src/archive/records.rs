@@ -1,6 +1,6 @@
 //! What one record says to those who carry or check it: whether it can be read, and what else it names.
 
-use baton_core::Recovered;
+use baton_core::RecoveredState;
 use baton_core::record::TaskRecord;
 use uuid::Uuid;
 
@@ -8,10 +8,10 @@ use crate::api::profiles::ProfileRecord;
 use crate::auth::TokenRecord;
 use crate::bodies::BodyHash;
 use crate::records;
-use crate::store::{Key, KeyText};
+use crate::store::{KeyText, RecordKey};
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fact {
+pub(super) enum RecordReferences {
     /// A specification, and the long prompt that it names.
     Spec {
         task: Uuid,
@@ -30,52 +30,58 @@ pub(super) enum Fact {
 }
 
 /// Reads the record as the relay would. The error is for people.
-pub(super) fn fact(key: &Key, bytes: &[u8]) -> Result<Fact, String> {
-    let undecodable = |error: records::Undecodable| error.to_string();
+pub(super) fn record_references(key: &RecordKey, bytes: &[u8]) -> Result<RecordReferences, String> {
+    let undecodable = |error: records::UndecodableRecord| error.to_string();
     match key {
-        Key::Meta(_) | Key::Body { .. } => Ok(Fact::Other),
-        Key::Control { name, .. } => {
-            let read = records::decode_control(name.as_str(), bytes, &mut Recovered::default());
-            read.map(|()| Fact::Other).map_err(undecodable)
+        RecordKey::Meta(_) | RecordKey::Body { .. } => Ok(RecordReferences::Other),
+        RecordKey::Control { name, .. } => {
+            let read =
+                records::decode_control(name.as_str(), bytes, &mut RecoveredState::default());
+            read.map(|()| RecordReferences::Other).map_err(undecodable)
         }
-        Key::Spec { tenant, task } => {
+        RecordKey::Spec { tenant, task } => {
             let (spec, body) = records::decode_spec(bytes).map_err(undecodable)?;
             same("tenant", spec.tenant.as_str(), tenant.as_str())?;
-            Ok(Fact::Spec { task: *task, body })
+            Ok(RecordReferences::Spec { task: *task, body })
         }
-        Key::Live { tenant, task } => task_fact(bytes, tenant, *task, false),
-        Key::Done { tenant, task } => task_fact(bytes, tenant, *task, true),
-        Key::Idempotency { .. } => {
+        RecordKey::Live { tenant, task } => task_references(bytes, tenant, *task, false),
+        RecordKey::Done { tenant, task } => task_references(bytes, tenant, *task, true),
+        RecordKey::Idempotency { .. } => {
             let record = records::decode_idempotency(bytes).map_err(undecodable)?;
-            Ok(Fact::Idempotency {
+            Ok(RecordReferences::Idempotency {
                 task: record.task.0,
             })
         }
-        Key::Progress { task, .. } => {
+        RecordKey::Progress { task, .. } => {
             let record = records::decode_progress(bytes).map_err(undecodable)?;
-            same("task", record.task.0, *task).map(|()| Fact::Other)
+            same("task", record.task.0, *task).map(|()| RecordReferences::Other)
         }
-        Key::Checkpoint { task, number, .. } => {
+        RecordKey::Checkpoint { task, number, .. } => {
             let record = records::decode_checkpoint(bytes).map_err(undecodable)?;
             same("task", record.task.0, *task)?;
-            same("number", record.number, *number).map(|()| Fact::Other)
+            same("number", record.number, *number).map(|()| RecordReferences::Other)
         }
-        Key::Profile { .. } => {
+        RecordKey::Profile { .. } => {
             records::decode::<ProfileRecord>("profile", bytes).map_err(undecodable)?;
-            Ok(Fact::Other)
+            Ok(RecordReferences::Other)
         }
-        Key::Token { token, .. } => {
+        RecordKey::Token { token, .. } => {
             let record = records::decode::<TokenRecord>("token", bytes).map_err(undecodable)?;
-            same("token", record.id.0, *token).map(|()| Fact::Other)
+            same("token", record.id.0, *token).map(|()| RecordReferences::Other)
         }
-        Key::Daemon { daemon, .. } => {
+        RecordKey::Daemon { daemon, .. } => {
             let record = records::decode_daemon(bytes).map_err(undecodable)?;
-            same("daemon", record.daemon.0, *daemon).map(|()| Fact::Other)
+            same("daemon", record.daemon.0, *daemon).map(|()| RecordReferences::Other)
         }
     }
 }
 
-fn task_fact(bytes: &[u8], tenant: &KeyText, task: Uuid, finished: bool) -> Result<Fact, String> {
+fn task_references(
+    bytes: &[u8],
+    tenant: &KeyText,
+    task: Uuid,
+    finished: bool,
+) -> Result<RecordReferences, String> {
     let record = records::decode_task(bytes).map_err(|error| error.to_string())?;
     let record: &TaskRecord = &record;
     same("tenant", record.tenant.as_str(), tenant.as_str())?;
@@ -88,7 +94,7 @@ fn task_fact(bytes: &[u8], tenant: &KeyText, task: Uuid, finished: bool) -> Resu
         ));
     }
     let attempts = record.attempts.iter();
-    Ok(Fact::Task {
+    Ok(RecordReferences::Task {
         task,
         attempts: attempts
             .map(|attempt| (attempt.id.0, attempt.final_offset))

@@ -7,28 +7,30 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::check::{Checker, Finding};
-use super::export::Source;
+use super::check::{RecordChecker, VerifyFinding};
+use super::export::ExportSource;
 use super::fault::ArchiveFault;
-use super::item::{Head, Item, Trailer};
-use super::progress::{Progress, STEPS, Stage};
+use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
+use super::progress::{ArchiveProgress, ArchiveStage, PROGRESS_INTERVAL};
 use super::reader::ArchiveReader;
-use super::records::Fact;
-use crate::bodies::{Bodies, BodyHash};
-use crate::output::{self, CutReason, OutputError, Piece, ReadError, StoredOutput};
-use crate::store::{Change, OpenError, Store, StoreConfig, TellError, Told, Verified};
+use super::records::RecordReferences;
+use crate::bodies::{BodyFiles, BodyHash};
+use crate::output::{self, CutReason, OutputError, OutputPiece, OutputReadError, StoredOutput};
+use crate::store::{
+    DumpError, DumpItem, Store, StoreChange, StoreConfig, StoreOpenError, StoreVerification,
+};
 
 /// Output read at one time.
 const BLOCK: usize = 256 * 1024;
 
 /// What whoever watches gets to see. The answer is whether to go on.
 #[derive(Debug)]
-pub enum Seen {
-    Progress(Progress),
-    Finding(Finding),
+pub enum VerifyEvent {
+    Progress(ArchiveProgress),
+    Finding(VerifyFinding),
 }
 
-pub type Watch<'a> = &'a mut dyn FnMut(Seen) -> bool;
+pub type VerifyWatcher<'a> = &'a mut dyn FnMut(VerifyEvent) -> bool;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifySummary {
@@ -42,7 +44,7 @@ pub struct VerifySummary {
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] StoreOpenError),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error(transparent)]
@@ -52,17 +54,17 @@ pub enum VerifyError {
     #[error("{0}")]
     Read(String),
     #[error("nobody watches any more")]
-    Ended,
+    WatcherStopped,
 }
 
-impl From<TellError<VerifyError>> for VerifyError {
-    fn from(error: TellError<VerifyError>) -> Self {
+impl From<DumpError<VerifyError>> for VerifyError {
+    fn from(error: DumpError<VerifyError>) -> Self {
         match error {
-            TellError::Listener(error) => error,
-            TellError::Read(_)
-            | TellError::Stopped(_)
-            | TellError::FellBehind
-            | TellError::Journal { .. } => Self::Read(error.to_string()),
+            DumpError::Consumer(error) => error,
+            DumpError::Read(_)
+            | DumpError::Stopped(_)
+            | DumpError::FellBehind
+            | DumpError::Journal { .. } => Self::Read(error.to_string()),
         }
     }
 }
@@ -71,34 +73,34 @@ impl From<TellError<VerifyError>> for VerifyError {
 pub fn verify_directory(
     data: &Path,
     with_output: bool,
-    watch: Watch<'_>,
+    watch: VerifyWatcher<'_>,
 ) -> Result<VerifySummary, VerifyError> {
     let output_dir = data.join("output");
-    let output = StoredOutput::look(&output_dir)?;
-    let bodies = Bodies::look(data.join("bodies"));
+    let output = StoredOutput::open_offline(&output_dir)?;
+    let bodies = BodyFiles::open_read_only(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
-    Store::look(config, |looked| {
-        let source = Source::of(looked, &bodies, &output).in_directory(data);
-        verify(&source, with_output.then_some(output_dir.as_path()), watch)
+    Store::with_offline_store(config, |looked| {
+        let source = ExportSource::of(looked, &bodies, &output).with_import_state(data);
+        verify_source(&source, with_output.then_some(output_dir.as_path()), watch)
     })?
 }
 
 /// `output_dir` is where the output lies, if it is wanted.
-pub(crate) fn verify(
-    source: &Source<'_>,
+pub(crate) fn verify_source(
+    source: &ExportSource<'_>,
     output_dir: Option<&Path>,
-    watch: Watch<'_>,
+    watch: VerifyWatcher<'_>,
 ) -> Result<VerifySummary, VerifyError> {
-    let _bodies_stay = source.bodies.reading();
-    let mut verifying = Verifying::new(watch);
+    let _bodies_stay = source.bodies.read_guard();
+    let mut verifying = VerifyRun::new(watch);
     if let Some(refusal) = &source.refusal {
-        verifying.found(Finding::new("watermark", "store", refusal.clone()))?;
+        verifying.report_finding(VerifyFinding::new("watermark", "store", refusal.clone()))?;
     }
     verifying.pages(source.store)?;
-    let mut checker = Checker::default();
+    let mut checker = RecordChecker::default();
     let revision = source
         .store
-        .tell(|told| verifying.hear(told, source, &mut checker))?;
+        .dump(|told| verifying.verify_dump_item(told, source, &mut checker))?;
     verifying.bodies(source.bodies, &checker)?;
     verifying.all_found(checker.findings())?;
     if let Some(dir) = output_dir {
@@ -114,16 +116,16 @@ pub(crate) fn verify(
 
 /// An export that was read to its end.
 #[derive(Clone, Debug)]
-pub struct VerifiedFile {
-    pub head: Head,
-    pub trailer: Trailer,
+pub struct VerifiedArchive {
+    pub head: ArchiveHead,
+    pub trailer: ArchiveTrailer,
     /// Of the whole file.
     pub sha256: [u8; 32],
     pub summary: VerifySummary,
 }
 
 /// An export that is cut short or altered is an error; findings are about what it holds.
-pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, VerifyError> {
+pub fn verify_file(path: &Path, watch: VerifyWatcher<'_>) -> Result<VerifiedArchive, VerifyError> {
     let unreadable = |source| VerifyError::File {
         path: path.display().to_string(),
         source,
@@ -131,12 +133,12 @@ pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, Verify
     let file = File::open(path).map_err(unreadable)?;
     let total = file.metadata().map_err(unreadable)?.len();
     let mut reader = ArchiveReader::open(BufReader::with_capacity(BLOCK, file))?;
-    let (mut verifying, mut checker) = (Verifying::new(watch), Checker::default());
-    let mut carried = Carried::default();
+    let (mut verifying, mut checker) = (VerifyRun::new(watch), RecordChecker::default());
+    let mut carried = ArchiveContents::default();
     while let Some(item) = reader.next_item()? {
         carried.take(&item, &mut checker);
-        let progress = Progress {
-            stage: Stage::Checking,
+        let progress = ArchiveProgress {
+            stage: ArchiveStage::Checking,
             records: checker.records,
             bytes: reader.position(),
             total_bytes: Some(total),
@@ -149,14 +151,14 @@ pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, Verify
         reader.head().clone(),
         reader.trailer().cloned().unwrap_or_default(),
     );
-    verifying.all_found(shortcomings(&head, &trailer))?;
+    verifying.all_found(missing_data_findings(&head, &trailer))?;
     let summary = VerifySummary {
         records: checker.records,
         tasks: checker.tasks(),
         findings: verifying.findings,
         revision: trailer.revision,
     };
-    Ok(VerifiedFile {
+    Ok(VerifiedArchive {
         head,
         trailer,
         sha256: reader.sha256(),
@@ -165,26 +167,26 @@ pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, Verify
 }
 
 /// What its maker knew to be missing.
-fn shortcomings(head: &Head, trailer: &Trailer) -> Vec<Finding> {
+fn missing_data_findings(head: &ArchiveHead, trailer: &ArchiveTrailer) -> Vec<VerifyFinding> {
     let refusal = head.refusal.iter().map(|refusal| {
         let what = format!(
             "it was made of a directory on which no relay would start, and is not whole: {refusal}"
         );
-        Finding::new("watermark", "export", what)
+        VerifyFinding::new("watermark", "export", what)
     });
     let skipped = (trailer.skipped > 0).then(|| {
         let what = format!(
             "{} records could not be read when it was made",
             trailer.skipped
         );
-        Finding::new("unreadable", "export", what)
+        VerifyFinding::new("unreadable", "export", what)
     });
     refusal.chain(skipped).collect()
 }
 
-impl VerifiedFile {
+impl VerifiedArchive {
     /// What was missing already when it was made, and why; none for a whole export.
-    pub fn missing(&self) -> Option<String> {
+    pub fn missing_data(&self) -> Option<String> {
         let (records, prompts) = (self.trailer.skipped, self.trailer.missing_bodies);
         let unread = (records + prompts > 0).then(|| {
             format!(
@@ -201,25 +203,27 @@ impl VerifiedFile {
 
 /// What an export carries besides records.
 #[derive(Default)]
-struct Carried {
+struct ArchiveContents {
     bodies: std::collections::HashSet<BodyHash>,
     /// The attempt whose output comes now, and its end so far.
     at: Option<(Uuid, u64)>,
-    gaps: Vec<Finding>,
+    gaps: Vec<VerifyFinding>,
 }
 
-impl Carried {
-    fn take(&mut self, item: &Item, checker: &mut Checker) {
+impl ArchiveContents {
+    fn take(&mut self, item: &ArchiveItem, checker: &mut RecordChecker) {
         match item {
-            Item::Put { key, body } => drop(checker.put(key, body)),
-            Item::Delete(key) => checker.delete(key),
-            Item::Body(body) => drop(self.bodies.insert(BodyHash::of(body))),
-            Item::Output { attempt, piece } => self.reach(*attempt, piece.start(), piece.end()),
-            Item::Sealed { attempt, end } => self.reach(*attempt, *end, *end),
+            ArchiveItem::Put { key, body } => drop(checker.put(key, body)),
+            ArchiveItem::Delete(key) => checker.delete(key),
+            ArchiveItem::Body(body) => drop(self.bodies.insert(BodyHash::of(body))),
+            ArchiveItem::Output { attempt, piece } => {
+                self.advance_output(*attempt, piece.start(), piece.end())
+            }
+            ArchiveItem::Sealed { attempt, end } => self.advance_output(*attempt, *end, *end),
         }
     }
 
-    fn reach(&mut self, attempt: Uuid, from: u64, to: u64) {
+    fn advance_output(&mut self, attempt: Uuid, from: u64, to: u64) {
         let at = match self.at {
             Some((same, at)) if same == attempt => at,
             Some(_) | None => 0,
@@ -227,12 +231,12 @@ impl Carried {
         if from != at {
             let what = format!("output goes on at byte {from} and not at {at}");
             let key = format_args!("attempt/{attempt}");
-            self.gaps.push(Finding::new("gap", key, what));
+            self.gaps.push(VerifyFinding::new("gap", key, what));
         }
         self.at = Some((attempt, to));
     }
 
-    fn findings(self, checker: &Checker) -> Vec<Finding> {
+    fn findings(self, checker: &RecordChecker) -> Vec<VerifyFinding> {
         let mut findings = self.gaps;
         let missing = checker
             .bodies
@@ -240,20 +244,20 @@ impl Carried {
             .filter(|(_, hash)| !self.bodies.contains(hash));
         findings.extend(missing.map(|(task, hash)| {
             let what = format!("its prompt {} is not in the export", hash.file_name());
-            Finding::new("body", format_args!("task/{task}"), what)
+            VerifyFinding::new("body", format_args!("task/{task}"), what)
         }));
         findings
     }
 }
 
-struct Verifying<'w> {
-    watch: Watch<'w>,
+struct VerifyRun<'w> {
+    watch: VerifyWatcher<'w>,
     steps: u64,
     findings: u64,
 }
 
-impl<'w> Verifying<'w> {
-    fn new(watch: Watch<'w>) -> Self {
+impl<'w> VerifyRun<'w> {
+    fn new(watch: VerifyWatcher<'w>) -> Self {
         Self {
             watch,
             steps: 0,
@@ -261,29 +265,29 @@ impl<'w> Verifying<'w> {
         }
     }
 
-    fn found(&mut self, finding: Finding) -> Result<(), VerifyError> {
+    fn report_finding(&mut self, finding: VerifyFinding) -> Result<(), VerifyError> {
         self.findings += 1;
-        self.show(Seen::Finding(finding))
+        self.show(VerifyEvent::Finding(finding))
     }
 
-    fn all_found(&mut self, findings: Vec<Finding>) -> Result<(), VerifyError> {
+    fn all_found(&mut self, findings: Vec<VerifyFinding>) -> Result<(), VerifyError> {
         findings
             .into_iter()
-            .try_for_each(|finding| self.found(finding))
+            .try_for_each(|finding| self.report_finding(finding))
     }
 
-    fn show(&mut self, seen: Seen) -> Result<(), VerifyError> {
+    fn show(&mut self, seen: VerifyEvent) -> Result<(), VerifyError> {
         if (self.watch)(seen) {
             Ok(())
         } else {
-            Err(VerifyError::Ended)
+            Err(VerifyError::WatcherStopped)
         }
     }
 
-    fn step(&mut self, progress: Progress) -> Result<(), VerifyError> {
+    fn step(&mut self, progress: ArchiveProgress) -> Result<(), VerifyError> {
         self.steps += 1;
-        if self.steps.is_multiple_of(STEPS) {
-            return self.show(Seen::Progress(progress));
+        if self.steps.is_multiple_of(PROGRESS_INTERVAL) {
+            return self.show(VerifyEvent::Progress(progress));
         }
         Ok(())
     }
@@ -292,8 +296,8 @@ impl<'w> Verifying<'w> {
     fn pages(&mut self, store: &Store) -> Result<(), VerifyError> {
         let mut go_on = true;
         let verified = store.verify_watched(&mut |so_far| {
-            go_on = (self.watch)(Seen::Progress(Progress {
-                stage: Stage::Pages,
+            go_on = (self.watch)(VerifyEvent::Progress(ArchiveProgress {
+                stage: ArchiveStage::Pages,
                 records: so_far.records.values().sum(),
                 bytes: so_far.bytes,
                 total_bytes: None,
@@ -302,64 +306,64 @@ impl<'w> Verifying<'w> {
         });
         let verified = verified.map_err(|error| VerifyError::Read(error.to_string()))?;
         if !go_on {
-            return Err(VerifyError::Ended);
+            return Err(VerifyError::WatcherStopped);
         }
         self.page_findings(&verified)
     }
 
-    fn page_findings(&mut self, verified: &Verified) -> Result<(), VerifyError> {
+    fn page_findings(&mut self, verified: &StoreVerification) -> Result<(), VerifyError> {
         for (key, why) in &verified.listed {
             let key = key.as_ref().map_or("page".to_owned(), ToString::to_string);
-            self.found(Finding::new("unreadable", key, why.clone()))?;
+            self.report_finding(VerifyFinding::new("unreadable", key, why.clone()))?;
         }
         let more = verified.unreadable - verified.listed.len() as u64;
         if more > 0 {
             let what = format!("{more} more records cannot be read");
-            self.found(Finding::new("unreadable", "store", what))?;
+            self.report_finding(VerifyFinding::new("unreadable", "store", what))?;
         }
-        if verified.journal_broken > 0 {
+        if verified.broken_journal_entries > 0 {
             let what = format!(
                 "{} entries or pages of the journal cannot be read",
-                verified.journal_broken
+                verified.broken_journal_entries
             );
-            self.found(Finding::new("journal", "store", what))?;
+            self.report_finding(VerifyFinding::new("journal", "store", what))?;
         }
         if verified.too_long > 0 {
             let what = format!(
                 "{} values are longer than the database holds safely",
                 verified.too_long
             );
-            self.found(Finding::new("journal", "store", what))?;
+            self.report_finding(VerifyFinding::new("journal", "store", what))?;
         }
         Ok(())
     }
 
-    fn hear(
+    fn verify_dump_item(
         &mut self,
-        told: Told,
-        source: &Source<'_>,
-        checker: &mut Checker,
+        told: DumpItem,
+        source: &ExportSource<'_>,
+        checker: &mut RecordChecker,
     ) -> Result<(), VerifyError> {
         let fact = match &told {
-            Told::Record(key, body) => checker.put(key, body),
-            Told::Change(Change::Put(key, body)) => checker.put(key, body),
-            Told::Change(Change::Delete(key)) => {
+            DumpItem::Record(key, body) => checker.put(key, body),
+            DumpItem::Change(StoreChange::Put(key, body)) => checker.put(key, body),
+            DumpItem::Change(StoreChange::Delete(key)) => {
                 checker.delete(key);
                 None
             }
             // Found and named with the pages already.
-            Told::Unreadable(key, _) => {
+            DumpItem::Unreadable(key, _) => {
                 if let Some(key) = key {
                     checker.unreadable(key);
                 }
                 None
             }
         };
-        if let Some(Fact::Task { attempts, .. }) = fact {
-            self.ends(source.output, &attempts)?;
+        if let Some(RecordReferences::Task { attempts, .. }) = fact {
+            self.verify_output_ends(source.output, &attempts)?;
         }
-        self.step(Progress {
-            stage: Stage::Records,
+        self.step(ArchiveProgress {
+            stage: ArchiveStage::Records,
             records: checker.records,
             bytes: checker.bytes,
             total_bytes: None,
@@ -367,7 +371,7 @@ impl<'w> Verifying<'w> {
     }
 
     /// A terminal frame waits for its output, so a record never knows of more than the log has, unless all of it went.
-    fn ends(
+    fn verify_output_ends(
         &mut self,
         output: &StoredOutput,
         attempts: &[(Uuid, Option<u64>)],
@@ -381,20 +385,28 @@ impl<'w> Verifying<'w> {
                     "its output ends at byte {}, and it ended at {said}",
                     stored.durable
                 );
-                self.found(Finding::new("gap", format_args!("attempt/{attempt}"), what))?;
+                self.report_finding(VerifyFinding::new(
+                    "gap",
+                    format_args!("attempt/{attempt}"),
+                    what,
+                ))?;
             }
         }
         Ok(())
     }
 
-    fn bodies(&mut self, bodies: &Bodies, checker: &Checker) -> Result<(), VerifyError> {
+    fn bodies(&mut self, bodies: &BodyFiles, checker: &RecordChecker) -> Result<(), VerifyError> {
         for (number, (task, hash)) in (0..).zip(&checker.bodies) {
             if let Err(error) = bodies.load_bytes(*hash) {
                 let what = format!("its prompt {} cannot be read: {error}", hash.file_name());
-                self.found(Finding::new("body", format_args!("task/{task}"), what))?;
+                self.report_finding(VerifyFinding::new(
+                    "body",
+                    format_args!("task/{task}"),
+                    what,
+                ))?;
             }
-            self.step(Progress {
-                stage: Stage::Bodies,
+            self.step(ArchiveProgress {
+                stage: ArchiveStage::Bodies,
                 records: number,
                 bytes: 0,
                 total_bytes: None,
@@ -410,13 +422,13 @@ impl<'w> Verifying<'w> {
         for path in damaged {
             let what = "the segment's header is damaged, and nothing in it can be read";
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            self.found(Finding::new("output", name, what))?;
+            self.report_finding(VerifyFinding::new("output", name, what))?;
         }
         let mut bytes = 0;
         for (number, attempt) in (0..).zip(output.attempts()) {
             bytes += self.output_of(output, attempt)?;
-            self.step(Progress {
-                stage: Stage::Output,
+            self.step(ArchiveProgress {
+                stage: ArchiveStage::Output,
                 records: number,
                 bytes,
                 total_bytes: None,
@@ -432,12 +444,12 @@ impl<'w> Verifying<'w> {
             let pieces = match output.read(attempt, at, BLOCK) {
                 Ok(pieces) if pieces.is_empty() => break,
                 Ok(pieces) => pieces,
-                Err(ReadError::Unknown) => break,
+                Err(OutputReadError::Unknown) => break,
                 Err(error) => return Err(VerifyError::Read(error.to_string())),
             };
             for piece in &pieces {
                 at = piece.end();
-                if let Piece::Cut {
+                if let OutputPiece::Cut {
                     from,
                     to,
                     reason: CutReason::Corrupt,
@@ -449,7 +461,7 @@ impl<'w> Verifying<'w> {
         }
         if damaged > 0 {
             let what = format!("{damaged} bytes of its output were stored and cannot be read");
-            self.found(Finding::new(
+            self.report_finding(VerifyFinding::new(
                 "output",
                 format_args!("attempt/{attempt}"),
                 what,

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use super::frame::{self, FrameKind, MAGIC};
-use super::item::{Head, Item, Trailer};
+use super::frame::{self, ArchiveFrameKind, MAGIC};
+use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
 
 #[derive(Debug)]
 pub struct ArchiveWriter<W> {
     out: W,
     hash: Sha256,
-    trailer: Trailer,
+    trailer: ArchiveTrailer,
     written: u64,
     /// The body of the frame that is being written; kept for its room.
     body: Vec<u8>,
@@ -19,8 +19,8 @@ pub struct ArchiveWriter<W> {
 
 /// An export that was written to its end.
 #[derive(Debug)]
-pub struct Finished<W> {
-    pub trailer: Trailer,
+pub struct FinishedArchive<W> {
+    pub trailer: ArchiveTrailer,
     /// Of the whole file.
     pub bytes: u64,
     pub sha256: [u8; 32],
@@ -28,21 +28,21 @@ pub struct Finished<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    pub fn begin(out: W, head: &Head) -> io::Result<Self> {
+    pub fn begin(out: W, head: &ArchiveHead) -> io::Result<Self> {
         let mut writer = Self {
             out,
             hash: Sha256::new(),
-            trailer: Trailer::default(),
+            trailer: ArchiveTrailer::default(),
             written: 0,
             body: Vec::new(),
         };
         writer.write(MAGIC)?;
-        writer.frame(FrameKind::Head, &head.encode())?;
+        writer.frame(ArchiveFrameKind::Head, &head.encode())?;
         writer.trailer.frames = 1;
         Ok(writer)
     }
 
-    pub fn put(&mut self, item: &Item) -> io::Result<()> {
+    pub fn put(&mut self, item: &ArchiveItem) -> io::Result<()> {
         let mut body = std::mem::take(&mut self.body);
         let kind = item.encode(&mut body);
         let written = self.frame(kind, &body);
@@ -57,13 +57,16 @@ impl<W: Write> ArchiveWriter<W> {
     }
 
     /// Writes the trailer. `outcome` says what no item tells: the revision, and what was left out.
-    pub fn finish(mut self, outcome: impl FnOnce(&mut Trailer)) -> io::Result<Finished<W>> {
+    pub fn finish(
+        mut self,
+        outcome: impl FnOnce(&mut ArchiveTrailer),
+    ) -> io::Result<FinishedArchive<W>> {
         outcome(&mut self.trailer);
         self.trailer.sha256 = hex(&self.hash.clone().finalize());
         let body = self.trailer.encode();
-        self.frame(FrameKind::Trailer, &body)?;
+        self.frame(ArchiveFrameKind::Trailer, &body)?;
         self.out.flush()?;
-        Ok(Finished {
+        Ok(FinishedArchive {
             trailer: self.trailer,
             bytes: self.written,
             sha256: self.hash.finalize().into(),
@@ -71,7 +74,7 @@ impl<W: Write> ArchiveWriter<W> {
         })
     }
 
-    fn frame(&mut self, kind: FrameKind, body: &[u8]) -> io::Result<()> {
+    fn frame(&mut self, kind: ArchiveFrameKind, body: &[u8]) -> io::Result<()> {
         let head = frame::encode_head(self.trailer.frames, kind, body);
         self.write(&head)?;
         self.write(body)

@@ -9,16 +9,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use baton_core::id::TenantScope;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 
-use super::{Role, Token, TokenRecord, Tokens};
+use super::{Role, Token, TokenRecord, TokenTable};
 
 pub const ADMIN_TOKEN_FILE: &str = "admin.token";
 pub const DAEMON_TOKEN_FILE: &str = "daemon.token";
 
 /// Which local credentials a start makes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bootstrap {
+pub enum BootstrapTokens {
     /// An administrator's, if the relay knows no token at all.
     #[default]
     FirstAdmin,
@@ -28,17 +28,17 @@ pub enum Bootstrap {
 }
 
 /// Mints what is missing and writes its file. The caller makes the records durable and then inserts them into `tokens`.
-pub fn prepare(
-    wanted: Bootstrap,
+pub fn make_missing_tokens(
+    wanted: BootstrapTokens,
     data: &Path,
-    tokens: &Tokens,
-    wall: Wall,
+    tokens: &TokenTable,
+    wall: WallTime,
 ) -> io::Result<Vec<TokenRecord>> {
     let missing = match wanted {
-        Bootstrap::Nothing => Vec::new(),
-        Bootstrap::FirstAdmin if tokens.is_empty() => vec![(Role::Admin, ADMIN_TOKEN_FILE)],
-        Bootstrap::FirstAdmin => Vec::new(),
-        Bootstrap::AdminAndDaemon => {
+        BootstrapTokens::Nothing => Vec::new(),
+        BootstrapTokens::FirstAdmin if tokens.is_empty() => vec![(Role::Admin, ADMIN_TOKEN_FILE)],
+        BootstrapTokens::FirstAdmin => Vec::new(),
+        BootstrapTokens::AdminAndDaemon => {
             let both = [
                 (Role::Admin, ADMIN_TOKEN_FILE),
                 (Role::Daemon, DAEMON_TOKEN_FILE),
@@ -49,24 +49,24 @@ pub fn prepare(
     };
     missing
         .into_iter()
-        .map(|(role, file)| make(role, &data.join(file), wall))
+        .map(|(role, file)| make_token(role, &data.join(file), wall))
         .collect()
 }
 
 /// A new local administrator for data that came from elsewhere. The caller makes the record durable.
-pub fn local_admin(data: &Path, wall: Wall) -> io::Result<TokenRecord> {
-    make(Role::Admin, &data.join(ADMIN_TOKEN_FILE), wall)
+pub fn make_local_admin(data: &Path, wall: WallTime) -> io::Result<TokenRecord> {
+    make_token(Role::Admin, &data.join(ADMIN_TOKEN_FILE), wall)
 }
 
-fn is_usable(file: &Path, tokens: &Tokens) -> bool {
+fn is_usable(file: &Path, tokens: &TokenTable) -> bool {
     fs::read_to_string(file)
         .ok()
         .and_then(|text| Token::parse(text.trim_end()))
         .is_some_and(|token| tokens.authenticate(&token).is_some())
 }
 
-fn make(role: Role, file: &Path, wall: Wall) -> io::Result<TokenRecord> {
-    let token = Token::mint();
+fn make_token(role: Role, file: &Path, wall: WallTime) -> io::Result<TokenRecord> {
+    let token = Token::generate();
     write_private(file, &token)?;
     Ok(TokenRecord {
         id: token.id,
@@ -84,7 +84,7 @@ fn make(role: Role, file: &Path, wall: Wall) -> io::Result<TokenRecord> {
 
 /// Replaces the file as a whole; it is never readable by others, not even for a moment.
 fn write_private(path: &Path, token: &Token) -> io::Result<()> {
-    let fresh = fresh_name(path);
+    let fresh = temp_path(path);
     match fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
@@ -101,7 +101,7 @@ fn write_private(path: &Path, token: &Token) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-fn fresh_name(path: &Path) -> PathBuf {
+fn temp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     PathBuf::from(name)
@@ -112,19 +112,37 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::RelayClock;
 
     #[test]
     fn first_start_makes_private_token_files_and_later_starts_keep_them() {
         let dir = tempfile::tempdir().unwrap();
-        let tokens = Tokens::load([], Clock::system());
-        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(1)).unwrap();
+        let tokens = TokenTable::load([], RelayClock::system());
+        let made = make_missing_tokens(
+            BootstrapTokens::FirstAdmin,
+            dir.path(),
+            &tokens,
+            WallTime(1),
+        )
+        .unwrap();
         assert_eq!(made.len(), 1);
         made.into_iter().for_each(|record| tokens.insert(record));
-        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(1)).unwrap();
+        let made = make_missing_tokens(
+            BootstrapTokens::FirstAdmin,
+            dir.path(),
+            &tokens,
+            WallTime(1),
+        )
+        .unwrap();
         assert!(made.is_empty());
 
-        let made = prepare(Bootstrap::AdminAndDaemon, dir.path(), &tokens, Wall(2)).unwrap();
+        let made = make_missing_tokens(
+            BootstrapTokens::AdminAndDaemon,
+            dir.path(),
+            &tokens,
+            WallTime(2),
+        )
+        .unwrap();
         assert_eq!(
             made.iter().map(|m| m.role).collect::<Vec<_>>(),
             [Role::Daemon]
@@ -141,11 +159,23 @@ mod tests {
             let principal = tokens.authenticate(&token).unwrap();
             assert_eq!(principal.role, role);
             assert_eq!(principal.tenant.as_str(), "default");
-            tokens.revoke(token.id, Wall(4));
+            tokens.revoke(token.id, WallTime(4));
         }
-        let made = prepare(Bootstrap::AdminAndDaemon, dir.path(), &tokens, Wall(5)).unwrap();
+        let made = make_missing_tokens(
+            BootstrapTokens::AdminAndDaemon,
+            dir.path(),
+            &tokens,
+            WallTime(5),
+        )
+        .unwrap();
         assert_eq!(made.len(), 2, "revoked ones are replaced for `baton up`");
-        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(5)).unwrap();
+        let made = make_missing_tokens(
+            BootstrapTokens::FirstAdmin,
+            dir.path(),
+            &tokens,
+            WallTime(5),
+        )
+        .unwrap();
         assert!(made.is_empty(), "but never for a relay that has tokens");
     }
 }

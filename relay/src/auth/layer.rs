@@ -12,55 +12,55 @@ use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::permission::{Access, access};
-use super::{AuthFault, Peer, Principal, Token, Tokens};
-use crate::api::fault::Fault;
+use super::permission::{RpcAccess, access};
+use super::{AuthFault, ConnectionPeer, Principal, Token, TokenTable};
+use crate::api::fault::ApiFault;
 use crate::api::status;
-use crate::api::unbuilt::unbuilt;
-use crate::api::validate::{Why, invalid};
+use crate::api::unbuilt::unimplemented_rpc;
+use crate::api::validate::{InvalidReason, invalid_field};
 
 #[derive(Clone, Debug)]
 pub struct AuthLayer {
-    tokens: Tokens,
+    tokens: TokenTable,
 }
 
 impl AuthLayer {
-    pub fn new(tokens: Tokens) -> Self {
+    pub fn new(tokens: TokenTable) -> Self {
         Self { tokens }
     }
 
     /// The caller, or nobody where anybody may call.
-    fn admit(&self, request: &Request<Body>) -> Result<Option<Principal>, Fault> {
+    fn authorize(&self, request: &Request<Body>) -> Result<Option<Principal>, ApiFault> {
         let path = request.uri().path();
         let roles = match access(path) {
-            Access::Public => return Ok(None),
-            Access::Roles(roles) => roles,
+            RpcAccess::Public => return Ok(None),
+            RpcAccess::Roles(roles) => roles,
             // Whoever asks for what does not exist learns so only with a credential.
-            Access::Unlisted => return Ok(Some(self.principal(request)?)),
+            RpcAccess::Unlisted => return Ok(Some(self.authenticate(request)?)),
         };
-        let principal = self.principal(request)?;
+        let principal = self.authenticate(request)?;
         let role = principal.role;
         if !roles.contains(&role) {
             return Err(AuthFault::Forbidden { role, may: roles }.into());
         }
-        match unbuilt(path) {
-            Some(what) => Err(Fault::NotBuilt { what }),
+        match unimplemented_rpc(path) {
+            Some(what) => Err(ApiFault::NotImplemented { what }),
             None => Ok(Some(principal)),
         }
     }
 
-    fn principal(&self, request: &Request<Body>) -> Result<Principal, Fault> {
+    fn authenticate(&self, request: &Request<Body>) -> Result<Principal, ApiFault> {
         let headers = request.headers();
-        let principal = bearer(headers)
+        let principal = bearer_token(headers)
             .and_then(|token| self.tokens.authenticate(&token))
             .ok_or(AuthFault::Unauthenticated)?;
         // Whatever becomes of the call, the connection is no stranger's.
-        if let Some(peer) = request.extensions().get::<Peer>() {
-            peer.is_met();
+        if let Some(peer) = request.extensions().get::<ConnectionPeer>() {
+            peer.mark_authenticated();
         }
         match headers.get(TENANT_HEADER) {
             None => Ok(principal),
-            Some(name) => within(principal, name.to_str().unwrap_or_default()),
+            Some(name) => select_tenant(principal, name.to_str().unwrap_or_default()),
         }
     }
 }
@@ -68,19 +68,20 @@ impl AuthLayer {
 /// Whoever reaches all tenants says with this which one a call is about; to others it can only name their own.
 const TENANT_HEADER: &str = "baton-tenant";
 
-fn within(mut principal: Principal, name: &str) -> Result<Principal, Fault> {
+fn select_tenant(mut principal: Principal, name: &str) -> Result<Principal, ApiFault> {
     let rule = "use 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit";
     let tenant = TenantId::new(name);
-    let tenant = tenant.ok_or_else(|| invalid(TENANT_HEADER, Why::MalformedName { rule }))?;
+    let tenant = tenant
+        .ok_or_else(|| invalid_field(TENANT_HEADER, InvalidReason::MalformedName { rule }))?;
     if principal.scope.covers(&tenant) {
         principal.tenant = tenant;
         Ok(principal)
     } else {
-        Err(Fault::ForeignTenant)
+        Err(ApiFault::ForeignTenant)
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<Token> {
+fn bearer_token(headers: &HeaderMap) -> Option<Token> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(())?;
@@ -88,23 +89,23 @@ fn bearer(headers: &HeaderMap) -> Option<Token> {
 }
 
 impl<S> Layer<S> for AuthLayer {
-    type Service = Authenticated<S>;
+    type Service = AuthService<S>;
 
-    fn layer(&self, inner: S) -> Authenticated<S> {
-        Authenticated {
+    fn layer(&self, inner: S) -> AuthService<S> {
+        AuthService {
             inner,
-            auth: self.clone(),
+            layer: self.clone(),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Authenticated<S> {
+pub struct AuthService<S> {
     inner: S,
-    auth: AuthLayer,
+    layer: AuthLayer,
 }
 
-impl<S> Service<Request<Body>> for Authenticated<S>
+impl<S> Service<Request<Body>> for AuthService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -119,7 +120,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match self.auth.admit(&request) {
+        match self.layer.authorize(&request) {
             Ok(principal) => {
                 // Gone from here on, so that no log or span can pick it up.
                 request.headers_mut().remove(AUTHORIZATION);

@@ -13,11 +13,11 @@ pub mod token;
 pub mod tokens;
 
 pub use layer::AuthLayer;
-pub use peer::Peer;
+pub use peer::ConnectionPeer;
 pub use principal::Principal;
 pub use role::Role;
 pub use token::{Token, TokenRecord};
-pub use tokens::Tokens;
+pub use tokens::TokenTable;
 
 /// Why a caller was turned away. What it is advised stands in `api/status.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum AuthFault {
     },
     /// The credential ended while a stream that it opened was live.
     #[error("the token was revoked or has expired")]
-    Ended,
+    CredentialEnded,
 }
 
 /// `admin, operator`.

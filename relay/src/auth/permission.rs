@@ -8,7 +8,7 @@ use Role::{Admin, Agent, Answerer, Daemon, Operator, ReadOnly, Submitter};
 
 /// What a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum RpcAccess {
     /// Anybody, without a credential.
     Public,
     Roles(&'static [Role]),
@@ -26,15 +26,15 @@ const PUBLIC: [&str; 3] = [
 const READ: &[Role] = &[Admin, Operator, Submitter, Answerer, Agent, ReadOnly];
 const READ_INPUTS: &[Role] = &[Admin, Operator, Submitter, Answerer, ReadOnly];
 const READ_FLEET: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
-const LOOK_INSIDE: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
+const INSPECT: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
 /// Who am I, and is the relay well: every credential may ask.
 const ANYONE: &[Role] = &Role::ALL;
 const SUBMIT: &[Role] = &[Admin, Operator, Submitter];
 const ANSWER: &[Role] = &[Admin, Operator, Submitter, Answerer];
 const OPERATE: &[Role] = &[Admin, Operator];
 const ADMINISTER: &[Role] = &[Admin];
-const HOLD: &[Role] = &[Agent];
-const LINK: &[Role] = &[Daemon];
+const AGENT_LEASE: &[Role] = &[Agent];
+const DAEMON_LINK: &[Role] = &[Daemon];
 
 const TABLE: &[(&str, &[Role])] = &[
     ("/baton.v1.Tasks/Submit", SUBMIT),
@@ -60,15 +60,15 @@ const TABLE: &[(&str, &[Role])] = &[
     ("/baton.v1.Fleet/UndrainDaemon", OPERATE),
     ("/baton.v1.Fleet/DisconnectDaemon", OPERATE),
     ("/baton.v1.Fleet/ForgetDaemon", OPERATE),
-    ("/baton.v1.Operator/Inspect", LOOK_INSIDE),
-    ("/baton.v1.Operator/ListAttempts", LOOK_INSIDE),
+    ("/baton.v1.Operator/Inspect", INSPECT),
+    ("/baton.v1.Operator/ListAttempts", INSPECT),
     ("/baton.v1.Operator/ForceRelease", OPERATE),
     ("/baton.v1.Operator/ForceFail", OPERATE),
     ("/baton.v1.Operator/RetryTask", OPERATE),
     ("/baton.v1.Operator/CompleteTask", OPERATE),
     ("/baton.v1.Operator/Pause", OPERATE),
     ("/baton.v1.Operator/Unpause", OPERATE),
-    ("/baton.v1.Operator/SchedulerStatus", LOOK_INSIDE),
+    ("/baton.v1.Operator/SchedulerStatus", INSPECT),
     ("/baton.v1.Operator/BulkForce", OPERATE),
     ("/baton.v1.Operator/PutProfile", OPERATE),
     ("/baton.v1.Operator/ListProfiles", READ),
@@ -81,28 +81,28 @@ const TABLE: &[(&str, &[Role])] = &[
     ("/baton.v1.Operator/Verify", OPERATE),
     ("/baton.v1.Operator/ReleaseInherited", ADMINISTER),
     ("/baton.v1.Operator/RelayInfo", ANYONE),
-    ("/baton.v1.Agents/Start", HOLD),
-    ("/baton.v1.Agents/Claim", HOLD),
-    ("/baton.v1.Agents/PickUp", HOLD),
-    ("/baton.v1.Agents/Renew", HOLD),
-    ("/baton.v1.Agents/Checkpoint", HOLD),
-    ("/baton.v1.Agents/Progress", HOLD),
-    ("/baton.v1.Agents/Block", HOLD),
-    ("/baton.v1.Agents/Release", HOLD),
-    ("/baton.v1.Agents/Complete", HOLD),
-    ("/baton.v1.Agents/Fail", HOLD),
-    ("/baton.v1.Agents/Cancel", HOLD),
-    ("/baton.v1.DaemonLink/Link", LINK),
+    ("/baton.v1.Agents/Start", AGENT_LEASE),
+    ("/baton.v1.Agents/Claim", AGENT_LEASE),
+    ("/baton.v1.Agents/PickUp", AGENT_LEASE),
+    ("/baton.v1.Agents/Renew", AGENT_LEASE),
+    ("/baton.v1.Agents/Checkpoint", AGENT_LEASE),
+    ("/baton.v1.Agents/Progress", AGENT_LEASE),
+    ("/baton.v1.Agents/Block", AGENT_LEASE),
+    ("/baton.v1.Agents/Release", AGENT_LEASE),
+    ("/baton.v1.Agents/Complete", AGENT_LEASE),
+    ("/baton.v1.Agents/Fail", AGENT_LEASE),
+    ("/baton.v1.Agents/Cancel", AGENT_LEASE),
+    ("/baton.v1.DaemonLink/Link", DAEMON_LINK),
 ];
 
-pub fn access(path: &str) -> Access {
+pub fn access(path: &str) -> RpcAccess {
     if let Some((_, roles)) = TABLE.iter().find(|(listed, _)| *listed == path) {
-        return Access::Roles(roles);
+        return RpcAccess::Roles(roles);
     }
     if PUBLIC.iter().any(|service| path.starts_with(service)) {
-        return Access::Public;
+        return RpcAccess::Public;
     }
-    Access::Unlisted
+    RpcAccess::Unlisted
 }
 
 #[cfg(test)]
@@ -192,7 +192,7 @@ mod tests {
                 "{path}"
             );
         }
-        assert_eq!(access("/baton.v1.Tasks/Nope"), Access::Unlisted);
-        assert_eq!(access("/grpc.health.v1.Health/Check"), Access::Public);
+        assert_eq!(access("/baton.v1.Tasks/Nope"), RpcAccess::Unlisted);
+        assert_eq!(access("/grpc.health.v1.Health/Check"), RpcAccess::Public);
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use baton_core::id::{TenantId, TenantScope, TokenId};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
 
 use super::role::Role;
 use super::token::TokenRecord;
-use crate::clock::Clock;
+use crate::clock::RelayClock;
 
 /// Where a credential of all tenants works when it acts as a client.
 pub const DEFAULT_TENANT: &str = "default";
@@ -30,7 +30,7 @@ pub struct Principal {
     pub tenant: TenantId,
     /// Only for role agent.
     pub agent_scope: Option<Arc<str>>,
-    expires_at: Option<Wall>,
+    expires_at: Option<WallTime>,
     revoked: CancellationToken,
 }
 
@@ -49,27 +49,27 @@ impl Principal {
     }
 
     /// Whether a task of its tenant is there for it. An agent sees the work of its scope; anything else is unknown to it.
-    pub(crate) fn sees(&self, spec: &TaskSpec) -> bool {
+    pub(crate) fn can_see(&self, spec: &TaskSpec) -> bool {
         let scope = self.agent_scope.as_deref();
         scope.is_none_or(|scope| spec.agent_scope.as_deref() == Some(scope))
     }
 
     /// Completes when this credential is revoked or expires. Live streams select on it and close. Cancel safe.
-    pub async fn ended(&self, clock: &Clock) {
+    pub async fn ended(&self, clock: &RelayClock) {
         tokio::select! {
             () = self.revoked.cancelled() => {}
             () = self.expired(clock) => {}
         }
     }
 
-    async fn expired(&self, clock: &Clock) {
+    async fn expired(&self, clock: &RelayClock) {
         let Some(expiry) = self.expires_at else {
             return std::future::pending().await;
         };
         while clock.now().wall < expiry {
             let now = clock.now();
             let left = expiry.0.saturating_sub(now.wall.0).min(EXPIRY_CHECK_MS);
-            clock.sleep_until(now.at + left).await;
+            clock.sleep_until(now.monotonic + left).await;
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use baton_core::id::{TenantScope, TokenId};
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -29,15 +29,15 @@ pub struct TokenRecord {
     /// For role agent: tasks with this scope are the ones it may claim and pick up.
     pub agent_scope: Option<String>,
     pub secret_sha256: [u8; 32],
-    pub created_at: Wall,
-    pub expires_at: Option<Wall>,
-    pub revoked_at: Option<Wall>,
+    pub created_at: WallTime,
+    pub expires_at: Option<WallTime>,
+    pub revoked_at: Option<WallTime>,
     /// Name of the credential that made it; `bootstrap` for the first ones.
     pub created_by: String,
 }
 
 impl TokenRecord {
-    pub fn is_usable(&self, wall: Wall) -> bool {
+    pub fn is_usable(&self, wall: WallTime) -> bool {
         self.revoked_at.is_none() && self.expires_at.is_none_or(|expiry| wall < expiry)
     }
 }
@@ -50,7 +50,7 @@ pub struct Token {
 }
 
 impl Token {
-    pub fn mint() -> Self {
+    pub fn generate() -> Self {
         Self {
             id: TokenId(Uuid::now_v7()),
             secret: rand::random(),
@@ -98,19 +98,19 @@ mod tests {
     #[test]
     fn a_token_comes_back_as_it_was_handed_out_and_debug_hides_its_secret() {
         for _ in 0..64 {
-            let token = Token::mint();
+            let token = Token::generate();
             let text = token.reveal();
             assert_eq!(Token::parse(&text), Some(token.clone()));
             assert!(token.matches(&token.secret_sha256()));
             let secret = text.splitn(3, '_').nth(2).unwrap();
             assert!(!format!("{token:?}").contains(secret));
         }
-        assert!(!Token::mint().matches(&Token::mint().secret_sha256()));
+        assert!(!Token::generate().matches(&Token::generate().secret_sha256()));
     }
 
     #[test]
     fn only_the_canonical_spelling_is_a_token() {
-        let good = Token::mint().reveal();
+        let good = Token::generate().reveal();
         let upper = good.to_uppercase().replace("BTN_", "btn_");
         let bad = [
             "",

@@ -7,33 +7,36 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use baton_core::id::TokenId;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
 
 use super::principal::Principal;
 use super::token::{Token, TokenRecord};
-use crate::clock::Clock;
+use crate::clock::RelayClock;
 
 /// Compared with when the id is unknown, so that unknown and wrong cost the same. Nothing hashes to it on purpose.
 const NO_HASH: [u8; 32] = [0; 32];
 
 /// Clones share one table.
 #[derive(Clone, Debug)]
-pub struct Tokens {
-    known: Arc<RwLock<HashMap<TokenId, Known>>>,
-    clock: Clock,
+pub struct TokenTable {
+    entries: Arc<RwLock<HashMap<TokenId, TokenEntry>>>,
+    clock: RelayClock,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct TokenEntry {
     record: Arc<TokenRecord>,
     revoked: CancellationToken,
 }
 
-impl Tokens {
-    pub fn load(records: impl IntoIterator<Item = TokenRecord>, clock: Clock) -> Self {
+impl TokenTable {
+    pub fn load(records: impl IntoIterator<Item = TokenRecord>, clock: RelayClock) -> Self {
         let known = Arc::default();
-        let tokens = Self { known, clock };
+        let tokens = Self {
+            entries: known,
+            clock,
+        };
         records.into_iter().for_each(|record| tokens.insert(record));
         tokens
     }
@@ -44,7 +47,7 @@ impl Tokens {
 
     /// The caller has made `record` durable.
     pub fn insert(&self, record: TokenRecord) {
-        let known = Known {
+        let known = TokenEntry {
             revoked: CancellationToken::new(),
             record: Arc::new(record),
         };
@@ -52,7 +55,7 @@ impl Tokens {
     }
 
     /// The caller has made the revocation durable. Ends the token's live streams.
-    pub fn revoke(&self, id: TokenId, at: Wall) {
+    pub fn revoke(&self, id: TokenId, at: WallTime) {
         if let Some(known) = self.write().get_mut(&id) {
             Arc::make_mut(&mut known.record).revoked_at = Some(at);
             known.revoked.cancel();
@@ -88,12 +91,12 @@ impl Tokens {
     }
 
     // A panic while holding the lock leaves a whole map: every change is one insert or one field.
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<TokenId, Known>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<TokenId, TokenEntry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<TokenId, Known>> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<TokenId, TokenEntry>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,9 +109,9 @@ mod tests {
     use super::super::principal::default_tenant;
     use super::super::role::Role;
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::RelayClock;
 
-    fn record(token: &Token, expires_at: Option<Wall>) -> TokenRecord {
+    fn record(token: &Token, expires_at: Option<WallTime>) -> TokenRecord {
         TokenRecord {
             id: token.id,
             name: "ci".into(),
@@ -116,7 +119,7 @@ mod tests {
             role: Role::Submitter,
             agent_scope: None,
             secret_sha256: token.secret_sha256(),
-            created_at: Wall(1),
+            created_at: WallTime(1),
             expires_at,
             revoked_at: None,
             created_by: "test".into(),
@@ -125,15 +128,15 @@ mod tests {
 
     #[test]
     fn only_a_known_proved_unexpired_unrevoked_token_is_somebody() {
-        let (clock, control) = Clock::controlled();
+        let (clock, control) = RelayClock::controlled();
         control.freeze();
         let wall = clock.now().wall;
-        let (good, expiring, unknown) = (Token::mint(), Token::mint(), Token::mint());
+        let (good, expiring, unknown) = (Token::generate(), Token::generate(), Token::generate());
         let records = [
             record(&good, None),
-            record(&expiring, Some(Wall(wall.0 + 50))),
+            record(&expiring, Some(WallTime(wall.0 + 50))),
         ];
-        let tokens = Tokens::load(records, clock);
+        let tokens = TokenTable::load(records, clock);
         let (own, other) = (
             good.id.0.simple().to_string(),
             unknown.id.0.simple().to_string(),
@@ -154,15 +157,15 @@ mod tests {
 
     #[tokio::test]
     async fn revocation_and_expiry_end_live_streams() {
-        let (clock, control) = Clock::controlled();
+        let (clock, control) = RelayClock::controlled();
         control.freeze();
         let wall = clock.now().wall;
-        let (revoked, expiring) = (Token::mint(), Token::mint());
+        let (revoked, expiring) = (Token::generate(), Token::generate());
         let records = [
             record(&revoked, None),
-            record(&expiring, Some(Wall(wall.0 + 60_000))),
+            record(&expiring, Some(WallTime(wall.0 + 60_000))),
         ];
-        let tokens = Tokens::load(records, clock.clone());
+        let tokens = TokenTable::load(records, clock.clone());
         for (token, revoke) in [(&revoked, true), (&expiring, false)] {
             let principal = tokens.authenticate(token).unwrap();
             let clock = clock.clone();

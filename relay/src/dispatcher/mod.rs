@@ -18,42 +18,42 @@ mod turn;
 
 use std::sync::Arc;
 
-use baton_core::effects::{CloseReason, Downstream, Reply};
+use baton_core::effects::{CloseReason, CoreReply, DaemonMessage};
 use baton_core::id::{RequestId, SessionId, TokenId};
-use baton_core::input::{Frame, Hello, Input};
+use baton_core::input::{AttemptFrame, CoreCommand, DaemonHello};
 use baton_core::reject::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bodies::{BODY_INLINE_MAX, Bodies, Pinned};
-use crate::look_ups::LookUps;
-use crate::store::{Change, Store, is_full};
+use crate::bodies::{BODY_INLINE_MAX, BodyFiles, BodyPin};
+use crate::look_ups::LookupCounter;
+use crate::store::{Store, StoreChange, is_disk_full_error};
 
-use pace::{Crowded, Pace, Pass};
+use pace::{InFlightLimits, InFlightPermit, TooManyCalls};
 
-pub(crate) use pace::Window;
-pub(crate) use turn::{Audience, Loop, Parts};
+pub(crate) use pace::FrameWindow;
+pub(crate) use turn::{DispatchLoop, DispatchLoopParts, PublishTargets};
 
 /// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
-const FRAMES: usize = 4096;
+const FRAME_QUEUE: usize = 4096;
 /// Client requests that wait for the loop. Full: the caller waits, under its own deadline.
-const REQUESTS: usize = 2048;
+const REQUEST_QUEUE: usize = 2048;
 /// Messages that wait for one session. Full: the session is closed; a daemon that does not read is not alive.
 pub(crate) const SESSION_QUEUE: usize = 16_384;
 
 /// A handle to the loop. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Dispatcher {
-    frames: mpsc::Sender<FromSession>,
-    requests: mpsc::Sender<Request>,
-    bodies: Bodies,
+    frames: mpsc::Sender<HolderMessage>,
+    requests: mpsc::Sender<DispatcherRequest>,
+    bodies: BodyFiles,
     store: Store,
-    look_ups: LookUps,
-    pace: Pace,
+    lookups: LookupCounter,
+    in_flight_limits: InFlightLimits,
 }
 
 /// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RequestRefusal {
     #[error("{}", .0.explain())]
     Rejected(Rejection),
     /// The relay is going away; nothing was done.
@@ -63,86 +63,88 @@ pub enum Refusal {
     #[error(
         "the relay stopped before the outcome was known; ask again with the same idempotency key"
     )]
-    Unknown,
+    OutcomeUnknown,
     #[error("the disk is full; try again when there is room")]
     DiskFull,
     /// So many words of this caller about goals wait to be stored.
     #[error("too many updates of this caller wait to be stored")]
-    Crowded,
+    TooManyUpdates,
     #[error("a long body could not be stored: {0}")]
-    Body(Arc<str>),
+    BodyNotStored(Arc<str>),
 }
 
 /// What holders of leases tell the loop.
-pub(crate) enum FromSession {
+pub(crate) enum HolderMessage {
     Opened {
         session: SessionId,
-        hello: Box<Hello>,
-        messages: mpsc::Sender<ToSession>,
+        hello: Box<DaemonHello>,
+        messages: mpsc::Sender<SessionDelivery>,
     },
-    Input(Input),
+    Input(CoreCommand),
     /// The window that let it through is free again when what follows from it is durable.
     Frame {
-        frame: Box<Frame>,
-        pass: Pass,
+        frame: Box<AttemptFrame>,
+        pass: InFlightPermit,
     },
     /// A call about a lease that its caller holds itself: heard with the frames, for it renews or ends an attempt.
-    Held {
-        make: MakeInput,
-        waiting: Waiting,
+    AgentLeaseCall {
+        make: InputFactory,
+        waiting: PendingReply,
     },
 }
 
 /// What the loop tells a session.
 #[derive(Debug)]
-pub(crate) enum ToSession {
-    Message(Downstream),
+pub(crate) enum SessionDelivery {
+    Message(DaemonMessage),
     Close(CloseReason),
 }
 
-type MakeInput = Box<dyn FnOnce(RequestId) -> Input + Send>;
+type InputFactory = Box<dyn FnOnce(RequestId) -> CoreCommand + Send>;
 
 /// What a client's call asks of the loop.
-enum Request {
-    Ask {
-        make: MakeInput,
-        waiting: Waiting,
+enum DispatcherRequest {
+    CoreInput {
+        make: InputFactory,
+        waiting: PendingReply,
     },
     /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
-    Write {
-        changes: Vec<Change>,
-        done: oneshot::Sender<Result<(), Refusal>>,
+    WriteRecords {
+        changes: Vec<StoreChange>,
+        done: oneshot::Sender<Result<(), RequestRefusal>>,
     },
     /// Take nothing more, if nothing was ever submitted; the answer says whether that is so.
-    Retire {
-        retired: oneshot::Sender<bool>,
-    },
+    StopAccepting { retired: oneshot::Sender<bool> },
 }
 
 /// Who waits for a reply, and the long body that must stay until it is sent.
-pub(crate) struct Waiting {
-    reply: oneshot::Sender<Result<Reply, Refusal>>,
-    kept: Option<Pinned>,
+pub(crate) struct PendingReply {
+    reply: oneshot::Sender<Result<CoreReply, RequestRefusal>>,
+    body_pin: Option<BodyPin>,
     /// Held until the reply is sent, also if the caller goes away.
-    pass: Option<Pass>,
+    permit: Option<InFlightPermit>,
 }
 
 impl Dispatcher {
     fn new(
-        bodies: Bodies,
+        bodies: BodyFiles,
         store: Store,
-        look_ups: LookUps,
-    ) -> (Self, mpsc::Receiver<FromSession>, mpsc::Receiver<Request>) {
-        let (frames, from_sessions) = mpsc::channel(FRAMES);
-        let (requests, from_clients) = mpsc::channel(REQUESTS);
+        look_ups: LookupCounter,
+    ) -> (
+        Self,
+        mpsc::Receiver<HolderMessage>,
+        mpsc::Receiver<DispatcherRequest>,
+    ) {
+        let (frames, from_sessions) = mpsc::channel(FRAME_QUEUE);
+        let (requests, from_clients) = mpsc::channel(REQUEST_QUEUE);
         (
             Self {
                 frames,
                 requests,
                 bodies,
                 store,
-                look_ups,
-                pace: Pace::default(),
+                lookups: look_ups,
+                in_flight_limits: InFlightLimits::default(),
             },
             from_sessions,
             from_clients,
@@ -150,129 +152,137 @@ impl Dispatcher {
     }
 
     /// For those who ask on their own account, and for no client.
-    pub(crate) fn uncounted(&self) -> Self {
+    pub(crate) fn without_lookup_counts(&self) -> Self {
         Self {
-            look_ups: LookUps::default(),
+            lookups: LookupCounter::default(),
             ..self.clone()
         }
     }
 
     /// The same for an agent that holds the lease it speaks of: a store that falls behind must not hold back renewals
     /// and ends of attempts. `word` is whose word about a goal it is, where it is one that waits its turn.
-    pub(crate) async fn request_held(
+    pub(crate) async fn request_with_lease(
         &self,
-        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
         word: Option<TokenId>,
-    ) -> Result<Reply, Refusal> {
-        let pass = self.pass(word).await?;
+    ) -> Result<CoreReply, RequestRefusal> {
+        let pass = self.acquire_permit(word).await?;
         let (reply, outcome) = oneshot::channel();
-        self.look_ups.request();
-        let held = FromSession::Held {
+        self.lookups.count_request();
+        let held = HolderMessage::AgentLeaseCall {
             make: Box::new(make),
-            waiting: Waiting {
+            waiting: PendingReply {
                 reply,
-                kept: None,
-                pass,
+                body_pin: None,
+                permit: pass,
             },
         };
-        self.hear(held).await?;
-        outcome.await.map_err(|_| Refusal::Unknown)?
+        self.send_to_loop(held).await?;
+        outcome.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
     /// Hands the core an input and waits for its reply, which is sent after what it tells of is durable.
     pub async fn request(
         &self,
-        make: impl FnOnce(RequestId) -> Input + Send + 'static,
-    ) -> Result<Reply, Refusal> {
-        self.ask(make, None, None).await
+        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+    ) -> Result<CoreReply, RequestRefusal> {
+        self.send_request(make, None, None).await
     }
 
     /// The same for a word about a goal, of this caller: it waits its turn.
-    pub(crate) async fn request_word(
+    pub(crate) async fn request_goal_update(
         &self,
-        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
         token: TokenId,
-    ) -> Result<Reply, Refusal> {
-        let pass = self.pass(Some(token)).await?;
-        self.ask(make, None, pass).await
+    ) -> Result<CoreReply, RequestRefusal> {
+        let pass = self.acquire_permit(Some(token)).await?;
+        self.send_request(make, None, pass).await
     }
 
-    async fn pass(&self, word: Option<TokenId>) -> Result<Option<Pass>, Refusal> {
+    async fn acquire_permit(
+        &self,
+        word: Option<TokenId>,
+    ) -> Result<Option<InFlightPermit>, RequestRefusal> {
         let Some(token) = word else {
             return Ok(None);
         };
-        let pass = self.pace.call(token).await;
-        pass.map(Some).map_err(|Crowded| Refusal::Crowded)
+        let pass = self.in_flight_limits.acquire_call(token).await;
+        pass.map(Some)
+            .map_err(|TooManyCalls| RequestRefusal::TooManyUpdates)
     }
 
     /// What one daemon's stream may have on its way.
-    pub(crate) fn window(&self) -> Window {
-        self.pace.window()
+    pub(crate) fn frame_window(&self) -> FrameWindow {
+        self.in_flight_limits.frame_window()
     }
 
     /// The same for an input whose long body must not be removed before it is answered, also if the caller goes away.
-    pub(crate) async fn request_keeping(
+    pub(crate) async fn request_with_body(
         &self,
-        make: impl FnOnce(RequestId) -> Input + Send + 'static,
-        kept: Option<Pinned>,
-    ) -> Result<Reply, Refusal> {
-        self.ask(make, kept, None).await
+        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+        kept: Option<BodyPin>,
+    ) -> Result<CoreReply, RequestRefusal> {
+        self.send_request(make, kept, None).await
     }
 
-    async fn ask(
+    async fn send_request(
         &self,
-        make: impl FnOnce(RequestId) -> Input + Send + 'static,
-        kept: Option<Pinned>,
-        pass: Option<Pass>,
-    ) -> Result<Reply, Refusal> {
+        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+        kept: Option<BodyPin>,
+        pass: Option<InFlightPermit>,
+    ) -> Result<CoreReply, RequestRefusal> {
         let (reply, outcome) = oneshot::channel();
-        self.look_ups.request();
-        let ask = Request::Ask {
+        self.lookups.count_request();
+        let ask = DispatcherRequest::CoreInput {
             make: Box::new(make),
-            waiting: Waiting { reply, kept, pass },
+            waiting: PendingReply {
+                reply,
+                body_pin: kept,
+                permit: pass,
+            },
         };
         self.requests
             .send(ask)
             .await
-            .map_err(|_| Refusal::Stopping)?;
-        outcome.await.map_err(|_| Refusal::Unknown)?
+            .map_err(|_| RequestRefusal::Stopping)?;
+        outcome.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
     /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt, and
     /// give what it returns to `request_keeping`.
-    pub(crate) async fn keep_body(&self, prompt: &str) -> Result<Option<Pinned>, Refusal> {
+    pub(crate) async fn store_body(&self, prompt: &str) -> Result<Option<BodyPin>, RequestRefusal> {
         if prompt.len() <= BODY_INLINE_MAX {
             return Ok(None);
         }
         let (bodies, bytes) = (self.bodies.clone(), prompt.as_bytes().to_vec());
-        let kept = tokio::task::spawn_blocking(move || bodies.keep(&bytes)).await;
+        let kept = tokio::task::spawn_blocking(move || bodies.store(&bytes)).await;
         match kept {
             Ok(Ok(pinned)) => Ok(Some(pinned)),
-            Ok(Err(error)) if is_full(&error) => Err(Refusal::DiskFull),
-            Ok(Err(error)) => Err(Refusal::Body(error.to_string().into())),
-            Err(_) => Err(Refusal::Stopping),
+            Ok(Err(error)) if is_disk_full_error(&error) => Err(RequestRefusal::DiskFull),
+            Ok(Err(error)) => Err(RequestRefusal::BodyNotStored(error.to_string().into())),
+            Err(_) => Err(RequestRefusal::Stopping),
         }
     }
 
     /// Makes records durable that are no business of the core.
-    pub async fn write(&self, changes: Vec<Change>) -> Result<(), Refusal> {
+    pub async fn write_records(&self, changes: Vec<StoreChange>) -> Result<(), RequestRefusal> {
         let (done, durable) = oneshot::channel();
         self.requests
-            .send(Request::Write { changes, done })
+            .send(DispatcherRequest::WriteRecords { changes, done })
             .await
-            .map_err(|_| Refusal::Stopping)?;
-        durable.await.map_err(|_| Refusal::Unknown)?
+            .map_err(|_| RequestRefusal::Stopping)?;
+        durable.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
     /// Ends the taking of requests if the relay has no task. From a true answer on nothing but the daemons' own records
     /// changes, until the relay starts again.
-    pub(crate) async fn retire(&self) -> Result<bool, Refusal> {
+    pub(crate) async fn stop_accepting(&self) -> Result<bool, RequestRefusal> {
         let (retired, answer) = oneshot::channel();
         self.requests
-            .send(Request::Retire { retired })
+            .send(DispatcherRequest::StopAccepting { retired })
             .await
-            .map_err(|_| Refusal::Stopping)?;
-        answer.await.map_err(|_| Refusal::Unknown)
+            .map_err(|_| RequestRefusal::Stopping)?;
+        answer.await.map_err(|_| RequestRefusal::OutcomeUnknown)
     }
 
     /// The reading half of what this loop writes.
@@ -281,10 +291,10 @@ impl Dispatcher {
     }
 
     /// Waits for room; an error means that the relay is stopping.
-    pub(crate) async fn hear(&self, message: FromSession) -> Result<(), Refusal> {
+    pub(crate) async fn send_to_loop(&self, message: HolderMessage) -> Result<(), RequestRefusal> {
         self.frames
             .send(message)
             .await
-            .map_err(|_| Refusal::Stopping)
+            .map_err(|_| RequestRefusal::Stopping)
     }
 }

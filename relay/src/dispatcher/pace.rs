@@ -17,104 +17,113 @@ use baton_core::id::TokenId;
 use baton_core::input::FrameBody;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-const FRAMES: u32 = 1_024;
-const WORD_COUNTS: u32 = 32;
-const WORDS_OF_A_CALLER: usize = 32;
-const CALLS_OF_A_CALLER: usize = 1_024;
-const WORDS_OF_ALL: usize = 128;
+const FRAMES_IN_FLIGHT: u32 = 1_024;
+const GOAL_UPDATE_WEIGHT: u32 = 32;
+const GOAL_UPDATES_PER_CALLER: usize = 32;
+const CALLS_PER_CALLER: usize = 1_024;
+const GOAL_UPDATES_TOTAL: usize = 128;
 
 /// Shared by all who speak to one loop.
 #[derive(Clone, Debug)]
-pub(crate) struct Pace {
-    words: Arc<Semaphore>,
-    callers: Arc<Mutex<HashMap<TokenId, Caller>>>,
+pub(crate) struct InFlightLimits {
+    goal_updates: Arc<Semaphore>,
+    callers: Arc<Mutex<HashMap<TokenId, CallerLimits>>>,
 }
 
 #[derive(Debug)]
-struct Caller {
-    words: Arc<Semaphore>,
+struct CallerLimits {
+    goal_updates: Arc<Semaphore>,
     calls: usize,
 }
 
 /// One daemon's stream.
 #[derive(Debug)]
-pub(crate) struct Window {
-    own: Arc<Semaphore>,
-    words: Arc<Semaphore>,
+pub(crate) struct FrameWindow {
+    frames: Arc<Semaphore>,
+    goal_updates: Arc<Semaphore>,
 }
 
 /// The right to have something on its way; given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct InFlightPermit {
     _own: Option<OwnedSemaphorePermit>,
-    _word: Option<OwnedSemaphorePermit>,
-    _call: Option<Call>,
+    _goal_update: Option<OwnedSemaphorePermit>,
+    _call: Option<CountedCall>,
 }
 
 /// A caller's call, waiting or on its way.
 #[derive(Debug)]
-struct Call {
-    pace: Pace,
+struct CountedCall {
+    limits: InFlightLimits,
     token: TokenId,
 }
 
 /// Too many calls of this caller wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Crowded;
+pub(crate) struct TooManyCalls;
 
-impl Default for Pace {
+impl Default for InFlightLimits {
     fn default() -> Self {
         Self {
-            words: Arc::new(Semaphore::new(WORDS_OF_ALL)),
+            goal_updates: Arc::new(Semaphore::new(GOAL_UPDATES_TOTAL)),
             callers: Arc::default(),
         }
     }
 }
 
-impl Pace {
-    pub(crate) fn window(&self) -> Window {
-        Window {
-            own: Arc::new(Semaphore::new(FRAMES as usize)),
-            words: Arc::clone(&self.words),
+impl InFlightLimits {
+    pub(crate) fn frame_window(&self) -> FrameWindow {
+        FrameWindow {
+            frames: Arc::new(Semaphore::new(FRAMES_IN_FLIGHT as usize)),
+            goal_updates: Arc::clone(&self.goal_updates),
         }
     }
 
     /// Waits for its turn to say something about a goal. Safe to drop.
-    pub(crate) async fn call(&self, token: TokenId) -> Result<Pass, Crowded> {
-        let (call, own) = self.enter(token)?;
+    pub(crate) async fn acquire_call(
+        &self,
+        token: TokenId,
+    ) -> Result<InFlightPermit, TooManyCalls> {
+        let (call, own) = self.count_call(token)?;
         // Neither is ever closed.
         let own = own.acquire_owned().await.ok();
-        let word = Arc::clone(&self.words).acquire_owned().await.ok();
-        Ok(Pass {
+        let word = Arc::clone(&self.goal_updates).acquire_owned().await.ok();
+        Ok(InFlightPermit {
             _own: own,
-            _word: word,
+            _goal_update: word,
             _call: Some(call),
         })
     }
 
-    fn enter(&self, token: TokenId) -> Result<(Call, Arc<Semaphore>), Crowded> {
+    fn count_call(&self, token: TokenId) -> Result<(CountedCall, Arc<Semaphore>), TooManyCalls> {
         let mut callers = self.lock();
-        let caller = callers.entry(token).or_insert_with(|| Caller {
-            words: Arc::new(Semaphore::new(WORDS_OF_A_CALLER)),
+        let caller = callers.entry(token).or_insert_with(|| CallerLimits {
+            goal_updates: Arc::new(Semaphore::new(GOAL_UPDATES_PER_CALLER)),
             calls: 0,
         });
-        if caller.calls >= CALLS_OF_A_CALLER {
-            return Err(Crowded);
+        if caller.calls >= CALLS_PER_CALLER {
+            return Err(TooManyCalls);
         }
         caller.calls += 1;
         let pace = self.clone();
-        Ok((Call { pace, token }, Arc::clone(&caller.words)))
+        Ok((
+            CountedCall {
+                limits: pace,
+                token,
+            },
+            Arc::clone(&caller.goal_updates),
+        ))
     }
 
     // Every change is complete before a panic can happen.
-    fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, Caller>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, CallerLimits>> {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Call {
+impl Drop for CountedCall {
     fn drop(&mut self) {
-        let mut callers = self.pace.lock();
+        let mut callers = self.limits.lock();
         if let Some(caller) = callers.get_mut(&self.token) {
             caller.calls -= 1;
             if caller.calls == 0 {
@@ -124,26 +133,29 @@ impl Drop for Call {
     }
 }
 
-impl Window {
+impl FrameWindow {
     /// Waits until this frame may go on. Safe to drop.
-    pub(crate) async fn pass(&self, body: &FrameBody) -> Pass {
-        let is_word = is_word(body);
-        let counts = if is_word { WORD_COUNTS } else { 1 };
+    pub(crate) async fn acquire(&self, body: &FrameBody) -> InFlightPermit {
+        let is_word = is_goal_update(body);
+        let counts = if is_word { GOAL_UPDATE_WEIGHT } else { 1 };
         // Neither is ever closed.
-        let own = Arc::clone(&self.own).acquire_many_owned(counts).await.ok();
+        let own = Arc::clone(&self.frames)
+            .acquire_many_owned(counts)
+            .await
+            .ok();
         let word = match is_word {
-            true => Arc::clone(&self.words).acquire_owned().await.ok(),
+            true => Arc::clone(&self.goal_updates).acquire_owned().await.ok(),
             false => None,
         };
-        Pass {
+        InFlightPermit {
             _own: own,
-            _word: word,
+            _goal_update: word,
             _call: None,
         }
     }
 }
 
-fn is_word(body: &FrameBody) -> bool {
+fn is_goal_update(body: &FrameBody) -> bool {
     match body {
         FrameBody::Goal(_) => true,
         FrameBody::Accepted
@@ -169,12 +181,12 @@ fn is_word(body: &FrameBody) -> bool {
 mod tests {
     use std::task::{Context, Poll, Waker};
 
-    use baton_core::goal::{Clean, GoalWord, ProgressUpdate};
+    use baton_core::goal::{GoalReport, ProgressUpdate, SanitizedText};
     use uuid::Uuid;
 
     use super::*;
 
-    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    fn poll_now<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut future = std::pin::pin!(future);
         match future
             .as_mut()
@@ -185,8 +197,10 @@ mod tests {
         }
     }
 
-    fn word() -> FrameBody {
-        FrameBody::Goal(GoalWord::Progress(Clean::new(ProgressUpdate::default())))
+    fn goal_update() -> FrameBody {
+        FrameBody::Goal(GoalReport::Progress(SanitizedText::new(
+            ProgressUpdate::default(),
+        )))
     }
 
     fn token(n: u128) -> TokenId {
@@ -195,51 +209,59 @@ mod tests {
 
     #[test]
     fn a_stream_waits_for_its_own_words_and_nobody_elses() {
-        let pace = Pace::default();
-        let (busy, other) = (pace.window(), pace.window());
-        let mut passes: Vec<Pass> = (0..32).map_while(|_| now(busy.pass(&word()))).collect();
+        let pace = InFlightLimits::default();
+        let (busy, other) = (pace.frame_window(), pace.frame_window());
+        let mut passes: Vec<InFlightPermit> = (0..32)
+            .map_while(|_| poll_now(busy.acquire(&goal_update())))
+            .collect();
         assert_eq!(passes.len(), 32);
-        assert!(now(busy.pass(&word())).is_none());
+        assert!(poll_now(busy.acquire(&goal_update())).is_none());
         assert!(
-            now(busy.pass(&FrameBody::Started)).is_none(),
+            poll_now(busy.acquire(&FrameBody::Started)).is_none(),
             "behind its words, in their order"
         );
-        let theirs = now(other.pass(&word())).expect("another stream's word goes on");
-        assert!(now(other.pass(&FrameBody::Started)).is_some());
+        let theirs =
+            poll_now(other.acquire(&goal_update())).expect("another stream's word goes on");
+        assert!(poll_now(other.acquire(&FrameBody::Started)).is_some());
         drop((passes.pop(), theirs));
-        assert!(now(busy.pass(&FrameBody::Started)).is_some());
+        assert!(poll_now(busy.acquire(&FrameBody::Started)).is_some());
     }
 
     #[test]
     fn all_streams_together_wait_for_words_and_for_nothing_else() {
-        let pace = Pace::default();
-        let windows: Vec<Window> = (0..WORDS_OF_ALL).map(|_| pace.window()).collect();
-        let passes: Vec<Pass> = windows
-            .iter()
-            .filter_map(|window| now(window.pass(&word())))
+        let pace = InFlightLimits::default();
+        let windows: Vec<FrameWindow> = (0..GOAL_UPDATES_TOTAL)
+            .map(|_| pace.frame_window())
             .collect();
-        assert_eq!(passes.len(), WORDS_OF_ALL);
-        let late = pace.window();
-        assert!(now(late.pass(&word())).is_none());
-        assert!(now(late.pass(&FrameBody::Started)).is_some());
+        let passes: Vec<InFlightPermit> = windows
+            .iter()
+            .filter_map(|window| poll_now(window.acquire(&goal_update())))
+            .collect();
+        assert_eq!(passes.len(), GOAL_UPDATES_TOTAL);
+        let late = pace.frame_window();
+        assert!(poll_now(late.acquire(&goal_update())).is_none());
+        assert!(poll_now(late.acquire(&FrameBody::Started)).is_some());
         drop(passes);
-        assert!(now(late.pass(&word())).is_some());
+        assert!(poll_now(late.acquire(&goal_update())).is_some());
     }
 
     #[test]
     fn a_callers_calls_wait_in_turn_and_too_many_of_them_are_refused() {
-        let pace = Pace::default();
-        let mut at_once: Vec<Pass> = (0..WORDS_OF_A_CALLER)
-            .map(|_| now(pace.call(token(1))).unwrap().unwrap())
+        let pace = InFlightLimits::default();
+        let mut at_once: Vec<InFlightPermit> = (0..GOAL_UPDATES_PER_CALLER)
+            .map(|_| poll_now(pace.acquire_call(token(1))).unwrap().unwrap())
             .collect();
-        let mut waiting: Vec<_> = (WORDS_OF_A_CALLER..CALLS_OF_A_CALLER)
-            .map(|_| Box::pin(pace.call(token(1))))
+        let mut waiting: Vec<_> = (GOAL_UPDATES_PER_CALLER..CALLS_PER_CALLER)
+            .map(|_| Box::pin(pace.acquire_call(token(1))))
             .collect();
-        assert!(waiting.iter_mut().all(|call| now(call).is_none()));
-        assert_eq!(now(pace.call(token(1))).unwrap().unwrap_err(), Crowded);
-        assert!(now(pace.call(token(2))).unwrap().is_ok());
+        assert!(waiting.iter_mut().all(|call| poll_now(call).is_none()));
+        assert_eq!(
+            poll_now(pace.acquire_call(token(1))).unwrap().unwrap_err(),
+            TooManyCalls
+        );
+        assert!(poll_now(pace.acquire_call(token(2))).unwrap().is_ok());
         at_once.pop();
-        assert!(now(&mut waiting[0]).is_some(), "the first that waited");
+        assert!(poll_now(&mut waiting[0]).is_some(), "the first that waited");
         drop((at_once, waiting));
         assert!(pace.lock().is_empty(), "who has gone takes no memory");
     }

@@ -4,26 +4,29 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_core::Core;
-use baton_core::effects::{CloseReason, Effects, Outgoing, Send, Write};
-use baton_core::gate::Gate;
+use baton_core::effects::{CloseReason, Delivery, Effects, GatedDelivery, RecordChange};
+use baton_core::gate::DurabilityGate;
 use baton_core::id::{RequestId, SessionId, TaskId};
-use baton_core::input::Input;
+use baton_core::input::CoreCommand;
 use baton_core::record::{TaskRecord, TimelineEvent};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Mint;
+use baton_core::time::IdSource;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::pace::Pass;
-use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting, entries};
-use crate::bodies::Bodies;
-use crate::clock::Clock;
-use crate::inbox::Inbox;
-use crate::reader::Reader;
-use crate::sealer::Sealer;
-use crate::store::{Change, CommitSeq, Journal};
+use super::pace::InFlightPermit;
+use super::{
+    Dispatcher, DispatcherRequest, HolderMessage, PendingReply, RequestRefusal, SessionDelivery,
+    entries,
+};
+use crate::bodies::BodyFiles;
+use crate::clock::RelayClock;
+use crate::inbox::OpenInputIndex;
+use crate::reader::RecordReader;
+use crate::sealer::OutputSealer;
+use crate::store::{CommitSeq, Journal, StoreChange};
 use crate::telemetry::Telemetry;
-use crate::watch::Watchers;
+use crate::watch::TaskWatchers;
 
 /// Inputs of one turn, at least. Frames come first and get more, or submissions would starve the completions that make room.
 const FRAMES_PER_TURN: usize = 512;
@@ -33,96 +36,101 @@ const WRITES_PER_APPEND: usize = 256;
 
 /// Who hears what became durable. None of them may hold the loop back.
 #[derive(Clone, Debug)]
-pub(crate) struct Audience {
-    pub(crate) watchers: Watchers,
-    pub(crate) inbox: Inbox,
+pub(crate) struct PublishTargets {
+    pub(crate) watchers: TaskWatchers,
+    pub(crate) inbox: OpenInputIndex,
     pub(crate) telemetry: Telemetry,
-    pub(crate) sealer: Sealer,
+    pub(crate) sealer: OutputSealer,
 }
 
-impl Audience {
-    fn hear(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>, events: &[Arc<TimelineEvent>]) {
+impl PublishTargets {
+    fn publish(
+        &self,
+        spec: &Arc<TaskSpec>,
+        record: &Arc<TaskRecord>,
+        events: &[Arc<TimelineEvent>],
+    ) {
         self.watchers.publish(record);
-        self.inbox.published(spec, record);
-        self.telemetry.published(spec, record, events);
-        self.sealer.published(record, events);
+        self.inbox.record_published(spec, record);
+        self.telemetry.record_published(spec, record, events);
+        self.sealer.record_published(record, events);
     }
 }
 
 /// Everything the loop owns or uses, handed over at start.
-pub(crate) struct Parts {
+pub(crate) struct DispatchLoopParts {
     pub(crate) core: Core,
     /// What recovery decided; performed like any other effects.
-    pub(crate) first: Effects,
+    pub(crate) initial_effects: Effects,
     pub(crate) journal: Journal,
-    pub(crate) reader: Reader,
-    pub(crate) bodies: Bodies,
-    pub(crate) clock: Clock,
-    pub(crate) mint: Box<dyn Mint + std::marker::Send>,
-    pub(crate) audience: Audience,
+    pub(crate) reader: RecordReader,
+    pub(crate) bodies: BodyFiles,
+    pub(crate) clock: RelayClock,
+    pub(crate) id_source: Box<dyn IdSource + Send>,
+    pub(crate) publish_targets: PublishTargets,
 }
 
-pub(crate) struct Loop {
+pub(crate) struct DispatchLoop {
     core: Core,
     journal: Journal,
     durable: watch::Receiver<CommitSeq>,
-    reader: Reader,
-    clock: Clock,
-    mint: Box<dyn Mint + std::marker::Send>,
-    audience: Audience,
-    frames: mpsc::Receiver<FromSession>,
-    requests: mpsc::Receiver<Request>,
-    gate: Gate<CommitSeq>,
-    sessions: HashMap<SessionId, mpsc::Sender<ToSession>>,
-    replies: HashMap<RequestId, Waiting>,
+    reader: RecordReader,
+    clock: RelayClock,
+    id_source: Box<dyn IdSource + Send>,
+    publish_targets: PublishTargets,
+    frames: mpsc::Receiver<HolderMessage>,
+    requests: mpsc::Receiver<DispatcherRequest>,
+    gate: DurabilityGate<CommitSeq>,
+    sessions: HashMap<SessionId, mpsc::Sender<SessionDelivery>>,
+    replies: HashMap<RequestId, PendingReply>,
     /// Direct writes whose callers wait for their commit.
-    writes: Vec<(CommitSeq, oneshot::Sender<Result<(), Refusal>>)>,
+    direct_writes: Vec<(CommitSeq, oneshot::Sender<Result<(), RequestRefusal>>)>,
     /// Frames whose windows are free again with their commit.
-    passes: Vec<(CommitSeq, Pass)>,
+    frame_permits: Vec<(CommitSeq, InFlightPermit)>,
     next_request: u64,
-    pending: Pending,
+    pending: PendingEffects,
     /// No request is taken any more: the relay is about to start again with other data.
-    retired: bool,
+    stopped_accepting: bool,
 }
 
 /// Effects of this turn that were not handed to the journal yet.
 #[derive(Default)]
-struct Pending {
-    writes: Vec<Write>,
+struct PendingEffects {
+    writes: Vec<RecordChange>,
     tasks: Vec<TaskId>,
-    sends: Vec<Outgoing>,
+    deliveries: Vec<GatedDelivery>,
     /// Changes that are no business of the core, and who waits for them.
-    direct: Vec<Change>,
-    asked: Vec<oneshot::Sender<Result<(), Refusal>>>,
-    passes: Vec<Pass>,
+    direct_changes: Vec<StoreChange>,
+    direct_waiters: Vec<oneshot::Sender<Result<(), RequestRefusal>>>,
+    frame_permits: Vec<InFlightPermit>,
 }
 
-enum Wake {
-    Frame(FromSession),
-    Request(Request),
-    Time,
+enum LoopWake {
+    Frame(HolderMessage),
+    Request(DispatcherRequest),
+    Deadline,
     Durable,
     /// The store has caught up.
-    Room,
+    JournalHasRoom,
     StoreGone,
 }
 
-impl Loop {
-    pub(crate) fn new(parts: Parts) -> (Self, Dispatcher) {
-        let Parts {
+impl DispatchLoop {
+    pub(crate) fn new(parts: DispatchLoopParts) -> (Self, Dispatcher) {
+        let DispatchLoopParts {
             core,
-            first,
+            initial_effects: first,
             journal,
             reader,
             bodies,
             clock,
-            mint,
-            audience,
+            id_source: mint,
+            publish_targets: audience,
         } = parts;
         let (dispatcher, frames, requests) = Dispatcher::new(
             bodies,
             reader.store().clone(),
-            audience.telemetry.look_ups().clone(),
+            audience.telemetry.lookups().clone(),
         );
         let durable = reader.store().subscribe();
         let mut this = Self {
@@ -131,18 +139,18 @@ impl Loop {
             durable,
             reader,
             clock,
-            mint,
-            audience,
+            id_source: mint,
+            publish_targets: audience,
             frames,
             requests,
-            gate: Gate::default(),
+            gate: DurabilityGate::default(),
             sessions: HashMap::new(),
             replies: HashMap::new(),
-            writes: Vec::new(),
-            passes: Vec::new(),
+            direct_writes: Vec::new(),
+            frame_permits: Vec::new(),
             next_request: 0,
-            pending: Pending::default(),
-            retired: false,
+            pending: PendingEffects::default(),
+            stopped_accepting: false,
         };
         this.collect(first);
         (this, dispatcher)
@@ -150,43 +158,46 @@ impl Loop {
 
     /// Runs until `stop`; then finishes what is on its way to the disk and closes the journal.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        self.hand_over();
+        self.append_and_deliver();
         while !stop.is_cancelled() {
             let wake = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 wake = self.wake() => wake,
             };
-            if matches!(wake, Wake::StoreGone) {
+            if matches!(wake, LoopWake::StoreGone) {
                 return;
             }
-            self.turn(wake);
+            self.run_turn(wake);
         }
         self.finish().await;
     }
 
     /// Waits for the next thing to do. Safe to drop: each branch takes only what it returns.
-    async fn wake(&mut self) -> Wake {
+    async fn wake(&mut self) -> LoopWake {
         let deadline = self.core.next_deadline();
         let clock = self.clock.clone();
         let room = self.journal.has_room();
         tokio::select! {
             biased;
             // Commits first: they free the sends that clients and daemons wait for.
-            changed = self.durable.changed() => if changed.is_ok() { Wake::Durable } else { Wake::StoreGone },
-            Some(frame) = self.frames.recv() => Wake::Frame(frame),
-            () = sleep_until(&clock, deadline) => Wake::Time,
+            changed = self.durable.changed() => if changed.is_ok() { LoopWake::Durable } else { LoopWake::StoreGone },
+            Some(frame) = self.frames.recv() => LoopWake::Frame(frame),
+            () = sleep_until(&clock, deadline) => LoopWake::Deadline,
             // A store that falls behind holds back new requests; heartbeats and ends of attempts still get through.
-            Some(request) = self.requests.recv(), if room => Wake::Request(request),
-            roomy = self.journal.room(), if !room => if roomy.is_ok() { Wake::Room } else { Wake::StoreGone },
+            Some(request) = self.requests.recv(), if room => LoopWake::Request(request),
+            roomy = self.journal.wait_for_room(), if !room => if roomy.is_ok() { LoopWake::JournalHasRoom } else { LoopWake::StoreGone },
         }
     }
 
-    fn turn(&mut self, wake: Wake) {
+    fn run_turn(&mut self, wake: LoopWake) {
         match wake {
-            Wake::Frame(frame) => self.take_frame(frame),
-            Wake::Request(request) => self.take_request(request),
-            Wake::Time | Wake::Durable | Wake::Room | Wake::StoreGone => {}
+            LoopWake::Frame(frame) => self.take_frame(frame),
+            LoopWake::Request(request) => self.take_request(request),
+            LoopWake::Deadline
+            | LoopWake::Durable
+            | LoopWake::JournalHasRoom
+            | LoopWake::StoreGone => {}
         }
         // Frames that have arrived are handled before any deadline, all of them: a busy loop must not expire a lease that
         // was renewed. What arrives meanwhile waits for the next turn, or time would stand still under load.
@@ -207,57 +218,59 @@ impl Loop {
             };
             self.take_request(request);
         }
-        self.hand_over();
-        self.release();
+        self.append_and_deliver();
+        self.release_durable();
     }
 
-    fn take_frame(&mut self, message: FromSession) {
+    fn take_frame(&mut self, message: HolderMessage) {
         match message {
-            FromSession::Opened {
+            HolderMessage::Opened {
                 session,
                 hello,
                 messages,
             } => {
                 self.sessions.insert(session, messages);
-                self.handle(Input::SessionOpened { session, hello });
+                self.handle(CoreCommand::SessionOpened { session, hello });
             }
-            FromSession::Input(Input::SessionClosed { session }) => {
+            HolderMessage::Input(CoreCommand::SessionClosed { session }) => {
                 self.sessions.remove(&session);
-                self.handle(Input::SessionClosed { session });
+                self.handle(CoreCommand::SessionClosed { session });
             }
-            FromSession::Input(input) => self.handle(input),
-            FromSession::Frame { frame, pass } => {
-                self.handle(Input::Frame(frame));
-                self.pending.passes.push(pass);
+            HolderMessage::Input(input) => self.handle(input),
+            HolderMessage::Frame { frame, pass } => {
+                self.handle(CoreCommand::Frame(frame));
+                self.pending.frame_permits.push(pass);
             }
-            FromSession::Held { make, waiting } => {
-                self.take_request(Request::Ask { make, waiting });
+            HolderMessage::AgentLeaseCall { make, waiting } => {
+                self.take_request(DispatcherRequest::CoreInput { make, waiting });
             }
         }
     }
 
-    fn take_request(&mut self, request: Request) {
+    fn take_request(&mut self, request: DispatcherRequest) {
         match request {
             // The caller may have gone.
-            Request::Ask { waiting, .. } if self.retired => {
-                drop(waiting.reply.send(Err(Refusal::Stopping)));
+            DispatcherRequest::CoreInput { waiting, .. } if self.stopped_accepting => {
+                drop(waiting.reply.send(Err(RequestRefusal::Stopping)));
             }
-            Request::Write { done, .. } if self.retired => drop(done.send(Err(Refusal::Stopping))),
-            Request::Retire { retired } => {
-                self.append();
-                self.retired |= self.reader.has_no_task();
-                let _ = retired.send(self.retired); // The caller may have gone.
+            DispatcherRequest::WriteRecords { done, .. } if self.stopped_accepting => {
+                drop(done.send(Err(RequestRefusal::Stopping)))
             }
-            Request::Ask { make, waiting } => {
+            DispatcherRequest::StopAccepting { retired } => {
+                self.append_pending();
+                self.stopped_accepting |= self.reader.has_no_task();
+                let _ = retired.send(self.stopped_accepting); // The caller may have gone.
+            }
+            DispatcherRequest::CoreInput { make, waiting } => {
                 self.next_request += 1;
                 let request = RequestId(self.next_request);
                 self.replies.insert(request, waiting);
                 self.handle(make(request));
             }
-            Request::Write { changes, done } => {
-                self.append();
-                self.pending.direct = changes;
-                self.pending.asked.push(done);
+            DispatcherRequest::WriteRecords { changes, done } => {
+                self.append_pending();
+                self.pending.direct_changes = changes;
+                self.pending.direct_waiters.push(done);
             }
         }
     }
@@ -267,84 +280,94 @@ impl Loop {
         if self
             .core
             .next_deadline()
-            .is_some_and(|deadline| deadline <= now.at)
+            .is_some_and(|deadline| deadline <= now.monotonic)
         {
-            self.handle(Input::Tick);
+            self.handle(CoreCommand::Tick);
         }
     }
 
-    fn handle(&mut self, mut input: Input) {
+    fn handle(&mut self, mut input: CoreCommand) {
         // The store does not know this turn's writes yet, and the core has let go of what they finished.
         let ended_now =
             |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
         // The same goes for progress that was added in this turn.
         let added_now = input
-            .progress_of()
+            .progress_task()
             .is_some_and(|task| self.pending.tasks.contains(&task));
         if added_now || input.named_tasks().into_iter().any(ended_now) {
-            self.append();
+            self.append_pending();
         }
-        self.core.load_finished(&mut input, &self.reader);
-        let effects = self.core.handle(input, self.clock.now(), &mut *self.mint);
+        self.core.load_stored_records(&mut input, &self.reader);
+        let effects = self
+            .core
+            .handle(input, self.clock.now(), &mut *self.id_source);
         self.collect(effects);
     }
 
     fn collect(&mut self, effects: Effects) {
         let Effects {
-            writes,
-            sends,
-            counts,
+            changes: writes,
+            deliveries: sends,
+            metrics: counts,
         } = effects;
-        self.audience.telemetry.count(&counts);
-        for task in writes.iter().filter_map(Write::task) {
+        self.publish_targets.telemetry.add_counts(&counts);
+        for task in writes.iter().filter_map(RecordChange::task) {
             if self.pending.tasks.last() != Some(&task) {
                 self.pending.tasks.push(task);
             }
         }
         self.pending.writes.extend(writes);
-        self.pending.sends.extend(sends);
+        self.pending.deliveries.extend(sends);
         if self.pending.writes.len() >= WRITES_PER_APPEND {
-            self.append();
+            self.append_pending();
         }
     }
 
     /// Hands this turn's changes to the journal, then admits its sends.
-    fn hand_over(&mut self) {
-        self.append();
+    fn append_and_deliver(&mut self) {
+        self.append_pending();
         // All that this turn's frames wrote was handed in by now, at the latest as the last.
         let last = self.journal.last();
-        self.passes
-            .extend(self.pending.passes.drain(..).map(|pass| (last, pass)));
-        for outgoing in std::mem::take(&mut self.pending.sends) {
+        self.frame_permits.extend(
+            self.pending
+                .frame_permits
+                .drain(..)
+                .map(|pass| (last, pass)),
+        );
+        for outgoing in std::mem::take(&mut self.pending.deliveries) {
             if let Some(send) = self.gate.admit(outgoing) {
-                self.perform(send);
+                self.deliver(send);
             }
         }
     }
 
-    fn append(&mut self) {
+    fn append_pending(&mut self) {
         let writes = std::mem::take(&mut self.pending.writes);
         let mut last = None;
-        for changes in entries::of(&writes) {
-            last = Some(self.hand_in(changes));
+        for changes in entries::journal_entries(&writes) {
+            last = Some(self.append_entry(changes));
         }
-        let direct = std::mem::take(&mut self.pending.direct);
+        let direct = std::mem::take(&mut self.pending.direct_changes);
         if !direct.is_empty() {
-            last = Some(self.hand_in(direct));
+            last = Some(self.append_entry(direct));
         }
         let Some(commit) = last else {
             return;
         };
         // Where it took several, what depends on an earlier one waits for the last; they are synced together anyway.
-        self.gate.appended(commit);
+        self.gate.note_appended(commit);
         for task in self.pending.tasks.drain(..) {
-            self.gate.wrote(task, commit);
+            self.gate.note_task_write(task, commit);
         }
-        self.writes
-            .extend(self.pending.asked.drain(..).map(|done| (commit, done)));
+        self.direct_writes.extend(
+            self.pending
+                .direct_waiters
+                .drain(..)
+                .map(|done| (commit, done)),
+        );
     }
 
-    fn hand_in(&mut self, changes: Vec<Change>) -> CommitSeq {
+    fn append_entry(&mut self, changes: Vec<StoreChange>) -> CommitSeq {
         match self.journal.append(changes) {
             Ok(commit) => commit,
             Err(error) => {
@@ -356,39 +379,49 @@ impl Loop {
     }
 
     /// Performs what the newest durable commit allows.
-    fn release(&mut self) {
+    fn release_durable(&mut self) {
         let durable = *self.durable.borrow_and_update();
         for send in self.gate.release(durable) {
-            self.perform(send);
+            self.deliver(send);
         }
-        for (_, done) in self.writes.extract_if(.., |(commit, _)| *commit <= durable) {
+        for (_, done) in self
+            .direct_writes
+            .extract_if(.., |(commit, _)| *commit <= durable)
+        {
             let _ = done.send(Ok(())); // The caller may have gone.
         }
-        self.passes.retain(|(commit, _)| *commit > durable);
+        self.frame_permits.retain(|(commit, _)| *commit > durable);
     }
 
-    fn perform(&mut self, send: Send) {
+    fn deliver(&mut self, send: Delivery) {
         match send {
-            Send::Reply { request, outcome } => {
-                if let Some(Waiting { reply, kept, pass }) = self.replies.remove(&request) {
+            Delivery::Reply { request, outcome } => {
+                if let Some(PendingReply {
+                    reply,
+                    body_pin: kept,
+                    permit: pass,
+                }) = self.replies.remove(&request)
+                {
                     // Before the caller's own, which then is the one that waits for the sweep, if any does.
                     drop((kept, pass));
-                    let _ = reply.send(outcome.map_err(Refusal::Rejected)); // The caller may have gone.
+                    let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
                 }
             }
-            Send::ToSession { session, message } => self.tell(session, ToSession::Message(message)),
-            Send::CloseSession { session, reason } => self.close(session, reason),
-            Send::Published {
+            Delivery::ToSession { session, message } => {
+                self.send_to_session(session, SessionDelivery::Message(message))
+            }
+            Delivery::CloseSession { session, reason } => self.close_session(session, reason),
+            Delivery::Published {
                 record,
                 spec,
                 events,
             } => {
-                self.audience.hear(&spec, &record, &events);
+                self.publish_targets.publish(&spec, &record, &events);
             }
         }
     }
 
-    fn tell(&mut self, session: SessionId, message: ToSession) {
+    fn send_to_session(&mut self, session: SessionId, message: SessionDelivery) {
         let Some(messages) = self.sessions.get(&session) else {
             return;
         };
@@ -398,8 +431,8 @@ impl Loop {
         }
     }
 
-    fn close(&mut self, session: SessionId, reason: CloseReason) {
-        self.tell(session, ToSession::Close(reason));
+    fn close_session(&mut self, session: SessionId, reason: CloseReason) {
+        self.send_to_session(session, SessionDelivery::Close(reason));
         self.sessions.remove(&session);
     }
 
@@ -408,12 +441,12 @@ impl Loop {
         self.frames.close();
         self.requests.close();
         self.sessions.clear();
-        self.hand_over();
-        while !self.gate.is_empty() || !self.writes.is_empty() {
+        self.append_and_deliver();
+        while !self.gate.is_empty() || !self.direct_writes.is_empty() {
             if self.durable.changed().await.is_err() {
                 break;
             }
-            self.release();
+            self.release_durable();
         }
         let journal = self.journal;
         let closed = tokio::task::spawn_blocking(move || journal.close()).await;
@@ -423,14 +456,14 @@ impl Loop {
     }
 }
 
-async fn sleep_until(clock: &Clock, deadline: Option<baton_core::time::Moment>) {
+async fn sleep_until(clock: &RelayClock, deadline: Option<baton_core::time::MonotonicTime>) {
     match deadline {
         Some(deadline) => clock.sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
 
-impl std::fmt::Debug for Loop {
+impl std::fmt::Debug for DispatchLoop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Loop").finish_non_exhaustive()
     }

@@ -3,13 +3,13 @@
 //! Pure state; the index locks it and the writer feeds it. Extents describe durable bytes only, so whatever a reader
 //! finds here can be read. `join` is the only way in, for live frames and for recovery alike.
 
-use super::error::AppendError;
-use super::extent::{Extent, Part, What};
-use super::live::Live;
-use super::piece::{CutReason, OutputEnd, Piece};
+use super::error::OutputAppendError;
+use super::extent::{AttemptExtents, ExtentContent, StoredExtent};
+use super::live::AttemptListeners;
+use super::piece::{CutReason, OutputEnd, OutputPiece};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum SealPhase {
     Open,
     /// The seal is queued; nothing more is accepted.
     Sealing,
@@ -17,10 +17,10 @@ pub(crate) enum Phase {
 }
 
 #[derive(Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct AttemptOutput {
     /// Everything below fell to retention.
     pub(crate) base: u64,
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<StoredExtent>,
     pub(crate) end: u64,
     pub(crate) durable: u64,
     pub(crate) after_control_seq: u64,
@@ -30,28 +30,28 @@ pub(crate) struct Attempt {
     cut: u64,
     /// Changes when accepted bytes are taken back; queued jobs of an older generation are void.
     pub(crate) generation: u64,
-    pub(crate) phase: Phase,
+    pub(crate) phase: SealPhase,
     /// Boxed and absent by default: most known attempts have ended and have no listener.
-    pub(crate) live: Option<Box<Live>>,
+    pub(crate) listeners: Option<Box<AttemptListeners>>,
 }
 
 /// Where the attempt is, for someone who waits for it to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct OutputPosition {
     pub(crate) end: OutputEnd,
     pub(crate) generation: u64,
 }
 
 /// What a follower at some offset should do next.
 #[derive(Debug)]
-pub(crate) enum Step {
-    Tail(Vec<Piece>),
-    Disk,
+pub(crate) enum FollowStep {
+    FromTail(Vec<OutputPiece>),
+    ReadDisk,
     Wait,
     End,
 }
 
-impl Attempt {
+impl AttemptOutput {
     pub(crate) fn new(generation: u64) -> Self {
         Self {
             base: 0,
@@ -63,8 +63,8 @@ impl Attempt {
             stored_durable: 0,
             cut: 0,
             generation,
-            phase: Phase::Open,
-            live: None,
+            phase: SealPhase::Open,
+            listeners: None,
         }
     }
 
@@ -74,47 +74,51 @@ impl Attempt {
             durable: self.durable,
             after_control_seq: self.after_control_seq,
             cut_bytes: self.cut,
-            open_bytes: self.extents.last().map_or(0, Extent::open_bytes),
-            sealed: self.phase == Phase::Sealed,
+            open_bytes: self.extents.last().map_or(0, StoredExtent::open_bytes),
+            sealed: self.phase == SealPhase::Sealed,
         }
     }
 
-    pub(crate) fn standing(&self) -> Standing {
-        Standing {
+    pub(crate) fn position(&self) -> OutputPosition {
+        OutputPosition {
             end: self.output_end(),
             generation: self.generation,
         }
     }
 
-    pub(crate) fn is_blank(&self) -> bool {
+    pub(crate) fn has_no_output(&self) -> bool {
         self.end == 0 && self.extents.is_empty()
     }
 
     /// Nothing is stored and nobody listens: the entry may go.
-    pub(crate) fn is_vacant(&self) -> bool {
+    pub(crate) fn is_removable(&self) -> bool {
         let stored_nowhere =
-            self.is_blank() || (self.phase == Phase::Sealed && self.extents.is_empty());
-        stored_nowhere && self.live.as_ref().is_none_or(|live| live.is_idle())
+            self.has_no_output() || (self.phase == SealPhase::Sealed && self.extents.is_empty());
+        stored_nowhere && self.listeners.as_ref().is_none_or(|live| live.is_idle())
     }
 
     /// Where the new part of `from..to` starts; None when all of it is there already.
-    pub(crate) fn new_part(&self, from: u64, to: u64) -> Result<Option<u64>, AppendError> {
+    pub(crate) fn new_part(&self, from: u64, to: u64) -> Result<Option<u64>, OutputAppendError> {
         if from > self.end {
-            return Err(AppendError::Gap { expected: self.end });
+            return Err(OutputAppendError::Gap { expected: self.end });
         }
         if to <= self.end {
             return Ok(None);
         }
         match self.phase {
-            Phase::Open => Ok(Some(self.end)),
-            Phase::Sealing | Phase::Sealed => Err(AppendError::Sealed { end: self.end }),
+            SealPhase::Open => Ok(Some(self.end)),
+            SealPhase::Sealing | SealPhase::Sealed => {
+                Err(OutputAppendError::Sealed { end: self.end })
+            }
         }
     }
 
     /// Adds a durable extent. What it leaves open before itself is damage and becomes a cut; counts those.
-    pub(crate) fn join(&mut self, extent: Extent) -> u64 {
-        if extent.what == What::Cut(CutReason::Retention) && extent.offset < self.durable {
-            self.anchor(extent);
+    pub(crate) fn join(&mut self, extent: StoredExtent) -> u64 {
+        if extent.content == ExtentContent::Cut(CutReason::Retention)
+            && extent.offset < self.durable
+        {
+            self.replace_by_retention_cut(extent);
             return 0;
         }
         if let Some(last) = self
@@ -122,7 +126,7 @@ impl Attempt {
             .last_mut()
             .filter(|last| last.same_place(&extent))
         {
-            let grown = Extent {
+            let grown = StoredExtent {
                 offset: last.offset,
                 len: extent.end() - last.offset,
                 ..extent
@@ -138,7 +142,7 @@ impl Attempt {
         }
         let damage = extent.offset > self.durable;
         if damage {
-            let hole = Extent::cut(
+            let hole = StoredExtent::cut(
                 self.durable,
                 extent.offset,
                 extent.segment,
@@ -146,7 +150,7 @@ impl Attempt {
             );
             self.push(hole);
         }
-        self.push(Extent {
+        self.push(StoredExtent {
             offset: self.durable,
             len: extent.end() - self.durable,
             ..extent
@@ -154,7 +158,7 @@ impl Attempt {
         u64::from(damage)
     }
 
-    fn push(&mut self, extent: Extent) {
+    fn push(&mut self, extent: StoredExtent) {
         self.cut += extent.cut_bytes();
         self.stored_durable += extent.stored_bytes();
         self.durable = extent.end();
@@ -163,7 +167,7 @@ impl Attempt {
 
     /// A retention record over what is already known: written so that the end outlives the dropped segments. It
     /// also wins over segments whose removal a crash undid.
-    fn anchor(&mut self, extent: Extent) {
+    fn replace_by_retention_cut(&mut self, extent: StoredExtent) {
         self.base = extent.offset;
         self.durable = self.durable.max(extent.end());
         self.cut = extent.end();
@@ -172,13 +176,18 @@ impl Attempt {
     }
 
     /// Takes over what one recovered segment holds. `dropped_before` says that older segments fell to retention.
-    pub(crate) fn absorb(&mut self, part: Part, segment: u32, dropped_before: bool) -> u64 {
+    pub(crate) fn absorb_segment(
+        &mut self,
+        part: AttemptExtents,
+        segment: u32,
+        dropped_before: bool,
+    ) -> u64 {
         let starts_at = part
             .extents
             .first()
             .map(|first| first.offset)
             .or(part.sealed_at);
-        if self.is_blank() && dropped_before {
+        if self.has_no_output() && dropped_before {
             self.base = starts_at.unwrap_or(0);
             self.durable = self.base;
             self.cut = self.base;
@@ -189,7 +198,7 @@ impl Attempt {
         }
         if let Some(sealed_at) = part.sealed_at {
             if sealed_at > self.durable {
-                self.push(Extent::cut(
+                self.push(StoredExtent::cut(
                     self.durable,
                     sealed_at,
                     segment,
@@ -197,7 +206,7 @@ impl Attempt {
                 ));
                 damage += 1;
             }
-            self.phase = Phase::Sealed;
+            self.phase = SealPhase::Sealed;
         }
         self.after_control_seq = self.after_control_seq.max(part.after_control_seq);
         self.end = self.durable;
@@ -206,14 +215,14 @@ impl Attempt {
     }
 
     /// Forgets that anything accepted and not durable was ever taken.
-    pub(crate) fn take_back(&mut self, generation: u64) {
+    pub(crate) fn discard_unsynced(&mut self, generation: u64) {
         self.end = self.durable;
         self.stored = self.stored_durable;
         self.generation = generation;
-        if self.phase == Phase::Sealing {
-            self.phase = Phase::Open;
+        if self.phase == SealPhase::Sealing {
+            self.phase = SealPhase::Open;
         }
-        self.tell();
+        self.notify_listeners();
     }
 
     /// Drops what lies in segments up to `segment`.
@@ -234,25 +243,25 @@ impl Attempt {
             .map_or(self.durable, |first| first.offset);
     }
 
-    pub(crate) fn step(&self, at: u64) -> Step {
+    pub(crate) fn step(&self, at: u64) -> FollowStep {
         if at >= self.durable {
-            return if self.phase == Phase::Sealed {
-                Step::End
+            return if self.phase == SealPhase::Sealed {
+                FollowStep::End
             } else {
-                Step::Wait
+                FollowStep::Wait
             };
         }
-        let tail = self.live.as_ref().and_then(|live| live.tail_from(at));
-        tail.map_or(Step::Disk, Step::Tail)
+        let tail = self.listeners.as_ref().and_then(|live| live.tail_from(at));
+        tail.map_or(FollowStep::ReadDisk, FollowStep::FromTail)
     }
 
     /// Tells listeners where the attempt's output stands, and lets go of them after the last word.
-    pub(crate) fn tell(&mut self) {
+    pub(crate) fn notify_listeners(&mut self) {
         let end = self.output_end();
-        if let Some(live) = &mut self.live {
-            live.tell(end);
+        if let Some(live) = &mut self.listeners {
+            live.publish_end(end);
             if end.sealed && live.followers == 0 {
-                self.live = None;
+                self.listeners = None;
             }
         }
     }

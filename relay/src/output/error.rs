@@ -31,7 +31,7 @@ impl OutputError {
 
 /// Nothing of a refused append, cut or seal was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AppendError {
+pub enum OutputAppendError {
     #[error("output chunk of {len} bytes is larger than {CHUNK_BYTES_MAX}; split it")]
     TooLarge { len: usize },
     #[error("output continues at byte {expected}; replay from there")]
@@ -48,7 +48,7 @@ pub enum AppendError {
     Closed,
 }
 
-impl AppendError {
+impl OutputAppendError {
     pub const fn code(self) -> &'static str {
         match self {
             Self::TooLarge { .. } => "output_chunk_too_large",
@@ -63,7 +63,7 @@ impl AppendError {
 
 /// Waiting for durability ended without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SyncError {
+pub enum OutputSyncError {
     #[error("output is accepted only up to byte {end}")]
     NotAccepted { end: u64 },
     #[error("the relay's disk is full; accepted bytes were taken back")]
@@ -74,7 +74,7 @@ pub enum SyncError {
 
 /// A read found nothing to answer with.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub enum OutputReadError {
     /// No byte of this attempt is known: it wrote none, or all of it fell to retention or was forgotten.
     /// A caller whose record names a final offset shows that range as cut by retention.
     #[error("no output of this attempt is stored")]

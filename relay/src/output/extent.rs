@@ -8,33 +8,33 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::frame::{Class, Header};
+use super::frame::{SegmentFrameClass, SegmentFrameHeader};
 use super::piece::CutReason;
 
 /// The most that one extent spans on disk, and so the most that one read fetches.
 pub(crate) const EXTENT_SPAN_MAX: u32 = 256 * 1024;
-const GAP_MIN: u32 = 8 * 1024;
+const MIN_GAP_BYTES: u32 = 8 * 1024;
 /// Added to the allowed gap by each extent that the attempt already has in the segment.
-const GAP_STEP: u32 = 1024;
+const GAP_BYTES_PER_EXTENT: u32 = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum What {
+pub(crate) enum ExtentContent {
     Stored,
     Cut(CutReason),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Extent {
+pub(crate) struct StoredExtent {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) segment: u32,
     pub(crate) pos: u32,
     /// Bytes on disk from `pos`, frame headers and frames of other attempts included.
     pub(crate) span: u32,
-    pub(crate) what: What,
+    pub(crate) content: ExtentContent,
 }
 
-impl Extent {
+impl StoredExtent {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.len
     }
@@ -46,47 +46,47 @@ impl Extent {
             segment,
             pos: 0,
             span: 0,
-            what: What::Cut(reason),
+            content: ExtentContent::Cut(reason),
         }
     }
 
     /// Bytes that readers will not get.
     pub(crate) fn cut_bytes(&self) -> u64 {
-        match self.what {
-            What::Stored => 0,
-            What::Cut(_) => self.len,
+        match self.content {
+            ExtentContent::Stored => 0,
+            ExtentContent::Cut(_) => self.len,
         }
     }
 
     /// What stands for a cut of unknown length.
     pub(crate) fn open_bytes(&self) -> u64 {
-        match self.what {
-            What::Cut(CutReason::RecorderLost) => self.len,
-            What::Stored | What::Cut(_) => 0,
+        match self.content {
+            ExtentContent::Cut(CutReason::RecorderLost) => self.len,
+            ExtentContent::Stored | ExtentContent::Cut(_) => 0,
         }
     }
 
     pub(crate) fn stored_bytes(&self) -> u64 {
-        match self.what {
-            What::Stored => self.len,
-            What::Cut(_) => 0,
+        match self.content {
+            ExtentContent::Stored => self.len,
+            ExtentContent::Cut(_) => 0,
         }
     }
 
     /// Both describe the same place in the same file: the newer one has grown.
     pub(crate) fn same_place(&self, other: &Self) -> bool {
-        self.segment == other.segment && self.pos == other.pos && self.what == other.what
+        self.segment == other.segment && self.pos == other.pos && self.content == other.content
     }
 
     fn grow(&mut self, next: &Self, gap_allowed: u32) -> bool {
         let span = (next.pos + next.span) - self.pos;
-        let near = match self.what {
-            What::Stored => {
+        let near = match self.content {
+            ExtentContent::Stored => {
                 next.pos - (self.pos + self.span) <= gap_allowed && span <= EXTENT_SPAN_MAX
             }
-            What::Cut(_) => true,
+            ExtentContent::Cut(_) => true,
         };
-        let joins = self.what == next.what && self.end() == next.offset && near;
+        let joins = self.content == next.content && self.end() == next.offset && near;
         if joins {
             self.len += next.len;
             self.span = span;
@@ -97,17 +97,18 @@ impl Extent {
 
 /// What one segment holds of one attempt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Part {
-    pub(crate) extents: Vec<Extent>,
+pub(crate) struct AttemptExtents {
+    pub(crate) extents: Vec<StoredExtent>,
     pub(crate) after_control_seq: u64,
     pub(crate) sealed_at: Option<u64>,
     pub(crate) forgotten: bool,
 }
 
-impl Part {
-    fn push(&mut self, extent: Extent) -> Extent {
-        let gap = GAP_MIN
-            + GAP_STEP * u32::try_from(self.extents.len()).unwrap_or(u32::MAX / GAP_STEP / 2);
+impl AttemptExtents {
+    fn push(&mut self, extent: StoredExtent) -> StoredExtent {
+        let gap = MIN_GAP_BYTES
+            + GAP_BYTES_PER_EXTENT
+                * u32::try_from(self.extents.len()).unwrap_or(u32::MAX / GAP_BYTES_PER_EXTENT / 2);
         if let Some(last) = self.extents.last_mut()
             && last.grow(&extent, gap)
         {
@@ -120,46 +121,57 @@ impl Part {
 
 /// What one segment holds: kept while it is written, saved when it is closed, rebuilt by a scan when that is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Contents {
-    pub(crate) parts: HashMap<Uuid, Part>,
+pub(crate) struct SegmentContents {
+    pub(crate) parts: HashMap<Uuid, AttemptExtents>,
 }
 
-impl Contents {
+impl SegmentContents {
     /// Notes a frame at `pos` and answers with the extent that now holds it, if it holds output.
-    pub(crate) fn note(&mut self, segment: u32, pos: u32, header: &Header) -> Option<Extent> {
+    pub(crate) fn note_frame(
+        &mut self,
+        segment: u32,
+        pos: u32,
+        header: &SegmentFrameHeader,
+    ) -> Option<StoredExtent> {
         let what = match header.class {
-            Class::Bytes { .. } => What::Stored,
-            Class::Cut { reason, .. } => What::Cut(reason),
-            Class::Seal => {
+            SegmentFrameClass::Bytes { .. } => ExtentContent::Stored,
+            SegmentFrameClass::Cut { reason, .. } => ExtentContent::Cut(reason),
+            SegmentFrameClass::Seal => {
                 self.part(header).sealed_at = Some(header.offset);
                 return None;
             }
-            Class::Forget => {
+            SegmentFrameClass::Forget => {
                 self.part(header).forgotten = true;
                 return None;
             }
         };
-        Some(self.place(segment, pos, header, what))
+        Some(self.add_frame_extent(segment, pos, header, what))
     }
 
     /// Notes a frame whose payload can no longer be read.
-    pub(crate) fn note_corrupt(&mut self, segment: u32, pos: u32, header: &Header) {
-        self.place(segment, pos, header, What::Cut(CutReason::Corrupt));
+    pub(crate) fn note_corrupt(&mut self, segment: u32, pos: u32, header: &SegmentFrameHeader) {
+        self.add_frame_extent(segment, pos, header, ExtentContent::Cut(CutReason::Corrupt));
     }
 
-    fn place(&mut self, segment: u32, pos: u32, header: &Header, what: What) -> Extent {
-        let extent = Extent {
+    fn add_frame_extent(
+        &mut self,
+        segment: u32,
+        pos: u32,
+        header: &SegmentFrameHeader,
+        what: ExtentContent,
+    ) -> StoredExtent {
+        let extent = StoredExtent {
             offset: header.offset,
             len: header.covers(),
             segment,
             pos,
             span: u32::try_from(header.frame_bytes()).unwrap_or(u32::MAX - pos),
-            what,
+            content: what,
         };
         self.part(header).push(extent)
     }
 
-    fn part(&mut self, header: &Header) -> &mut Part {
+    fn part(&mut self, header: &SegmentFrameHeader) -> &mut AttemptExtents {
         let part = self.parts.entry(header.attempt).or_default();
         part.after_control_seq = part.after_control_seq.max(header.after_control_seq);
         part
@@ -174,20 +186,20 @@ mod tests {
     #[test]
     fn extents_of_an_attempt_in_a_segment_stay_few_however_it_is_interleaved() {
         for (payload, others) in [(4096, 0), (100, 50), (100, 400), (100, 3_000), (4096, 100)] {
-            let mut contents = Contents::default();
+            let mut contents = SegmentContents::default();
             let (mut pos, mut offset, mut frames) = (64u32, 0u64, 0);
             while pos < 64 << 20 {
-                let header = Header {
+                let header = SegmentFrameHeader {
                     attempt: Uuid::nil(),
                     offset,
                     after_control_seq: 0,
-                    class: Class::Bytes {
+                    class: SegmentFrameClass::Bytes {
                         kind: 0,
                         observed_at_ms: 0,
                     },
                     len: payload,
                 };
-                contents.note(1, pos, &header);
+                contents.note_frame(1, pos, &header);
                 offset += u64::from(payload);
                 frames += 1;
                 pos += (payload + 64) * (1 + others);

@@ -8,36 +8,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::index::Index;
+use super::index::OutputIndex;
 use super::piece::OutputEnd;
 
 #[derive(Debug, Default)]
-pub(crate) struct Feed {
-    news: Mutex<HashMap<Uuid, OutputEnd>>,
-    posted: Notify,
+pub(crate) struct DurableEndFeed {
+    changed_ends: Mutex<HashMap<Uuid, OutputEnd>>,
+    end_posted: Notify,
 }
 
-impl Feed {
-    fn news(&self) -> MutexGuard<'_, HashMap<Uuid, OutputEnd>> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+impl DurableEndFeed {
+    fn lock_changed_ends(&self) -> MutexGuard<'_, HashMap<Uuid, OutputEnd>> {
+        self.changed_ends
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn post(&self, attempt: Uuid, end: OutputEnd) {
-        self.news().insert(attempt, end);
-        self.posted.notify_one();
+    pub(crate) fn post_end(&self, attempt: Uuid, end: OutputEnd) {
+        self.lock_changed_ends().insert(attempt, end);
+        self.end_posted.notify_one();
     }
 }
 
 /// Durable ends of the attempts that one session watches. Dropping it ends the watching.
 #[derive(Debug)]
 pub struct AckFeed {
-    index: Arc<Index>,
-    feed: Arc<Feed>,
+    index: Arc<OutputIndex>,
+    feed: Arc<DurableEndFeed>,
     watched: Mutex<HashSet<Uuid>>,
 }
 
 impl AckFeed {
-    pub(crate) fn new(index: Arc<Index>) -> Self {
+    pub(crate) fn new(index: Arc<OutputIndex>) -> Self {
         Self {
             index,
             feed: Arc::default(),
@@ -45,21 +47,21 @@ impl AckFeed {
         }
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+    fn lock_watched(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts watching an attempt; its present end, if it has any, comes with the next `changed`.
     pub fn watch(&self, attempt: Uuid) {
-        if self.watched().insert(attempt) {
+        if self.lock_watched().insert(attempt) {
             self.index.add_feed(attempt, &self.feed);
         }
     }
 
     pub fn unwatch(&self, attempt: Uuid) {
-        if self.watched().remove(&attempt) {
+        if self.lock_watched().remove(&attempt) {
             self.index.remove_feed(attempt, &self.feed);
-            self.feed.news().remove(&attempt);
+            self.feed.lock_changed_ends().remove(&attempt);
         }
     }
 
@@ -67,18 +69,18 @@ impl AckFeed {
     /// taking accepted bytes back (`end` is `durable` again). Safe in `select!`; for one task at a time.
     pub async fn changed(&self) -> Vec<(Uuid, OutputEnd)> {
         loop {
-            let news = std::mem::take(&mut *self.feed.news());
+            let news = std::mem::take(&mut *self.feed.lock_changed_ends());
             if !news.is_empty() {
                 return news.into_iter().collect();
             }
-            self.feed.posted.notified().await;
+            self.feed.end_posted.notified().await;
         }
     }
 }
 
 impl Drop for AckFeed {
     fn drop(&mut self) {
-        let watched = std::mem::take(&mut *self.watched());
+        let watched = std::mem::take(&mut *self.lock_watched());
         for attempt in watched {
             self.index.remove_feed(attempt, &self.feed);
         }

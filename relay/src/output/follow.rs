@@ -13,47 +13,47 @@ use tokio_stream::Stream;
 use tokio_util::sync::ReusableBoxFuture;
 use uuid::Uuid;
 
-use super::attempt::Step;
-use super::error::ReadError;
-use super::index::Index;
-use super::piece::{OutputEnd, Piece};
-use super::reader::Reader;
+use super::attempt::FollowStep;
+use super::error::OutputReadError;
+use super::index::OutputIndex;
+use super::piece::{OutputEnd, OutputPiece};
+use super::reader::OutputSegmentReader;
 
 /// About one extent, so that one read serves one batch.
 const BATCH_BYTES: usize = 256 * 1024;
 
-type Batch = Option<Result<Vec<Piece>, ReadError>>;
+type PieceBatch = Option<Result<Vec<OutputPiece>, OutputReadError>>;
 
 /// One reader's place in one attempt's output.
-struct Follower {
+struct OutputFollower {
     attempt: Uuid,
     at: u64,
-    moves: watch::Receiver<OutputEnd>,
-    reader: Arc<Reader>,
+    end_changes: watch::Receiver<OutputEnd>,
+    reader: Arc<OutputSegmentReader>,
     /// Last, so that the receiver above is gone when the index looks who is left.
-    presence: Presence,
+    registration: FollowerRegistration,
 }
 
 /// Counts the follower while it lives.
-struct Presence {
+struct FollowerRegistration {
     attempt: Uuid,
-    index: Arc<Index>,
+    index: Arc<OutputIndex>,
 }
 
-impl Follower {
-    async fn next(&mut self) -> Batch {
+impl OutputFollower {
+    async fn next(&mut self) -> PieceBatch {
         loop {
             // Seen before looking, so that what moves in between wakes the wait below.
-            self.moves.borrow_and_update();
-            let batch = match self.presence.index.step(self.attempt, self.at) {
-                None => return Some(Err(ReadError::Unknown)),
-                Some(Step::End) => return None,
-                Some(Step::Tail(pieces)) => Ok(pieces),
-                Some(Step::Disk) => self.read().await,
-                Some(Step::Wait) => {
-                    let moved = self.moves.changed().await;
-                    if moved.is_err() && self.presence.index.has_hung_up() {
-                        return Some(Err(ReadError::Closed));
+            self.end_changes.borrow_and_update();
+            let batch = match self.registration.index.step(self.attempt, self.at) {
+                None => return Some(Err(OutputReadError::Unknown)),
+                Some(FollowStep::End) => return None,
+                Some(FollowStep::FromTail(pieces)) => Ok(pieces),
+                Some(FollowStep::ReadDisk) => self.read().await,
+                Some(FollowStep::Wait) => {
+                    let moved = self.end_changes.changed().await;
+                    if moved.is_err() && self.registration.index.has_writer_ended() {
+                        return Some(Err(OutputReadError::Closed));
                     }
                     continue;
                 }
@@ -66,39 +66,44 @@ impl Follower {
     }
 
     /// History may be cold, so the read leaves the runtime's threads.
-    async fn read(&self) -> Result<Vec<Piece>, ReadError> {
+    async fn read(&self) -> Result<Vec<OutputPiece>, OutputReadError> {
         let (reader, attempt, at) = (Arc::clone(&self.reader), self.attempt, self.at);
         let read = tokio::task::spawn_blocking(move || reader.read(attempt, at, BATCH_BYTES));
         // Only a runtime that shuts down cancels it, and then nobody reads the answer.
-        read.await.unwrap_or(Err(ReadError::Closed))
+        read.await.unwrap_or(Err(OutputReadError::Closed))
     }
 }
 
-impl Drop for Presence {
+impl Drop for FollowerRegistration {
     fn drop(&mut self) {
         self.index.remove_follower(self.attempt);
     }
 }
 
 /// The stream over a follower.
-pub(crate) struct Follow {
-    batch: VecDeque<Piece>,
-    next: ReusableBoxFuture<'static, (Batch, Follower)>,
+pub(crate) struct FollowStream {
+    batch: VecDeque<OutputPiece>,
+    next: ReusableBoxFuture<'static, (PieceBatch, OutputFollower)>,
     ended: bool,
 }
 
-async fn step(mut follower: Follower) -> (Batch, Follower) {
+async fn step(mut follower: OutputFollower) -> (PieceBatch, OutputFollower) {
     (follower.next().await, follower)
 }
 
-impl Follow {
-    pub(crate) fn new(index: Arc<Index>, reader: Arc<Reader>, attempt: Uuid, from: u64) -> Self {
-        let follower = Follower {
+impl FollowStream {
+    pub(crate) fn new(
+        index: Arc<OutputIndex>,
+        reader: Arc<OutputSegmentReader>,
+        attempt: Uuid,
+        from: u64,
+    ) -> Self {
+        let follower = OutputFollower {
             attempt,
             at: from,
-            moves: index.add_follower(attempt),
+            end_changes: index.add_follower(attempt),
             reader,
-            presence: Presence { attempt, index },
+            registration: FollowerRegistration { attempt, index },
         };
         Self {
             batch: VecDeque::new(),
@@ -108,8 +113,8 @@ impl Follow {
     }
 }
 
-impl Stream for Follow {
-    type Item = Result<Piece, ReadError>;
+impl Stream for FollowStream {
+    type Item = Result<OutputPiece, OutputReadError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {

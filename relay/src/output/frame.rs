@@ -13,7 +13,7 @@ const MAGIC: u16 = 0xB70A;
 const NO_PAYLOAD: u32 = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum SegmentFrameClass {
     Bytes { kind: u8, observed_at_ms: u64 },
     Cut { to: u64, reason: CutReason },
     Seal,
@@ -21,21 +21,21 @@ pub(crate) enum Class {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct SegmentFrameHeader {
     pub(crate) attempt: Uuid,
     pub(crate) offset: u64,
     pub(crate) after_control_seq: u64,
-    pub(crate) class: Class,
+    pub(crate) class: SegmentFrameClass,
     pub(crate) len: u32,
 }
 
-impl Header {
+impl SegmentFrameHeader {
     /// Bytes of the attempt's output that the frame accounts for.
     pub(crate) fn covers(&self) -> u64 {
         match self.class {
-            Class::Bytes { .. } => u64::from(self.len),
-            Class::Cut { to, .. } => to.saturating_sub(self.offset),
-            Class::Seal | Class::Forget => 0,
+            SegmentFrameClass::Bytes { .. } => u64::from(self.len),
+            SegmentFrameClass::Cut { to, .. } => to.saturating_sub(self.offset),
+            SegmentFrameClass::Seal | SegmentFrameClass::Forget => 0,
         }
     }
 
@@ -64,7 +64,7 @@ impl Header {
     }
 }
 
-impl Class {
+impl SegmentFrameClass {
     fn numbers(self) -> (u8, u8, u64) {
         match self {
             Self::Bytes {
@@ -157,14 +157,14 @@ pub(crate) fn u64_at(raw: &[u8], at: usize) -> u64 {
 /// A header that was found intact at `pos`; whether its payload is intact is asked separately, because readers walk
 /// over frames of other attempts without touching their payload.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct SegmentFrame {
     pub(crate) pos: usize,
-    pub(crate) header: Header,
+    pub(crate) header: SegmentFrameHeader,
     pub(crate) synced: u32,
     payload_sum: u32,
 }
 
-impl Found {
+impl SegmentFrame {
     fn decode(raw: &[u8], pos: usize, salt: u32) -> Option<Self> {
         let raw = raw.get(pos..pos + FRAME_HEADER)?;
         if raw[0..2] != MAGIC.to_le_bytes()
@@ -172,11 +172,11 @@ impl Found {
         {
             return None;
         }
-        let header = Header {
+        let header = SegmentFrameHeader {
             attempt: Uuid::from_slice(&raw[16..32]).expect("sixteen bytes"),
             offset: u64_at(raw, 32),
             after_control_seq: u64_at(raw, 40),
-            class: Class::from_numbers(raw[2], raw[3], u64_at(raw, 48))?,
+            class: SegmentFrameClass::from_numbers(raw[2], raw[3], u64_at(raw, 48))?,
             len: u32_at(raw, 12),
         };
         Some(Self {
@@ -195,15 +195,15 @@ impl Found {
         self.pos + FRAME_HEADER..self.end()
     }
 
-    pub(crate) fn payload_intact(&self, raw: &[u8], salt: u32) -> bool {
+    pub(crate) fn is_payload_intact(&self, raw: &[u8], salt: u32) -> bool {
         self.header.len == NO_PAYLOAD
             || checksum(salt, &[&raw[self.payload_range()]]) == self.payload_sum
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Scanned {
-    Frame(Found),
+pub(crate) enum ScannedFrame {
+    Frame(SegmentFrame),
     /// No intact, complete frame starts in here.
     Damaged {
         pos: usize,
@@ -213,38 +213,38 @@ pub(crate) enum Scanned {
 
 /// Walks frames; after damage it goes on at the next intact header.
 #[derive(Debug)]
-pub(crate) struct Scan<'a> {
+pub(crate) struct SegmentFrameScan<'a> {
     raw: &'a [u8],
     salt: u32,
     pos: usize,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> SegmentFrameScan<'a> {
     pub(crate) fn new(raw: &'a [u8], salt: u32, pos: usize) -> Self {
         Self { raw, salt, pos }
     }
 
-    fn complete_at(&self, pos: usize) -> Option<Found> {
-        Found::decode(self.raw, pos, self.salt).filter(|found| found.end() <= self.raw.len())
+    fn decode_complete_frame(&self, pos: usize) -> Option<SegmentFrame> {
+        SegmentFrame::decode(self.raw, pos, self.salt).filter(|found| found.end() <= self.raw.len())
     }
 }
 
-impl Iterator for Scan<'_> {
-    type Item = Scanned;
+impl Iterator for SegmentFrameScan<'_> {
+    type Item = ScannedFrame;
 
-    fn next(&mut self) -> Option<Scanned> {
+    fn next(&mut self) -> Option<ScannedFrame> {
         if self.pos >= self.raw.len() {
             return None;
         }
-        if let Some(found) = self.complete_at(self.pos) {
+        if let Some(found) = self.decode_complete_frame(self.pos) {
             self.pos = found.end();
-            return Some(Scanned::Frame(found));
+            return Some(ScannedFrame::Frame(found));
         }
         let damaged = self.pos;
         self.pos = (damaged + 1..self.raw.len())
-            .find(|&pos| self.complete_at(pos).is_some())
+            .find(|&pos| self.decode_complete_frame(pos).is_some())
             .unwrap_or(self.raw.len());
-        Some(Scanned::Damaged {
+        Some(ScannedFrame::Damaged {
             pos: damaged,
             end: self.pos,
         })
@@ -255,8 +255,8 @@ impl Iterator for Scan<'_> {
 mod tests {
     use super::*;
 
-    fn header(class: Class, len: u32) -> Header {
-        Header {
+    fn header(class: SegmentFrameClass, len: u32) -> SegmentFrameHeader {
+        SegmentFrameHeader {
             attempt: Uuid::from_u128(7),
             offset: 5,
             after_control_seq: 9,
@@ -267,20 +267,21 @@ mod tests {
 
     #[test]
     fn every_class_survives_the_disk() {
-        let classes = REASONS.map(|reason| Class::Cut { to: 99, reason });
-        let bytes = Class::Bytes {
+        let classes = REASONS.map(|reason| SegmentFrameClass::Cut { to: 99, reason });
+        let bytes = SegmentFrameClass::Bytes {
             kind: 3,
             observed_at_ms: 1_234,
         };
-        for class in classes
-            .into_iter()
-            .chain([bytes, Class::Seal, Class::Forget])
+        for class in
+            classes
+                .into_iter()
+                .chain([bytes, SegmentFrameClass::Seal, SegmentFrameClass::Forget])
         {
             let raw = header(class, 0).encode(42, 17, b"");
-            let found = Found::decode(&raw, 0, 42).unwrap();
+            let found = SegmentFrame::decode(&raw, 0, 42).unwrap();
             assert_eq!((found.header, found.synced), (header(class, 0), 17));
             assert!(
-                Found::decode(&raw, 0, 43).is_none(),
+                SegmentFrame::decode(&raw, 0, 43).is_none(),
                 "another segment's salt"
             );
         }
@@ -289,23 +290,23 @@ mod tests {
     #[test]
     fn every_flipped_bit_is_noticed_and_the_next_frame_is_found() {
         let payload = b"payload";
-        let class = Class::Bytes {
+        let class = SegmentFrameClass::Bytes {
             kind: 0,
             observed_at_ms: 0,
         };
         let mut raw = header(class, 7).encode(1, 0, payload).to_vec();
         raw.extend_from_slice(payload);
         let first = raw.len();
-        raw.extend_from_slice(&header(Class::Seal, 0).encode(1, 0, b""));
+        raw.extend_from_slice(&header(SegmentFrameClass::Seal, 0).encode(1, 0, b""));
         for bit in 0..first * 8 {
             raw[bit / 8] ^= 1 << (bit % 8);
-            let seen: Vec<_> = Scan::new(&raw, 1, 0).collect();
+            let seen: Vec<_> = SegmentFrameScan::new(&raw, 1, 0).collect();
             assert_eq!(seen.len(), 2, "bit {bit}");
             assert!(match seen[0] {
-                Scanned::Frame(found) => !found.payload_intact(&raw, 1),
-                Scanned::Damaged { pos, end } => (pos, end) == (0, first),
+                ScannedFrame::Frame(found) => !found.is_payload_intact(&raw, 1),
+                ScannedFrame::Damaged { pos, end } => (pos, end) == (0, first),
             });
-            assert!(matches!(seen[1], Scanned::Frame(found) if found.pos == first));
+            assert!(matches!(seen[1], ScannedFrame::Frame(found) if found.pos == first));
             raw[bit / 8] ^= 1 << (bit % 8);
         }
     }

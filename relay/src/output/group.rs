@@ -6,39 +6,40 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::frame::{Class, Header};
-use super::piece::{CutReason, OutputEnd, Piece};
-use super::queue::{Body, Control, Job, Write};
+use super::frame::{SegmentFrameClass, SegmentFrameHeader};
+use super::piece::{CutReason, OutputEnd, OutputPiece};
+use super::queue::{OutputWriterControl, OutputWriterJob, QueuedWrite, WriteBody};
 
 const GROUP_JOBS: usize = 2048;
 /// At most, and never more than a part of a segment, so that segments keep to their size.
 const GROUP_BYTES: usize = 4 << 20;
-const SEGMENT_PARTS: u64 = 4;
+const GROUPS_PER_SEGMENT: u64 = 4;
 
 pub(crate) fn group_bytes(segment_bytes: u64) -> usize {
-    usize::try_from(segment_bytes / SEGMENT_PARTS).map_or(GROUP_BYTES, |part| part.min(GROUP_BYTES))
+    usize::try_from(segment_bytes / GROUPS_PER_SEGMENT)
+        .map_or(GROUP_BYTES, |part| part.min(GROUP_BYTES))
 }
 
 /// A frame on its way to disk.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
-    pub(crate) header: Header,
+pub(crate) struct PendingFrame {
+    pub(crate) header: SegmentFrameHeader,
     pub(crate) payload: Bytes,
 }
 
 /// Collects what is queued; answers with the job that must wait until the group is done, if there was one.
-pub(crate) fn gather(
-    first: Job,
-    jobs: &mut mpsc::Receiver<Job>,
-    group: &mut Vec<Write>,
+pub(crate) fn collect_group(
+    first: OutputWriterJob,
+    jobs: &mut mpsc::Receiver<OutputWriterJob>,
+    group: &mut Vec<QueuedWrite>,
     bytes_max: usize,
-) -> Option<Control> {
+) -> Option<OutputWriterControl> {
     let mut bytes = 0;
     let mut next = Some(first);
     while let Some(job) = next {
         let write = match job {
-            Job::Write(write) => write,
-            Job::Control(control) => return Some(control),
+            OutputWriterJob::Write(write) => write,
+            OutputWriterJob::Control(control) => return Some(control),
         };
         bytes += write.body.size();
         group.push(write);
@@ -51,12 +52,12 @@ pub(crate) fn gather(
 }
 
 /// Frames in order; cuts of one reason that touch become one.
-pub(crate) fn frames(writes: &[Write]) -> Vec<Outgoing> {
-    let mut frames: Vec<Outgoing> = Vec::with_capacity(writes.len() + 1);
+pub(crate) fn frames(writes: &[QueuedWrite]) -> Vec<PendingFrame> {
+    let mut frames: Vec<PendingFrame> = Vec::with_capacity(writes.len() + 1);
     for frame in writes.iter().flat_map(outgoing) {
         let grown = frames
             .last_mut()
-            .is_some_and(|last| last.header.takes_over(&frame.header));
+            .is_some_and(|last| last.header.try_merge_cut(&frame.header));
         if !grown {
             frames.push(frame);
         }
@@ -64,9 +65,9 @@ pub(crate) fn frames(writes: &[Write]) -> Vec<Outgoing> {
     frames
 }
 
-fn outgoing(write: &Write) -> Vec<Outgoing> {
-    let frame = |offset, class, payload: &Bytes| Outgoing {
-        header: Header {
+fn outgoing(write: &QueuedWrite) -> Vec<PendingFrame> {
+    let frame = |offset, class, payload: &Bytes| PendingFrame {
+        header: SegmentFrameHeader {
             attempt: write.attempt,
             offset,
             after_control_seq: write.after_control_seq,
@@ -77,13 +78,13 @@ fn outgoing(write: &Write) -> Vec<Outgoing> {
     };
     let bare = |class| vec![frame(write.offset, class, &Bytes::new())];
     match &write.body {
-        Body::Bytes {
+        WriteBody::Bytes {
             kind,
             observed_at_ms,
             bytes,
             over_limit,
         } => {
-            let class = Class::Bytes {
+            let class = SegmentFrameClass::Bytes {
                 kind: *kind,
                 observed_at_ms: *observed_at_ms,
             };
@@ -94,31 +95,31 @@ fn outgoing(write: &Write) -> Vec<Outgoing> {
             }
             frames
         }
-        Body::Cut { to, reason } => bare(Class::Cut {
+        WriteBody::Cut { to, reason } => bare(SegmentFrameClass::Cut {
             to: *to,
             reason: *reason,
         }),
-        Body::Seal => bare(Class::Seal),
-        Body::Forget => bare(Class::Forget),
+        WriteBody::Seal => bare(SegmentFrameClass::Seal),
+        WriteBody::Forget => bare(SegmentFrameClass::Forget),
     }
 }
 
-fn limit_cut(to: u64) -> Class {
-    Class::Cut {
+fn limit_cut(to: u64) -> SegmentFrameClass {
+    SegmentFrameClass::Cut {
         to,
         reason: CutReason::AttemptLimit,
     }
 }
 
-impl Outgoing {
+impl PendingFrame {
     /// A cut over what is known already; see `Attempt::join`.
-    pub(crate) fn anchor(attempt: Uuid, end: OutputEnd) -> Self {
-        let class = Class::Cut {
+    pub(crate) fn retention_anchor(attempt: Uuid, end: OutputEnd) -> Self {
+        let class = SegmentFrameClass::Cut {
             to: end.durable,
             reason: CutReason::Retention,
         };
         Self {
-            header: Header {
+            header: SegmentFrameHeader {
                 attempt,
                 offset: 0,
                 after_control_seq: end.after_control_seq,
@@ -130,36 +131,36 @@ impl Outgoing {
     }
 
     /// What followers get of this frame.
-    pub(crate) fn piece(&self) -> Option<Piece> {
+    pub(crate) fn to_piece(&self) -> Option<OutputPiece> {
         match self.header.class {
-            Class::Bytes {
+            SegmentFrameClass::Bytes {
                 kind,
                 observed_at_ms,
-            } => Some(Piece::Bytes {
+            } => Some(OutputPiece::Bytes {
                 offset: self.header.offset,
                 observed_at_ms,
                 after_control_seq: self.header.after_control_seq,
                 kind,
                 bytes: self.payload.clone(),
             }),
-            Class::Cut { to, reason } => Some(Piece::Cut {
+            SegmentFrameClass::Cut { to, reason } => Some(OutputPiece::Cut {
                 from: self.header.offset,
                 to,
                 reason,
             }),
-            Class::Seal | Class::Forget => None,
+            SegmentFrameClass::Seal | SegmentFrameClass::Forget => None,
         }
     }
 }
 
-impl Header {
+impl SegmentFrameHeader {
     /// Grows a cut by the cut that follows it, for the same reason.
-    fn takes_over(&mut self, next: &Self) -> bool {
+    fn try_merge_cut(&mut self, next: &Self) -> bool {
         let same_attempt = self.attempt == next.attempt;
         match (&mut self.class, next.class) {
             (
-                Class::Cut { to, reason },
-                Class::Cut {
+                SegmentFrameClass::Cut { to, reason },
+                SegmentFrameClass::Cut {
                     to: further,
                     reason: also,
                 },
@@ -167,12 +168,18 @@ impl Header {
                 *to = further;
                 true
             }
-            (Class::Bytes { .. } | Class::Cut { .. } | Class::Seal | Class::Forget, _) => false,
+            (
+                SegmentFrameClass::Bytes { .. }
+                | SegmentFrameClass::Cut { .. }
+                | SegmentFrameClass::Seal
+                | SegmentFrameClass::Forget,
+                _,
+            ) => false,
         }
     }
 }
 
-impl Body {
+impl WriteBody {
     fn size(&self) -> usize {
         match self {
             Self::Bytes { bytes, .. } => bytes.len(),

@@ -10,44 +10,44 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::attempt::{Attempt, Phase, Standing, Step};
-use super::extent::{Contents, Extent};
-use super::feed::Feed;
-use super::live::{Live, TailRoom};
-use super::piece::{OutputEnd, Piece};
+use super::attempt::{AttemptOutput, FollowStep, OutputPosition, SealPhase};
+use super::extent::{SegmentContents, StoredExtent};
+use super::feed::DurableEndFeed;
+use super::live::{AttemptListeners, TailMemory};
+use super::piece::{OutputEnd, OutputPiece};
 
 const SHARDS: usize = 64;
 
-type Shard = HashMap<Uuid, Attempt>;
+type IndexShard = HashMap<Uuid, AttemptOutput>;
 
 #[derive(Debug)]
-pub(crate) struct Index {
-    shards: Vec<Mutex<Shard>>,
+pub(crate) struct OutputIndex {
+    shards: Vec<Mutex<IndexShard>>,
     generations: AtomicU64,
-    hung_up: AtomicBool,
-    tails: TailRoom,
+    writer_ended: AtomicBool,
+    tail_memory: TailMemory,
 }
 
 /// What to read for one request: below `base` there is nothing, then the extents in order.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct OutputReadPlan {
     pub(crate) base: u64,
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<StoredExtent>,
 }
 
-impl Index {
+impl OutputIndex {
     pub(crate) fn new() -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             generations: AtomicU64::new(0),
-            hung_up: AtomicBool::new(false),
-            tails: TailRoom::default(),
+            writer_ended: AtomicBool::new(false),
+            tail_memory: TailMemory::default(),
         }
     }
 
     /// The last byte of an id is random, so it spreads. A panic leaves an entry at worst with stale listeners, so
     /// poisoning must not spread to every other attempt.
-    pub(crate) fn shard(&self, attempt: Uuid) -> MutexGuard<'_, Shard> {
+    pub(crate) fn shard(&self, attempt: Uuid) -> MutexGuard<'_, IndexShard> {
         let shard = usize::from(attempt.as_bytes()[15]) % SHARDS;
         self.shards[shard]
             .lock()
@@ -59,90 +59,100 @@ impl Index {
     }
 
     /// Looks at an attempt that is known.
-    pub(crate) fn look<T>(&self, attempt: Uuid, look: impl FnOnce(&mut Attempt) -> T) -> Option<T> {
+    pub(crate) fn with_attempt<T>(
+        &self,
+        attempt: Uuid,
+        look: impl FnOnce(&mut AttemptOutput) -> T,
+    ) -> Option<T> {
         self.shard(attempt).get_mut(&attempt).map(look)
     }
 
-    fn known_or_new<T>(&self, attempt: Uuid, change: impl FnOnce(&mut Attempt) -> T) -> T {
+    fn with_attempt_or_new<T>(
+        &self,
+        attempt: Uuid,
+        change: impl FnOnce(&mut AttemptOutput) -> T,
+    ) -> T {
         let mut shard = self.shard(attempt);
         change(
             shard
                 .entry(attempt)
-                .or_insert_with(|| Attempt::new(self.next_generation())),
+                .or_insert_with(|| AttemptOutput::new(self.next_generation())),
         )
     }
 
     pub(crate) fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
-        let end = self.look(attempt, |known| {
-            (!known.is_blank()).then(|| known.output_end())
+        let end = self.with_attempt(attempt, |known| {
+            (!known.has_no_output()).then(|| known.output_end())
         });
         end.flatten()
     }
 
-    pub(crate) fn standing(&self, attempt: Uuid) -> Option<Standing> {
-        self.look(attempt, |known| known.standing())
+    pub(crate) fn position(&self, attempt: Uuid) -> Option<OutputPosition> {
+        self.with_attempt(attempt, |known| known.position())
     }
 
     pub(crate) fn is_current(&self, attempt: Uuid, generation: u64) -> bool {
-        self.look(attempt, |known| known.generation == generation) == Some(true)
+        self.with_attempt(attempt, |known| known.generation == generation) == Some(true)
     }
 
     /// A sealed attempt moves no more: its receiver holds the last word and is closed.
     pub(crate) fn subscribe(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        self.known_or_new(attempt, |known| subscribe_to(attempt, known, &self.tails))
+        self.with_attempt_or_new(attempt, |known| {
+            subscribe_attempt(attempt, known, &self.tail_memory)
+        })
     }
 
     /// The same for an attempt that must be known already, with where it stands now.
-    pub(crate) fn await_moves(
+    pub(crate) fn subscribe_existing(
         &self,
         attempt: Uuid,
-    ) -> Option<(Standing, watch::Receiver<OutputEnd>)> {
-        self.look(attempt, |known| {
-            let moves = subscribe_to(attempt, known, &self.tails);
-            (known.standing(), moves)
+    ) -> Option<(OutputPosition, watch::Receiver<OutputEnd>)> {
+        self.with_attempt(attempt, |known| {
+            let moves = subscribe_attempt(attempt, known, &self.tail_memory);
+            (known.position(), moves)
         })
     }
 
     pub(crate) fn add_follower(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        self.known_or_new(attempt, |known| {
-            let live = live_of(attempt, known, &self.tails);
+        self.with_attempt_or_new(attempt, |known| {
+            let live = listeners_of(attempt, known, &self.tail_memory);
             live.followers += 1;
             live.subscribe()
         })
     }
 
     pub(crate) fn remove_follower(&self, attempt: Uuid) {
-        self.leave(attempt, Live::follower_left);
+        self.remove_listener(attempt, AttemptListeners::remove_follower);
     }
 
-    pub(crate) fn add_feed(&self, attempt: Uuid, feed: &Arc<Feed>) {
-        self.known_or_new(attempt, |known| {
-            if !known.is_blank() {
-                feed.post(attempt, known.output_end());
+    pub(crate) fn add_feed(&self, attempt: Uuid, feed: &Arc<DurableEndFeed>) {
+        self.with_attempt_or_new(attempt, |known| {
+            if !known.has_no_output() {
+                feed.post_end(attempt, known.output_end());
             }
-            if known.phase != Phase::Sealed {
-                live_of(attempt, known, &self.tails).add_feed(feed);
+            if known.phase != SealPhase::Sealed {
+                listeners_of(attempt, known, &self.tail_memory).add_feed(feed);
             }
         });
     }
 
-    pub(crate) fn remove_feed(&self, attempt: Uuid, feed: &Arc<Feed>) {
-        self.leave(attempt, |live| live.remove_feed(feed));
+    pub(crate) fn remove_feed(&self, attempt: Uuid, feed: &Arc<DurableEndFeed>) {
+        self.remove_listener(attempt, |live| live.remove_feed(feed));
     }
 
     /// A listener goes; the entry goes with it when it was there for listeners only.
-    fn leave(&self, attempt: Uuid, leave: impl FnOnce(&mut Live)) {
+    fn remove_listener(&self, attempt: Uuid, leave: impl FnOnce(&mut AttemptListeners)) {
         let mut shard = self.shard(attempt);
         let Some(known) = shard.get_mut(&attempt) else {
             return;
         };
-        if let Some(live) = &mut known.live {
+        if let Some(live) = &mut known.listeners {
             leave(live);
             if live.is_idle() {
-                known.live = None;
+                known.listeners = None;
             }
         }
-        if known.is_vacant() {
+        if known.is_removable() {
             shard.remove(&attempt);
         }
     }
@@ -151,33 +161,33 @@ impl Index {
     pub(crate) fn publish(
         &self,
         attempt: Uuid,
-        extents: &[Extent],
-        pieces: &[Piece],
+        extents: &[StoredExtent],
+        pieces: &[OutputPiece],
         sealed: bool,
     ) {
-        self.look(attempt, |known| {
+        self.with_attempt(attempt, |known| {
             let was_durable = known.durable;
             for extent in extents {
                 known.join(*extent);
             }
-            if let Some(live) = &mut known.live {
+            if let Some(live) = &mut known.listeners {
                 let new = pieces.iter().filter(|piece| piece.start() >= was_durable);
-                new.for_each(|piece| live.keep(piece));
+                new.for_each(|piece| live.push_to_tail(piece));
             }
             if sealed {
-                known.phase = Phase::Sealed;
+                known.phase = SealPhase::Sealed;
                 known.extents.shrink_to_fit();
             }
-            known.tell();
+            known.notify_listeners();
         });
     }
 
-    pub(crate) fn take_back(&self, attempt: Uuid) {
+    pub(crate) fn discard_unsynced(&self, attempt: Uuid) {
         let generation = self.next_generation();
         let mut shard = self.shard(attempt);
         if let Some(known) = shard.get_mut(&attempt) {
-            known.take_back(generation);
-            if known.is_vacant() {
+            known.discard_unsynced(generation);
+            if known.is_removable() {
                 shard.remove(&attempt);
             }
         }
@@ -189,45 +199,56 @@ impl Index {
 
     /// Drops what lies in segments up to `segment`. Answers with where an attempt stands that goes on and of which
     /// nothing is left on disk: its end must be written again.
-    pub(crate) fn drop_through(&self, attempt: Uuid, segment: u32) -> Option<Standing> {
+    pub(crate) fn drop_through(&self, attempt: Uuid, segment: u32) -> Option<OutputPosition> {
         let mut shard = self.shard(attempt);
         let known = shard.get_mut(&attempt)?;
         known.drop_through(segment);
-        if known.is_vacant() {
+        if known.is_removable() {
             shard.remove(&attempt);
             return None;
         }
-        (known.extents.is_empty() && known.phase != Phase::Sealed).then(|| known.standing())
+        (known.extents.is_empty() && known.phase != SealPhase::Sealed).then(|| known.position())
     }
 
-    pub(crate) fn absorb(&self, contents: Contents, segment: u32, dropped_before: bool) -> u64 {
+    pub(crate) fn absorb_segment(
+        &self,
+        contents: SegmentContents,
+        segment: u32,
+        dropped_before: bool,
+    ) -> u64 {
         let mut damage = 0;
         for (attempt, part) in contents.parts {
             if part.forgotten {
                 self.forget(attempt);
             } else {
-                damage +=
-                    self.known_or_new(attempt, |known| known.absorb(part, segment, dropped_before));
+                damage += self.with_attempt_or_new(attempt, |known| {
+                    known.absorb_segment(part, segment, dropped_before)
+                });
             }
         }
         damage
     }
 
-    pub(crate) fn step(&self, attempt: Uuid, at: u64) -> Option<Step> {
-        self.look(attempt, |known| known.step(at))
+    pub(crate) fn step(&self, attempt: Uuid, at: u64) -> Option<FollowStep> {
+        self.with_attempt(attempt, |known| known.step(at))
     }
 
     /// Extents from `from` on that together hold `max_bytes`, or all there are.
-    pub(crate) fn plan(&self, attempt: Uuid, from: u64, max_bytes: u64) -> Option<Plan> {
-        self.look(attempt, |known| {
+    pub(crate) fn plan_read(
+        &self,
+        attempt: Uuid,
+        from: u64,
+        max_bytes: u64,
+    ) -> Option<OutputReadPlan> {
+        self.with_attempt(attempt, |known| {
             let first = known.extents.partition_point(|extent| extent.end() <= from);
             let mut held = 0;
-            let enough = |extent: &&Extent| {
+            let enough = |extent: &&StoredExtent| {
                 let wanted = held < max_bytes;
                 held += extent.end() - extent.offset.max(from);
                 wanted
             };
-            Plan {
+            OutputReadPlan {
                 base: known.base,
                 extents: known.extents[first..]
                     .iter()
@@ -239,7 +260,7 @@ impl Index {
     }
 
     /// Attempts for which `keep` holds.
-    pub(crate) fn ids(&self, keep: impl Fn(&Attempt) -> bool) -> Vec<Uuid> {
+    pub(crate) fn ids(&self, keep: impl Fn(&AttemptOutput) -> bool) -> Vec<Uuid> {
         let mut ids = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,33 +283,37 @@ impl Index {
     }
 
     /// The writer has ended: whoever waits for more is told so by a closed channel.
-    pub(crate) fn hang_up(&self) {
-        self.hung_up.store(true, Ordering::Release);
+    pub(crate) fn close_listeners(&self) {
+        self.writer_ended.store(true, Ordering::Release);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.values_mut().for_each(|known| known.live = None);
+            shard.values_mut().for_each(|known| known.listeners = None);
         }
     }
 
-    pub(crate) fn has_hung_up(&self) -> bool {
-        self.hung_up.load(Ordering::Acquire)
+    pub(crate) fn has_writer_ended(&self) -> bool {
+        self.writer_ended.load(Ordering::Acquire)
     }
 }
 
-fn subscribe_to(
+fn subscribe_attempt(
     attempt: Uuid,
-    known: &mut Attempt,
-    tails: &TailRoom,
+    known: &mut AttemptOutput,
+    tails: &TailMemory,
 ) -> watch::Receiver<OutputEnd> {
     match known.phase {
-        Phase::Open | Phase::Sealing => live_of(attempt, known, tails).subscribe(),
-        Phase::Sealed => watch::channel(known.output_end()).1,
+        SealPhase::Open | SealPhase::Sealing => listeners_of(attempt, known, tails).subscribe(),
+        SealPhase::Sealed => watch::channel(known.output_end()).1,
     }
 }
 
-fn live_of<'a>(attempt: Uuid, known: &'a mut Attempt, tails: &TailRoom) -> &'a mut Live {
+fn listeners_of<'a>(
+    attempt: Uuid,
+    known: &'a mut AttemptOutput,
+    tails: &TailMemory,
+) -> &'a mut AttemptListeners {
     let end = known.output_end();
     known
-        .live
-        .get_or_insert_with(|| Box::new(Live::new(attempt, end, tails.clone())))
+        .listeners
+        .get_or_insert_with(|| Box::new(AttemptListeners::new(attempt, end, tails.clone())))
 }

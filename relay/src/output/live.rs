@@ -10,35 +10,35 @@ use std::sync::{Arc, Weak};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::feed::Feed;
-use super::piece::{OutputEnd, Piece};
+use super::feed::DurableEndFeed;
+use super::piece::{OutputEnd, OutputPiece};
 
 /// Payload bytes kept of a followed attempt, whatever others have.
 const TAIL_BYTES: usize = 256 * 1024;
 /// The same while there is room: what a flood brings in one group, or its followers would read all of it from the disk.
-const TAIL_BYTES_MOST: usize = 4 << 20;
+const MAX_TAIL_BYTES: usize = 4 << 20;
 /// Payload bytes in all tails above which each gets the smaller share.
-const ROOM_BYTES: usize = 32 << 20;
+const ALL_TAILS_BYTES: usize = 32 << 20;
 /// And pieces, because small chunks cost more than their bytes.
 const TAIL_PIECES: usize = 1024;
 
 /// What all tails take together. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TailRoom(Arc<AtomicUsize>);
+pub(crate) struct TailMemory(Arc<AtomicUsize>);
 
-impl TailRoom {
+impl TailMemory {
     fn take(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// What one attempt may keep now.
-    fn share(&self) -> usize {
-        if self.0.load(Ordering::Relaxed) < ROOM_BYTES {
-            TAIL_BYTES_MOST
+    fn attempt_share(&self) -> usize {
+        if self.0.load(Ordering::Relaxed) < ALL_TAILS_BYTES {
+            MAX_TAIL_BYTES
         } else {
             TAIL_BYTES
         }
@@ -46,18 +46,18 @@ impl TailRoom {
 }
 
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct AttemptListeners {
     attempt: Uuid,
     watch: watch::Sender<OutputEnd>,
-    feeds: Vec<Weak<Feed>>,
+    feeds: Vec<Weak<DurableEndFeed>>,
     pub(crate) followers: u32,
-    tail: VecDeque<Piece>,
+    tail: VecDeque<OutputPiece>,
     tail_bytes: usize,
-    room: TailRoom,
+    room: TailMemory,
 }
 
-impl Live {
-    pub(crate) fn new(attempt: Uuid, end: OutputEnd, room: TailRoom) -> Self {
+impl AttemptListeners {
+    pub(crate) fn new(attempt: Uuid, end: OutputEnd, room: TailMemory) -> Self {
         Self {
             attempt,
             watch: watch::Sender::new(end),
@@ -79,44 +79,44 @@ impl Live {
         self.watch.subscribe()
     }
 
-    pub(crate) fn add_feed(&mut self, feed: &Arc<Feed>) {
+    pub(crate) fn add_feed(&mut self, feed: &Arc<DurableEndFeed>) {
         self.feeds.retain(|known| {
             known.strong_count() > 0 && !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed))
         });
         self.feeds.push(Arc::downgrade(feed));
     }
 
-    pub(crate) fn remove_feed(&mut self, feed: &Arc<Feed>) {
+    pub(crate) fn remove_feed(&mut self, feed: &Arc<DurableEndFeed>) {
         self.feeds
             .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed)));
     }
 
-    pub(crate) fn tell(&self, end: OutputEnd) {
+    pub(crate) fn publish_end(&self, end: OutputEnd) {
         self.watch.send_replace(end);
         for feed in self.feeds.iter().filter_map(Weak::upgrade) {
-            feed.post(self.attempt, end);
+            feed.post_end(self.attempt, end);
         }
     }
 
     /// Keeps a newly durable piece for followers, if there are any.
-    pub(crate) fn keep(&mut self, piece: &Piece) {
+    pub(crate) fn push_to_tail(&mut self, piece: &OutputPiece) {
         if self.followers == 0 {
             return;
         }
-        self.tail_bytes += piece.weight();
-        self.room.take(piece.weight());
+        self.tail_bytes += piece.payload_bytes();
+        self.room.take(piece.payload_bytes());
         self.tail.push_back(piece.clone());
-        while self.tail_bytes > self.room.share() || self.tail.len() > TAIL_PIECES {
+        while self.tail_bytes > self.room.attempt_share() || self.tail.len() > TAIL_PIECES {
             let oldest = self
                 .tail
                 .pop_front()
                 .expect("an over-full tail is not empty");
-            self.tail_bytes -= oldest.weight();
-            self.room.give_back(oldest.weight());
+            self.tail_bytes -= oldest.payload_bytes();
+            self.room.release(oldest.payload_bytes());
         }
     }
 
-    pub(crate) fn follower_left(&mut self) {
+    pub(crate) fn remove_follower(&mut self) {
         self.followers -= 1;
         if self.followers == 0 {
             self.drop_tail();
@@ -124,24 +124,24 @@ impl Live {
     }
 
     fn drop_tail(&mut self) {
-        self.room.give_back(std::mem::take(&mut self.tail_bytes));
+        self.room.release(std::mem::take(&mut self.tail_bytes));
         self.tail = VecDeque::new();
     }
 
     /// The tail from `at` on, when it reaches back that far.
-    pub(crate) fn tail_from(&self, at: u64) -> Option<Vec<Piece>> {
+    pub(crate) fn tail_from(&self, at: u64) -> Option<Vec<OutputPiece>> {
         if self.tail.front()?.start() > at {
             return None;
         }
         let first = self.tail.partition_point(|piece| piece.end() <= at);
-        let mut pieces: Vec<Piece> = self.tail.range(first..).cloned().collect();
+        let mut pieces: Vec<OutputPiece> = self.tail.range(first..).cloned().collect();
         let head = pieces.first_mut()?;
         *head = head.clone().starting_at(at);
         Some(pieces)
     }
 }
 
-impl Drop for Live {
+impl Drop for AttemptListeners {
     fn drop(&mut self) {
         self.drop_tail();
     }
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    fn piece(offset: u64, len: usize) -> Piece {
-        Piece::Bytes {
+    fn piece(offset: u64, len: usize) -> OutputPiece {
+        OutputPiece::Bytes {
             offset,
             after_control_seq: 0,
             kind: 0,
@@ -162,26 +162,27 @@ mod tests {
         }
     }
 
-    fn flooded(room: &TailRoom, bytes: usize) -> Live {
-        let mut live = Live::new(Uuid::nil(), OutputEnd::default(), room.clone());
+    fn flooded_listeners(room: &TailMemory, bytes: usize) -> AttemptListeners {
+        let mut live = AttemptListeners::new(Uuid::nil(), OutputEnd::default(), room.clone());
         live.followers = 1;
         let len = 64 * 1024;
         for number in 0..bytes / len {
-            live.keep(&piece((number * len) as u64, len));
+            live.push_to_tail(&piece((number * len) as u64, len));
         }
         live
     }
 
     #[test]
     fn tails_are_long_while_there_is_room_and_short_when_many_are_followed() {
-        let room = TailRoom::default();
-        let followed: Vec<Live> = (0..64).map(|_| flooded(&room, 8 << 20)).collect();
-        assert!(followed[0].tail_bytes <= TAIL_BYTES_MOST && followed[0].tail_bytes > TAIL_BYTES);
+        let room = TailMemory::default();
+        let followed: Vec<AttemptListeners> =
+            (0..64).map(|_| flooded_listeners(&room, 8 << 20)).collect();
+        assert!(followed[0].tail_bytes <= MAX_TAIL_BYTES && followed[0].tail_bytes > TAIL_BYTES);
         assert!(followed[63].tail_bytes <= TAIL_BYTES);
         let all: usize = followed.iter().map(|live| live.tail_bytes).sum();
         assert_eq!(room.0.load(Ordering::Relaxed), all);
         assert!(
-            all <= ROOM_BYTES + TAIL_BYTES_MOST + 64 * TAIL_BYTES,
+            all <= ALL_TAILS_BYTES + MAX_TAIL_BYTES + 64 * TAIL_BYTES,
             "{all}"
         );
         drop(followed);

@@ -7,29 +7,32 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::error::{OutputError, ReadError};
-use super::index::Index;
-use super::piece::{OutputEnd, Piece};
-use super::reader::Reader;
-use super::recover::{ALL, load_contents, numbers, survey};
-use super::segment::{Identity, Known, SEGMENT_HEADER, Segments, segment_path};
+use super::error::{OutputError, OutputReadError};
+use super::index::OutputIndex;
+use super::piece::{OutputEnd, OutputPiece};
+use super::reader::OutputSegmentReader;
+use super::recover::{ALL_SYNCED, load_contents, numbers, survey_segment};
+use super::segment::{SEGMENT_HEADER, SegmentIdentity, SegmentInfo, SegmentTable, segment_path};
 
 #[derive(Clone, Debug)]
 pub struct StoredOutput {
-    index: Arc<Index>,
-    reader: Arc<Reader>,
+    index: Arc<OutputIndex>,
+    reader: Arc<OutputSegmentReader>,
 }
 
 impl StoredOutput {
-    pub(super) fn beside(index: Arc<Index>, reader: Arc<Reader>) -> Self {
+    pub(super) fn of_running_log(
+        index: Arc<OutputIndex>,
+        reader: Arc<OutputSegmentReader>,
+    ) -> Self {
         Self { index, reader }
     }
 
     /// Of a directory where no log runs; one that does not exist holds nothing. Changes nothing. Blocks on disk.
-    pub fn look(dir: &Path) -> Result<Self, OutputError> {
+    pub fn open_offline(dir: &Path) -> Result<Self, OutputError> {
         let (index, segments) = (
-            Arc::new(Index::new()),
-            Arc::new(Segments::new(dir.to_owned())),
+            Arc::new(OutputIndex::new()),
+            Arc::new(SegmentTable::new(dir.to_owned())),
         );
         let numbers = match numbers(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -37,16 +40,16 @@ impl StoredOutput {
         };
         for (at, number) in numbers.iter().enumerate() {
             let (first, last) = (numbers[0], at + 1 == numbers.len());
-            absorb(dir, *number, last, first > 1, &index, &segments)
+            absorb_segment(dir, *number, last, first > 1, &index, &segments)
                 .map_err(OutputError::io("read", &segment_path(dir, *number)))?;
         }
-        let reader = Arc::new(Reader::new(Arc::clone(&index), segments));
+        let reader = Arc::new(OutputSegmentReader::new(Arc::clone(&index), segments));
         Ok(Self { index, reader })
     }
 
     /// Every attempt of which something is stored.
     pub fn attempts(&self) -> Vec<Uuid> {
-        self.index.ids(|known| !known.is_blank())
+        self.index.ids(|known| !known.has_no_output())
     }
 
     pub fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
@@ -59,7 +62,7 @@ impl StoredOutput {
         attempt: Uuid,
         from: u64,
         max_bytes: usize,
-    ) -> Result<Vec<Piece>, ReadError> {
+    ) -> Result<Vec<OutputPiece>, OutputReadError> {
         self.reader.read(attempt, from, max_bytes)
     }
 }
@@ -76,7 +79,7 @@ pub fn damaged_segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
         let extension = path.extension().and_then(|extension| extension.to_str());
         let bad = match extension {
             Some("bad") => true,
-            Some("seg") => has_no_header(&path)?,
+            Some("seg") => has_damaged_header(&path)?,
             Some(_) | None => false,
         };
         if bad {
@@ -88,7 +91,7 @@ pub fn damaged_segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// A file that is not longer than its header was made and not yet written.
-fn has_no_header(path: &Path) -> io::Result<bool> {
+fn has_damaged_header(path: &Path) -> io::Result<bool> {
     let len = match std::fs::metadata(path) {
         // Retention was quicker.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -97,17 +100,17 @@ fn has_no_header(path: &Path) -> io::Result<bool> {
     let mut header = Vec::new();
     let file = io::Read::take(std::fs::File::open(path)?, u64::from(SEGMENT_HEADER));
     io::Read::read_to_end(&mut io::BufReader::new(file), &mut header)?;
-    Ok(len > u64::from(SEGMENT_HEADER) && Identity::decode(&header).is_none())
+    Ok(len > u64::from(SEGMENT_HEADER) && SegmentIdentity::decode(&header).is_none())
 }
 
 /// What a start would do with the segment, without its repairs.
-fn absorb(
+fn absorb_segment(
     dir: &Path,
     number: u32,
     last: bool,
     dropped_before: bool,
-    index: &Index,
-    segments: &Segments,
+    index: &OutputIndex,
+    segments: &SegmentTable,
 ) -> io::Result<()> {
     let path = segment_path(dir, number);
     let len = std::fs::metadata(&path)?.len();
@@ -116,19 +119,26 @@ fn absorb(
         Some(saved) => (saved.salt, saved.contents),
         None => {
             let raw = std::fs::read(&path)?;
-            let Some(identity) = Identity::decode(&raw) else {
+            let Some(identity) = SegmentIdentity::decode(&raw) else {
                 return Ok(());
             };
-            let synced = if last { identity.synced(&raw) } else { ALL };
-            (identity.salt, survey(&raw, identity, synced).contents)
+            let synced = if last {
+                identity.synced(&raw)
+            } else {
+                ALL_SYNCED
+            };
+            (
+                identity.salt,
+                survey_segment(&raw, identity, synced).contents,
+            )
         }
     };
-    let known = Known {
+    let known = SegmentInfo {
         salt,
         len,
         closed_at_ms: Some(0),
     };
     segments.set(number, known);
-    index.absorb(contents, number, dropped_before);
+    index.absorb_segment(contents, number, dropped_before);
     Ok(())
 }

@@ -34,17 +34,17 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use uuid::Uuid;
 
-pub use error::{AppendError, OutputError, ReadError, SyncError};
+pub use error::{OutputAppendError, OutputError, OutputReadError, OutputSyncError};
 pub use feed::AckFeed;
 pub use look::{StoredOutput, damaged_segments};
-pub use piece::{Appended, CHUNK_BYTES_MAX, Chunk, CutReason, OutputEnd, Piece};
+pub use piece::{AcceptedEnd, CHUNK_BYTES_MAX, CutReason, OutputChunk, OutputEnd, OutputPiece};
 
-use follow::Follow;
-use index::Index;
-use queue::{Job, Queue};
-use reader::Reader;
-use segment::Segments;
-use writer::{Counters, Writer};
+use follow::FollowStream;
+use index::OutputIndex;
+use queue::{OutputWriterJob, WriteQueue};
+use reader::OutputSegmentReader;
+use segment::SegmentTable;
+use writer::{OutputSegmentWriter, WriterCounters};
 
 /// Positions in a segment are 32 bits wide; far below that there is nothing to gain.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
@@ -110,7 +110,7 @@ pub struct OutputRecovery {
 
 /// What retention dropped between two ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Dropped {
+pub struct DroppedSegments {
     pub segments: usize,
     pub bytes: u64,
 }
@@ -131,17 +131,17 @@ pub struct OutputStats {
 /// Handle to the log; clones share it. The writer thread ends when `close` is called or the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct OutputLog {
-    shared: Arc<Shared>,
+    shared: Arc<OutputLogShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    index: Arc<Index>,
-    segments: Arc<Segments>,
-    reader: Arc<Reader>,
-    queue: Queue,
+struct OutputLogShared {
+    index: Arc<OutputIndex>,
+    segments: Arc<SegmentTable>,
+    reader: Arc<OutputSegmentReader>,
+    queue: WriteQueue,
     full: Arc<AtomicBool>,
-    counters: Arc<Counters>,
+    counters: Arc<WriterCounters>,
 }
 
 impl OutputLog {
@@ -153,7 +153,7 @@ impl OutputLog {
         abort: AbortHook,
     ) -> Result<(Self, OutputRecovery), OutputError> {
         let (log, found, writer, jobs) = Self::prepare(config, now_wall_ms, abort)?;
-        start(writer, jobs)?;
+        spawn_writer(writer, jobs)?;
         Ok((log, found))
     }
 
@@ -161,21 +161,29 @@ impl OutputLog {
         config: OutputConfig,
         now_wall_ms: u64,
         abort: AbortHook,
-    ) -> Result<(Self, OutputRecovery, Writer, mpsc::Receiver<Job>), OutputError> {
+    ) -> Result<
+        (
+            Self,
+            OutputRecovery,
+            OutputSegmentWriter,
+            mpsc::Receiver<OutputWriterJob>,
+        ),
+        OutputError,
+    > {
         let config = config.checked()?;
-        let index = Arc::new(Index::new());
-        let segments = Arc::new(Segments::new(config.dir.clone()));
+        let index = Arc::new(OutputIndex::new());
+        let segments = Arc::new(SegmentTable::new(config.dir.clone()));
         let (active, found) = recover::recover(&config, now_wall_ms, &index, &segments)?;
         let (full, counters) = (
             Arc::new(AtomicBool::new(false)),
-            Arc::new(Counters::default()),
+            Arc::new(WriterCounters::default()),
         );
-        let (queue, jobs) = Queue::new(
+        let (queue, jobs) = WriteQueue::new(
             Arc::clone(&index),
             Arc::clone(&full),
             config.attempt_bytes_max,
         );
-        let writer = Writer {
+        let writer = OutputSegmentWriter {
             config,
             index: Arc::clone(&index),
             segments: Arc::clone(&segments),
@@ -184,12 +192,15 @@ impl OutputLog {
             full: Arc::clone(&full),
             counters: Arc::clone(&counters),
             abort,
-            dropped: Dropped::default(),
+            dropped: DroppedSegments::default(),
             #[cfg(test)]
-            faults: tests::Faults::default(),
+            faults: tests::InjectedFault::default(),
         };
-        let reader = Arc::new(Reader::new(Arc::clone(&index), Arc::clone(&segments)));
-        let shared = Shared {
+        let reader = Arc::new(OutputSegmentReader::new(
+            Arc::clone(&index),
+            Arc::clone(&segments),
+        ));
+        let shared = OutputLogShared {
             index,
             segments,
             reader,
@@ -206,10 +217,10 @@ impl OutputLog {
     /// Takes a chunk: at the end it is appended, what is already there is ignored, of an overlap only the new tail
     /// is taken, and past the end it is a `Gap`. Waits for room in the writer's queue, not for the disk; a dropped
     /// future has either taken all of it or nothing.
-    pub async fn append(&self, chunk: Chunk) -> Result<Appended, AppendError> {
+    pub async fn append(&self, chunk: OutputChunk) -> Result<AcceptedEnd, OutputAppendError> {
         let len = chunk.bytes.len();
         if len > CHUNK_BYTES_MAX {
-            return Err(AppendError::TooLarge { len });
+            return Err(OutputAppendError::TooLarge { len });
         }
         self.shared.queue.append(chunk).await
     }
@@ -221,9 +232,9 @@ impl OutputLog {
         from: u64,
         to: u64,
         reason: CutReason,
-    ) -> Result<Appended, AppendError> {
+    ) -> Result<AcceptedEnd, OutputAppendError> {
         if to <= from {
-            return Err(AppendError::EmptyCut { from, to });
+            return Err(OutputAppendError::EmptyCut { from, to });
         }
         self.shared
             .queue
@@ -233,7 +244,7 @@ impl OutputLog {
 
     /// Ends the attempt's output and waits until that is durable, with all bytes before it. Idempotent. Followers
     /// end after the last byte. An attempt without output and without readers leaves no trace.
-    pub async fn seal(&self, attempt: Uuid) -> Result<(), AppendError> {
+    pub async fn seal(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         self.shared.queue.seal(attempt).await
     }
 
@@ -243,8 +254,8 @@ impl OutputLog {
     }
 
     /// Resolves when everything below `through` is durable.
-    pub async fn synced(&self, attempt: Uuid, through: u64) -> Result<(), SyncError> {
-        self.shared.queue.synced(attempt, through).await
+    pub async fn wait_durable(&self, attempt: Uuid, through: u64) -> Result<(), OutputSyncError> {
+        self.shared.queue.wait_durable(attempt, through).await
     }
 
     /// The attempt's end as it moves; closed after the seal. For many attempts at once use an [`AckFeed`].
@@ -263,47 +274,47 @@ impl OutputLog {
         attempt: Uuid,
         from: u64,
         max_bytes: usize,
-    ) -> Result<Vec<Piece>, ReadError> {
+    ) -> Result<Vec<OutputPiece>, OutputReadError> {
         self.shared.reader.read(attempt, from, max_bytes)
     }
 
     /// History and then live pieces, without gap or duplicate, until the attempt is sealed and all is read. An
     /// attempt that has written nothing yet is waited for, so look at the task's record *after* this call and
     /// `seal` when it says that the attempt has ended. Needs a tokio runtime.
-    pub fn follow(
+    pub fn follow_output(
         &self,
         attempt: Uuid,
         from: u64,
-    ) -> impl Stream<Item = Result<Piece, ReadError>> + Send + Unpin + 'static {
+    ) -> impl Stream<Item = Result<OutputPiece, OutputReadError>> + Send + Unpin + 'static {
         let (index, reader) = (
             Arc::clone(&self.shared.index),
             Arc::clone(&self.shared.reader),
         );
-        Follow::new(index, reader, attempt, from)
+        FollowStream::new(index, reader, attempt, from)
     }
 
     /// Everything that is stored, for those who read all of it.
     pub fn stored(&self) -> StoredOutput {
-        StoredOutput::beside(
+        StoredOutput::of_running_log(
             Arc::clone(&self.shared.index),
             Arc::clone(&self.shared.reader),
         )
     }
 
     /// Frees the attempt's index; its bytes go when retention drops their segments.
-    pub async fn forget(&self, attempt: Uuid) -> Result<(), AppendError> {
+    pub async fn forget(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         self.shared.queue.forget(attempt).await
     }
 
     /// Applies retention, and lets appends try again after a full disk. Call it every few seconds.
-    pub async fn tick(&self, now_wall_ms: u64) -> Result<Dropped, AppendError> {
+    pub async fn tick(&self, now_wall_ms: u64) -> Result<DroppedSegments, OutputAppendError> {
         self.shared.queue.tick(now_wall_ms).await
     }
 
     /// Refuses more bytes of whoever has said much, as if the disk were full, until it is told otherwise. Cuts and seals are small and
     /// still go.
-    pub fn hold(&self, held: bool) {
-        self.shared.queue.hold(held);
+    pub fn restrict_to_small_outputs(&self, held: bool) {
+        self.shared.queue.set_restricted(held);
     }
 
     /// Whether everybody's output is taken.
@@ -332,7 +343,10 @@ impl OutputLog {
 }
 
 /// A writer that panics is as bad as one that cannot sync: the hook ends the process.
-fn start(writer: Writer, jobs: mpsc::Receiver<Job>) -> Result<(), OutputError> {
+fn spawn_writer(
+    writer: OutputSegmentWriter,
+    jobs: mpsc::Receiver<OutputWriterJob>,
+) -> Result<(), OutputError> {
     let (dir, abort) = (writer.config.dir.clone(), Arc::clone(&writer.abort));
     let thread = std::thread::Builder::new().name("output-writer".to_owned());
     let run = move || {

@@ -11,7 +11,7 @@ pub const CHUNK_BYTES_MAX: usize = 64 * 1024;
 
 /// Output of one attempt, as its daemon numbered it.
 #[derive(Debug, Clone)]
-pub struct Chunk {
+pub struct OutputChunk {
     pub attempt: Uuid,
     /// Byte offset of the first byte within the attempt's output.
     pub offset: u64,
@@ -26,7 +26,7 @@ pub struct Chunk {
 
 /// What an accepted append left as the end of the attempt's output. Accepted is not yet durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Appended {
+pub struct AcceptedEnd {
     pub end: u64,
 }
 
@@ -90,7 +90,7 @@ impl CutReason {
 
 /// One step of reading. Pieces follow each other without gap or overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum OutputPiece {
     Bytes {
         offset: u64,
         observed_at_ms: u64,
@@ -105,7 +105,7 @@ pub enum Piece {
     },
 }
 
-impl Piece {
+impl OutputPiece {
     pub fn start(&self) -> u64 {
         match self {
             Self::Bytes { offset, .. } => *offset,
@@ -121,7 +121,7 @@ impl Piece {
     }
 
     /// Bytes this piece holds in memory; a cut holds none.
-    pub fn weight(&self) -> usize {
+    pub fn payload_bytes(&self) -> usize {
         match self {
             Self::Bytes { bytes, .. } => bytes.len(),
             Self::Cut { .. } => 0,

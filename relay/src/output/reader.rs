@@ -10,34 +10,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use uuid::Uuid;
 
-use super::error::ReadError;
-use super::extent::{Extent, What};
-use super::frame::{Class, Found, Scan, Scanned};
-use super::index::{Index, Plan};
-use super::piece::{CutReason, Piece};
-use super::segment::Segments;
+use super::error::OutputReadError;
+use super::extent::{ExtentContent, StoredExtent};
+use super::frame::{ScannedFrame, SegmentFrame, SegmentFrameClass, SegmentFrameScan};
+use super::index::{OutputIndex, OutputReadPlan};
+use super::piece::{CutReason, OutputPiece};
+use super::segment::SegmentTable;
 
 /// Each try sees a newer index; more would mean that segments go faster than one read.
 const TRIES: usize = 8;
 
 #[derive(Debug)]
-pub(crate) struct Reader {
-    index: Arc<Index>,
-    segments: Arc<Segments>,
+pub(crate) struct OutputSegmentReader {
+    index: Arc<OutputIndex>,
+    segments: Arc<SegmentTable>,
     /// Damage met while reading, each time it was met.
     pub(crate) corrupt: AtomicU64,
 }
 
 /// Pieces so far, without gap or overlap from where the request began.
-struct Answer {
+struct PieceCollector {
     at: u64,
     weight: usize,
     max_bytes: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<OutputPiece>,
 }
 
-impl Reader {
-    pub(crate) fn new(index: Arc<Index>, segments: Arc<Segments>) -> Self {
+impl OutputSegmentReader {
+    pub(crate) fn new(index: Arc<OutputIndex>, segments: Arc<SegmentTable>) -> Self {
         Self {
             index,
             segments,
@@ -50,13 +50,13 @@ impl Reader {
         attempt: Uuid,
         from: u64,
         max_bytes: usize,
-    ) -> Result<Vec<Piece>, ReadError> {
+    ) -> Result<Vec<OutputPiece>, OutputReadError> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for _ in 0..TRIES {
             let plan = self
                 .index
-                .plan(attempt, from, max_bytes.max(1) as u64)
-                .ok_or(ReadError::Unknown)?;
+                .plan_read(attempt, from, max_bytes.max(1) as u64)
+                .ok_or(OutputReadError::Unknown)?;
             match self.fetch(attempt, from, max_bytes, &plan) {
                 // Retention was quicker; the index says so by now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => last = error,
@@ -71,9 +71,9 @@ impl Reader {
         attempt: Uuid,
         from: u64,
         max_bytes: usize,
-        plan: &Plan,
-    ) -> io::Result<Vec<Piece>> {
-        let mut answer = Answer {
+        plan: &OutputReadPlan,
+    ) -> io::Result<Vec<OutputPiece>> {
+        let mut answer = PieceCollector {
             at: from,
             weight: 0,
             max_bytes,
@@ -84,26 +84,34 @@ impl Reader {
             if answer.is_full() {
                 break;
             }
-            match extent.what {
-                What::Cut(reason) => {
+            match extent.content {
+                ExtentContent::Cut(reason) => {
                     answer.cut(extent.end(), reason);
                 }
-                What::Stored => self.fetch_stored(attempt, extent, &mut answer)?,
+                ExtentContent::Stored => self.fetch_stored(attempt, extent, &mut answer)?,
             }
         }
         Ok(answer.pieces)
     }
 
-    fn fetch_stored(&self, attempt: Uuid, extent: &Extent, answer: &mut Answer) -> io::Result<()> {
+    fn fetch_stored(
+        &self,
+        attempt: Uuid,
+        extent: &StoredExtent,
+        answer: &mut PieceCollector,
+    ) -> io::Result<()> {
         let (file, salt) = self.segments.reading(extent.segment)?;
         let mut raw = BytesMut::zeroed(extent.span as usize);
-        let whole = read_as_far_as_possible(&file, &mut raw, u64::from(extent.pos))?;
+        let whole = read_available(&file, &mut raw, u64::from(extent.pos))?;
         raw.truncate(whole);
         let raw = raw.freeze();
         let mut damaged = false;
-        for one in Scan::new(&raw, salt, 0) {
-            let Scanned::Frame(found) = one else { continue };
-            if found.header.attempt != attempt || !matches!(found.header.class, Class::Bytes { .. })
+        for one in SegmentFrameScan::new(&raw, salt, 0) {
+            let ScannedFrame::Frame(found) = one else {
+                continue;
+            };
+            if found.header.attempt != attempt
+                || !matches!(found.header.class, SegmentFrameClass::Bytes { .. })
             {
                 continue;
             }
@@ -111,7 +119,7 @@ impl Reader {
                 break;
             }
             damaged |= answer.cut(found.header.offset.min(extent.end()), CutReason::Corrupt);
-            if found.payload_intact(&raw, salt) {
+            if found.is_payload_intact(&raw, salt) {
                 answer.bytes(&found, &raw);
             } else {
                 damaged |= answer.cut(
@@ -130,7 +138,7 @@ impl Reader {
 }
 
 /// A file that is shorter than it was is damage, not an error.
-fn read_as_far_as_possible(file: &std::fs::File, raw: &mut [u8], pos: u64) -> io::Result<usize> {
+fn read_available(file: &std::fs::File, raw: &mut [u8], pos: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < raw.len() {
         match file.read_at(&mut raw[done..], pos + done as u64) {
@@ -143,7 +151,7 @@ fn read_as_far_as_possible(file: &std::fs::File, raw: &mut [u8], pos: u64) -> io
     Ok(done)
 }
 
-impl Answer {
+impl PieceCollector {
     fn is_full(&self) -> bool {
         self.weight >= self.max_bytes && !self.pieces.is_empty()
     }
@@ -154,10 +162,10 @@ impl Answer {
             return false;
         }
         match self.pieces.last_mut() {
-            Some(Piece::Cut {
+            Some(OutputPiece::Cut {
                 to: end, reason, ..
             }) if *reason == why => *end = to,
-            Some(_) | None => self.pieces.push(Piece::Cut {
+            Some(_) | None => self.pieces.push(OutputPiece::Cut {
                 from: self.at,
                 to,
                 reason: why,
@@ -168,10 +176,10 @@ impl Answer {
     }
 
     /// Adds the frame's part that is not there yet; shares the buffer that was read.
-    fn bytes(&mut self, found: &Found, raw: &Bytes) {
+    fn bytes(&mut self, found: &SegmentFrame, raw: &Bytes) {
         let header = &found.header;
         let (
-            Class::Bytes {
+            SegmentFrameClass::Bytes {
                 kind,
                 observed_at_ms,
             },
@@ -180,7 +188,7 @@ impl Answer {
         else {
             return;
         };
-        let piece = Piece::Bytes {
+        let piece = OutputPiece::Bytes {
             offset: header.offset,
             observed_at_ms,
             after_control_seq: header.after_control_seq,
@@ -188,7 +196,7 @@ impl Answer {
             bytes: raw.slice(found.payload_range()),
         };
         let piece = piece.starting_at(self.at);
-        self.weight += piece.weight();
+        self.weight += piece.payload_bytes();
         self.at = piece.end();
         self.pieces.push(piece);
     }

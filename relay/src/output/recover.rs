@@ -11,13 +11,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::Phase;
+use super::attempt::SealPhase;
 use super::error::OutputError;
-use super::extent::Contents;
-use super::frame::{Scan, Scanned, checksum, u32_at};
-use super::index::Index;
+use super::extent::SegmentContents;
+use super::frame::{ScannedFrame, SegmentFrameScan, checksum, u32_at};
+use super::index::OutputIndex;
 use super::segment::{
-    Active, Identity, Known, SEGMENT_HEADER, Segments, index_path, segment_path, sync_dir,
+    ActiveSegment, SEGMENT_HEADER, SegmentIdentity, SegmentInfo, SegmentTable, index_path,
+    segment_path, sync_dir,
 };
 use super::{OutputConfig, OutputRecovery};
 
@@ -25,16 +26,21 @@ const INDEX_MAGIC: &[u8; 8] = b"BTNIDX01";
 
 /// What an index file says about its segment.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedIndex {
     pub(crate) salt: u32,
     pub(crate) len: u64,
     pub(crate) closed_at_ms: u64,
-    pub(crate) contents: Contents,
+    pub(crate) contents: SegmentContents,
 }
 
 /// Best effort and not synced: a missing or torn copy is noticed and rebuilt.
-pub(crate) fn save_contents(dir: &Path, number: u32, known: Known, contents: Contents) {
-    let saved = Saved {
+pub(crate) fn save_contents(
+    dir: &Path,
+    number: u32,
+    known: SegmentInfo,
+    contents: SegmentContents,
+) {
+    let saved = SavedIndex {
         salt: known.salt,
         len: known.len,
         closed_at_ms: known.closed_at_ms.unwrap_or_default(),
@@ -57,7 +63,7 @@ pub(crate) fn save_contents(dir: &Path, number: u32, known: Known, contents: Con
     }
 }
 
-pub(crate) fn load_contents(dir: &Path, number: u32) -> Option<Saved> {
+pub(crate) fn load_contents(dir: &Path, number: u32) -> Option<SavedIndex> {
     let raw = std::fs::read(index_path(dir, number)).ok()?;
     let (head, body) = raw.split_at_checked(INDEX_MAGIC.len() + 4)?;
     let intact =
@@ -66,21 +72,21 @@ pub(crate) fn load_contents(dir: &Path, number: u32) -> Option<Saved> {
 }
 
 /// How much was synced, of a closed segment.
-pub(crate) const ALL: u32 = u32::MAX;
+pub(crate) const ALL_SYNCED: u32 = u32::MAX;
 
 /// What a scan of a segment found.
-pub(crate) struct Surveyed {
-    pub(crate) contents: Contents,
+pub(crate) struct SegmentSurvey {
+    pub(crate) contents: SegmentContents,
     /// Everything from here on was never acknowledged.
     end: u32,
     corrupt: u64,
 }
 
-struct Recovering<'a> {
+struct SegmentRecovery<'a> {
     config: &'a OutputConfig,
     now_wall_ms: u64,
-    index: &'a Index,
-    segments: &'a Segments,
+    index: &'a OutputIndex,
+    segments: &'a SegmentTable,
     found: OutputRecovery,
 }
 
@@ -88,13 +94,13 @@ struct Recovering<'a> {
 pub(crate) fn recover(
     config: &OutputConfig,
     now_wall_ms: u64,
-    index: &Index,
-    segments: &Segments,
-) -> Result<(Active, OutputRecovery), OutputError> {
+    index: &OutputIndex,
+    segments: &SegmentTable,
+) -> Result<(ActiveSegment, OutputRecovery), OutputError> {
     let dir = &config.dir;
     make_dir(dir).map_err(OutputError::io("create", dir))?;
     let numbers = numbers(dir).map_err(OutputError::io("list", dir))?;
-    let mut recovering = Recovering {
+    let mut recovering = SegmentRecovery {
         config,
         now_wall_ms,
         index,
@@ -119,11 +125,11 @@ pub(crate) fn recover(
         Some(active) => active,
         None => {
             let next = numbers.last().map_or(1, |last| last + 1);
-            Active::create(dir, next, now_wall_ms)
+            ActiveSegment::create(dir, next, now_wall_ms)
                 .map_err(OutputError::io("create a segment in", dir))?
         }
     };
-    segments.set(active.identity.number, active.known());
+    segments.set(active.identity.number, active.info());
     Ok((active, recovering.finish()))
 }
 
@@ -149,7 +155,7 @@ pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-impl Recovering<'_> {
+impl SegmentRecovery<'_> {
     /// A closed segment: by its saved contents when they fit, else by a scan, saved for the next time.
     fn closed(&mut self, number: u32, dropped_before: bool) -> io::Result<()> {
         let dir = &self.config.dir;
@@ -162,17 +168,18 @@ impl Recovering<'_> {
                 None => return Ok(()),
             },
         };
-        self.take(number, &saved);
-        self.index.absorb(saved.contents, number, dropped_before);
+        self.register_segment(number, &saved);
+        self.index
+            .absorb_segment(saved.contents, number, dropped_before);
         Ok(())
     }
 
-    fn take(&mut self, number: u32, saved: &Saved) {
+    fn register_segment(&mut self, number: u32, saved: &SavedIndex) {
         self.found.segments += 1;
         self.found.bytes += saved.len;
         self.segments.set(
             number,
-            Known {
+            SegmentInfo {
                 salt: saved.salt,
                 len: saved.len,
                 closed_at_ms: Some(saved.closed_at_ms),
@@ -180,23 +187,23 @@ impl Recovering<'_> {
         );
     }
 
-    fn rebuild(&mut self, number: u32) -> io::Result<Option<Saved>> {
+    fn rebuild(&mut self, number: u32) -> io::Result<Option<SavedIndex>> {
         let raw = std::fs::read(segment_path(&self.config.dir, number))?;
-        let Some(identity) = Identity::decode(&raw) else {
-            self.set_aside(number, &raw)?;
+        let Some(identity) = SegmentIdentity::decode(&raw) else {
+            self.set_damaged_aside(number, &raw)?;
             return Ok(None);
         };
         // Not the last one, so all of it was acknowledged.
-        let surveyed = survey(&raw, identity, ALL);
+        let surveyed = survey_segment(&raw, identity, ALL_SYNCED);
         self.found.corrupt_frames += surveyed.corrupt;
         self.found.indexes_rebuilt += 1;
-        let known = Known {
+        let known = SegmentInfo {
             salt: identity.salt,
             len: raw.len() as u64,
             closed_at_ms: Some(self.now_wall_ms),
         };
         save_contents(&self.config.dir, number, known, surveyed.contents.clone());
-        Ok(Some(Saved {
+        Ok(Some(SavedIndex {
             salt: known.salt,
             len: known.len,
             closed_at_ms: self.now_wall_ms,
@@ -205,7 +212,7 @@ impl Recovering<'_> {
     }
 
     /// Without its header a segment cannot be checked, so nothing of it is shown. It is kept for an operator to look at.
-    fn set_aside(&mut self, number: u32, raw: &[u8]) -> io::Result<()> {
+    fn set_damaged_aside(&mut self, number: u32, raw: &[u8]) -> io::Result<()> {
         let path = segment_path(&self.config.dir, number);
         if raw.len() <= SEGMENT_HEADER as usize {
             // Created and not yet written when the relay stopped.
@@ -221,22 +228,22 @@ impl Recovering<'_> {
     }
 
     /// The last segment: always scanned, cut off behind what is whole, synced, and written on.
-    fn last(&mut self, number: u32, dropped_before: bool) -> io::Result<Option<Active>> {
+    fn last(&mut self, number: u32, dropped_before: bool) -> io::Result<Option<ActiveSegment>> {
         let path = segment_path(&self.config.dir, number);
         let raw = std::fs::read(&path)?;
-        let Some(identity) = Identity::decode(&raw) else {
-            self.set_aside(number, &raw)?;
+        let Some(identity) = SegmentIdentity::decode(&raw) else {
+            self.set_damaged_aside(number, &raw)?;
             return Ok(None);
         };
-        let surveyed = survey(&raw, identity, identity.synced(&raw));
-        let file = cut_off(&path, raw.len(), surveyed.end)?;
+        let surveyed = survey_segment(&raw, identity, identity.synced(&raw));
+        let file = truncate_and_sync(&path, raw.len(), surveyed.end)?;
         self.found.torn_bytes += (raw.len() as u64).saturating_sub(u64::from(surveyed.end));
         self.found.corrupt_frames += surveyed.corrupt;
         self.found.segments += 1;
         self.found.bytes += u64::from(surveyed.end);
         self.index
-            .absorb(surveyed.contents.clone(), number, dropped_before);
-        Ok(Some(Active {
+            .absorb_segment(surveyed.contents.clone(), number, dropped_before);
+        Ok(Some(ActiveSegment {
             identity,
             file,
             len: surveyed.end,
@@ -246,13 +253,13 @@ impl Recovering<'_> {
 
     fn finish(mut self) -> OutputRecovery {
         self.found.attempts = self.index.count();
-        self.found.open = self.index.ids(|known| known.phase == Phase::Open);
+        self.found.open = self.index.ids(|known| known.phase == SealPhase::Open);
         self.found
     }
 }
 
 /// After a kill the tail may be in the page cache only: it counts as durable from here on, so it is synced here.
-fn cut_off(path: &Path, len: usize, end: u32) -> io::Result<File> {
+fn truncate_and_sync(path: &Path, len: usize, end: u32) -> io::Result<File> {
     let file = OpenOptions::new().write(true).open(path)?;
     if len as u64 > u64::from(end) {
         file.set_len(u64::from(end))?;
@@ -263,37 +270,37 @@ fn cut_off(path: &Path, len: usize, end: u32) -> io::Result<File> {
 
 /// Reads all frames. Damage below what is known to have been synced is loss; the first damage above it is where a
 /// group was torn, and what follows was never acknowledged even where it is whole.
-pub(crate) fn survey(raw: &[u8], identity: Identity, synced: u32) -> Surveyed {
-    let frames = || Scan::new(raw, identity.salt, SEGMENT_HEADER as usize);
+pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32) -> SegmentSurvey {
+    let frames = || SegmentFrameScan::new(raw, identity.salt, SEGMENT_HEADER as usize);
     let noted = frames().filter_map(|one| match one {
-        Scanned::Frame(found) => Some(found.synced),
-        Scanned::Damaged { .. } => None,
+        ScannedFrame::Frame(found) => Some(found.synced),
+        ScannedFrame::Damaged { .. } => None,
     });
     let synced = noted.max().unwrap_or(SEGMENT_HEADER).max(synced) as usize;
-    let (mut contents, mut corrupt, mut end) = (Contents::default(), 0, raw.len());
+    let (mut contents, mut corrupt, mut end) = (SegmentContents::default(), 0, raw.len());
     for one in frames() {
         let (pos, goes) = match one {
-            Scanned::Frame(found) if found.payload_intact(raw, identity.salt) => {
-                contents.note(identity.number, found.pos as u32, &found.header);
+            ScannedFrame::Frame(found) if found.is_payload_intact(raw, identity.salt) => {
+                contents.note_frame(identity.number, found.pos as u32, &found.header);
                 continue;
             }
-            Scanned::Frame(found) => (found.pos, found.pos >= synced),
+            ScannedFrame::Frame(found) => (found.pos, found.pos >= synced),
             // At the end of the file it goes in any case: a header whose payload is missing would otherwise be
             // completed by whatever is written next.
-            Scanned::Damaged { pos, end } => (pos, pos >= synced || end == raw.len()),
+            ScannedFrame::Damaged { pos, end } => (pos, pos >= synced || end == raw.len()),
         };
         corrupt += u64::from(pos < synced);
         if goes {
             end = pos;
             break;
         }
-        if let Scanned::Frame(found) = one {
+        if let ScannedFrame::Frame(found) = one {
             contents.note_corrupt(identity.number, pos as u32, &found.header);
         }
     }
     // Whole to the last frame, but shorter than it was: the file lost its end.
-    corrupt += u64::from(end == raw.len() && end < synced && synced != ALL as usize);
-    Surveyed {
+    corrupt += u64::from(end == raw.len() && end < synced && synced != ALL_SYNCED as usize);
+    SegmentSurvey {
         contents,
         end: end as u32,
         corrupt,

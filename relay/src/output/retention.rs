@@ -8,24 +8,26 @@ use std::sync::atomic::Ordering;
 
 use uuid::Uuid;
 
-use super::Dropped;
-use super::group::Outgoing;
+use super::DroppedSegments;
+use super::group::PendingFrame;
 use super::recover::load_contents;
-use super::segment::{Known, index_path, segment_path};
-use super::writer::Writer;
-use crate::store::is_full;
+use super::segment::{SegmentInfo, index_path, segment_path};
+use super::writer::OutputSegmentWriter;
+use crate::store::is_disk_full_error;
 
 /// The growing segment is closed after this part of the age limit, or a quiet relay would keep everything for ever.
-const AGE_STEPS: u64 = 4;
+const ROLLS_PER_AGE_LIMIT: u64 = 4;
 
-impl Writer {
+impl OutputSegmentWriter {
     /// Also lets appends try again after a full disk.
-    pub(crate) fn tick(&mut self, now_wall_ms: u64) -> io::Result<Dropped> {
+    pub(crate) fn tick(&mut self, now_wall_ms: u64) -> io::Result<DroppedSegments> {
         self.now_wall_ms = now_wall_ms;
-        let retained = self.close_when_old().and_then(|()| self.retain());
+        let retained = self
+            .roll_if_old()
+            .and_then(|()| self.drop_excess_segments());
         self.full.store(false, Ordering::Release);
         match retained {
-            Err(error) if !is_full(&error) => Err(error),
+            Err(error) if !is_disk_full_error(&error) => Err(error),
             Ok(()) | Err(_) => Ok(std::mem::take(&mut self.dropped)),
         }
     }
@@ -34,12 +36,12 @@ impl Writer {
         u64::try_from(self.config.retention_age.as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn close_when_old(&mut self) -> io::Result<()> {
+    fn roll_if_old(&mut self) -> io::Result<()> {
         let old_at = self
             .active
             .identity
             .created_at_ms
-            .saturating_add(self.age_limit_ms() / AGE_STEPS);
+            .saturating_add(self.age_limit_ms() / ROLLS_PER_AGE_LIMIT);
         if self.active.is_empty() || self.now_wall_ms < old_at {
             return Ok(());
         }
@@ -47,9 +49,9 @@ impl Writer {
     }
 
     /// Drops segments until both limits hold. The growing one always stays.
-    pub(crate) fn retain(&mut self) -> io::Result<()> {
+    pub(crate) fn drop_excess_segments(&mut self) -> io::Result<()> {
         while let Some((number, known)) = self.segments.oldest_closed() {
-            if !self.is_due(&known) {
+            if !self.is_over_limits(&known) {
                 break;
             }
             self.drop_segment(number)?;
@@ -59,7 +61,7 @@ impl Writer {
         Ok(())
     }
 
-    fn is_due(&self, known: &Known) -> bool {
+    fn is_over_limits(&self, known: &SegmentInfo) -> bool {
         let (_, total) = self.segments.count_and_bytes();
         let closed_at = known.closed_at_ms.unwrap_or(u64::MAX);
         total > self.config.retention_bytes
@@ -67,20 +69,20 @@ impl Writer {
     }
 
     fn drop_segment(&mut self, number: u32) -> io::Result<()> {
-        let ends: Vec<Outgoing> = self
+        let ends: Vec<PendingFrame> = self
             .attempts_in(number)
             .into_iter()
             .filter_map(|attempt| {
                 let standing = self.index.drop_through(attempt, number)?;
-                Some(Outgoing::anchor(attempt, standing.end))
+                Some(PendingFrame::retention_anchor(attempt, standing.end))
             })
             .collect();
-        let kept = self.store_plainly(&ends)?;
+        let kept = self.store_unless_full(&ends)?;
         self.segments.remove(number);
         remove(&segment_path(&self.segments.dir, number))?;
         remove(&index_path(&self.segments.dir, number))?;
         // On a full disk the ends find room only now.
-        if !kept && !self.store_plainly(&ends)? {
+        if !kept && !self.store_unless_full(&ends)? {
             tracing::warn!(
                 attempts = ends.len(),
                 "disk full: ends of running attempts live in memory only"
@@ -90,10 +92,12 @@ impl Writer {
     }
 
     /// False when the disk was full.
-    fn store_plainly(&mut self, frames: &[Outgoing]) -> io::Result<bool> {
+    fn store_unless_full(&mut self, frames: &[PendingFrame]) -> io::Result<bool> {
         match self.store(frames) {
             Ok(()) => Ok(true),
-            Err(error) if is_full(&error) => self.active.take_back().map(|()| false),
+            Err(error) if is_disk_full_error(&error) => {
+                self.active.truncate_to_len().map(|()| false)
+            }
             Err(error) => Err(error),
         }
     }

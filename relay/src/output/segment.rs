@@ -10,12 +10,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::extent::Contents;
+use super::extent::SegmentContents;
 use super::frame::{checksum, u32_at, u64_at};
 
 pub(crate) const SEGMENT_HEADER: u32 = 64;
 const MAGIC: &[u8; 8] = b"BTNSEG01";
-const SLOT: u64 = 32;
+const SYNCED_SLOT_OFFSET: u64 = 32;
 /// Read handles kept open; a segment beyond that is opened again.
 const OPEN_FILES: usize = 32;
 /// What Linux takes in one vectored write.
@@ -35,13 +35,13 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct SegmentIdentity {
     pub(crate) number: u32,
     pub(crate) salt: u32,
     pub(crate) created_at_ms: u64,
 }
 
-impl Identity {
+impl SegmentIdentity {
     fn encode(&self) -> [u8; SEGMENT_HEADER as usize] {
         let mut raw = [0; SEGMENT_HEADER as usize];
         raw[0..8].copy_from_slice(MAGIC);
@@ -65,7 +65,7 @@ impl Identity {
 
     /// How much of the segment was synced at least, from its slot.
     pub(crate) fn synced(&self, raw: &[u8]) -> u32 {
-        let at = usize::try_from(SLOT).expect("small");
+        let at = usize::try_from(SYNCED_SLOT_OFFSET).expect("small");
         let intact = checksum(self.salt, &[&raw[at..at + 4]]) == u32_at(raw, at + 4);
         if intact {
             u32_at(raw, at)
@@ -77,16 +77,16 @@ impl Identity {
 
 /// The one segment that grows. Owned by the writer.
 #[derive(Debug)]
-pub(crate) struct Active {
-    pub(crate) identity: Identity,
+pub(crate) struct ActiveSegment {
+    pub(crate) identity: SegmentIdentity,
     pub(crate) file: File,
     pub(crate) len: u32,
-    pub(crate) contents: Contents,
+    pub(crate) contents: SegmentContents,
 }
 
-impl Active {
+impl ActiveSegment {
     pub(crate) fn create(dir: &Path, number: u32, now_wall_ms: u64) -> io::Result<Self> {
-        let identity = Identity {
+        let identity = SegmentIdentity {
             number,
             salt: rand::random(),
             created_at_ms: now_wall_ms,
@@ -108,7 +108,7 @@ impl Active {
             identity,
             file,
             len: SEGMENT_HEADER,
-            contents: Contents::default(),
+            contents: SegmentContents::default(),
         })
     }
 
@@ -116,8 +116,8 @@ impl Active {
         self.len == SEGMENT_HEADER
     }
 
-    pub(crate) fn known(&self) -> Known {
-        Known {
+    pub(crate) fn info(&self) -> SegmentInfo {
+        SegmentInfo {
             salt: self.identity.salt,
             len: u64::from(self.len),
             closed_at_ms: None,
@@ -141,22 +141,22 @@ impl Active {
         Ok(at)
     }
 
-    pub(crate) fn note_synced(&self) -> io::Result<()> {
+    pub(crate) fn write_synced_slot(&self) -> io::Result<()> {
         let mut slot = [0; 8];
         slot[..4].copy_from_slice(&self.len.to_le_bytes());
         let sum = checksum(self.identity.salt, &[&slot[..4]]);
         slot[4..].copy_from_slice(&sum.to_le_bytes());
-        self.file.write_all_at(&slot, SLOT)
+        self.file.write_all_at(&slot, SYNCED_SLOT_OFFSET)
     }
 
     /// Removes what a failed group left behind the known end.
-    pub(crate) fn take_back(&self) -> io::Result<()> {
+    pub(crate) fn truncate_to_len(&self) -> io::Result<()> {
         self.file.set_len(u64::from(self.len))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct SegmentInfo {
     pub(crate) salt: u32,
     pub(crate) len: u64,
     /// None while it is being written.
@@ -165,66 +165,66 @@ pub(crate) struct Known {
 
 /// All segments, for readers and retention.
 #[derive(Debug)]
-pub(crate) struct Segments {
+pub(crate) struct SegmentTable {
     pub(crate) dir: PathBuf,
-    inner: Mutex<Inner>,
+    state: Mutex<SegmentTableState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    known: BTreeMap<u32, Known>,
+struct SegmentTableState {
+    segments: BTreeMap<u32, SegmentInfo>,
     open: VecDeque<(u32, Arc<File>)>,
 }
 
-impl Segments {
+impl SegmentTable {
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self {
             dir,
-            inner: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 
     /// Nothing in here can be left half done by a panic.
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_state(&self) -> MutexGuard<'_, SegmentTableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set(&self, number: u32, known: Known) {
-        self.inner().known.insert(number, known);
+    pub(crate) fn set(&self, number: u32, known: SegmentInfo) {
+        self.lock_state().segments.insert(number, known);
     }
 
-    pub(crate) fn grown(&self, number: u32, len: u32) {
-        if let Some(known) = self.inner().known.get_mut(&number) {
+    pub(crate) fn set_len(&self, number: u32, len: u32) {
+        if let Some(known) = self.lock_state().segments.get_mut(&number) {
             known.len = u64::from(len);
         }
     }
 
-    pub(crate) fn oldest_closed(&self) -> Option<(u32, Known)> {
-        let inner = self.inner();
-        let (number, known) = inner.known.first_key_value()?;
+    pub(crate) fn oldest_closed(&self) -> Option<(u32, SegmentInfo)> {
+        let inner = self.lock_state();
+        let (number, known) = inner.segments.first_key_value()?;
         known.closed_at_ms.map(|_| (*number, *known))
     }
 
     pub(crate) fn count_and_bytes(&self) -> (usize, u64) {
-        let inner = self.inner();
+        let inner = self.lock_state();
         (
-            inner.known.len(),
-            inner.known.values().map(|known| known.len).sum(),
+            inner.segments.len(),
+            inner.segments.values().map(|known| known.len).sum(),
         )
     }
 
     pub(crate) fn remove(&self, number: u32) {
-        let mut inner = self.inner();
-        inner.known.remove(&number);
+        let mut inner = self.lock_state();
+        inner.segments.remove(&number);
         inner.open.retain(|(open, _)| *open != number);
     }
 
     /// A read handle and the salt; `NotFound` when retention took the segment. Opening happens outside the lock.
     pub(crate) fn reading(&self, number: u32) -> io::Result<(Arc<File>, u32)> {
         let salt = {
-            let mut inner = self.inner();
+            let mut inner = self.lock_state();
             let salt = inner
-                .known
+                .segments
                 .get(&number)
                 .ok_or(io::ErrorKind::NotFound)?
                 .salt;
@@ -236,12 +236,12 @@ impl Segments {
             salt
         };
         let file = Arc::new(File::open(segment_path(&self.dir, number))?);
-        let mut inner = self.inner();
+        let mut inner = self.lock_state();
         if inner.open.len() >= OPEN_FILES {
             inner.open.pop_front();
         }
         // A handle of a dropped segment would keep its space in use.
-        if inner.known.contains_key(&number) {
+        if inner.segments.contains_key(&number) {
             inner.open.push_back((number, Arc::clone(&file)));
         }
         Ok((file, salt))

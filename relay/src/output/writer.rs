@@ -10,93 +10,97 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::extent::Extent;
-use super::frame::Class;
-use super::group::{self, Outgoing};
-use super::index::Index;
-use super::queue::{Body, Control, Job, Write};
-use super::segment::{Active, Known, Segments};
-use super::{AbortHook, Dropped, OutputConfig};
-use crate::store::is_full;
+use super::extent::StoredExtent;
+use super::frame::SegmentFrameClass;
+use super::group::{self, PendingFrame};
+use super::index::OutputIndex;
+use super::queue::{OutputWriterControl, OutputWriterJob, QueuedWrite, WriteBody};
+use super::segment::{ActiveSegment, SegmentInfo, SegmentTable};
+use super::{AbortHook, DroppedSegments, OutputConfig};
+use crate::store::is_disk_full_error;
 
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct WriterCounters {
     pub(crate) groups: AtomicU64,
     pub(crate) frames: AtomicU64,
 }
 
-pub(crate) struct Writer {
+pub(crate) struct OutputSegmentWriter {
     pub(crate) config: OutputConfig,
-    pub(crate) index: Arc<Index>,
-    pub(crate) segments: Arc<Segments>,
-    pub(crate) active: Active,
+    pub(crate) index: Arc<OutputIndex>,
+    pub(crate) segments: Arc<SegmentTable>,
+    pub(crate) active: ActiveSegment,
     pub(crate) now_wall_ms: u64,
     pub(crate) full: Arc<AtomicBool>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<WriterCounters>,
     pub(crate) abort: AbortHook,
     /// What retention took since the last tick.
-    pub(crate) dropped: Dropped,
+    pub(crate) dropped: DroppedSegments,
     #[cfg(test)]
-    pub(crate) faults: super::tests::Faults,
+    pub(crate) faults: super::tests::InjectedFault,
 }
 
 /// Why the writer stops.
-enum Stop {
+enum WriterStop {
     Closed(Option<oneshot::Sender<()>>),
     Failed(io::Error),
 }
 
-impl Writer {
-    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+impl OutputSegmentWriter {
+    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<OutputWriterJob>) {
         let stop = self.serve(&mut jobs);
         jobs.close();
         drop(jobs);
-        self.index.hang_up();
+        self.index.close_listeners();
         match stop {
-            Stop::Closed(None) => {}
+            WriterStop::Closed(None) => {}
             // The other side may have stopped waiting.
-            Stop::Closed(Some(reply)) => drop(reply.send(())),
-            Stop::Failed(error) => (self.abort)(&error),
+            WriterStop::Closed(Some(reply)) => drop(reply.send(())),
+            WriterStop::Failed(error) => (self.abort)(&error),
         }
     }
 
-    fn serve(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Stop {
+    fn serve(&mut self, jobs: &mut mpsc::Receiver<OutputWriterJob>) -> WriterStop {
         let bytes_max = group::group_bytes(self.config.segment_bytes);
         let mut group = Vec::new();
         loop {
             let Some(first) = jobs.blocking_recv() else {
-                return Stop::Closed(None);
+                return WriterStop::Closed(None);
             };
-            let after = group::gather(first, jobs, &mut group, bytes_max);
+            let after = group::collect_group(first, jobs, &mut group, bytes_max);
             if let Err(error) = self.commit(std::mem::take(&mut group)) {
-                return Stop::Failed(error);
+                return WriterStop::Failed(error);
             }
             match after {
                 None => {}
-                Some(Control::Tick { now_wall_ms, reply }) => match self.tick(now_wall_ms) {
-                    Ok(dropped) => drop(reply.send(dropped)),
-                    Err(error) => return Stop::Failed(error),
-                },
-                Some(Control::Close { reply }) => return Stop::Closed(Some(reply)),
+                Some(OutputWriterControl::Tick { now_wall_ms, reply }) => {
+                    match self.tick(now_wall_ms) {
+                        Ok(dropped) => drop(reply.send(dropped)),
+                        Err(error) => return WriterStop::Failed(error),
+                    }
+                }
+                Some(OutputWriterControl::Close { reply }) => {
+                    return WriterStop::Closed(Some(reply));
+                }
             }
         }
     }
 
-    fn commit(&mut self, writes: Vec<Write>) -> io::Result<()> {
+    fn commit(&mut self, writes: Vec<QueuedWrite>) -> io::Result<()> {
         // Held to the end: its jobs hold the room in the queue.
         let (frames, _held) = self.frames(writes);
         match self.store(&frames) {
             Ok(()) => Ok(()),
-            Err(error) if is_full(&error) => self.refuse(&frames),
+            Err(error) if is_disk_full_error(&error) => self.refuse(&frames),
             Err(error) => Err(error),
         }
     }
 
     /// Frames of a group, attempt by attempt so that they lie together; cuts of one reason that touch become one.
-    fn frames(&self, mut writes: Vec<Write>) -> (Vec<Outgoing>, Vec<Write>) {
+    fn frames(&self, mut writes: Vec<QueuedWrite>) -> (Vec<PendingFrame>, Vec<QueuedWrite>) {
         writes.sort_by_key(|write| write.attempt);
         writes.retain(|write| {
-            matches!(write.body, Body::Forget)
+            matches!(write.body, WriteBody::Forget)
                 || self.index.is_current(write.attempt, write.generation)
         });
         let frames = group::frames(&writes);
@@ -104,7 +108,7 @@ impl Writer {
     }
 
     /// Writes, syncs and publishes. On an error nothing was published and the file is as long as before or longer.
-    pub(crate) fn store(&mut self, frames: &[Outgoing]) -> io::Result<()> {
+    pub(crate) fn store(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
         if frames.is_empty() {
             return Ok(());
         }
@@ -112,7 +116,7 @@ impl Writer {
         self.roll_for(size)?;
         let end = self.write(frames)?;
         // Publishing wakes whoever waits for these bytes; what they look at next is counted before.
-        self.segments.grown(self.active.identity.number, end);
+        self.segments.set_len(self.active.identity.number, end);
         self.counters.groups.fetch_add(1, Ordering::Relaxed);
         self.counters
             .frames
@@ -120,11 +124,11 @@ impl Writer {
         self.publish(frames);
         self.active.len = end;
         // Only a hint for recovery, which is right without it too.
-        drop(self.active.note_synced());
+        drop(self.active.write_synced_slot());
         Ok(())
     }
 
-    fn write(&self, frames: &[Outgoing]) -> io::Result<u32> {
+    fn write(&self, frames: &[PendingFrame]) -> io::Result<u32> {
         let (salt, synced) = (self.active.identity.salt, self.active.len);
         let headers: Vec<_> = frames
             .iter()
@@ -143,23 +147,25 @@ impl Writer {
         u32::try_from(end).map_err(|_| io::ErrorKind::FileTooLarge.into())
     }
 
-    fn publish(&mut self, frames: &[Outgoing]) {
+    fn publish(&mut self, frames: &[PendingFrame]) {
         let mut pos = self.active.len;
         for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {
-            let (mut extents, mut pieces, mut sealed) = (Vec::<Extent>::new(), Vec::new(), false);
+            let (mut extents, mut pieces, mut sealed) =
+                (Vec::<StoredExtent>::new(), Vec::new(), false);
             for frame in run {
-                let noted =
-                    self.active
-                        .contents
-                        .note(self.active.identity.number, pos, &frame.header);
+                let noted = self.active.contents.note_frame(
+                    self.active.identity.number,
+                    pos,
+                    &frame.header,
+                );
                 if let Some(extent) = noted {
                     match extents.last_mut() {
                         Some(last) if last.same_place(&extent) => *last = extent,
                         Some(_) | None => extents.push(extent),
                     }
                 }
-                sealed |= frame.header.class == Class::Seal;
-                pieces.extend(frame.piece());
+                sealed |= frame.header.class == SegmentFrameClass::Seal;
+                pieces.extend(frame.to_piece());
                 pos += u32::try_from(frame.header.frame_bytes()).expect("frames are small");
             }
             self.index
@@ -168,11 +174,11 @@ impl Writer {
     }
 
     /// A full disk: takes the group back as if it had never been accepted, and refuses more until the next tick.
-    fn refuse(&mut self, frames: &[Outgoing]) -> io::Result<()> {
-        self.active.take_back()?;
+    fn refuse(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
+        self.active.truncate_to_len()?;
         self.full.store(true, Ordering::Release);
         for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {
-            self.index.take_back(run[0].header.attempt);
+            self.index.discard_unsynced(run[0].header.attempt);
         }
         tracing::warn!(frames = frames.len(), "disk full: output was refused");
         Ok(())
@@ -185,22 +191,22 @@ impl Writer {
         }
         self.roll()?;
         // Here too, or a flood could outgrow the limit between two ticks.
-        self.retain()
+        self.drop_excess_segments()
     }
 
     /// Starts the next segment, then saves what the closed one holds. That copy can be lost: it is rebuilt at boot.
     pub(crate) fn roll(&mut self) -> io::Result<()> {
         let number = self.active.identity.number + 1;
-        let next = Active::create(&self.segments.dir, number, self.now_wall_ms)?;
+        let next = ActiveSegment::create(&self.segments.dir, number, self.now_wall_ms)?;
         let closed = std::mem::replace(&mut self.active, next);
         let was = closed.identity.number;
-        let known = Known {
+        let known = SegmentInfo {
             closed_at_ms: Some(self.now_wall_ms),
-            ..closed.known()
+            ..closed.info()
         };
         super::recover::save_contents(&self.segments.dir, was, known, closed.contents);
         self.segments.set(was, known);
-        self.segments.set(number, self.active.known());
+        self.segments.set(number, self.active.info());
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use baton_core::record::{
-    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord, IdempotencyRecord,
     PausesRecord, SchedulerRecord, TaskRecord,
 };
 use serde::Serialize;
@@ -15,16 +15,16 @@ use serde::de::DeserializeOwned;
 use super::*;
 use crate::api::profiles::ProfileRecord;
 use crate::auth::TokenRecord;
-use crate::store::{Schema, Store, StoreConfig, Told};
+use crate::store::{DumpItem, RecordSchema, Store, StoreConfig};
 
 /// See tests/migration/README.md.
-fn kept(schema: u16) -> std::path::PathBuf {
+fn schema_fixture_dir(schema: u16) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/migration/schema-{schema}"))
 }
 
 /// A copy of the kept store, with the zeros at the end of its files.
 fn copy_store(schema: u16, to: &Path) {
-    let lengths = fs::read(kept(schema).join("lengths.json")).unwrap();
+    let lengths = fs::read(schema_fixture_dir(schema).join("lengths.json")).unwrap();
     let lengths: BTreeMap<String, u64> = serde_json::from_slice(&lengths).unwrap();
     for (file, len) in lengths
         .iter()
@@ -32,55 +32,61 @@ fn copy_store(schema: u16, to: &Path) {
     {
         let path = to.join(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::copy(kept(schema).join("data").join(file), &path).unwrap();
+        fs::copy(schema_fixture_dir(schema).join("data").join(file), &path).unwrap();
         let copy = File::options().write(true).open(path).unwrap();
         copy.set_len(*len).unwrap();
     }
 }
 
-fn again<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Vec<u8> {
+fn reencode<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Vec<u8> {
     encode(&decode::<T>("kept record", bytes).unwrap())
 }
 
 /// What this version writes for the record that it reads.
-fn rewritten(key: &Key, bytes: &[u8]) -> Vec<u8> {
+fn reencode_record(key: &RecordKey, bytes: &[u8]) -> Vec<u8> {
     match key {
         // The key says it all.
-        Key::Meta(_) | Key::Body { .. } => bytes.to_vec(),
-        Key::Control { name, .. } if name.as_str() == SCHEDULER => again::<SchedulerRecord>(bytes),
-        Key::Control { name, .. } if name.as_str() == FORGOTTEN => again::<ForgottenRecord>(bytes),
-        Key::Control { name, .. } if name.as_str() == DAEMON_CHANGES => {
-            again::<DaemonChangesRecord>(bytes)
+        RecordKey::Meta(_) | RecordKey::Body { .. } => bytes.to_vec(),
+        RecordKey::Control { name, .. } if name.as_str() == SCHEDULER => {
+            reencode::<SchedulerRecord>(bytes)
         }
-        Key::Control { name, .. } if name.as_str() == PAUSES => again::<PausesRecord>(bytes),
-        Key::Control { .. } => again::<FenceRecord>(bytes),
-        Key::Spec { .. } => {
+        RecordKey::Control { name, .. } if name.as_str() == FORGOTTEN => {
+            reencode::<ForgottenDaemonsRecord>(bytes)
+        }
+        RecordKey::Control { name, .. } if name.as_str() == DAEMON_CHANGES => {
+            reencode::<DaemonChangesRecord>(bytes)
+        }
+        RecordKey::Control { name, .. } if name.as_str() == PAUSES => {
+            reencode::<PausesRecord>(bytes)
+        }
+        RecordKey::Control { .. } => reencode::<FenceRecord>(bytes),
+        RecordKey::Spec { .. } => {
             let stored: StoredSpec<'_> = postcard::from_bytes(bytes).unwrap();
             encode(&stored)
         }
-        Key::Live { .. } | Key::Done { .. } => again::<TaskRecord>(bytes),
-        Key::Idempotency { .. } => again::<IdempotencyRecord>(bytes),
-        Key::Progress { .. } => again::<ProgressRecord>(bytes),
-        Key::Checkpoint { .. } => again::<CheckpointRecord>(bytes),
-        Key::Profile { .. } => again::<ProfileRecord>(bytes),
-        Key::Token { .. } => again::<TokenRecord>(bytes),
-        Key::Daemon { .. } => again::<DaemonRecord>(bytes),
+        RecordKey::Live { .. } | RecordKey::Done { .. } => reencode::<TaskRecord>(bytes),
+        RecordKey::Idempotency { .. } => reencode::<IdempotencyRecord>(bytes),
+        RecordKey::Progress { .. } => reencode::<ProgressRecord>(bytes),
+        RecordKey::Checkpoint { .. } => reencode::<CheckpointRecord>(bytes),
+        RecordKey::Profile { .. } => reencode::<ProfileRecord>(bytes),
+        RecordKey::Token { .. } => reencode::<TokenRecord>(bytes),
+        RecordKey::Daemon { .. } => reencode::<DaemonRecord>(bytes),
     }
 }
 
 #[test]
 fn what_a_schema_left_is_written_again_byte_for_byte() {
-    let number = Schema::CURRENT.number();
+    let number = RecordSchema::CURRENT.number();
     let dir = tempfile::tempdir().unwrap();
     copy_store(number, dir.path());
     let config = StoreConfig::new(dir.path().join("store"), uuid::Uuid::now_v7());
     let mut kinds = BTreeMap::new();
-    Store::look(config, |looked| {
-        let told = looked.store.tell(|told| {
-            let Told::Record(key, bytes) = told else {
+    Store::with_offline_store(config, |looked| {
+        let told = looked.store.dump(|told| {
+            let DumpItem::Record(key, bytes) = told else {
                 return Err(format!("{told:?}"));
             };
-            let same = rewritten(&key, &bytes) == *bytes;
+            let same = reencode_record(&key, &bytes) == *bytes;
             assert!(
                 same,
                 "{key:?} has another shape; tests/migration/README.md says what to do"

@@ -7,55 +7,61 @@
 //! below eight tenths they may slowly become more again. Pure.
 
 /// Where the cap begins to hold, where it stops to rise, and its least, in parts of the limit.
-const HOLD: (u64, u64) = (6, 10);
-const FULL: (u64, u64) = (8, 10);
-const LEAST: (u64, u64) = (1, 16);
+const ACTIVE_FROM: (u64, u64) = (6, 10);
+const NO_RISE_FROM: (u64, u64) = (8, 10);
+const MIN_CAP: (u64, u64) = (1, 16);
 /// By how much records give way when the file grows, as a multiple of the file's own growth.
-const GIVE_WAY: u64 = 2;
-const GIVE_WAY_FULL: u64 = 8;
+const SHRINK_FACTOR: u64 = 2;
+const SHRINK_FACTOR_FULL: u64 = 8;
 /// A quiet pass lets the cap rise by this part of itself: with four passes a second, by 1.5 % a minute.
-const RISE: u64 = 16_384;
+const RISE_DIVISOR: u64 = 16_384;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cap {
-    holding: Option<Holding>,
+pub(super) struct RecordSizeCap {
+    active: Option<CapState>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Holding {
+struct CapState {
     cap: u64,
     /// The largest that the file was.
     file: u64,
 }
 
-impl Cap {
+impl RecordSizeCap {
     /// Takes one look at what the file and the records in it take; how many bytes of records are too many.
-    pub(super) fn look(&mut self, limit: u64, file: u64, records: u64) -> u64 {
-        if file <= part(limit, HOLD) {
-            self.holding = None;
+    pub(super) fn excess_bytes(&mut self, limit: u64, file: u64, records: u64) -> u64 {
+        if file <= part(limit, ACTIVE_FROM) {
+            self.active = None;
             return 0;
         }
-        let holding = self.holding.get_or_insert(Holding { cap: records, file });
-        holding.follow(limit, file, records);
+        let holding = self.active.get_or_insert(CapState { cap: records, file });
+        holding.adjust(limit, file, records);
         records.saturating_sub(holding.cap)
     }
 }
 
-impl Holding {
-    fn follow(&mut self, limit: u64, file: u64, records: u64) {
-        let full = file > part(limit, FULL);
+impl CapState {
+    fn adjust(&mut self, limit: u64, file: u64, records: u64) {
+        let full = file > part(limit, NO_RISE_FROM);
         let grown = file.saturating_sub(self.file);
         if grown > 0 {
-            let times = if full { GIVE_WAY_FULL } else { GIVE_WAY };
+            let times = if full {
+                SHRINK_FACTOR_FULL
+            } else {
+                SHRINK_FACTOR
+            };
             let less = u128::from(records) * u128::from(times * grown) / u128::from(file);
             self.cap = self
                 .cap
                 .saturating_sub(u64::try_from(less).unwrap_or(u64::MAX));
             self.file = file;
         } else if !full {
-            self.cap += self.cap / RISE;
+            self.cap += self.cap / RISE_DIVISOR;
         }
-        self.cap = self.cap.clamp(part(limit, LEAST), part(limit, HOLD));
+        self.cap = self
+            .cap
+            .clamp(part(limit, MIN_CAP), part(limit, ACTIVE_FROM));
     }
 }
 
@@ -72,13 +78,13 @@ mod tests {
 
     /// A file that never shrinks and needs `times` bytes for a byte of records, and a hundredth more every time that
     /// all of them were replaced, up to half as much again.
-    struct File {
+    struct SimulatedFile {
         times: f64,
         size: u64,
         written: u64,
     }
 
-    impl File {
+    impl SimulatedFile {
         fn take(&mut self, records: u64, added: u64) -> u64 {
             self.written += added;
             let turns = self.written as f64 / records.max(1) as f64;
@@ -92,8 +98,8 @@ mod tests {
     #[test]
     fn a_file_is_kept_under_its_limit_whatever_it_needs_for_a_record() {
         for times in [1.1, 2.5, 7.0] {
-            let mut cap = Cap::default();
-            let mut file = File {
+            let mut cap = RecordSizeCap::default();
+            let mut file = SimulatedFile {
                 times,
                 size: 0,
                 written: 0,
@@ -104,7 +110,7 @@ mod tests {
                 records += LIMIT / 100;
                 let size = file.take(records, LIMIT / 100);
                 assert!(size <= LIMIT, "{times}: {} MiB", size / MIB);
-                records -= cap.look(LIMIT, size, records);
+                records -= cap.excess_bytes(LIMIT, size, records);
                 largest = largest.max(records);
             }
             let kept = records as f64 * times / LIMIT as f64;
@@ -117,41 +123,45 @@ mod tests {
 
     #[test]
     fn nothing_is_removed_below_the_mark_or_from_a_quiet_store() {
-        let mut cap = Cap::default();
-        assert_eq!(cap.look(LIMIT, 600 * MIB, 500 * MIB), 0);
+        let mut cap = RecordSizeCap::default();
+        assert_eq!(cap.excess_bytes(LIMIT, 600 * MIB, 500 * MIB), 0);
         for _ in 0..10_000 {
-            assert_eq!(cap.look(LIMIT, 700 * MIB, 200 * MIB), 0);
+            assert_eq!(cap.excess_bytes(LIMIT, 700 * MIB, 200 * MIB), 0);
         }
     }
 
     #[test]
     fn a_lowered_limit_is_met_at_once_and_never_empties_the_store() {
-        let mut cap = Cap::default();
-        let too_many = cap.look(LIMIT, 5_000 * MIB, 4_000 * MIB);
+        let mut cap = RecordSizeCap::default();
+        let too_many = cap.excess_bytes(LIMIT, 5_000 * MIB, 4_000 * MIB);
         assert_eq!(too_many, 3_400 * MIB);
-        let mut cap = Cap::default();
+        let mut cap = RecordSizeCap::default();
         let mut file = 800 * MIB;
         for _ in 0..1_000 {
             file += 100 * MIB;
-            cap.look(LIMIT, file, 700 * MIB);
+            cap.excess_bytes(LIMIT, file, 700 * MIB);
         }
-        let too_many = cap.look(LIMIT, file, 700 * MIB);
-        assert_eq!(700 * MIB - too_many, part(LIMIT, LEAST));
+        let too_many = cap.excess_bytes(LIMIT, file, 700 * MIB);
+        assert_eq!(700 * MIB - too_many, part(LIMIT, MIN_CAP));
     }
 
     #[test]
     fn the_cap_rises_slowly_while_the_file_has_room() {
-        let mut cap = Cap::default();
-        cap.look(LIMIT, 700 * MIB, 100 * MIB);
+        let mut cap = RecordSizeCap::default();
+        cap.excess_bytes(LIMIT, 700 * MIB, 100 * MIB);
         for _ in 0..4 * 3_600 {
-            cap.look(LIMIT, 700 * MIB, 100 * MIB);
+            cap.excess_bytes(LIMIT, 700 * MIB, 100 * MIB);
         }
-        assert_eq!(cap.look(LIMIT, 700 * MIB, 200 * MIB), 0, "an hour later");
+        assert_eq!(
+            cap.excess_bytes(LIMIT, 700 * MIB, 200 * MIB),
+            0,
+            "an hour later"
+        );
         for _ in 0..3_600 {
-            cap.look(LIMIT, 950 * MIB, 200 * MIB);
+            cap.excess_bytes(LIMIT, 950 * MIB, 200 * MIB);
         }
         assert!(
-            cap.look(LIMIT, 950 * MIB, 200 * MIB) > 0,
+            cap.excess_bytes(LIMIT, 950 * MIB, 200 * MIB) > 0,
             "a full file has none"
         );
     }

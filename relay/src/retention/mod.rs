@@ -10,52 +10,56 @@ mod steady;
 
 use std::time::Duration;
 
-use baton_core::effects::Reply;
+use baton_core::effects::CoreReply;
 use baton_core::id::TaskId;
-use baton_core::input::Input;
-use baton_core::time::{Moment, Wall};
+use baton_core::input::CoreCommand;
+use baton_core::time::{MonotonicTime, WallTime};
 use tokio_util::sync::CancellationToken;
 
-use crate::bodies::{Bodies, BodyHash};
-use crate::clock::Clock;
+use crate::bodies::{BodyFiles, BodyHash};
+use crate::clock::RelayClock;
 use crate::config::RetentionConfig;
-use crate::dispatcher::{Dispatcher, Refusal};
+use crate::dispatcher::{Dispatcher, RequestRefusal};
 use crate::output::OutputLog;
-use crate::reader::Reader;
-use crate::store::Weight;
+use crate::reader::RecordReader;
+use crate::store::RecordByteCount;
 use crate::telemetry::Telemetry;
-use cap::Cap;
-use oldest::{Candidate, Oldest};
-use steady::SteadyWall;
+use cap::RecordSizeCap;
+use oldest::{OldestFinishedTasks, RemovalCandidate};
+use steady::SteadyWallClock;
 
 /// Between two passes. Sizes must be looked at often: a busy relay writes tens of megabytes a second.
 const EVERY: Duration = Duration::from_millis(250);
 /// Between two looks at ages, which begin the list anew: an eighth of the age, at most this long.
-const AGES_EVERY_MS: u64 = 60_000;
+const AGE_CHECK_INTERVAL_MS: u64 = 60_000;
 /// Between two looks at who has been away for long.
-const DAEMONS_EVERY_MS: u64 = 60 * 60 * 1_000;
+const DAEMON_CHECK_INTERVAL_MS: u64 = 60 * 60 * 1_000;
 /// Tasks of one commit.
 const BATCH: usize = 64;
 /// Tasks that one pass looks at. What is left waits for the next one.
-const LOOKED_AT: usize = 32_768;
+const MAX_TASKS_PER_PASS: usize = 32_768;
 
 /// What retention works on.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct RetentionParts {
     pub(crate) dispatcher: Dispatcher,
-    pub(crate) reader: Reader,
-    pub(crate) bodies: Bodies,
+    pub(crate) reader: RecordReader,
+    pub(crate) bodies: BodyFiles,
     pub(crate) output: OutputLog,
     pub(crate) telemetry: Telemetry,
-    pub(crate) clock: Clock,
+    pub(crate) clock: RelayClock,
 }
 
 /// Runs until `finish`, or until the relay stops.
-pub(crate) async fn run(config: RetentionConfig, parts: Parts, finish: CancellationToken) {
-    let mut sweeper = Sweeper::new(config, parts, finish.clone());
+pub(crate) async fn run_retention(
+    config: RetentionConfig,
+    parts: RetentionParts,
+    finish: CancellationToken,
+) {
+    let mut sweeper = RetentionSweeper::new(config, parts, finish.clone());
     let work = async {
         loop {
-            if let Err(refusal) = sweeper.pass().await {
+            if let Err(refusal) = sweeper.run_pass().await {
                 tracing::debug!(%refusal, "retention ends");
                 return;
             }
@@ -69,73 +73,74 @@ pub(crate) async fn run(config: RetentionConfig, parts: Parts, finish: Cancellat
 }
 
 #[derive(Debug)]
-struct Sweeper {
+struct RetentionSweeper {
     config: RetentionConfig,
-    parts: Parts,
+    parts: RetentionParts,
     finish: CancellationToken,
-    wall: SteadyWall,
+    wall: SteadyWallClock,
     /// The sum of all records, once they have been counted.
-    weight: Option<Weight>,
-    cap: Cap,
+    weight: Option<RecordByteCount>,
+    cap: RecordSizeCap,
     /// Tasks up to here were looked at and stayed.
-    passed: Option<TaskId>,
-    ages_due: Moment,
-    daemons_due: Moment,
+    last_kept_task: Option<TaskId>,
+    ages_due: MonotonicTime,
+    daemons_due: MonotonicTime,
 }
 
 /// What a pass wants to remove.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
+struct RemovalTarget {
     /// Everything that ended before this.
-    before: Wall,
+    before: WallTime,
     /// And of what ended before `settled`, so many bytes.
     bytes: u64,
-    settled: Wall,
+    settled_before: WallTime,
 }
 
-impl Sweeper {
-    fn new(config: RetentionConfig, parts: Parts, finish: CancellationToken) -> Self {
+impl RetentionSweeper {
+    fn new(config: RetentionConfig, parts: RetentionParts, finish: CancellationToken) -> Self {
         let now = parts.clock.now();
         Self {
             config,
-            wall: SteadyWall::new(now),
+            wall: SteadyWallClock::new(now),
             weight: None,
-            cap: Cap::default(),
-            passed: None,
-            ages_due: now.at,
-            daemons_due: now.at + DAEMONS_EVERY_MS,
+            cap: RecordSizeCap::default(),
+            last_kept_task: None,
+            ages_due: now.monotonic,
+            daemons_due: now.monotonic + DAEMON_CHECK_INTERVAL_MS,
             parts,
             finish,
         }
     }
 
-    async fn pass(&mut self) -> Result<(), Refusal> {
+    async fn run_pass(&mut self) -> Result<(), RequestRefusal> {
         let now = self.parts.clock.now();
         let wall = self.wall.now(now);
-        self.output_tick(wall).await;
-        self.weigh().await;
-        let ages_due = now.at >= self.ages_due;
+        self.apply_output_retention(wall).await;
+        self.count_record_bytes().await;
+        let ages_due = now.monotonic >= self.ages_due;
         if ages_due {
-            self.ages_due = now.at + (millis(self.config.age) / 8).min(AGES_EVERY_MS);
-            self.passed = None;
+            self.ages_due =
+                now.monotonic + (millis(self.config.max_age) / 8).min(AGE_CHECK_INTERVAL_MS);
+            self.last_kept_task = None;
         }
-        let wanted = Wanted {
-            before: earlier(wall, self.config.age),
-            bytes: self.too_many_bytes(),
-            settled: earlier(wall, self.config.at_least),
+        let wanted = RemovalTarget {
+            before: earlier(wall, self.config.max_age),
+            bytes: self.excess_bytes(),
+            settled_before: earlier(wall, self.config.min_age),
         };
         if ages_due || wanted.bytes > 0 {
             self.remove(wanted).await?;
         }
-        self.sweep_bodies().await;
-        if now.at >= self.daemons_due {
-            self.daemons_due = now.at + DAEMONS_EVERY_MS;
+        self.remove_unclaimed_bodies().await;
+        if now.monotonic >= self.daemons_due {
+            self.daemons_due = now.monotonic + DAEMON_CHECK_INTERVAL_MS;
             self.forget_daemons().await?;
         }
         Ok(())
     }
 
-    async fn output_tick(&self, wall: Wall) {
+    async fn apply_output_retention(&self, wall: WallTime) {
         match self.parts.output.tick(wall.0).await {
             Ok(dropped) => {
                 self.count("output_segment", dropped.segments as u64, dropped.bytes);
@@ -155,12 +160,12 @@ impl Sweeper {
     }
 
     /// Counts all records, once. Sizes are not held to before that, which at a start is not pressing.
-    async fn weigh(&mut self) {
+    async fn count_record_bytes(&mut self) {
         if self.weight.is_some() {
             return;
         }
         let (store, stop) = (self.parts.reader.store().clone(), self.finish.clone());
-        let weighed = off_loop(move || store.weigh(|| !stop.is_cancelled())).await;
+        let weighed = run_blocking(move || store.count_record_bytes(|| !stop.is_cancelled())).await;
         match weighed {
             Some(Ok(weight)) => self.weight = weight,
             Some(Err(error)) => tracing::warn!(%error, "the records could not be counted"),
@@ -168,7 +173,7 @@ impl Sweeper {
         }
     }
 
-    fn too_many_bytes(&mut self) -> u64 {
+    fn excess_bytes(&mut self) -> u64 {
         let store = self.parts.reader.store();
         let Some(weight) = self.weight else {
             return 0;
@@ -176,25 +181,28 @@ impl Sweeper {
         let file = store.file_bytes();
         let bodies = self.parts.bodies.bytes();
         let (file, records) = (file + bodies, store.record_bytes(weight) + bodies);
-        self.cap.look(self.config.record_bytes(), file, records)
+        self.cap
+            .excess_bytes(self.config.record_bytes(), file, records)
     }
 
-    async fn remove(&mut self, mut wanted: Wanted) -> Result<(), Refusal> {
-        let (reader, after) = (self.parts.reader.clone(), self.passed);
-        let Some(mut oldest) = off_loop(move || Oldest::after(&reader, after)).await else {
+    async fn remove(&mut self, mut wanted: RemovalTarget) -> Result<(), RequestRefusal> {
+        let (reader, after) = (self.parts.reader.clone(), self.last_kept_task);
+        let Some(mut oldest) =
+            run_blocking(move || OldestFinishedTasks::after(&reader, after)).await
+        else {
             return Ok(());
         };
-        let (mut looked_at, mut removed) = (0, Removed::default());
-        while looked_at < LOOKED_AT {
-            let Some((rest, step)) = off_loop(move || step(oldest, wanted)).await else {
+        let (mut looked_at, mut removed) = (0, RemovedCount::default());
+        while looked_at < MAX_TASKS_PER_PASS {
+            let Some((rest, step)) = run_blocking(move || step(oldest, wanted)).await else {
                 break;
             };
-            (oldest, wanted) = (rest, step.wanted);
+            (oldest, wanted) = (rest, step.remaining);
             looked_at += BATCH;
             self.remove_batch(step.due, &mut removed).await?;
             // At the end: the next pass begins again, where tasks may have become old enough.
-            self.passed = step.last;
-            if step.last.is_none() || step.enough {
+            self.last_kept_task = step.last;
+            if step.last.is_none() || step.is_done {
                 break;
             }
         }
@@ -203,7 +211,11 @@ impl Sweeper {
     }
 
     /// Removes those that the core lets go, with everything that they had.
-    async fn remove_batch(&self, due: Vec<Due>, counted: &mut Removed) -> Result<(), Refusal> {
+    async fn remove_batch(
+        &self,
+        due: Vec<DueTask>,
+        counted: &mut RemovedCount,
+    ) -> Result<(), RequestRefusal> {
         if due.is_empty() {
             return Ok(());
         }
@@ -211,19 +223,19 @@ impl Sweeper {
         let tasks = named
             .map(|named| (named.tenant.clone(), named.task))
             .collect();
-        let ask = move |request| Input::RemoveFinished {
+        let ask = move |request| CoreCommand::RemoveFinished {
             request,
             tasks,
             finished: Vec::new(),
         };
-        let Reply::Removed(removed) = self.parts.dispatcher.request(ask).await? else {
+        let CoreReply::Removed(removed) = self.parts.dispatcher.request(ask).await? else {
             return Ok(());
         };
         for due in due {
             if removed.contains(&due.candidate.task) {
                 counted.tasks += 1;
                 counted.bytes += due.candidate.bytes + due.spec_bytes;
-                self.let_go(due).await;
+                self.release_task_data(due).await;
             }
         }
         Ok(())
@@ -231,9 +243,9 @@ impl Sweeper {
 
     /// What a removed task had outside the store. Should the relay end before this, output goes with its segments, and
     /// the next start looks at all bodies.
-    async fn let_go(&self, due: Due) {
+    async fn release_task_data(&self, due: DueTask) {
         if let Some(hash) = due.body {
-            self.parts.bodies.suspect(hash);
+            self.parts.bodies.add_sweep_candidate(hash);
         }
         for attempt in due.candidate.attempts {
             if let Err(error) = self.parts.output.forget(attempt.0).await {
@@ -242,20 +254,20 @@ impl Sweeper {
         }
     }
 
-    async fn sweep_bodies(&self) {
-        if !self.parts.bodies.has_suspects() {
+    async fn remove_unclaimed_bodies(&self) {
+        if !self.parts.bodies.has_sweep_candidates() {
             return;
         }
         let (bodies, reader) = (self.parts.bodies.clone(), self.parts.reader.clone());
-        let swept = off_loop(move || bodies.sweep(|hash| reader.claims_body(hash))).await;
+        let swept = run_blocking(move || bodies.sweep(|hash| reader.is_body_claimed(hash))).await;
         let swept = swept.unwrap_or_default();
         self.count("body", swept.bodies, swept.bytes);
     }
 
-    async fn forget_daemons(&self) -> Result<(), Refusal> {
-        let unseen_ms = millis(self.config.daemons);
-        let ask = move |request| Input::ForgetDaemons { request, unseen_ms };
-        if let Reply::Forgotten(forgotten) = self.parts.dispatcher.request(ask).await? {
+    async fn forget_daemons(&self) -> Result<(), RequestRefusal> {
+        let unseen_ms = millis(self.config.daemon_max_age);
+        let ask = move |request| CoreCommand::ForgetDaemons { request, unseen_ms };
+        if let CoreReply::Forgotten(forgotten) = self.parts.dispatcher.request(ask).await? {
             self.count("daemon", forgotten as u64, 0);
         }
         Ok(())
@@ -264,8 +276,8 @@ impl Sweeper {
 
 /// A task that should go.
 #[derive(Debug)]
-struct Due {
-    candidate: Candidate,
+struct DueTask {
+    candidate: RemovalCandidate,
     /// Of its specification, without its long body.
     spec_bytes: u64,
     body: Option<BodyHash>,
@@ -273,29 +285,32 @@ struct Due {
 
 /// What one pass removed of the records.
 #[derive(Debug, Default)]
-struct Removed {
+struct RemovedCount {
     tasks: u64,
     bytes: u64,
 }
 
 /// One batch of the list.
 #[derive(Debug)]
-struct Step {
-    due: Vec<Due>,
+struct RemovalBatch {
+    due: Vec<DueTask>,
     /// What is still wanted after it.
-    wanted: Wanted,
+    remaining: RemovalTarget,
     /// The last task that was looked at; none at the end of the list.
     last: Option<TaskId>,
     /// Nothing behind it is wanted.
-    enough: bool,
+    is_done: bool,
 }
 
-fn step(mut oldest: Oldest, wanted: Wanted) -> (Oldest, Step) {
-    let mut step = Step {
+fn step(
+    mut oldest: OldestFinishedTasks,
+    wanted: RemovalTarget,
+) -> (OldestFinishedTasks, RemovalBatch) {
+    let mut step = RemovalBatch {
         due: Vec::new(),
-        wanted,
+        remaining: wanted,
         last: None,
-        enough: false,
+        is_done: false,
     };
     for _ in 0..BATCH {
         let Some(candidate) = oldest.next() else {
@@ -304,8 +319,8 @@ fn step(mut oldest: Oldest, wanted: Wanted) -> (Oldest, Step) {
         };
         step.last = Some(candidate.task);
         // Nothing ends before it was created, and everything behind it was created later.
-        step.enough = step.wanted.bytes == 0 && candidate.created >= step.wanted.before;
-        if step.enough {
+        step.is_done = step.remaining.bytes == 0 && candidate.created >= step.remaining.before;
+        if step.is_done {
             break;
         }
         step.take(candidate, oldest.reader());
@@ -313,15 +328,15 @@ fn step(mut oldest: Oldest, wanted: Wanted) -> (Oldest, Step) {
     (oldest, step)
 }
 
-impl Step {
-    fn take(&mut self, candidate: Candidate, reader: &Reader) {
-        let old = candidate.ended < self.wanted.before;
-        let too_much = self.wanted.bytes > 0 && candidate.ended <= self.wanted.settled;
+impl RemovalBatch {
+    fn take(&mut self, candidate: RemovalCandidate, reader: &RecordReader) {
+        let old = candidate.ended < self.remaining.before;
+        let too_much = self.remaining.bytes > 0 && candidate.ended <= self.remaining.settled_before;
         if old || too_much {
             let size = reader.spec_size(&candidate.tenant, candidate.task);
             let bytes = candidate.bytes + size.record + size.body_bytes;
-            self.wanted.bytes = self.wanted.bytes.saturating_sub(bytes);
-            self.due.push(Due {
+            self.remaining.bytes = self.remaining.bytes.saturating_sub(bytes);
+            self.due.push(DueTask {
                 candidate,
                 spec_bytes: size.record,
                 body: size.body,
@@ -331,12 +346,12 @@ impl Step {
 }
 
 /// Reads of the store wait for the disk, which no async thread may. `None` only if the relay is going away.
-async fn off_loop<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }
 
-fn earlier(wall: Wall, by: Duration) -> Wall {
-    Wall(wall.0.saturating_sub(millis(by)))
+fn earlier(wall: WallTime, by: Duration) -> WallTime {
+    WallTime(wall.0.saturating_sub(millis(by)))
 }
 
 fn millis(duration: Duration) -> u64 {

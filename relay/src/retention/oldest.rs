@@ -5,45 +5,45 @@ use std::collections::{BTreeMap, VecDeque};
 
 use baton_core::id::{AttemptId, TaskId, TenantId};
 use baton_core::record::TaskRecord;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 
-use crate::reader::Reader;
+use crate::reader::RecordReader;
 
 /// Records of one tenant read at one time: few, because there may be many tenants.
 const PAGE: usize = 32;
 
 /// A finished task as retention sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate {
+pub(super) struct RemovalCandidate {
     pub(super) tenant: TenantId,
     pub(super) task: TaskId,
-    pub(super) created: Wall,
-    pub(super) ended: Wall,
+    pub(super) created: WallTime,
+    pub(super) ended: WallTime,
     pub(super) attempts: Vec<AttemptId>,
     /// Of its record alone.
     pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Oldest {
-    reader: Reader,
-    lanes: Vec<Lane>,
+pub(super) struct OldestFinishedTasks {
+    reader: RecordReader,
+    lanes: Vec<TenantTaskList>,
     /// The lane that has this task at its head.
     heads: BTreeMap<TaskId, usize>,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct TenantTaskList {
     tenant: TenantId,
-    read: VecDeque<Candidate>,
+    read: VecDeque<RemovalCandidate>,
     /// Where its next page starts, unless it is at its end.
     next: Option<Option<TaskId>>,
 }
 
-impl Oldest {
+impl OldestFinishedTasks {
     /// Everything behind `after`, of all tenants.
-    pub(super) fn after(reader: &Reader, after: Option<TaskId>) -> Self {
-        let lane = |tenant| Lane {
+    pub(super) fn after(reader: &RecordReader, after: Option<TaskId>) -> Self {
+        let lane = |tenant| TenantTaskList {
             tenant,
             read: VecDeque::new(),
             next: Some(after),
@@ -54,16 +54,16 @@ impl Oldest {
             heads: BTreeMap::new(),
         };
         for place in 0..oldest.lanes.len() {
-            oldest.line_up(place);
+            oldest.refill_lane(place);
         }
         oldest
     }
 
-    pub(super) fn reader(&self) -> &Reader {
+    pub(super) fn reader(&self) -> &RecordReader {
         &self.reader
     }
 
-    fn line_up(&mut self, place: usize) {
+    fn refill_lane(&mut self, place: usize) {
         let lane = &mut self.lanes[place];
         lane.fill(&self.reader);
         if let Some(head) = lane.read.front() {
@@ -72,19 +72,19 @@ impl Oldest {
     }
 }
 
-impl Iterator for Oldest {
-    type Item = Candidate;
+impl Iterator for OldestFinishedTasks {
+    type Item = RemovalCandidate;
 
-    fn next(&mut self) -> Option<Candidate> {
+    fn next(&mut self) -> Option<RemovalCandidate> {
         let (_, place) = self.heads.pop_first()?;
         let head = self.lanes[place].read.pop_front();
-        self.line_up(place);
+        self.refill_lane(place);
         head
     }
 }
 
-impl Lane {
-    fn fill(&mut self, reader: &Reader) {
+impl TenantTaskList {
+    fn fill(&mut self, reader: &RecordReader) {
         while self.read.is_empty()
             && let Some(after) = self.next
         {
@@ -93,13 +93,13 @@ impl Lane {
             let candidates = page
                 .tasks
                 .iter()
-                .map(|(record, bytes)| Candidate::of(record, *bytes));
+                .map(|(record, bytes)| RemovalCandidate::of(record, *bytes));
             self.read.extend(candidates);
         }
     }
 }
 
-impl Candidate {
+impl RemovalCandidate {
     fn of(record: &TaskRecord, bytes: u64) -> Self {
         Self {
             tenant: record.tenant.clone(),

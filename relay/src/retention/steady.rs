@@ -1,29 +1,29 @@
 //! The time by which age is counted: the wall clock, unless it leaps ahead of the relay's own. A clock that is set to
 //! another year by mistake must not make everything old; what it says counts again after a restart. Pure.
 
-use baton_core::time::{Moment, Now, Wall};
+use baton_core::time::{ClockReading, MonotonicTime, WallTime};
 
 /// A clock is corrected by less than this.
 const LEAP_MS: u64 = 60 * 60 * 1_000;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SteadyWall {
-    at: Moment,
-    wall: Wall,
+pub(super) struct SteadyWallClock {
+    at: MonotonicTime,
+    wall: WallTime,
     leapt: bool,
 }
 
-impl SteadyWall {
-    pub(super) fn new(now: Now) -> Self {
+impl SteadyWallClock {
+    pub(super) fn new(now: ClockReading) -> Self {
         Self {
-            at: now.at,
+            at: now.monotonic,
             wall: now.wall,
             leapt: false,
         }
     }
 
-    pub(super) fn now(&mut self, now: Now) -> Wall {
-        let expected = Wall(self.wall.0.saturating_add(now.at.since(self.at)));
+    pub(super) fn now(&mut self, now: ClockReading) -> WallTime {
+        let expected = WallTime(self.wall.0.saturating_add(now.monotonic.since(self.at)));
         let leaps = now.wall.0 > expected.0.saturating_add(LEAP_MS);
         if leaps && !self.leapt {
             tracing::warn!(
@@ -32,7 +32,7 @@ impl SteadyWall {
             );
         }
         self.leapt = leaps;
-        (self.at, self.wall) = (now.at, if leaps { expected } else { now.wall });
+        (self.at, self.wall) = (now.monotonic, if leaps { expected } else { now.wall });
         self.wall
     }
 }
@@ -41,22 +41,26 @@ impl SteadyWall {
 mod tests {
     use super::*;
 
-    fn now(at: u64, wall: u64) -> Now {
-        Now {
-            at: Moment(at),
-            wall: Wall(wall),
+    fn now(at: u64, wall: u64) -> ClockReading {
+        ClockReading {
+            monotonic: MonotonicTime(at),
+            wall: WallTime(wall),
         }
     }
 
     #[test]
     fn a_corrected_clock_counts_and_a_leap_does_not() {
-        let mut steady = SteadyWall::new(now(0, 1_000_000));
-        assert_eq!(steady.now(now(10, 1_000_010)), Wall(1_000_010));
-        assert_eq!(steady.now(now(20, 1_060_000)), Wall(1_060_000), "corrected");
-        assert_eq!(steady.now(now(30, 900_000)), Wall(900_000), "set back");
+        let mut steady = SteadyWallClock::new(now(0, 1_000_000));
+        assert_eq!(steady.now(now(10, 1_000_010)), WallTime(1_000_010));
+        assert_eq!(
+            steady.now(now(20, 1_060_000)),
+            WallTime(1_060_000),
+            "corrected"
+        );
+        assert_eq!(steady.now(now(30, 900_000)), WallTime(900_000), "set back");
         let year = 365 * 24 * LEAP_MS;
-        assert_eq!(steady.now(now(40, 900_000 + year)), Wall(900_010));
-        assert_eq!(steady.now(now(50, 900_010 + year)), Wall(900_020));
-        assert_eq!(steady.now(now(60, 900_030)), Wall(900_030), "mended");
+        assert_eq!(steady.now(now(40, 900_000 + year)), WallTime(900_010));
+        assert_eq!(steady.now(now(50, 900_010 + year)), WallTime(900_020));
+        assert_eq!(steady.now(now(60, 900_030)), WallTime(900_030), "mended");
     }
 }

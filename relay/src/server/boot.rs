@@ -13,150 +13,157 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::RelayError;
-use crate::api::streams::LiveStreams;
-use crate::api::transfer::Transfers;
+use crate::api::streams::LiveStreamLimits;
+use crate::api::transfer::DataTransfers;
 use crate::api::{Api, tokens as api_tokens};
 use crate::archive;
-use crate::auth::{Tokens, bootstrap};
-use crate::bodies::Bodies;
+use crate::auth::{TokenTable, bootstrap};
+use crate::bodies::BodyFiles;
 use crate::config::RelayConfig;
-use crate::dispatcher::{Audience, Dispatcher, Loop, Parts};
-use crate::inbox::Inbox;
-use crate::mint::{Ids, SystemMint};
+use crate::dispatcher::{DispatchLoop, DispatchLoopParts, Dispatcher, PublishTargets};
+use crate::inbox::OpenInputIndex;
+use crate::mint::{OrderedIds, SystemIdSource};
 use crate::output::{OutputConfig, OutputLog};
-use crate::reader::Reader;
+use crate::reader::RecordReader;
 use crate::retention;
-use crate::sealer::Sealer;
-use crate::session::{Admission, Shell, Stamp};
+use crate::sealer::OutputSealer;
+use crate::session::{FrameEncoder, HelloAdmission, SessionContext};
 use crate::space;
-use crate::store::{Change, FatalHook, Key, MetaKey, Opened, Store, StoreConfig};
+use crate::store::{FatalHook, MetaKey, OpenedStore, RecordKey, Store, StoreChange, StoreConfig};
 use crate::telemetry::Telemetry;
-use crate::watch::{WATCHERS_PER_TENANT, Watchers};
+use crate::watch::{TaskWatchers, WATCHERS_PER_TENANT};
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
-pub(super) struct Booted {
+pub(super) struct BootedRelay {
     pub(super) api: Api,
     pub(super) output: OutputLog,
     /// Ends when `finish` is cancelled, or by itself when the store can no longer be written.
-    pub(super) dispatching: JoinHandle<()>,
+    pub(super) dispatch_task: JoinHandle<()>,
     pub(super) finish: CancellationToken,
     pub(super) telemetry: Telemetry,
     /// What retention works on.
-    pub(super) retained: retention::Parts,
-    pub(super) guard: space::Guard,
+    pub(super) retention_parts: retention::RetentionParts,
+    pub(super) space_guard: space::SpaceGuard,
 }
 
 /// What lies on disk, opened.
-struct Disk {
-    opened: Opened,
+struct OpenedData {
+    opened: OpenedStore,
     output: OutputLog,
-    bodies: Bodies,
+    bodies: BodyFiles,
 }
 
 /// `again` is cancelled, before `stop`, when the relay is to start anew with other data.
 pub(super) async fn boot(
     config: &RelayConfig,
-    guard: space::Guard,
+    guard: space::SpaceGuard,
     stop: &CancellationToken,
     again: &CancellationToken,
-) -> Result<Booted, RelayError> {
-    let telemetry = Telemetry::start(config.otlp.as_deref(), &config.clock)?;
-    telemetry.add("disk_full_restarts", "", config.restarts);
-    let Disk {
+) -> Result<BootedRelay, RelayError> {
+    let telemetry = Telemetry::start(config.otlp_endpoint.as_deref(), &config.clock)?;
+    telemetry.add("disk_full_restarts", "", config.restart_count);
+    let OpenedData {
         opened,
         output,
         bodies,
-    } = on_disk(config).await?;
-    let reader = Reader::new(opened.store.clone(), bodies.clone(), &telemetry);
-    let settings = settings(config, &opened);
-    let audience = audience(&telemetry, &output);
+    } = open_data(config).await?;
+    let reader = RecordReader::new(opened.store.clone(), bodies.clone(), &telemetry);
+    let settings = core_config(config, &opened);
+    let audience = publish_targets(&telemetry, &output);
     let (watchers, inbox) = (audience.watchers.clone(), audience.inbox.clone());
     let finish = CancellationToken::new();
-    let Recovered {
-        dispatch,
+    let RecoveredDispatcher {
+        dispatch_loop: dispatch,
         dispatcher,
         ids,
     } = recover(config, &settings, opened, &reader, bodies.clone(), audience)?;
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
-    let tokens = credentials(config, &reader, &dispatcher).await?;
-    if settings.inherited_hold_ms > 0 {
+    let tokens = load_credentials(config, &reader, &dispatcher).await?;
+    if settings.inherited_suspension_ms > 0 {
         forget_inherited(&dispatcher).await?;
     }
-    let stamp = Stamp {
+    let stamp = FrameEncoder {
         incarnation: settings.incarnation,
         epoch: settings.epoch,
     };
-    let shell = Shell {
+    let shell = SessionContext {
         dispatcher: dispatcher.clone(),
         reader: reader.clone(),
         output: output.clone(),
         clock: config.clock.clone(),
-        stamp: Arc::new(stamp),
+        encoder: Arc::new(stamp),
         telemetry: telemetry.clone(),
-        tokens: tokens.clone(),
-        admission: Admission::new(config.hello_rates),
+        token_table: tokens.clone(),
+        admission: HelloAdmission::new(config.hello_rates),
         stop: stop.clone(),
     };
     let api = Api {
         dispatcher,
         reader,
         watchers,
-        inbox,
+        open_inputs: inbox,
         output: output.clone(),
-        tokens,
+        token_table: tokens,
         clock: config.clock.clone(),
         ids,
         config: Arc::new(settings),
-        shell,
-        streams: LiveStreams::new(config.network.live_streams_per_token, WATCHERS_PER_TENANT),
+        session_context: shell,
+        stream_limits: LiveStreamLimits::new(
+            config.network.live_streams_per_token,
+            WATCHERS_PER_TENANT,
+        ),
         started_at: config.clock.now().wall,
         stop: stop.clone(),
-        transfers: Transfers::new(&config.data, again.clone()),
+        transfers: DataTransfers::new(&config.data_dir, again.clone()),
         space: guard.space(),
     };
-    let guard = guard.begin(&watched(&api)).await;
-    say_unreadable(&api.reader);
-    Ok(Booted {
-        retained: retained(&api, bodies, &telemetry),
+    let guard = guard.run_first_checks(&space_guard_parts(&api)).await;
+    log_unreadable(&api.reader);
+    Ok(BootedRelay {
+        retention_parts: retention_parts(&api, bodies, &telemetry),
         api,
         output,
-        dispatching,
+        dispatch_task: dispatching,
         finish,
         telemetry,
-        guard,
+        space_guard: guard,
     })
 }
 
 /// Who hears what became durable.
-fn audience(telemetry: &Telemetry, output: &OutputLog) -> Audience {
-    Audience {
-        watchers: Watchers::default(),
-        inbox: Inbox::default(),
+fn publish_targets(telemetry: &Telemetry, output: &OutputLog) -> PublishTargets {
+    PublishTargets {
+        watchers: TaskWatchers::default(),
+        inbox: OpenInputIndex::default(),
         telemetry: telemetry.clone(),
-        sealer: Sealer::start(output.clone()),
+        sealer: OutputSealer::start(output.clone()),
     }
 }
 
 /// Whom the guard of the disk's space tells.
-pub(super) fn watched(api: &Api) -> space::Parts {
-    space::Parts {
+pub(super) fn space_guard_parts(api: &Api) -> space::SpaceParts {
+    space::SpaceParts {
         dispatcher: api.dispatcher.clone(),
         output: api.output.clone(),
-        telemetry: api.shell.telemetry.clone(),
+        telemetry: api.session_context.telemetry.clone(),
     }
 }
 
 /// Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
 async fn forget_inherited(dispatcher: &Dispatcher) -> Result<(), RelayError> {
-    let known = Change::Delete(Key::Meta(MetaKey::Inherited));
-    let forgotten = dispatcher.write(vec![known]).await;
+    let known = StoreChange::Delete(RecordKey::Meta(MetaKey::Inherited));
+    let forgotten = dispatcher.write_records(vec![known]).await;
     forgotten.map_err(|_| RelayError::Stopped)
 }
 
-fn retained(api: &Api, bodies: Bodies, telemetry: &Telemetry) -> retention::Parts {
-    retention::Parts {
-        dispatcher: api.dispatcher.uncounted(),
-        reader: api.reader.uncounted(),
+fn retention_parts(
+    api: &Api,
+    bodies: BodyFiles,
+    telemetry: &Telemetry,
+) -> retention::RetentionParts {
+    retention::RetentionParts {
+        dispatcher: api.dispatcher.without_lookup_counts(),
+        reader: api.reader.without_lookup_counts(),
         bodies,
         output: api.output.clone(),
         telemetry: telemetry.clone(),
@@ -164,8 +171,8 @@ fn retained(api: &Api, bodies: Bodies, telemetry: &Telemetry) -> retention::Part
     }
 }
 
-fn say_unreadable(reader: &Reader) {
-    let unreadable = reader.unreadables().count();
+fn log_unreadable(reader: &RecordReader) {
+    let unreadable = reader.unreadable_records().count();
     if unreadable > 0 {
         warn!(
             unreadable,
@@ -175,55 +182,57 @@ fn say_unreadable(reader: &Reader) {
 }
 
 /// The loop that owns the core, not yet running.
-struct Recovered {
-    dispatch: Loop,
+struct RecoveredDispatcher {
+    dispatch_loop: DispatchLoop,
     dispatcher: Dispatcher,
-    ids: Ids,
+    ids: OrderedIds,
 }
 
 fn recover(
     config: &RelayConfig,
     settings: &Config,
-    opened: Opened,
-    reader: &Reader,
-    bodies: Bodies,
-    audience: Audience,
-) -> Result<Recovered, RelayError> {
+    opened: OpenedStore,
+    reader: &RecordReader,
+    bodies: BodyFiles,
+    audience: PublishTargets,
+) -> Result<RecoveredDispatcher, RelayError> {
     let records = reader.recover()?;
     for (_, record) in &records.tasks {
-        audience.inbox.note(record);
+        audience.inbox.index_record(record);
     }
-    let newest = reader.newest_task_id().max(records.scheduler.newest_held());
-    let ids = Ids::above(newest.map(|task| task.0), config.clock.clone());
-    let mut mint = SystemMint { ids: ids.clone() };
+    let newest = reader
+        .newest_task_id()
+        .max(records.scheduler.newest_suspended_task());
+    let ids = OrderedIds::starting_above(newest.map(|task| task.0), config.clock.clone());
+    let mut mint = SystemIdSource { ids: ids.clone() };
     let now = config.clock.now();
     let (core, first) = Core::recover(records, settings.clone(), now, &mut mint);
-    let (dispatch, dispatcher) = Loop::new(Parts {
+    let (dispatch, dispatcher) = DispatchLoop::new(DispatchLoopParts {
         core,
-        first,
+        initial_effects: first,
         journal: opened.journal,
         reader: reader.clone(),
         bodies,
         clock: config.clock.clone(),
-        mint: Box::new(mint),
-        audience,
+        id_source: Box::new(mint),
+        publish_targets: audience,
     });
-    Ok(Recovered {
-        dispatch,
+    Ok(RecoveredDispatcher {
+        dispatch_loop: dispatch,
         dispatcher,
         ids,
     })
 }
 
-fn settings(config: &RelayConfig, opened: &Opened) -> Config {
+fn core_config(config: &RelayConfig, opened: &OpenedStore) -> Config {
     let (incarnation, epoch) = (opened.incarnation, opened.relay_epoch);
     info!(recovery = ?opened.recovery, relay_epoch = epoch, %incarnation, "store open");
     let usual = Config::new(Incarnation(incarnation), RelayEpoch(epoch));
     Config {
-        max_open: config.max_open,
-        max_open_per_tenant: config.max_open_per_tenant,
+        max_open_tasks: config.max_open_tasks,
+        max_open_tasks_per_tenant: config.max_open_tasks_per_tenant,
         // What is not known here may have been a grant: wait until the longest that it can have been is over.
-        inherited_hold_ms: if opened.inherited {
+        inherited_suspension_ms: if opened.inherited {
             usual.longest_grant_ms()
         } else {
             0
@@ -233,35 +242,35 @@ fn settings(config: &RelayConfig, opened: &Opened) -> Config {
 }
 
 /// Opening blocks for as long as recovery takes.
-async fn on_disk(config: &RelayConfig) -> Result<Disk, RelayError> {
+async fn open_data(config: &RelayConfig) -> Result<OpenedData, RelayError> {
     let config = config.clone();
-    let opened = tokio::task::spawn_blocking(move || open(&config));
+    let opened = tokio::task::spawn_blocking(move || open_data_blocking(&config));
     opened.await.map_err(|_| RelayError::Stopped)?
 }
 
-fn open(config: &RelayConfig) -> Result<Disk, RelayError> {
-    let data: &Path = &config.data;
+fn open_data_blocking(config: &RelayConfig) -> Result<OpenedData, RelayError> {
+    let data: &Path = &config.data_dir;
     let unusable = |source| RelayError::Data {
         path: data.to_owned(),
         source,
     };
-    archive::settle(data)?;
+    archive::settle_import(data)?;
     let mut store = StoreConfig::new(data.join("store"), Uuid::now_v7());
     store.accept_loss = config.accept_loss;
-    store.on_fatal = on_fatal(config);
+    store.on_fatal = fatal_hook(config);
     let opened = Store::open(store)?;
     let abort = Arc::new(|error: &io::Error| {
         tracing::error!(%error, "output cannot be written; stopping");
         std::process::abort();
     });
     let mut output = OutputConfig::new(data.join("output"));
-    output.retention_bytes = config.retention.output_bytes;
-    output.retention_age = config.retention.age;
+    output.retention_bytes = config.retention.max_output_bytes;
+    output.retention_age = config.retention.max_age;
     let wall_ms = config.clock.now().wall.0;
     let (output, recovery) = OutputLog::open(output, wall_ms, abort)?;
     info!(?recovery, "output log open");
-    let bodies = Bodies::open(data.join("bodies")).map_err(unusable)?;
-    Ok(Disk {
+    let bodies = BodyFiles::open(data.join("bodies")).map_err(unusable)?;
+    Ok(OpenedData {
         opened,
         output,
         bodies,
@@ -270,8 +279,12 @@ fn open(config: &RelayConfig) -> Result<Disk, RelayError> {
 
 /// After a failed write only a start finds out what is really there. The process starts itself again where a full disk was the
 /// reason, whatever sled made of it; anything else is for a supervisor to see.
-fn on_fatal(config: &RelayConfig) -> FatalHook {
-    let (restart, data, listen) = (config.restart.clone(), config.data.clone(), config.listen);
+fn fatal_hook(config: &RelayConfig) -> FatalHook {
+    let (restart, data, listen) = (
+        config.restart_hook.clone(),
+        config.data_dir.clone(),
+        config.listen,
+    );
     FatalHook::new(move |fatal| {
         if let Some(restart) = &restart
             && (fatal.disk_full || space::is_bare(&data))
@@ -283,23 +296,24 @@ fn on_fatal(config: &RelayConfig) -> FatalHook {
 }
 
 /// Every known token, and the first ones where there are none.
-async fn credentials(
+async fn load_credentials(
     config: &RelayConfig,
-    reader: &Reader,
+    reader: &RecordReader,
     dispatcher: &Dispatcher,
-) -> Result<Tokens, RelayError> {
-    let known = api_tokens::load(reader)?;
-    let tokens = Tokens::load(known, config.clock.clone());
+) -> Result<TokenTable, RelayError> {
+    let known = api_tokens::load_tokens(reader)?;
+    let tokens = TokenTable::load(known, config.clock.clone());
     let wall = config.clock.now().wall;
-    let fresh = bootstrap::prepare(config.bootstrap, &config.data, &tokens, wall);
+    let fresh =
+        bootstrap::make_missing_tokens(config.bootstrap_tokens, &config.data_dir, &tokens, wall);
     let fresh = fresh.map_err(|source| RelayError::Data {
-        path: config.data.clone(),
+        path: config.data_dir.clone(),
         source,
     })?;
     if !fresh.is_empty() {
-        let changes = fresh.iter().map(api_tokens::put).collect();
+        let changes = fresh.iter().map(api_tokens::token_change).collect();
         dispatcher
-            .write(changes)
+            .write_records(changes)
             .await
             .map_err(|_| RelayError::Stopped)?;
     }

@@ -13,110 +13,116 @@ use tonic::service::Routes;
 use tonic::transport::ServerTlsConfig;
 use tower::{Layer, Service};
 
-use super::listener::Listener;
-use super::{RelayError, bind, drained, health, server};
-use crate::api::fault::Fault;
+use super::listener::ConnectionListener;
+use super::{RelayError, bind, build_server, health, serve_until_drained};
+use crate::api::fault::ApiFault;
 use crate::api::status;
 use crate::config::{NetworkLimits, RelayConfig};
 use crate::private_dir;
-use crate::space::{self, Guard, Shortage};
+use crate::space::{self, SpaceGuard, SpaceShortage};
 
-const HEALTH: &str = "/grpc.health.";
+const HEALTH_PATH_PREFIX: &str = "/grpc.health.";
 
 /// Waits until there is room to open the data, and says so to whoever calls meanwhile.
-pub(super) async fn until_room(
+pub(super) async fn wait_for_space(
     config: &RelayConfig,
     tls: Option<&ServerTlsConfig>,
     mut tcp: TcpListener,
-) -> Result<(Guard, TcpListener), RelayError> {
+) -> Result<(SpaceGuard, TcpListener), RelayError> {
     loop {
-        let Shortage { free, needed } = match make_room(config).await? {
+        let SpaceShortage {
+            free,
+            needed_bytes: needed,
+        } = match release_ballast_for_start(config).await? {
             Ok(guard) => return Ok((guard, tcp)),
             Err(shortage) => shortage,
         };
-        let data = config.data.display();
+        let data = config.data_dir.display();
         tracing::warn!(%data, free, needed, "the disk is full: the relay waits for room to start");
         let room = CancellationToken::new();
         let waited = async {
-            while make_room(config).await?.is_err() {
-                tokio::time::sleep(space::WAIT).await;
+            while release_ballast_for_start(config).await?.is_err() {
+                tokio::time::sleep(space::START_RETRY_INTERVAL).await;
             }
             room.cancel();
             Ok(())
         };
-        let answered = answer(tcp, &config.network, tls.cloned(), room.clone());
+        let answered = serve_no_space(tcp, &config.network, tls.cloned(), room.clone());
         tokio::try_join!(waited, answered)?;
         tcp = bind(config.listen).await?;
     }
 }
 
 /// Gives up ballast where that makes a start possible.
-pub(super) async fn make_room(config: &RelayConfig) -> Result<Result<Guard, Shortage>, RelayError> {
-    let data = config.data.clone();
+pub(super) async fn release_ballast_for_start(
+    config: &RelayConfig,
+) -> Result<Result<SpaceGuard, SpaceShortage>, RelayError> {
+    let data = config.data_dir.clone();
     let made = tokio::task::spawn_blocking(move || {
-        private_dir::make(&data).and_then(|()| space::make_room(&data))
+        private_dir::create_private(&data).and_then(|()| space::free_space_to_start(&data))
     });
     let made = made.await.map_err(|_| RelayError::Stopped)?;
     made.map_err(|source| RelayError::Data {
-        path: config.data.clone(),
+        path: config.data_dir.clone(),
         source,
     })
 }
 
 /// Answers until `room`. The listener is used up.
-async fn answer(
+async fn serve_no_space(
     tcp: TcpListener,
     network: &NetworkLimits,
     tls: Option<ServerTlsConfig>,
     room: CancellationToken,
 ) -> Result<(), RelayError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    health::tell(&reporter, false, false).await;
+    health::set_serving(&reporter, false, false).await;
     let cut = CancellationToken::new();
-    let listener = Listener::new(tcp, network, cut.clone());
-    let serve = server(network, tls)?
-        .layer(ClosedLayer)
+    let listener = ConnectionListener::new(tcp, network, cut.clone());
+    let serve = build_server(network, tls)?
+        .layer(NoSpaceLayer)
         .add_routes(Routes::new(health))
         .serve_with_incoming_shutdown(listener, room.clone().cancelled_owned());
-    let served = drained(serve, &room, Duration::ZERO, &cut, std::future::ready(())).await;
+    let served =
+        serve_until_drained(serve, &room, Duration::ZERO, &cut, std::future::ready(())).await;
     served.map_err(RelayError::Serve)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ClosedLayer;
+struct NoSpaceLayer;
 
-impl<S> Layer<S> for ClosedLayer {
-    type Service = Closed<S>;
+impl<S> Layer<S> for NoSpaceLayer {
+    type Service = NoSpaceService<S>;
 
-    fn layer(&self, health: S) -> Closed<S> {
-        Closed { health }
+    fn layer(&self, health: S) -> NoSpaceService<S> {
+        NoSpaceService { health }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Closed<S> {
+struct NoSpaceService<S> {
     health: S,
 }
 
-type Answer<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+type ResponseFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
-impl<S> Service<Request<Body>> for Closed<S>
+impl<S> Service<Request<Body>> for NoSpaceService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S::Future: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answer<Infallible>;
+    type Future = ResponseFuture<Infallible>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.health.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if request.uri().path().starts_with(HEALTH) {
+        if request.uri().path().starts_with(HEALTH_PATH_PREFIX) {
             return Box::pin(self.health.call(request));
         }
-        Box::pin(async { Ok(status::status(&Fault::DiskFull).into_http()) })
+        Box::pin(async { Ok(status::status(&ApiFault::DiskFull).into_http()) })
     }
 }

@@ -15,28 +15,28 @@ use tower::timeout::error::Elapsed;
 use tower::{BoxError, Layer, Service};
 use tracing::error;
 
-use crate::api::fault::Fault;
+use crate::api::fault::ApiFault;
 use crate::api::status;
 
-const DETAILS: &str = "grpc-status-details-bin";
+const DETAILS_HEADER: &str = "grpc-status-details-bin";
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct EdgeLayer;
+pub(super) struct ErrorStatusLayer;
 
-impl<S> Layer<S> for EdgeLayer {
-    type Service = Edge<S>;
+impl<S> Layer<S> for ErrorStatusLayer {
+    type Service = ErrorStatusService<S>;
 
-    fn layer(&self, inner: S) -> Edge<S> {
-        Edge { inner }
+    fn layer(&self, inner: S) -> ErrorStatusService<S> {
+        ErrorStatusService { inner }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Edge<S> {
+pub(super) struct ErrorStatusService<S> {
     inner: S,
 }
 
-impl<S> Service<Request<Body>> for Edge<S>
+impl<S> Service<Request<Body>> for ErrorStatusService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -61,14 +61,14 @@ where
     }
 }
 
-fn fault_of(error: &BoxError) -> Fault {
+fn fault_of(error: &BoxError) -> ApiFault {
     if error.is::<Overloaded>() {
-        Fault::Overloaded
+        ApiFault::Overloaded
     } else if error.is::<Elapsed>() {
-        Fault::TimedOut
+        ApiFault::TimedOut
     } else {
         error!(%error, "a layer failed");
-        Fault::Internal
+        ApiFault::Internal
     }
 }
 
@@ -78,15 +78,15 @@ fn with_machine_code(response: Response<Body>) -> Response<Body> {
     made_by_tonic.map_or(response, |fault| status::status(&fault).into_http())
 }
 
-fn refused_by_tonic(headers: &HeaderMap) -> Option<Fault> {
-    if headers.contains_key(DETAILS) {
+fn refused_by_tonic(headers: &HeaderMap) -> Option<ApiFault> {
+    if headers.contains_key(DETAILS_HEADER) {
         return None;
     }
     let status = Status::from_header_map(headers)?;
     match status.code() {
-        Code::OutOfRange | Code::ResourceExhausted => Some(Fault::MessageTooLarge),
-        Code::Unimplemented => Some(Fault::UnknownRpc),
-        Code::Internal => Some(Fault::Undecodable),
+        Code::OutOfRange | Code::ResourceExhausted => Some(ApiFault::MessageTooLarge),
+        Code::Unimplemented => Some(ApiFault::UnknownRpc),
+        Code::Internal => Some(ApiFault::Undecodable),
         // Everything else has a meaning that tonic gives it well, such as a canceled call.
         _as_it_is => None,
     }

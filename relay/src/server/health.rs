@@ -6,13 +6,13 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::space::Space;
+use crate::space::SpaceStatus;
 use crate::store::{CommitSeq, Store};
 
 /// How often the store is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A commit that takes longer than this many looks means that the disk hangs.
-const PATIENCE: u32 = 5;
+const STUCK_CHECKS: u32 = 5;
 
 /// "" stands for the whole server, as load balancers ask it.
 const SERVICES: [&str; 6] = [
@@ -29,30 +29,30 @@ const SERVICES: [&str; 6] = [
 const ADMISSION: &str = "baton.admission";
 
 /// Reports until `stop`, and then that it serves no more.
-pub(super) async fn report(
+pub(super) async fn report_health(
     reporter: HealthReporter,
     store: Store,
-    space: Space,
+    space: SpaceStatus,
     stop: CancellationToken,
 ) {
-    let mut stuck = Stuck::default();
+    let mut stuck = StuckCommit::default();
     let mut told = None;
     while !stop.is_cancelled() {
-        let serving = stuck.look(store.durable(), store.appended()) < PATIENCE;
-        let now = (serving, serving && space.admits());
+        let serving = stuck.observe(store.durable(), store.appended()) < STUCK_CHECKS;
+        let now = (serving, serving && space.accepts_work());
         if told != Some(now) {
             told = Some(now);
-            tell(&reporter, now.0, now.1).await;
+            set_serving(&reporter, now.0, now.1).await;
         }
         tokio::select! {
             () = stop.cancelled() => {}
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
     }
-    tell(&reporter, false, false).await;
+    set_serving(&reporter, false, false).await;
 }
 
-pub(super) async fn tell(reporter: &HealthReporter, serving: bool, admitting: bool) {
+pub(super) async fn set_serving(reporter: &HealthReporter, serving: bool, admitting: bool) {
     let status = |yes| {
         if yes {
             ServingStatus::Serving
@@ -70,16 +70,16 @@ pub(super) async fn tell(reporter: &HealthReporter, serving: bool, admitting: bo
 
 /// For how many looks the same commit has been on its way to the disk.
 #[derive(Debug, Default)]
-struct Stuck {
+struct StuckCommit {
     durable: CommitSeq,
-    looks: u32,
+    checks: u32,
 }
 
-impl Stuck {
-    fn look(&mut self, durable: CommitSeq, appended: CommitSeq) -> u32 {
+impl StuckCommit {
+    fn observe(&mut self, durable: CommitSeq, appended: CommitSeq) -> u32 {
         let moving = durable != self.durable || appended == durable;
-        self.looks = if moving { 0 } else { self.looks + 1 };
+        self.checks = if moving { 0 } else { self.checks + 1 };
         self.durable = durable;
-        self.looks
+        self.checks
     }
 }

@@ -21,72 +21,72 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use crate::auth::Peer;
+use crate::auth::ConnectionPeer;
 use crate::config::NetworkLimits;
 
 /// HTTP/2's preface and an empty SETTINGS frame; TLS sends more than that in its first flight.
-const GREETING_BYTES: usize = 24 + 9;
+const PREFACE_BYTES: usize = 24 + 9;
 
 /// Between tries when the process is out of descriptors: accepting again at once would spin.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// For the end of an answer that is still on its way when its call is over.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// A stream of admitted connections. Never ends; tonic drops it when it stops accepting, which closes the socket.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct ConnectionListener {
     tcp: TcpListener,
     slots: Arc<Semaphore>,
-    addresses: Arc<Addresses>,
-    greeting: Duration,
-    stranger: Duration,
+    addresses: Arc<AddressLimits>,
+    preface_timeout: Duration,
+    credential_timeout: Duration,
     cut: CancellationToken,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-impl Listener {
+impl ConnectionListener {
     /// Cancelling `cut` fails every read and write of every connection that was accepted here.
     pub(super) fn new(tcp: TcpListener, limits: &NetworkLimits, cut: CancellationToken) -> Self {
         Self {
             tcp,
             slots: Arc::new(Semaphore::new(limits.connections)),
-            addresses: Arc::new(Addresses {
+            addresses: Arc::new(AddressLimits {
                 limit: limits.connections_per_address,
-                open: Mutex::default(),
+                open_connections: Mutex::default(),
             }),
-            greeting: limits.handshake_timeout,
-            stranger: limits.stranger_timeout,
+            preface_timeout: limits.handshake_timeout,
+            credential_timeout: limits.credential_timeout,
             cut,
             pause: None,
         }
     }
 
-    fn admit(&self, tcp: TcpStream, address: IpAddr) -> Option<Connection> {
+    fn admit(&self, tcp: TcpStream, address: IpAddr) -> Option<PeerConnection> {
         let slot = self.slots.clone().try_acquire_owned().ok()?;
-        let place = Addresses::enter(&self.addresses, address)?;
+        let place = AddressLimits::acquire(&self.addresses, address)?;
         // Small frames must not wait for the peer's delayed acknowledgement.
         tcp.set_nodelay(true).ok()?;
-        Some(Connection {
+        Some(PeerConnection {
             tcp,
-            greeting: Some(Greeting {
-                heard: 0,
-                deadline: Box::pin(tokio::time::sleep(self.greeting)),
+            preface: Some(PrefaceProgress {
+                received: 0,
+                deadline: Box::pin(tokio::time::sleep(self.preface_timeout)),
             }),
-            peer: Peer::default(),
-            stranger: Some(Stranger {
-                until: Box::pin(tokio::time::sleep(self.stranger)),
-                leaving: Leaving::WhenIdle,
+            peer: ConnectionPeer::default(),
+            unauthenticated: Some(UnauthenticatedPeer {
+                until: Box::pin(tokio::time::sleep(self.credential_timeout)),
+                close_moment: CloseMoment::WhenIdle,
             }),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
             _slot: slot,
-            _place: place,
+            _address_permit: place,
         })
     }
 }
 
-impl Stream for Listener {
-    type Item = io::Result<Connection>;
+impl Stream for ConnectionListener {
+    type Item = io::Result<PeerConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
@@ -110,70 +110,70 @@ impl Stream for Listener {
 
 /// One peer's connection; closing it gives its places back.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct PeerConnection {
     tcp: TcpStream,
-    greeting: Option<Greeting>,
-    peer: Peer,
+    preface: Option<PrefaceProgress>,
+    peer: ConnectionPeer,
     /// None when it is not, or no longer.
-    stranger: Option<Stranger>,
+    unauthenticated: Option<UnauthenticatedPeer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _slot: OwnedSemaphorePermit,
-    _place: Place,
+    _address_permit: AddressPermit,
 }
 
 /// What is still missing before the peer counts as speaking.
 #[derive(Debug)]
-struct Greeting {
-    heard: usize,
+struct PrefaceProgress {
+    received: usize,
     deadline: Pin<Box<Sleep>>,
 }
 
 /// How long nobody need know who this is.
 #[derive(Debug)]
-struct Stranger {
+struct UnauthenticatedPeer {
     until: Pin<Box<Sleep>>,
-    leaving: Leaving,
+    close_moment: CloseMoment,
 }
 
 /// What is owed to a stranger whose time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
+enum CloseMoment {
     WhenIdle,
     /// It was in the middle of a call then, whose answer gets a moment to leave; once.
-    AfterItsCall,
+    AfterCall,
     Now,
 }
 
-impl Stranger {
-    fn poll_over(&mut self, peer: &Peer, cx: &mut Context<'_>) -> Poll<()> {
+impl UnauthenticatedPeer {
+    fn poll_expired(&mut self, peer: &ConnectionPeer, cx: &mut Context<'_>) -> Poll<()> {
         if !self.until.is_elapsed() {
             ready!(self.until.as_mut().poll(cx));
         }
         if peer.poll_idle(cx).is_pending() {
-            if self.leaving == Leaving::WhenIdle {
-                self.leaving = Leaving::AfterItsCall;
+            if self.close_moment == CloseMoment::WhenIdle {
+                self.close_moment = CloseMoment::AfterCall;
             }
             return Poll::Pending;
         }
-        if self.leaving != Leaving::AfterItsCall {
+        if self.close_moment != CloseMoment::AfterCall {
             return Poll::Ready(());
         }
-        self.leaving = Leaving::Now;
-        self.until = Box::pin(tokio::time::sleep(LAST_WORDS));
+        self.close_moment = CloseMoment::Now;
+        self.until = Box::pin(tokio::time::sleep(LAST_ANSWER_TIME));
         self.until.as_mut().poll(cx)
     }
 }
 
-impl Connection {
+impl PeerConnection {
     /// Registers for every end of patience; an error ends the connection.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    fn poll_timeouts(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
                 "the relay has stopped",
             ));
         }
-        if let Some(greeting) = &mut self.greeting
+        if let Some(greeting) = &mut self.preface
             && greeting.deadline.as_mut().poll(cx).is_ready()
         {
             return Err(io::Error::new(
@@ -181,16 +181,16 @@ impl Connection {
                 "the peer did not greet in time",
             ));
         }
-        self.poll_stranger(cx)
+        self.poll_unauthenticated(cx)
     }
 
-    fn poll_stranger(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(stranger) = &mut self.stranger else {
+    fn poll_unauthenticated(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(stranger) = &mut self.unauthenticated else {
             return Ok(());
         };
-        if self.peer.is_known() {
-            self.stranger = None;
-        } else if stranger.poll_over(&self.peer, cx).is_ready() {
+        if self.peer.is_authenticated() {
+            self.unauthenticated = None;
+        } else if stranger.poll_expired(&self.peer, cx).is_ready() {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "the peer showed no credential in time",
@@ -199,37 +199,37 @@ impl Connection {
         Ok(())
     }
 
-    fn heard(&mut self, bytes: usize) {
-        if let Some(greeting) = &mut self.greeting {
-            greeting.heard += bytes;
-            if greeting.heard >= GREETING_BYTES {
-                self.greeting = None;
+    fn count_received(&mut self, bytes: usize) {
+        if let Some(greeting) = &mut self.preface {
+            greeting.received += bytes;
+            if greeting.received >= PREFACE_BYTES {
+                self.preface = None;
             }
         }
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for PeerConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll_patience(cx)?;
+        self.poll_timeouts(cx)?;
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.tcp).poll_read(cx, buffer))?;
-        self.heard(buffer.filled().len() - before);
+        self.count_received(buffer.filled().len() - before);
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for PeerConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_patience(cx)?;
+        self.poll_timeouts(cx)?;
         Pin::new(&mut self.tcp).poll_write(cx, bytes)
     }
 
@@ -238,7 +238,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_patience(cx)?;
+        self.poll_timeouts(cx)?;
         Pin::new(&mut self.tcp).poll_write_vectored(cx, slices)
     }
 
@@ -247,7 +247,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_patience(cx)?;
+        self.poll_timeouts(cx)?;
         Pin::new(&mut self.tcp).poll_flush(cx)
     }
 
@@ -256,35 +256,38 @@ impl AsyncWrite for Connection {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Peer;
+impl Connected for PeerConnection {
+    type ConnectInfo = ConnectionPeer;
 
-    fn connect_info(&self) -> Peer {
+    fn connect_info(&self) -> ConnectionPeer {
         self.peer.clone()
     }
 }
 
 /// How many connections each address has open.
 #[derive(Debug)]
-struct Addresses {
+struct AddressLimits {
     limit: usize,
-    open: Mutex<HashMap<IpAddr, usize>>,
+    open_connections: Mutex<HashMap<IpAddr, usize>>,
 }
 
 /// One connection's place among its address's; dropping it gives the place back.
 #[derive(Debug)]
-struct Place {
+struct AddressPermit {
     address: IpAddr,
-    addresses: Arc<Addresses>,
+    addresses: Arc<AddressLimits>,
 }
 
-impl Addresses {
-    fn enter(this: &Arc<Self>, address: IpAddr) -> Option<Place> {
-        let mut open = this.open.lock().unwrap_or_else(PoisonError::into_inner);
+impl AddressLimits {
+    fn acquire(this: &Arc<Self>, address: IpAddr) -> Option<AddressPermit> {
+        let mut open = this
+            .open_connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(address).or_default();
         (*count < this.limit).then(|| {
             *count += 1;
-            Place {
+            AddressPermit {
                 address,
                 addresses: this.clone(),
             }
@@ -292,11 +295,11 @@ impl Addresses {
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressPermit {
     fn drop(&mut self) {
         let mut open = self
             .addresses
-            .open
+            .open_connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = open.get_mut(&self.address) {
@@ -315,15 +318,19 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn listener(
         limits: NetworkLimits,
-    ) -> (Listener, std::net::SocketAddr, CancellationToken) {
+    ) -> (ConnectionListener, std::net::SocketAddr, CancellationToken) {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let cut = CancellationToken::new();
-        (Listener::new(tcp, &limits, cut.clone()), address, cut)
+        (
+            ConnectionListener::new(tcp, &limits, cut.clone()),
+            address,
+            cut,
+        )
     }
 
     #[tokio::test]
@@ -341,13 +348,13 @@ mod tests {
         let closed = async { refused.read(&mut byte).await };
         tokio::select! {
             _ = accepting => panic!("the second connection is over the limit"),
-            read = tokio::time::timeout(PATIENCE, closed) => {
+            read = tokio::time::timeout(TEST_TIMEOUT, closed) => {
                 assert!(matches!(read, Ok(Ok(0) | Err(_))));
             }
         }
         drop(held);
         let _third = TcpStream::connect(address).await.unwrap();
-        tokio::time::timeout(PATIENCE, listener.next())
+        tokio::time::timeout(TEST_TIMEOUT, listener.next())
             .await
             .expect("its place is free again");
     }
@@ -361,15 +368,15 @@ mod tests {
         let (mut listener, address, _cut) = listener(limits).await;
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut served = listener.next().await.unwrap().unwrap();
-        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+        let read = tokio::time::timeout(TEST_TIMEOUT, served.read(&mut [0; 64])).await;
         assert_eq!(read.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     /// Accepts a connection that has greeted, and gives the peer's end of it too.
-    async fn greeted(
-        listener: &mut Listener,
+    async fn connected_pair(
+        listener: &mut ConnectionListener,
         address: std::net::SocketAddr,
-    ) -> (Connection, TcpStream) {
+    ) -> (PeerConnection, TcpStream) {
         let mut peer = TcpStream::connect(address).await.unwrap();
         peer.write_all(&[7; 64]).await.unwrap();
         let mut served = listener.next().await.unwrap().unwrap();
@@ -377,25 +384,25 @@ mod tests {
         (served, peer)
     }
 
-    async fn ended(mut served: Connection) -> io::ErrorKind {
-        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+    async fn ended(mut served: PeerConnection) -> io::ErrorKind {
+        let read = tokio::time::timeout(TEST_TIMEOUT, served.read(&mut [0; 64])).await;
         read.unwrap().unwrap_err().kind()
     }
 
     #[tokio::test]
     async fn a_stranger_goes_when_its_time_is_over_and_its_call_too_and_whoever_was_met_stays() {
         let limits = NetworkLimits {
-            stranger_timeout: Duration::from_millis(100),
+            credential_timeout: Duration::from_millis(100),
             ..NetworkLimits::default()
         };
         let (mut listener, address, _cut) = listener(limits).await;
-        let (calling, _first) = greeted(&mut listener, address).await;
-        let (mut met, mut second) = greeted(&mut listener, address).await;
-        let call = calling.peer.calls();
-        met.connect_info().is_met();
+        let (calling, _first) = connected_pair(&mut listener, address).await;
+        let (mut met, mut second) = connected_pair(&mut listener, address).await;
+        let call = calling.peer.begin_call();
+        met.connect_info().mark_authenticated();
         let calling = tokio::spawn(ended(calling));
         // Its time is over after theirs.
-        let (idle, _third) = greeted(&mut listener, address).await;
+        let (idle, _third) = connected_pair(&mut listener, address).await;
         assert_eq!(ended(idle).await, io::ErrorKind::TimedOut);
         second.write_all(&[7; 64]).await.unwrap();
         met.read_exact(&mut [0; 64]).await.unwrap();
@@ -412,7 +419,7 @@ mod tests {
         let mut served = listener.next().await.unwrap().unwrap();
         served.read_exact(&mut [0; 64]).await.unwrap();
         cut.cancel();
-        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+        let read = tokio::time::timeout(TEST_TIMEOUT, served.read(&mut [0; 64])).await;
         assert_eq!(
             read.unwrap().unwrap_err().kind(),
             io::ErrorKind::ConnectionAborted

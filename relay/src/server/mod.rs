@@ -30,16 +30,16 @@ use tracing::{info, warn};
 use crate::api::{Api, limits};
 use crate::archive::ImportError;
 use crate::auth::AuthLayer;
-use crate::config::{ConfigError, NetworkLimits, RelayConfig, RetentionConfig, TlsFiles};
+use crate::config::{NetworkLimits, RelayConfig, RelayConfigError, RetentionConfig, TlsFiles};
 use crate::retention;
 use crate::space;
 use crate::store;
 use crate::telemetry::Telemetry;
-use boot::Booted;
-use drain::{after, drained};
-use edge::EdgeLayer;
-use listener::Listener;
-use shares::Shares;
+use boot::BootedRelay;
+use drain::{serve_until_drained, wait_after_stop};
+use edge::ErrorStatusLayer;
+use listener::ConnectionListener;
+use shares::CallLimitLayer;
 
 /// Streams that a peer may reset before they were accepted, and that we reset because of its errors: a rapid-reset
 /// attacker is cut after this many, and no honest peer comes near.
@@ -48,11 +48,11 @@ const LOCAL_RESETS: usize = 1024;
 /// Tries to open the store again after an import; each waits half a second for its lock.
 const BOOT_TRIES: usize = 60;
 /// Longest message that is read from somebody without a credential.
-const PUBLIC_BYTES: usize = 16 * 1024;
+const PUBLIC_MESSAGE_BYTES: usize = 16 * 1024;
 /// For spans that the collector has not taken yet.
-const LAST_SPANS: Duration = Duration::from_secs(2);
+const SPAN_FLUSH_TIME: Duration = Duration::from_secs(2);
 /// By this time after the drain's deadline the relay has ended, whatever its collector or its peers do.
-const LAST: Duration = Duration::from_millis(900);
+const STOP_GRACE: Duration = Duration::from_millis(900);
 
 /// Serves until `stop` completes, then drains.
 pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<(), RelayError> {
@@ -65,14 +65,14 @@ pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<
 
 /// A relay that serves. Dropping it without `stop` leaves it running.
 #[derive(Debug)]
-pub struct Relay {
+pub struct RelayHandle {
     address: SocketAddr,
     stop: CancellationToken,
     telemetry: Telemetry,
     serving: JoinHandle<Result<(), RelayError>>,
 }
 
-impl Relay {
+impl RelayHandle {
     /// Where it listens; tells the port that was chosen for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -98,11 +98,11 @@ impl Relay {
 }
 
 /// Opens everything, recovers, and serves in the background. The listener is bound before the store is touched.
-pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
+pub async fn start(config: RelayConfig) -> Result<RelayHandle, RelayError> {
     config.check()?;
-    let tls = config.tls.as_ref().map(tls).transpose()?;
+    let tls = config.tls.as_ref().map(load_tls).transpose()?;
     // What does not fit together is found before anything is opened or announced.
-    server(&config.network, tls.clone())?;
+    build_server(&config.network, tls.clone())?;
     let tcp = bind(config.listen).await?;
     let address = tcp.local_addr().map_err(|source| RelayError::Listen {
         address: config.listen,
@@ -113,16 +113,16 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
         ..config
     };
     let stop = CancellationToken::new();
-    let life = Life::of(&stop);
-    let (guard, tcp) = closed::until_room(&config, tls.as_ref(), tcp).await?;
-    let booted = match boot::boot(&config, guard, &life.stop, &life.again).await {
+    let life = ServeCycle::child_of(&stop);
+    let (guard, tcp) = closed::wait_for_space(&config, tls.as_ref(), tcp).await?;
+    let booted = match boot::boot(&config, guard, &life.stop, &life.restart).await {
         Ok(booted) => booted,
-        Err(error) => return Err(or_restart(&config, error).await),
+        Err(error) => return Err(restart_if_disk_full(&config, error).await),
     };
     let telemetry = booted.telemetry.clone();
-    info!(%address, data = %config.data.display(), "relay listening");
-    let serving = tokio::spawn(lives(config, tls, tcp, stop.clone(), life, booted));
-    Ok(Relay {
+    info!(%address, data = %config.data_dir.display(), "relay listening");
+    let serving = tokio::spawn(serve_cycles(config, tls, tcp, stop.clone(), life, booted));
+    Ok(RelayHandle {
         address,
         stop,
         telemetry,
@@ -131,64 +131,64 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
 }
 
 /// sled took more to open than there seemed to be: another start may find more.
-async fn or_restart(config: &RelayConfig, error: RelayError) -> RelayError {
+async fn restart_if_disk_full(config: &RelayConfig, error: RelayError) -> RelayError {
     let full = match &error {
         RelayError::NoRoom => true,
         RelayError::Store(error) => error.is_disk_full(),
         _of_another_kind => false,
     };
-    if let Some(restart) = config.restart.as_ref().filter(|_| full) {
+    if let Some(restart) = config.restart_hook.as_ref().filter(|_| full) {
         tracing::error!(%error, "the store did not open");
-        tokio::time::sleep(space::WAIT).await;
+        tokio::time::sleep(space::START_RETRY_INTERVAL).await;
         restart.call(config.listen);
     }
     error
 }
 
 /// From one boot to the end of serving. A relay has one life, unless an import gives it other data.
-struct Life {
+struct ServeCycle {
     /// Ends with the relay, or by itself when there is to be another life.
     stop: CancellationToken,
-    again: CancellationToken,
+    restart: CancellationToken,
 }
 
-impl Life {
-    fn of(relay: &CancellationToken) -> Self {
+impl ServeCycle {
+    fn child_of(relay: &CancellationToken) -> Self {
         Self {
             stop: relay.child_token(),
-            again: CancellationToken::new(),
+            restart: CancellationToken::new(),
         }
     }
 }
 
-async fn lives(
+async fn serve_cycles(
     mut config: RelayConfig,
     tls: Option<ServerTlsConfig>,
     mut tcp: TcpListener,
     stop: CancellationToken,
-    mut life: Life,
-    mut booted: Booted,
+    mut life: ServeCycle,
+    mut booted: BootedRelay,
 ) -> Result<(), RelayError> {
     // What was accepted once is not accepted again unasked.
     config.accept_loss = false;
     loop {
-        let serving = Serving {
+        let serving = ServeTask {
             booted,
             tls: tls.clone(),
             stop: life.stop.clone(),
-            drain: config.drain,
+            drain: config.drain_timeout,
             network: config.network.clone(),
-            kept: config.retention.clone(),
+            retention_config: config.retention.clone(),
         };
         serving.run(tcp).await?;
-        if stop.is_cancelled() || !life.again.is_cancelled() {
+        if stop.is_cancelled() || !life.restart.is_cancelled() {
             return Ok(());
         }
-        life = Life::of(&stop);
+        life = ServeCycle::child_of(&stop);
         tcp = bind(config.listen).await?;
-        booted = match boot_again(&config, &life).await {
+        booted = match boot_after_import(&config, &life).await {
             Ok(booted) => booted,
-            Err(error) => return Err(or_restart(&config, error).await),
+            Err(error) => return Err(restart_if_disk_full(&config, error).await),
         };
         info!("relay started again with the imported data");
     }
@@ -200,12 +200,15 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, RelayError> {
 }
 
 /// The last life's connections and threads may hold the store for a moment longer than its server.
-async fn boot_again(config: &RelayConfig, life: &Life) -> Result<Booted, RelayError> {
+async fn boot_after_import(
+    config: &RelayConfig,
+    life: &ServeCycle,
+) -> Result<BootedRelay, RelayError> {
     for _ in 0..BOOT_TRIES {
         match boot_once(config, life).await {
             Err(
-                RelayError::Store(store::OpenError::Locked { .. })
-                | RelayError::Import(ImportError::Store(store::OpenError::Locked { .. })),
+                RelayError::Store(store::StoreOpenError::Locked { .. })
+                | RelayError::Import(ImportError::Store(store::StoreOpenError::Locked { .. })),
             ) => {}
             booted => return booted,
         }
@@ -213,24 +216,24 @@ async fn boot_again(config: &RelayConfig, life: &Life) -> Result<Booted, RelayEr
     boot_once(config, life).await
 }
 
-async fn boot_once(config: &RelayConfig, life: &Life) -> Result<Booted, RelayError> {
-    let Ok(guard) = closed::make_room(config).await? else {
+async fn boot_once(config: &RelayConfig, life: &ServeCycle) -> Result<BootedRelay, RelayError> {
+    let Ok(guard) = closed::release_ballast_for_start(config).await? else {
         return Err(RelayError::NoRoom);
     };
-    boot::boot(config, guard, &life.stop, &life.again).await
+    boot::boot(config, guard, &life.stop, &life.restart).await
 }
 
 /// Everything that runs between start and stop.
-struct Serving {
-    booted: Booted,
+struct ServeTask {
+    booted: BootedRelay,
     tls: Option<ServerTlsConfig>,
     stop: CancellationToken,
     drain: Duration,
     network: NetworkLimits,
-    kept: RetentionConfig,
+    retention_config: RetentionConfig,
 }
 
-impl Serving {
+impl ServeTask {
     async fn run(self, tcp: TcpListener) -> Result<(), RelayError> {
         let Self {
             booted,
@@ -238,36 +241,40 @@ impl Serving {
             stop,
             drain,
             network,
-            kept,
+            retention_config: kept,
         } = self;
-        let Booted {
+        let BootedRelay {
             api,
             output,
-            mut dispatching,
+            dispatch_task: mut dispatching,
             finish,
             telemetry,
-            retained,
-            guard,
+            retention_parts: retained,
+            space_guard: guard,
         } = booted;
         let (reporter, health) = tonic_health::server::health_reporter();
         let store = api.reader.store().clone();
         let space = api.space.clone();
-        tokio::spawn(health::report(reporter, store, space, stop.clone()));
-        tokio::spawn(retention::run(kept, retained, finish.clone()));
-        tokio::spawn(guard.watch(boot::watched(&api), finish.clone()));
+        tokio::spawn(health::report_health(reporter, store, space, stop.clone()));
+        tokio::spawn(retention::run_retention(kept, retained, finish.clone()));
+        tokio::spawn(guard.watch(boot::space_guard_parts(&api), finish.clone()));
         let cut = CancellationToken::new();
-        let listener = Listener::new(tcp, &network, cut.clone());
-        let routes = routes(&api)?.add_service(health.max_decoding_message_size(PUBLIC_BYTES));
-        let shares = Shares::new(network.unary_in_flight, network.unary_timeout);
-        let serve = server(&network, tls)?
+        let listener = ConnectionListener::new(tcp, &network, cut.clone());
+        let routes =
+            routes(&api)?.add_service(health.max_decoding_message_size(PUBLIC_MESSAGE_BYTES));
+        let shares = CallLimitLayer::new(network.unary_in_flight, network.unary_timeout);
+        let serve = build_server(&network, tls)?
             .layer(layers(&network, &api, &shares))
             .add_routes(routes)
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
         drop(api);
         // On its own: it counts from the order to stop, whoever looks at it when.
-        let over = AbortOnDropHandle::new(tokio::spawn(after(stop.clone(), drain + LAST)));
+        let over = AbortOnDropHandle::new(tokio::spawn(wait_after_stop(
+            stop.clone(),
+            drain + STOP_GRACE,
+        )));
         let served = tokio::select! {
-            served = drained(serve, &stop, drain, &cut, shares.none_owed()) => served.map_err(RelayError::Serve),
+            served = serve_until_drained(serve, &stop, drain, &cut, shares.wait_answered()) => served.map_err(RelayError::Serve),
             // Without a dispatcher nothing can be answered; the process must end and be started again.
             _ = &mut dispatching => return Err(RelayError::Stopped),
         };
@@ -275,7 +282,7 @@ impl Serving {
         let last = async {
             let _ = dispatching.await; // It has logged why, if it did not end well.
             output.close().await;
-            telemetry.finish(LAST_SPANS).await;
+            telemetry.finish(SPAN_FLUSH_TIME).await;
         };
         tokio::select! {
             () = last => info!("relay stopped"),
@@ -286,7 +293,10 @@ impl Serving {
 }
 
 /// Every limit is set here; tonic's own defaults are not relied upon.
-fn server(network: &NetworkLimits, tls: Option<ServerTlsConfig>) -> Result<Server, RelayError> {
+fn build_server(
+    network: &NetworkLimits,
+    tls: Option<ServerTlsConfig>,
+) -> Result<Server, RelayError> {
     let server = Server::builder()
         .accept_http1(false)
         .max_concurrent_streams(network.streams_per_connection)
@@ -307,24 +317,24 @@ fn server(network: &NetworkLimits, tls: Option<ServerTlsConfig>) -> Result<Serve
     }
 }
 
-type Layers = ServiceBuilder<
+type ServerLayers = ServiceBuilder<
     tower::layer::util::Stack<
         TimeoutLayer,
         tower::layer::util::Stack<
-            Shares,
+            CallLimitLayer,
             tower::layer::util::Stack<
                 AuthLayer,
-                tower::layer::util::Stack<EdgeLayer, tower::layer::util::Identity>,
+                tower::layer::util::Stack<ErrorStatusLayer, tower::layer::util::Identity>,
             >,
         >,
     >,
 >;
 
 /// Outside in. The timeout ends with a response's head, so it binds unary calls and never a stream.
-fn layers(network: &NetworkLimits, api: &Api, shares: &Shares) -> Layers {
+fn layers(network: &NetworkLimits, api: &Api, shares: &CallLimitLayer) -> ServerLayers {
     ServiceBuilder::new()
-        .layer(EdgeLayer)
-        .layer(AuthLayer::new(api.tokens.clone()))
+        .layer(ErrorStatusLayer)
+        .layer(AuthLayer::new(api.token_table.clone()))
         .layer(shares.clone())
         .layer(TimeoutLayer::new(network.unary_timeout))
 }
@@ -333,8 +343,8 @@ fn routes(api: &Api) -> Result<Routes, RelayError> {
     macro_rules! service {
         ($server:ty) => {
             <$server>::new(api.clone())
-                .max_decoding_message_size(limits::WIRE_BYTES)
-                .max_encoding_message_size(limits::WIRE_BYTES)
+                .max_decoding_message_size(limits::MAX_WIRE_BYTES)
+                .max_encoding_message_size(limits::MAX_WIRE_BYTES)
         };
     }
     let reflection = || {
@@ -351,18 +361,18 @@ fn routes(api: &Api) -> Result<Routes, RelayError> {
         .add_service(
             reflection()
                 .build_v1()?
-                .max_decoding_message_size(PUBLIC_BYTES),
+                .max_decoding_message_size(PUBLIC_MESSAGE_BYTES),
         )
         .add_service(
             reflection()
                 .build_v1alpha()?
-                .max_decoding_message_size(PUBLIC_BYTES),
+                .max_decoding_message_size(PUBLIC_MESSAGE_BYTES),
         ))
 }
 
-fn tls(files: &TlsFiles) -> Result<ServerTlsConfig, ConfigError> {
+fn load_tls(files: &TlsFiles) -> Result<ServerTlsConfig, RelayConfigError> {
     let read = |what: &'static str, path: &Path| {
-        std::fs::read(path).map_err(|source| ConfigError::TlsFile {
+        std::fs::read(path).map_err(|source| RelayConfigError::TlsFile {
             what,
             path: path.to_owned(),
             source,
@@ -376,7 +386,7 @@ fn tls(files: &TlsFiles) -> Result<ServerTlsConfig, ConfigError> {
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] RelayConfigError),
     #[error(
         "cannot listen on {address}: {source}; choose another --listen, or stop who listens there"
     )]
@@ -390,11 +400,11 @@ pub enum RelayError {
         source: std::io::Error,
     },
     #[error(transparent)]
-    Store(#[from] store::OpenError),
+    Store(#[from] store::StoreOpenError),
     #[error(
         "the stored records cannot be read: {0}; look at the disk, or restore a backup with `baton import FILE`"
     )]
-    Records(#[from] store::ReadError),
+    Records(#[from] store::StoreReadError),
     #[error(transparent)]
     Import(#[from] ImportError),
     #[error(transparent)]

@@ -31,21 +31,21 @@ use tonic::body::Body;
 use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Layer, Service};
 
-use crate::api::fault::Fault;
+use crate::api::fault::ApiFault;
 use crate::api::status;
-use crate::api::streams::{Place, Places};
-use crate::auth::peer::StrangersCall;
-use crate::auth::{Peer, Principal};
+use crate::api::streams::{KeyedLimit, KeyedPermit};
+use crate::auth::peer::UnauthenticatedCall;
+use crate::auth::{ConnectionPeer, Principal};
 
 /// Load balancers and supervisors decide by it whether the relay lives.
-const CHECK: &str = "/grpc.health.v1.Health/Check";
-const PUBLIC_AT_ONCE: usize = 256;
-const PUBLIC_TIME: Duration = Duration::from_secs(60);
-const LARGE_AT_ONCE: usize = 128;
-const LARGE_PER_TOKEN: usize = 32;
+const HEALTH_CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
+const PUBLIC_CALLS_MAX: usize = 256;
+const PUBLIC_ANSWER_TIME: Duration = Duration::from_secs(60);
+const LARGE_ANSWERS_MAX: usize = 128;
+const LARGE_ANSWERS_PER_TOKEN: usize = 32;
 
 /// Answers that may be as long as a message can be.
-const LARGE: &[&str] = &[
+const LARGE_ANSWER_PATHS: &[&str] = &[
     "/baton.v1.Tasks/Get",
     "/baton.v1.Tasks/List",
     "/baton.v1.Tasks/ListBlocked",
@@ -58,85 +58,85 @@ const LARGE: &[&str] = &[
 
 /// One pool, and how much of it one token may have.
 #[derive(Clone, Debug)]
-struct Share {
-    free: Arc<Semaphore>,
-    most: usize,
-    per_token: Places<TokenId>,
+struct CallPool {
+    permits: Arc<Semaphore>,
+    capacity: usize,
+    per_token: KeyedLimit<TokenId>,
 }
 
-impl Share {
-    fn new(most: usize, per_token: usize) -> Self {
+impl CallPool {
+    fn new(capacity: usize, per_token: usize) -> Self {
         Self {
-            free: Arc::new(Semaphore::new(most)),
-            most,
-            per_token: Places::new(per_token),
+            permits: Arc::new(Semaphore::new(capacity)),
+            capacity,
+            per_token: KeyedLimit::new(per_token),
         }
     }
 
-    fn take(&self, token: Option<TokenId>) -> Option<Taken> {
-        let place = token.map(|token| self.per_token.enter(token));
+    fn try_acquire(&self, token: Option<TokenId>) -> Option<CallPoolPermit> {
+        let place = token.map(|token| self.per_token.acquire(token));
         let place = place.transpose().ok()?;
-        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
-        Some(Taken {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        Some(CallPoolPermit {
             _permit: permit,
-            _place: place,
-            call: None,
+            _token_permit: place,
+            unauthenticated_call: None,
         })
     }
 
     /// Completes when nobody has any of it.
-    async fn unused(&self) {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
-        let _ = self.free.acquire_many(all).await; // It is never closed.
+    async fn wait_unused(&self) {
+        let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);
+        let _ = self.permits.acquire_many(all).await; // It is never closed.
     }
 }
 
 /// Given back when it is dropped.
 #[derive(Debug)]
-struct Taken {
+struct CallPoolPermit {
     _permit: OwnedSemaphorePermit,
-    _place: Option<Place<TokenId>>,
+    _token_permit: Option<KeyedPermit<TokenId>>,
     /// Keeps a stranger's connection until its answer has left.
-    call: Option<StrangersCall>,
+    unauthenticated_call: Option<UnauthenticatedCall>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Shares {
-    checks: Share,
-    public: Share,
-    large: Share,
-    unary: Share,
+pub(super) struct CallLimitLayer {
+    checks: CallPool,
+    public: CallPool,
+    large: CallPool,
+    unary: CallPool,
     streams: Arc<HashSet<String>>,
     answer_time: Duration,
 }
 
-impl Shares {
+impl CallLimitLayer {
     pub(super) fn new(unary_in_flight: usize, answer_time: Duration) -> Self {
         Self {
-            checks: Share::new(PUBLIC_AT_ONCE, PUBLIC_AT_ONCE),
-            public: Share::new(PUBLIC_AT_ONCE, PUBLIC_AT_ONCE),
-            large: Share::new(LARGE_AT_ONCE, LARGE_PER_TOKEN),
-            unary: Share::new(unary_in_flight, unary_in_flight.div_ceil(4)),
+            checks: CallPool::new(PUBLIC_CALLS_MAX, PUBLIC_CALLS_MAX),
+            public: CallPool::new(PUBLIC_CALLS_MAX, PUBLIC_CALLS_MAX),
+            large: CallPool::new(LARGE_ANSWERS_MAX, LARGE_ANSWERS_PER_TOKEN),
+            unary: CallPool::new(unary_in_flight, unary_in_flight.div_ceil(4)),
             streams: Arc::new(streaming_calls()),
             answer_time,
         }
     }
 
     /// Completes when no call is being answered; streams do not count.
-    pub(super) async fn none_owed(&self) {
-        self.large.unused().await;
-        self.unary.unused().await;
+    pub(super) async fn wait_answered(&self) {
+        self.large.wait_unused().await;
+        self.unary.wait_unused().await;
     }
 
     /// Which pool a call is of, and how long its answer may take to leave where it counts until then. None for streams.
-    fn of(&self, path: &str, known: bool) -> Option<(&Share, Option<Duration>)> {
-        if path == CHECK {
+    fn pool_for(&self, path: &str, known: bool) -> Option<(&CallPool, Option<Duration>)> {
+        if path == HEALTH_CHECK_PATH {
             Some((&self.checks, None))
         } else if !known {
-            Some((&self.public, Some(PUBLIC_TIME)))
+            Some((&self.public, Some(PUBLIC_ANSWER_TIME)))
         } else if self.streams.contains(path) {
             None
-        } else if LARGE.contains(&path) {
+        } else if LARGE_ANSWER_PATHS.contains(&path) {
             Some((&self.large, Some(self.answer_time)))
         } else {
             Some((&self.unary, None))
@@ -159,24 +159,24 @@ fn streaming_calls() -> HashSet<String> {
     paths
 }
 
-impl<S> Layer<S> for Shares {
-    type Service = Shared<S>;
+impl<S> Layer<S> for CallLimitLayer {
+    type Service = CallLimitService<S>;
 
-    fn layer(&self, inner: S) -> Shared<S> {
-        Shared {
+    fn layer(&self, inner: S) -> CallLimitService<S> {
+        CallLimitService {
             inner,
-            shares: self.clone(),
+            limits: self.clone(),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Shared<S> {
+pub(super) struct CallLimitService<S> {
     inner: S,
-    shares: Shares,
+    limits: CallLimitLayer,
 }
 
-impl<S> Service<Request<Body>> for Shared<S>
+impl<S> Service<Request<Body>> for CallLimitService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -191,19 +191,22 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let token = request.extensions().get::<Principal>().map(|who| who.token);
-        let Some((share, time)) = self.shares.of(request.uri().path(), token.is_some()) else {
+        let Some((share, time)) = self.limits.pool_for(request.uri().path(), token.is_some())
+        else {
             return Box::pin(self.inner.call(request));
         };
-        let Some(mut taken) = share.take(token) else {
+        let Some(mut taken) = share.try_acquire(token) else {
             return Box::pin(std::future::ready(Err(Overloaded::new().into())));
         };
-        let peer = request.extensions().get::<Peer>();
-        taken.call = peer.filter(|_| token.is_none()).map(Peer::calls);
+        let peer = request.extensions().get::<ConnectionPeer>();
+        taken.unauthenticated_call = peer
+            .filter(|_| token.is_none())
+            .map(ConnectionPeer::begin_call);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = answer.await?;
             Ok(match time {
-                Some(time) => response.map(|body| Body::new(Leaving::new(body, taken, time))),
+                Some(time) => response.map(|body| Body::new(TimedBody::new(body, taken, time))),
                 None => response,
             })
         })
@@ -212,33 +215,33 @@ where
 
 /// A body that counts until it has left, and is let go when that takes too long: who does not read is not even asked for
 /// more by HTTP/2, so somebody else has to look at the time.
-struct Leaving {
-    held: Held,
+struct TimedBody {
+    contents: SharedBody,
     _watch: AbortOnDropHandle<()>,
 }
 
-type Held = Arc<Mutex<Option<(Body, Taken)>>>;
+type SharedBody = Arc<Mutex<Option<(Body, CallPoolPermit)>>>;
 
-impl Leaving {
-    fn new(body: Body, taken: Taken, time: Duration) -> Self {
-        let held: Held = Arc::new(Mutex::new(Some((body, taken))));
-        let watched = Arc::clone(&held);
+impl TimedBody {
+    fn new(body: Body, taken: CallPoolPermit, time: Duration) -> Self {
+        let contents: SharedBody = Arc::new(Mutex::new(Some((body, taken))));
+        let watched = Arc::clone(&contents);
         let watch = tokio::spawn(async move {
             tokio::time::sleep(time).await;
-            lock(&watched).take();
+            lock_body(&watched).take();
         });
         Self {
-            held,
+            contents,
             _watch: AbortOnDropHandle::new(watch),
         }
     }
 }
 
-fn lock(held: &Held) -> MutexGuard<'_, Option<(Body, Taken)>> {
+fn lock_body(held: &SharedBody) -> MutexGuard<'_, Option<(Body, CallPoolPermit)>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl http_body::Body for Leaving {
+impl http_body::Body for TimedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -246,21 +249,21 @@ impl http_body::Body for Leaving {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let mut held = lock(&self.held);
+        let mut held = lock_body(&self.contents);
         let Some((body, _)) = held.as_mut() else {
-            return Poll::Ready(Some(Err(status::status(&Fault::TimedOut))));
+            return Poll::Ready(Some(Err(status::status(&ApiFault::TimedOut))));
         };
         Pin::new(body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        lock(&self.held)
+        lock_body(&self.contents)
             .as_ref()
             .is_some_and(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = lock(&self.held);
+        let held = lock_body(&self.contents);
         held.as_ref()
             .map_or_else(SizeHint::default, |(body, _)| body.size_hint())
     }
@@ -272,20 +275,24 @@ mod tests {
 
     #[test]
     fn links_and_watches_are_streams_and_everything_else_is_counted() {
-        let shares = Shares::new(8, Duration::from_secs(1));
-        let most = |path: &str, known: bool| shares.of(path, known).map(|(share, _)| share.most);
+        let shares = CallLimitLayer::new(8, Duration::from_secs(1));
+        let most = |path: &str, known: bool| {
+            shares
+                .pool_for(path, known)
+                .map(|(share, _)| share.capacity)
+        };
         assert_eq!(most("/baton.v1.DaemonLink/Link", true), None);
         assert_eq!(most("/baton.v1.Tasks/Watch", true), None);
         assert_eq!(most("/baton.v1.Tasks/Submit", true), Some(8));
-        assert_eq!(most("/baton.v1.Tasks/Get", true), Some(LARGE_AT_ONCE));
+        assert_eq!(most("/baton.v1.Tasks/Get", true), Some(LARGE_ANSWERS_MAX));
         assert_eq!(
             most("/grpc.health.v1.Health/Watch", false),
-            Some(PUBLIC_AT_ONCE)
+            Some(PUBLIC_CALLS_MAX)
         );
-        for path in LARGE {
+        for path in LARGE_ANSWER_PATHS {
             let access = crate::auth::permission::access(path);
             assert!(
-                matches!(access, crate::auth::permission::Access::Roles(_)),
+                matches!(access, crate::auth::permission::RpcAccess::Roles(_)),
                 "{path}"
             );
         }
@@ -293,13 +300,15 @@ mod tests {
 
     #[tokio::test]
     async fn one_token_leaves_room_for_others_and_what_is_dropped_is_given_back() {
-        let share = Share::new(4, 2);
+        let share = CallPool::new(4, 2);
         let token = |n: u128| Some(TokenId(uuid::Uuid::from_u128(n)));
-        let own: Vec<_> = (0..2).map(|_| share.take(token(1)).unwrap()).collect();
-        assert!(share.take(token(1)).is_none());
-        let other = share.take(token(2)).unwrap();
+        let own: Vec<_> = (0..2)
+            .map(|_| share.try_acquire(token(1)).unwrap())
+            .collect();
+        assert!(share.try_acquire(token(1)).is_none());
+        let other = share.try_acquire(token(2)).unwrap();
         drop((own, other));
-        share.unused().await;
-        assert!(share.take(token(1)).is_some());
+        share.wait_unused().await;
+        assert!(share.try_acquire(token(1)).is_some());
     }
 }

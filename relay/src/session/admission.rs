@@ -7,14 +7,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use baton_core::time::Moment;
+use baton_core::time::MonotonicTime;
 
 use crate::config::HelloRates;
 
 /// Longest wait on the stream. A daemon gives the answer to its Hello at least four seconds.
-const WAIT_MS: u64 = 3_000;
+const STREAM_WAIT_MS: u64 = 3_000;
 /// Longest time that anybody is sent away for.
-const AWAY_MS: u64 = 60_000;
+const RETURN_WAIT_MS_MAX: u64 = 60_000;
 /// A lane that was quiet lets in this much at once: what it lets in within half a second.
 const BURST_MS: u64 = 500;
 /// A relay that stops is not back earlier than this.
@@ -22,109 +22,113 @@ const RESTART_MS: u64 = 500;
 
 /// What a daemon is at stake for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Caller {
+pub(super) enum HelloClass {
     /// Its Hello lists attempts.
     Holder,
     Idle,
 }
 
-impl Caller {
-    pub(super) fn with(holds: bool) -> Self {
+impl HelloClass {
+    pub(super) fn from_holding(holds: bool) -> Self {
         if holds { Self::Holder } else { Self::Idle }
     }
 }
 
 /// The answer to one who wants in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum AdmissionDecision {
     /// Its turn is at this moment, which may have come already.
-    At(Moment),
+    AdmitAt(MonotonicTime),
     /// Not now: come back after this many milliseconds.
-    Later(u64),
+    RetryAfter(u64),
 }
 
 /// Shared by all sessions of a relay. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Admission(Arc<Mutex<Lanes>>);
+pub(crate) struct HelloAdmission(Arc<Mutex<AdmissionLanes>>);
 
-impl Admission {
+impl HelloAdmission {
     pub(crate) fn new(rates: HelloRates) -> Self {
-        Self(Arc::new(Mutex::new(Lanes::new(rates))))
+        Self(Arc::new(Mutex::new(AdmissionLanes::new(rates))))
     }
 
-    pub(super) fn enter(&self, caller: Caller, now: Moment) -> Entry {
-        self.lanes(|lanes| lanes.of(caller).enter(now))
+    pub(super) fn decide(&self, caller: HelloClass, now: MonotonicTime) -> AdmissionDecision {
+        self.lanes(|lanes| lanes.lane_of(caller).decide(now))
     }
 
     /// When one that is sent home now, because the relay stops, should be back.
-    pub(super) fn back_in_ms(&self, caller: Caller, now: Moment) -> u64 {
-        self.lanes(|lanes| lanes.of(caller).back_in_ms(now, RESTART_MS))
+    pub(super) fn return_after_ms(&self, caller: HelloClass, now: MonotonicTime) -> u64 {
+        self.lanes(|lanes| lanes.lane_of(caller).reserve_return_ms(now, RESTART_MS))
     }
 
-    fn lanes<T>(&self, with: impl FnOnce(&mut Lanes) -> T) -> T {
+    fn lanes<T>(&self, with: impl FnOnce(&mut AdmissionLanes) -> T) -> T {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 #[derive(Debug)]
-struct Lanes {
-    holders: Lane,
-    idle: Lane,
+struct AdmissionLanes {
+    holders: AdmissionLane,
+    idle: AdmissionLane,
 }
 
-impl Lanes {
+impl AdmissionLanes {
     fn new(rates: HelloRates) -> Self {
         Self {
-            holders: Lane::new(rates.holders_per_second),
-            idle: Lane::new(rates.idle_per_second),
+            holders: AdmissionLane::new(rates.holders_per_second),
+            idle: AdmissionLane::new(rates.idle_per_second),
         }
     }
 
-    fn of(&mut self, caller: Caller) -> &mut Lane {
+    fn lane_of(&mut self, caller: HelloClass) -> &mut AdmissionLane {
         match caller {
-            Caller::Holder => &mut self.holders,
-            Caller::Idle => &mut self.idle,
+            HelloClass::Holder => &mut self.holders,
+            HelloClass::Idle => &mut self.idle,
         }
     }
 }
 
 /// A token bucket, kept as the moments that are given away. In microseconds: several may come in one millisecond.
 #[derive(Debug)]
-struct Lane {
-    every_us: u64,
+struct AdmissionLane {
+    interval_us: u64,
     /// The next turn on the stream.
-    next_us: u64,
+    next_turn_us: u64,
     /// The last moment that somebody was told to come back at.
-    later_us: u64,
+    last_return_us: u64,
 }
 
-impl Lane {
+impl AdmissionLane {
     fn new(per_second: u32) -> Self {
         Self {
-            every_us: (1_000_000 / u64::from(per_second.max(1))).max(1),
-            next_us: 0,
-            later_us: 0,
+            interval_us: (1_000_000 / u64::from(per_second.max(1))).max(1),
+            next_turn_us: 0,
+            last_return_us: 0,
         }
     }
 
-    fn enter(&mut self, now: Moment) -> Entry {
+    fn decide(&mut self, now: MonotonicTime) -> AdmissionDecision {
         let now_us = now.0 * 1_000;
-        let turn_us = self.next_us.max(now_us.saturating_sub(BURST_MS * 1_000));
-        if turn_us > now_us + WAIT_MS * 1_000 {
-            return Entry::Later(self.back_in_ms(now, turn_us.saturating_sub(now_us) / 1_000));
+        let turn_us = self
+            .next_turn_us
+            .max(now_us.saturating_sub(BURST_MS * 1_000));
+        if turn_us > now_us + STREAM_WAIT_MS * 1_000 {
+            return AdmissionDecision::RetryAfter(
+                self.reserve_return_ms(now, turn_us.saturating_sub(now_us) / 1_000),
+            );
         }
-        self.next_us = turn_us + self.every_us;
-        Entry::At(Moment(turn_us.max(now_us).div_ceil(1_000)))
+        self.next_turn_us = turn_us + self.interval_us;
+        AdmissionDecision::AdmitAt(MonotonicTime(turn_us.max(now_us).div_ceil(1_000)))
     }
 
     /// Gives away the next moment to come back at, no earlier than in `least_ms`.
-    fn back_in_ms(&mut self, now: Moment, least_ms: u64) -> u64 {
+    fn reserve_return_ms(&mut self, now: MonotonicTime, least_ms: u64) -> u64 {
         let now_us = now.0 * 1_000;
-        let at_us = (self.later_us + self.every_us).max(now_us + least_ms * 1_000);
-        if at_us > now_us + AWAY_MS * 1_000 {
-            return AWAY_MS;
+        let at_us = (self.last_return_us + self.interval_us).max(now_us + least_ms * 1_000);
+        if at_us > now_us + RETURN_WAIT_MS_MAX * 1_000 {
+            return RETURN_WAIT_MS_MAX;
         }
-        self.later_us = at_us;
+        self.last_return_us = at_us;
         (at_us - now_us).div_ceil(1_000)
     }
 }
@@ -133,22 +137,22 @@ impl Lane {
 mod tests {
     use super::*;
 
-    const NOW: Moment = Moment(1_000_000);
+    const NOW: MonotonicTime = MonotonicTime(1_000_000);
 
-    fn admission() -> Admission {
-        Admission::new(HelloRates {
+    fn admission() -> HelloAdmission {
+        HelloAdmission::new(HelloRates {
             holders_per_second: 1_000,
             idle_per_second: 500,
         })
     }
 
     /// How long each of a crowd that comes at one moment waits on its stream, and how long those sent away stay away.
-    fn crowd(admission: &Admission, caller: Caller, count: usize) -> (Vec<u64>, Vec<u64>) {
+    fn crowd(admission: &HelloAdmission, caller: HelloClass, count: usize) -> (Vec<u64>, Vec<u64>) {
         let (mut waits, mut away) = (Vec::new(), Vec::new());
         for _ in 0..count {
-            match admission.enter(caller, NOW) {
-                Entry::At(at) => waits.push(at.since(NOW)),
-                Entry::Later(ms) => away.push(ms),
+            match admission.decide(caller, NOW) {
+                AdmissionDecision::AdmitAt(at) => waits.push(at.since(NOW)),
+                AdmissionDecision::RetryAfter(ms) => away.push(ms),
             }
         }
         (waits, away)
@@ -157,12 +161,12 @@ mod tests {
     #[test]
     fn a_crowd_is_let_in_at_the_lanes_pace_and_the_rest_is_spread_behind_it() {
         let admission = admission();
-        let (waits, away) = crowd(&admission, Caller::Idle, 9_000);
+        let (waits, away) = crowd(&admission, HelloClass::Idle, 9_000);
         // Half a second's worth at once, three seconds' worth on their streams.
         assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 251);
         assert!((1_750..=1_752).contains(&waits.len()), "{}", waits.len());
-        assert!(waits.iter().all(|wait| *wait <= WAIT_MS) && waits.is_sorted());
-        assert!(away.iter().all(|ms| *ms >= WAIT_MS) && away.is_sorted());
+        assert!(waits.iter().all(|wait| *wait <= STREAM_WAIT_MS) && waits.is_sorted());
+        assert!(away.iter().all(|ms| *ms >= STREAM_WAIT_MS) && away.is_sorted());
         // Nobody comes back in a second storm, and all are in long before a minute is over.
         let in_one_second = |from: u64| {
             away.iter()
@@ -175,8 +179,8 @@ mod tests {
     #[test]
     fn a_holder_never_waits_behind_idle_daemons() {
         let admission = admission();
-        crowd(&admission, Caller::Idle, 9_000);
-        let (waits, away) = crowd(&admission, Caller::Holder, 1_000);
+        crowd(&admission, HelloClass::Idle, 9_000);
+        let (waits, away) = crowd(&admission, HelloClass::Holder, 1_000);
         assert!(away.is_empty());
         assert!(waits.iter().max().unwrap() <= &500, "{:?}", waits.last());
     }
@@ -184,12 +188,12 @@ mod tests {
     #[test]
     fn those_who_come_back_when_told_are_let_in() {
         let admission = admission();
-        let (_, away) = crowd(&admission, Caller::Idle, 9_000);
+        let (_, away) = crowd(&admission, HelloClass::Idle, 9_000);
         for ms in away {
             let back = NOW + ms;
-            let entry = admission.enter(Caller::Idle, back);
+            let entry = admission.decide(HelloClass::Idle, back);
             assert!(
-                matches!(entry, Entry::At(at) if at.since(back) <= 10),
+                matches!(entry, AdmissionDecision::AdmitAt(at) if at.since(back) <= 10),
                 "{entry:?}"
             );
         }
@@ -198,11 +202,11 @@ mod tests {
     #[test]
     fn nobody_is_sent_away_for_more_than_a_minute_and_a_quiet_lane_forgets() {
         let admission = admission();
-        let (_, away) = crowd(&admission, Caller::Idle, 100_000);
-        assert_eq!(away.iter().max(), Some(&AWAY_MS));
+        let (_, away) = crowd(&admission, HelloClass::Idle, 100_000);
+        assert_eq!(away.iter().max(), Some(&RETURN_WAIT_MS_MAX));
         assert_eq!(
-            admission.enter(Caller::Idle, NOW + 3_600_000),
-            Entry::At(NOW + 3_600_000)
+            admission.decide(HelloClass::Idle, NOW + 3_600_000),
+            AdmissionDecision::AdmitAt(NOW + 3_600_000)
         );
     }
 
@@ -210,10 +214,13 @@ mod tests {
     fn a_relay_that_stops_spreads_the_return() {
         let admission = admission();
         let back: Vec<u64> = (0..1_000)
-            .map(|_| admission.back_in_ms(Caller::Idle, NOW))
+            .map(|_| admission.return_after_ms(HelloClass::Idle, NOW))
             .collect();
         assert_eq!(back[0], RESTART_MS);
         assert!((2_490..=2_510).contains(&back[999]), "{}", back[999]);
-        assert_eq!(admission.back_in_ms(Caller::Holder, NOW), RESTART_MS);
+        assert_eq!(
+            admission.return_after_ms(HelloClass::Holder, NOW),
+            RESTART_MS
+        );
     }
 }

@@ -7,15 +7,18 @@ mod tests;
 
 use std::sync::Arc;
 
-use baton_core::contract::FoundFile;
-use baton_core::goal::{self, Clean, GoalWord};
+use baton_core::contract::FoundArtifact;
+use baton_core::goal::{self, GoalReport, SanitizedText};
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
-    CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
+    CanceledBody, CompletedBody, ErroredBody, FrameBody, FrameRef, LeaseToken, MachineLoad,
+    ProcessTermination,
 };
-use baton_core::record::{Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
+use baton_core::record::{
+    FailureCode, LifecyclePhase, ProcessExitStatus, RejectCode, TokenUsage, WorkspaceReport,
+};
 use baton_core::secrets;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::ShortName;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::{codes, v1};
@@ -36,13 +39,13 @@ const ARTIFACTS_MAX: usize = baton_contract::PATHS_MAX;
 
 /// What an attempt-scoped frame is to the session.
 #[derive(Debug)]
-pub(super) enum Decoded {
+pub(super) enum DecodedFrame {
     Control(FrameBody),
     Output(v1::Stream),
     Cut(v1::OutputCut),
 }
 
-pub(super) fn reference(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, FrameFault> {
+pub(super) fn frame_ref(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, FrameFault> {
     let sent = sent.ok_or(FrameFault::MissingRef)?;
     Ok(FrameRef {
         task: TaskId(id("ref.task_id", &sent.task_id)?),
@@ -53,24 +56,24 @@ pub(super) fn reference(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, Frame
 }
 
 /// A block says why. Checked before anything is looked up, so that a blank one learns nothing.
-pub(super) fn block_reason(body: Option<&Body>) -> Result<(), FrameFault> {
+pub(super) fn check_block_reason(body: Option<&Body>) -> Result<(), FrameFault> {
     match body {
         Some(Body::Block(block)) => not_blank("block.reason", &block.reason),
         Some(_) | None => Ok(()),
     }
 }
 
-pub(super) fn observed(frame: &v1::AttemptFrame) -> Wall {
-    frame.observed_at.as_ref().map_or(Wall(0), wall)
+pub(super) fn observed_at(frame: &v1::AttemptFrame) -> WallTime {
+    frame.observed_at.as_ref().map_or(WallTime(0), wall)
 }
 
-pub(super) fn wall(time: &prost_types::Timestamp) -> Wall {
+pub(super) fn wall(time: &prost_types::Timestamp) -> WallTime {
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
     let millis = u64::try_from(time.nanos).unwrap_or(0) / 1_000_000;
-    Wall(seconds.saturating_mul(1_000).saturating_add(millis))
+    WallTime(seconds.saturating_mul(1_000).saturating_add(millis))
 }
 
-pub(super) fn token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
+pub(super) fn lease_token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
     let bytes: [u8; 32] = sent?.value.as_ref().try_into().ok()?;
     Some(LeaseToken(bytes))
 }
@@ -78,11 +81,11 @@ pub(super) fn token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
 /// What a frame brings along as proof. One of the wrong size is a wrong one, not an absent one.
 pub(super) fn proof(frame: &v1::AttemptFrame) -> Option<LeaseToken> {
     let sent = frame.token.as_ref()?;
-    Some(token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
+    Some(lease_token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
 }
 
 /// How the daemon's machine stands, for display.
-pub(super) fn load(sent: &v1::DaemonLoad) -> MachineLoad {
+pub(super) fn machine_load(sent: &v1::DaemonLoad) -> MachineLoad {
     MachineLoad {
         memory_available_percent: sent.memory_available_percent,
         load_1m_milli: sent.load_1m.map(|load| (load * 1_000.0) as u64),
@@ -92,7 +95,7 @@ pub(super) fn load(sent: &v1::DaemonLoad) -> MachineLoad {
 }
 
 /// What a frame says about the place that its attempt runs in.
-pub(super) fn workspace(body: Option<&Body>) -> Option<Box<Workspace>> {
+pub(super) fn workspace(body: Option<&Body>) -> Option<Box<WorkspaceReport>> {
     let sent = match body? {
         Body::Started(started) => started.workspace.as_ref(),
         Body::Complete(complete) => complete.workspace.as_ref(),
@@ -112,30 +115,30 @@ pub(super) fn workspace(body: Option<&Body>) -> Option<Box<Workspace>> {
         | Body::Block(_)
         | Body::Release(_) => None,
     }?;
-    Some(Box::new(Workspace {
+    Some(Box::new(WorkspaceReport {
         path: clip(&sent.path).into(),
-        mode: words::asked_workspace_mode(sent.mode()),
-        base_commit: text(&sent.base_commit),
-        branch: text(&sent.branch),
-        head_commit: text(&sent.head_commit),
-        dirty_digest: text(&sent.dirty_digest),
+        mode: words::workspace_mode_from_wire(sent.mode()),
+        base_commit: clipped_text(&sent.base_commit),
+        branch: clipped_text(&sent.branch),
+        head_commit: clipped_text(&sent.head_commit),
+        dirty_digest: clipped_text(&sent.dirty_digest),
         changed_files: sent.changed_files,
-        kept: sent.kept,
+        is_retained: sent.kept,
     }))
 }
 
 /// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.
-pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameFault> {
+pub(super) fn decode_body(body: Option<Body>, in_lease: bool) -> Result<DecodedFrame, FrameFault> {
     let Some(body) = body else {
-        return Ok(Decoded::Control(FrameBody::Unknown));
+        return Ok(DecodedFrame::Control(FrameBody::Unknown));
     };
-    Ok(Decoded::Control(match body {
-        Body::Stream(stream) => return Ok(Decoded::Output(stream)),
-        Body::OutputCut(cut) => return Ok(Decoded::Cut(cut)),
+    Ok(DecodedFrame::Control(match body {
+        Body::Stream(stream) => return Ok(DecodedFrame::Output(stream)),
+        Body::OutputCut(cut) => return Ok(DecodedFrame::Cut(cut)),
         Body::Accepted(_) => FrameBody::Accepted,
         Body::Rejected(rejected) => FrameBody::Rejected {
             code: RejectCode::parse(rejected.code().short_name()),
-            message: words_of(&rejected.message),
+            message: sanitized_text(&rejected.message),
         },
         Body::Started(_) => FrameBody::Started,
         Body::Lifecycle(lifecycle) => phase(&lifecycle)?,
@@ -145,31 +148,35 @@ pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameF
             input: input_id(&withdrawn.input_id)?,
         },
         Body::Progress(update) => {
-            few(
+            check_count(
                 "progress.completed_items",
                 update.completed_items.len(),
-                goal::ITEMS,
+                goal::MAX_ITEMS,
             )?;
-            few(
+            check_count(
                 "progress.failed_items",
                 update.failed_items.len(),
-                goal::ITEMS,
+                goal::MAX_ITEMS,
             )?;
-            few("progress.evidence", update.evidence.len(), goal::EVIDENCE)?;
-            let update = Clean::new(wire::goal::asked_progress(update));
-            FrameBody::Goal(GoalWord::Progress(update))
+            check_count(
+                "progress.evidence",
+                update.evidence.len(),
+                goal::MAX_EVIDENCE,
+            )?;
+            let update = SanitizedText::new(wire::goal::progress_from_wire(update));
+            FrameBody::Goal(GoalReport::Progress(update))
         }
         Body::Checkpoint(draft) => {
             not_blank("checkpoint.summary", &draft.summary)?;
-            let draft = Clean::new(wire::goal::asked_checkpoint(draft));
-            FrameBody::Goal(GoalWord::Checkpoint(draft))
+            let draft = SanitizedText::new(wire::goal::checkpoint_from_wire(draft));
+            FrameBody::Goal(GoalReport::Checkpoint(draft))
         }
         Body::Block(block) => {
-            let block = Clean::new(wire::goal::asked_block(block));
-            FrameBody::Goal(GoalWord::Block(block))
+            let block = SanitizedText::new(wire::goal::block_from_wire(block));
+            FrameBody::Goal(GoalReport::Block(block))
         }
         Body::Release(release) => FrameBody::Released {
-            reason: words_of(&release.reason),
+            reason: sanitized_text(&release.reason),
             termination: termination(release.receipt.as_ref()),
         },
         Body::Complete(complete) => FrameBody::Completed(completed(complete, in_lease)?),
@@ -208,8 +215,8 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
     use v1::LifecyclePhase as Wire;
     let plain = |phase| FrameBody::Phase {
         phase,
-        message: note(&sent.message),
-        deadline: words::daemons_deadline(sent.deadline()),
+        message: timeline_note(&sent.message),
+        deadline: words::daemon_timer_from_wire(sent.deadline()),
     };
     // A number from a newer protocol takes its place in the order and changes nothing.
     let Ok(wire) = Wire::try_from(sent.phase) else {
@@ -219,7 +226,7 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
         Wire::Unspecified => FrameBody::Unknown,
         Wire::ToolStarted => FrameBody::ToolStarted {
             id: tool_id(&sent.tool_call_id)?,
-            name: note(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
+            name: timeline_note(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
         },
         Wire::ToolFinished => FrameBody::ToolFinished {
             id: tool_id(&sent.tool_call_id)?,
@@ -227,48 +234,48 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
         Wire::InputReceived => FrameBody::InputReceived {
             input: input_id(&sent.input_id)?,
         },
-        Wire::Accepted => plain(Phase::Accepted),
-        Wire::Queued => plain(Phase::Queued),
-        Wire::Started => plain(Phase::Started),
-        Wire::AgentStarted => plain(Phase::AgentStarted),
-        Wire::PromptWritten => plain(Phase::PromptWritten),
-        Wire::FirstEventSeen => plain(Phase::FirstEventSeen),
-        Wire::FirstVisibleEventSeen => plain(Phase::FirstVisibleEventSeen),
-        Wire::Streaming => plain(Phase::Streaming),
-        Wire::WaitingInput => plain(Phase::WaitingInput),
-        Wire::CleanupStarted => plain(Phase::CleanupStarted),
-        Wire::CleanupFinished => plain(Phase::CleanupFinished),
-        Wire::Heartbeat => plain(Phase::Heartbeat),
-        Wire::RetryScheduled => plain(Phase::RetryScheduled),
-        Wire::Completed => plain(Phase::Completed),
-        Wire::Failed => plain(Phase::Failed),
-        Wire::Canceled => plain(Phase::Canceled),
-        Wire::TimedOut => plain(Phase::TimedOut),
-        Wire::Lost => plain(Phase::Lost),
-        Wire::Blocked => plain(Phase::Blocked),
-        Wire::Checkpointed => plain(Phase::Checkpointed),
-        Wire::Released => plain(Phase::Released),
+        Wire::Accepted => plain(LifecyclePhase::Accepted),
+        Wire::Queued => plain(LifecyclePhase::Queued),
+        Wire::Started => plain(LifecyclePhase::Started),
+        Wire::AgentStarted => plain(LifecyclePhase::AgentStarted),
+        Wire::PromptWritten => plain(LifecyclePhase::PromptWritten),
+        Wire::FirstEventSeen => plain(LifecyclePhase::FirstEventSeen),
+        Wire::FirstVisibleEventSeen => plain(LifecyclePhase::FirstVisibleEventSeen),
+        Wire::Streaming => plain(LifecyclePhase::Streaming),
+        Wire::WaitingInput => plain(LifecyclePhase::WaitingInput),
+        Wire::CleanupStarted => plain(LifecyclePhase::CleanupStarted),
+        Wire::CleanupFinished => plain(LifecyclePhase::CleanupFinished),
+        Wire::Heartbeat => plain(LifecyclePhase::Heartbeat),
+        Wire::RetryScheduled => plain(LifecyclePhase::RetryScheduled),
+        Wire::Completed => plain(LifecyclePhase::Completed),
+        Wire::Failed => plain(LifecyclePhase::Failed),
+        Wire::Canceled => plain(LifecyclePhase::Canceled),
+        Wire::TimedOut => plain(LifecyclePhase::TimedOut),
+        Wire::Lost => plain(LifecyclePhase::Lost),
+        Wire::Blocked => plain(LifecyclePhase::Blocked),
+        Wire::Checkpointed => plain(LifecyclePhase::Checkpointed),
+        Wire::Released => plain(LifecyclePhase::Released),
     })
 }
 
 fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> {
     not_blank("permission_request.tool_name", &request.tool_name)?;
-    at_most(
+    check_size(
         "permission_request.tool_name",
         request.tool_name.len(),
         TOOL_ID_MAX,
     )?;
-    at_most(
+    check_size(
         "permission_request.tool_call_id",
         request.tool_call_id.len(),
         TOOL_ID_MAX,
     )?;
-    at_most(
+    check_size(
         "permission_request.description",
         request.description.len(),
         TEXT_MAX,
     )?;
-    at_most(
+    check_size(
         "permission_request.tool_input",
         request.tool_input.len(),
         TOOL_INPUT_MAX,
@@ -296,70 +303,74 @@ fn question(question: &v1::Question) -> Result<FrameBody, FrameFault> {
         return Err(FrameFault::Blank("question.options.label"));
     }
     let payload = question.encode_to_vec();
-    at_most("question", payload.len(), QUESTION_MAX)?;
+    check_size("question", payload.len(), QUESTION_MAX)?;
     Ok(FrameBody::Question {
         input: input_id(&question.input_id)?,
         payload: payload.into(),
     })
 }
 
-fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameFault> {
-    at_most("complete.result", sent.result.len(), codes::RESULT_BYTES)?;
-    at_most("complete.artifacts", sent.artifacts.len(), ARTIFACTS_MAX)?;
-    Ok(Completed {
+fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<CompletedBody, FrameFault> {
+    check_size(
+        "complete.result",
+        sent.result.len(),
+        codes::MAX_RESULT_BYTES,
+    )?;
+    check_size("complete.artifacts", sent.artifacts.len(), ARTIFACTS_MAX)?;
+    Ok(CompletedBody {
         result: bytes(&sent.result),
         usage: usage(sent.usage.as_ref()),
-        agent_session_id: text(&sent.agent_session_id),
+        agent_session_id: clipped_text(&sent.agent_session_id),
         artifacts: sent.artifacts.iter().map(artifact).collect(),
         final_offset: sent.final_offset,
         output_missing: 0,
         termination: termination(sent.receipt.as_ref()),
         killed_after_result: sent.killed_after_result,
-        in_lease,
+        ended_in_lease: in_lease,
     })
 }
 
-fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<Errored, FrameFault> {
+fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<ErroredBody, FrameFault> {
     not_blank("error.failure_code", &sent.failure_code)?;
-    at_most(
+    check_size(
         "error.failure_code",
         sent.failure_code.len(),
-        codes::CODE_BYTES,
+        codes::MAX_CODE_BYTES,
     )?;
-    Ok(Errored {
+    Ok(ErroredBody {
         code: FailureCode::parse(&sent.failure_code),
         retryable_hint: sent.retryable_hint,
-        message: with_tail(&sent.message, &sent.stderr_tail),
-        user_message: words_of(&sent.user_message),
+        message: message_with_stderr(&sent.message, &sent.stderr_tail),
+        user_message: sanitized_text(&sent.user_message),
         usage: usage(sent.usage.as_ref()),
-        agent_session_id: text(&sent.agent_session_id),
+        agent_session_id: clipped_text(&sent.agent_session_id),
         final_offset: sent.final_offset,
         termination: termination(sent.receipt.as_ref()),
-        in_lease,
+        ended_in_lease: in_lease,
     })
 }
 
 fn canceled(sent: &v1::TaskCanceled, in_lease: bool) -> CanceledBody {
     CanceledBody {
-        reason: words_of(&sent.message),
+        reason: sanitized_text(&sent.message),
         usage: usage(sent.usage.as_ref()),
         final_offset: sent.final_offset,
         termination: termination(sent.receipt.as_ref()),
-        in_lease,
+        ended_in_lease: in_lease,
     }
 }
 
-fn termination(sent: Option<&v1::TerminationReceipt>) -> Termination {
+fn termination(sent: Option<&v1::TerminationReceipt>) -> ProcessTermination {
     let Some(sent) = sent else {
-        return Termination::default();
+        return ProcessTermination::default();
     };
     let exit = sent
         .exit_code
-        .map(Exit::Code)
-        .or_else(|| sent.signal.map(Exit::Signal));
+        .map(ProcessExitStatus::Code)
+        .or_else(|| sent.signal.map(ProcessExitStatus::Signal));
     let words = format!("swept {} beyond the group", sent.swept_processes);
-    Termination {
-        loss: words::loss(sent.loss()),
+    ProcessTermination {
+        loss: words::loss_from_wire(sent.loss()),
         exit,
         group_empty: sent.group_empty,
         prompt_written: sent.prompt_written,
@@ -373,31 +384,31 @@ fn termination(sent: Option<&v1::TerminationReceipt>) -> Termination {
     }
 }
 
-pub(crate) fn usage(sent: Option<&v1::Usage>) -> Usage {
+pub(crate) fn usage(sent: Option<&v1::Usage>) -> TokenUsage {
     let Some(sent) = sent else {
-        return Usage::default();
+        return TokenUsage::default();
     };
-    Usage {
+    TokenUsage {
         input_tokens: sent.input_tokens,
         output_tokens: sent.output_tokens,
         cache_read_tokens: sent.cache_read_tokens,
         cache_write_tokens: sent.cache_write_tokens,
-        cost_usd: text(&sent.cost_usd),
+        cost_usd: clipped_text(&sent.cost_usd),
         duration_ms: sent.duration_ms,
     }
 }
 
 /// What a holder found at a required path, in a frame or in a request.
-pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundFile {
-    FoundFile {
+pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundArtifact {
+    FoundArtifact {
         path: clip(&sent.path).into(),
         exists: sent.exists,
         is_file: sent.exists && sent.is_file,
         size: sent.size,
-        sha256: text(&sent.sha256),
+        sha256: clipped_text(&sent.sha256),
         modified: sent.modified_at.as_ref().map(wall),
-        resolved: text(&sent.resolved_path),
-        problem: text(&sent.problem),
+        resolved: clipped_text(&sent.resolved_path),
+        problem: clipped_text(&sent.problem),
     }
 }
 
@@ -415,7 +426,7 @@ fn input_id(sent: &str) -> Result<InputId, FrameFault> {
 
 fn tool_id(sent: &str) -> Result<Arc<str>, FrameFault> {
     not_blank("tool_call_id", sent)?;
-    at_most("tool_call_id", sent.len(), TOOL_ID_MAX)?;
+    check_size("tool_call_id", sent.len(), TOOL_ID_MAX)?;
     Ok(sent.into())
 }
 
@@ -428,7 +439,7 @@ fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
 }
 
 /// Lists are worked through on the dispatcher's loop, so nobody may send one that is longer than what is kept of it.
-fn few(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
+fn check_count(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
     if count <= limit {
         Ok(())
     } else {
@@ -440,7 +451,7 @@ fn few(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault
     }
 }
 
-fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
+fn check_size(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
     if size <= limit {
         Ok(())
     } else {
@@ -449,27 +460,27 @@ fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFa
 }
 
 /// The daemon's last words of standard error belong to the message that operators read.
-fn with_tail(message: &str, tail: &str) -> Option<Arc<str>> {
-    let tail = secrets::without(tail.trim());
+fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
+    let tail = secrets::redact(tail.trim());
     if tail.is_empty() {
-        return words_of(message);
+        return sanitized_text(message);
     }
     let tail = &tail[tail.ceil_char_boundary(tail.len().saturating_sub(TEXT_MAX / 2))..];
-    words_of(&format!("{message}; stderr: {tail}"))
+    sanitized_text(&format!("{message}; stderr: {tail}"))
 }
 
 /// Free words about what happened: without credentials, which go before a cut could halve them.
-pub(crate) fn words_of(sent: &str) -> Option<Arc<str>> {
-    text(&secrets::without(sent))
+pub(crate) fn sanitized_text(sent: &str) -> Option<Arc<str>> {
+    clipped_text(&secrets::redact(sent))
 }
 
-fn text(sent: &str) -> Option<Arc<str>> {
+fn clipped_text(sent: &str) -> Option<Arc<str>> {
     (!sent.is_empty()).then(|| clip(sent).into())
 }
 
 /// A remark in the timeline, which is kept short because the record holds hundreds of them.
-fn note(sent: &str) -> Option<Arc<str>> {
-    let clean = secrets::without(sent);
+fn timeline_note(sent: &str) -> Option<Arc<str>> {
+    let clean = secrets::redact(sent);
     (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())
 }
 

@@ -1,11 +1,12 @@
 //! The core's messages to a daemon, put on the wire. Each frame carries the relay's incarnation and epoch.
 
-use baton_core::contract::Unmet;
+use baton_core::contract::UnmetRequirement;
 use baton_core::effects::{
-    AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
+    AttemptDispatch, AttemptRef, AttemptSettlement, CancelKind, CloseReason, DaemonMessage,
+    LeaseRenewal, SettlementVerdict,
 };
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
-use baton_core::record::{CheckpointRecord, Decision, InputKind};
+use baton_core::record::{CheckpointRecord, InputDecision, InputKind};
 use baton_core::reject::Rejection;
 use baton_proto::codes::features;
 use baton_proto::v1;
@@ -15,20 +16,20 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::fault::FrameFault;
-use super::held::Acked;
-use crate::api::fault::Fault;
+use super::held::AttemptAck;
+use crate::api::fault::ApiFault;
 use crate::api::status;
 use crate::wire::{self, timestamp, words};
 
 /// What every frame of this relay's run carries.
 #[derive(Clone, Debug)]
-pub(crate) struct Stamp {
+pub(crate) struct FrameEncoder {
     pub(crate) incarnation: Incarnation,
     pub(crate) epoch: RelayEpoch,
 }
 
 /// Sizes that Welcome tells, and that the session enforces.
-pub(super) const LIMITS: v1::Limits = v1::Limits {
+pub(super) const SESSION_LIMITS: v1::Limits = v1::Limits {
     max_frame_bytes: 2 << 20,
     max_chunk_bytes: crate::output::CHUNK_BYTES_MAX as u64,
     max_unacked_bytes: 16 << 20,
@@ -37,7 +38,7 @@ pub(super) const LIMITS: v1::Limits = v1::Limits {
     max_result_bytes: 64 << 10,
 };
 
-impl Stamp {
+impl FrameEncoder {
     pub(super) fn frame(&self, frame: Frame) -> v1::RelayFrame {
         v1::RelayFrame {
             relay_epoch: self.epoch.0,
@@ -63,7 +64,7 @@ impl Stamp {
         &self,
         daemon: DaemonId,
         heartbeat_ms: u64,
-        settlements: &[Settlement],
+        settlements: &[AttemptSettlement],
         offset: impl Fn(AttemptId) -> u64,
     ) -> v1::RelayFrame {
         self.frame(Frame::Welcome(v1::Welcome {
@@ -71,7 +72,7 @@ impl Stamp {
             daemon_id: daemon.to_string(),
             protocol_version: 1,
             heartbeat_ms,
-            limits: Some(LIMITS),
+            limits: Some(SESSION_LIMITS),
             settlements: settlements
                 .iter()
                 .map(|one| settlement(one, offset(one.attempt)))
@@ -83,8 +84,8 @@ impl Stamp {
         }))
     }
 
-    pub(super) fn ack(&self, entries: Vec<Acked>) -> v1::RelayFrame {
-        let entry = |acked: Acked| v1::AckEntry {
+    pub(super) fn ack(&self, entries: Vec<AttemptAck>) -> v1::RelayFrame {
+        let entry = |acked: AttemptAck| v1::AckEntry {
             attempt_id: acked.attempt.to_string(),
             control_seq: acked.control_seq,
             output_offset: acked.offset,
@@ -125,12 +126,14 @@ impl Stamp {
     }
 
     /// Everything but Welcome, Dispatch and Ack, which need what only the session knows.
-    pub(super) fn message(&self, message: Downstream) -> Option<v1::RelayFrame> {
+    pub(super) fn message(&self, message: DaemonMessage) -> Option<v1::RelayFrame> {
         Some(match message {
-            Downstream::Welcome { .. } | Downstream::Ack { .. } | Downstream::Dispatch(_) => {
+            DaemonMessage::Welcome { .. }
+            | DaemonMessage::Ack { .. }
+            | DaemonMessage::Dispatch(_) => {
                 return None;
             }
-            Downstream::HeartbeatAck {
+            DaemonMessage::HeartbeatAck {
                 seq,
                 heartbeat_ms,
                 results,
@@ -140,13 +143,13 @@ impl Stamp {
                 results: results.into_iter().map(renewal).collect(),
                 relay_time: None,
             })),
-            Downstream::HoldAck { request, results } => {
+            DaemonMessage::ExtensionAck { request, results } => {
                 self.frame(Frame::HoldGranted(v1::HoldGranted {
                     seq: request,
                     results: results.into_iter().map(renewal).collect(),
                 }))
             }
-            Downstream::LeaseConfirmed {
+            DaemonMessage::LeaseConfirmed {
                 to,
                 granted_ms,
                 expires_at,
@@ -157,13 +160,13 @@ impl Stamp {
                 };
                 self.command(&to, Body::LeaseConfirmed(confirmed))
             }
-            Downstream::Cancel {
+            DaemonMessage::Cancel {
                 to,
                 kind,
                 reason,
                 grace_ms,
             } => self.command(&to, Body::Cancel(cancel(kind, reason.as_deref(), grace_ms))),
-            Downstream::Answer {
+            DaemonMessage::Answer {
                 to,
                 input,
                 kind,
@@ -172,7 +175,7 @@ impl Stamp {
                 by,
                 digest,
             } => {
-                let answer = Answered {
+                let answer = AnsweredInput {
                     input_id: input.to_string(),
                     decision,
                     payload: &payload,
@@ -181,15 +184,20 @@ impl Stamp {
                 };
                 self.command(&to, answer.body(kind))
             }
-            Downstream::Abandon { attempt, code } => self.abandon(attempt, code),
-            Downstream::FrameRejected {
+            DaemonMessage::Abandon { attempt, code } => self.abandon(attempt, code),
+            DaemonMessage::FrameRejected {
                 attempt,
                 control_seq,
                 code,
                 expected,
                 unmet,
-            } => self.rejected(attempt, control_seq, &refusal(code, unmet), expected),
-            Downstream::Drain { withdrawn } => self.frame(Frame::Drain(v1::Drain {
+            } => self.rejected(
+                attempt,
+                control_seq,
+                &rejection_fault(code, unmet),
+                expected,
+            ),
+            DaemonMessage::Drain { withdrawn } => self.frame(Frame::Drain(v1::Drain {
                 withdrawn,
                 ..v1::Drain::default()
             })),
@@ -204,7 +212,7 @@ impl Stamp {
             ..v1::AttemptRef::default()
         };
         let body = Body::Abandon(v1::Abandon {
-            code: fence(code).into(),
+            code: fence_code(code).into(),
         });
         self.frame(Frame::Attempt(v1::AttemptCommand {
             r#ref: Some(reference),
@@ -216,7 +224,7 @@ impl Stamp {
         &self,
         attempt: AttemptId,
         control_seq: u64,
-        fault: &Fault,
+        fault: &ApiFault,
         expected: Option<u64>,
     ) -> v1::RelayFrame {
         let error = status::detail(fault);
@@ -232,10 +240,10 @@ impl Stamp {
     /// `newest` is the task's newest checkpoint.
     pub(super) fn dispatch(
         &self,
-        dispatch: &Dispatch,
+        dispatch: &AttemptDispatch,
         newest: Option<&CheckpointRecord>,
     ) -> v1::RelayFrame {
-        let Dispatch {
+        let AttemptDispatch {
             to,
             token,
             spec,
@@ -247,11 +255,11 @@ impl Stamp {
             checkpoint: _,
             resume,
             agent_session_id,
-            fresh,
+            fresh_conversation: fresh,
             conversation_key,
         } = dispatch;
-        let resume =
-            previous.map(|previous| wire::goal::resume(previous, resume.as_deref(), newest));
+        let resume = previous
+            .map(|previous| wire::goal::resume_context(previous, resume.as_deref(), newest));
         let command = (!spec.argv.is_empty()).then(|| v1::CommandSpec {
             argv: spec.argv.clone(),
         });
@@ -283,7 +291,7 @@ impl Stamp {
                 goal: spec.goal.clone(),
                 success_criteria: spec.success_criteria.clone(),
                 mcp: spec.mcp,
-                max_output_bytes: LIMITS.max_output_bytes,
+                max_output_bytes: SESSION_LIMITS.max_output_bytes,
                 default_cleanup_term_ms: 2_000,
                 conversation_key: conversation_key
                     .map(|key| Bytes::copy_from_slice(&key))
@@ -295,15 +303,15 @@ impl Stamp {
 }
 
 /// A person's word on its way to the agent.
-struct Answered<'a> {
+struct AnsweredInput<'a> {
     input_id: String,
-    decision: Decision,
+    decision: InputDecision,
     payload: &'a [u8],
     by: &'a str,
     digest: &'a [u8],
 }
 
-impl Answered<'_> {
+impl AnsweredInput<'_> {
     fn body(self, kind: InputKind) -> Body {
         match kind {
             InputKind::Permission => Body::PermissionDecision(self.decision()),
@@ -334,14 +342,14 @@ impl Answered<'_> {
     }
 }
 
-pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'static str)> {
+pub(super) fn close_goodbye(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'static str)> {
     match reason {
         CloseReason::Replaced => None,
         CloseReason::Superseded => Some((
             v1::GoodbyeCode::Superseded,
             "another instance of this daemon connected; two machines may share one data directory",
         )),
-        CloseReason::Deaf => Some((
+        CloseReason::NotReceiving => Some((
             v1::GoodbyeCode::IdleTimeout,
             "the answers to two heartbeats were not heard; connect again",
         )),
@@ -361,20 +369,20 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
     }
 }
 
-fn settlement(one: &Settlement, acked_offset: u64) -> v1::Settlement {
+fn settlement(one: &AttemptSettlement, acked_offset: u64) -> v1::Settlement {
     use v1::settlement::Decision;
     let decision = match &one.verdict {
-        Verdict::Keep { acked, granted_ms } => Decision::Keep(v1::Keep {
+        SettlementVerdict::Keep { acked, granted_ms } => Decision::Keep(v1::Keep {
             acked_control_seq: *acked,
             acked_offset,
             granted_ms: *granted_ms,
         }),
-        Verdict::Adopt { acked } => Decision::Adopt(v1::Adopt {
+        SettlementVerdict::Adopt { acked } => Decision::Adopt(v1::Adopt {
             acked_control_seq: *acked,
             acked_offset,
         }),
-        Verdict::Kill { code, acked: _ } => Decision::Kill(v1::Kill {
-            code: fence(*code).into(),
+        SettlementVerdict::Kill { code, acked: _ } => Decision::Kill(v1::Kill {
+            code: fence_code(*code).into(),
         }),
     };
     v1::Settlement {
@@ -383,18 +391,18 @@ fn settlement(one: &Settlement, acked_offset: u64) -> v1::Settlement {
     }
 }
 
-fn renewal((attempt, renewal): (AttemptId, Renewal)) -> v1::RenewResult {
+fn renewal((attempt, renewal): (AttemptId, LeaseRenewal)) -> v1::RenewResult {
     use v1::renew_result::Result as Outcome;
     let result = match renewal {
-        Renewal::Renewed {
+        LeaseRenewal::Renewed {
             granted_ms,
             expires_at,
         } => Outcome::Renewed(v1::Renewed {
             granted_ms,
             expires_at: Some(timestamp(expires_at)),
         }),
-        Renewal::Revoked { code } => Outcome::Revoked(v1::Revoked {
-            code: fence(code).into(),
+        LeaseRenewal::Revoked { code } => Outcome::Revoked(v1::Revoked {
+            code: fence_code(code).into(),
         }),
     };
     v1::RenewResult {
@@ -404,16 +412,16 @@ fn renewal((attempt, renewal): (AttemptId, Renewal)) -> v1::RenewResult {
 }
 
 /// A completion that misses files names them.
-fn refusal(code: Rejection, unmet: Vec<Unmet>) -> Fault {
+fn rejection_fault(code: Rejection, unmet: Vec<UnmetRequirement>) -> ApiFault {
     if unmet.is_empty() {
         code.into()
     } else {
-        Fault::Unmet(unmet)
+        ApiFault::MissingFiles(unmet)
     }
 }
 
 /// Foreign and unknown look alike, and so does every reason that only tells of other people's attempts.
-fn fence(code: Rejection) -> v1::FenceCode {
+fn fence_code(code: Rejection) -> v1::FenceCode {
     match code {
         Rejection::LeaseExpired => v1::FenceCode::LeaseExpired,
         Rejection::Superseded => v1::FenceCode::Superseded,

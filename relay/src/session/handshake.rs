@@ -12,115 +12,117 @@ use tokio::task::JoinSet;
 use tonic::Streaming;
 use uuid::Uuid;
 
-use super::admission::{Caller, Entry};
+use super::admission::{AdmissionDecision, HelloClass};
 use super::fault::LinkFault;
-use super::held::Held;
-use super::{OnWire, Session, Shell, hello, unknown};
+use super::held::SessionAttempts;
+use super::{DaemonSession, QueuedFrame, SessionContext, hello, unknown};
 use crate::auth::Principal;
-use crate::dispatcher::{FromSession, SESSION_QUEUE};
-use crate::reader::Hidden;
+use crate::dispatcher::{HolderMessage, SESSION_QUEUE};
+use crate::reader::UnreadableCause;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const UNREADABLE_RETRY_MS: u64 = 2_000;
 
 /// Why a stream became no session.
-pub(super) enum Turned {
-    Away(LinkFault),
+pub(super) enum HandshakeFailure {
+    Refused(LinkFault),
     /// Not now: the last word, which says when to come back.
-    Later(Box<v1::RelayFrame>),
+    RetryLater(Box<v1::RelayFrame>),
     /// By itself, before it was its turn.
-    Left,
+    PeerLeft,
 }
 
-impl From<LinkFault> for Turned {
+impl From<LinkFault> for HandshakeFailure {
     fn from(fault: LinkFault) -> Self {
-        Self::Away(fault)
+        Self::Refused(fault)
     }
 }
 
-pub(super) async fn greet(
+pub(super) async fn perform_handshake(
     principal: Principal,
     mut inbound: Streaming<v1::DaemonFrame>,
-    shell: Shell,
-    wire: mpsc::Sender<OnWire>,
-) -> Result<Session, Turned> {
+    shell: SessionContext,
+    wire: mpsc::Sender<QueuedFrame>,
+) -> Result<DaemonSession, HandshakeFailure> {
     // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
     let id = SessionId(Uuid::now_v7());
-    let sent = first(&mut inbound).await?;
+    let sent = read_hello(&mut inbound).await?;
     unknown::count_in_hello(&shell.telemetry, &sent);
     let daemon = daemon_id(&sent, &principal, &shell).await?;
-    let mut hello = hello::decode(sent, daemon, &principal)?;
-    let caller = Caller::with(!hello.active.is_empty());
+    let mut hello = hello::decode_hello(sent, daemon, &principal)?;
+    let caller = HelloClass::from_holding(!hello.active.is_empty());
     tokio::select! {
         turn = await_turn(caller, &shell) => turn?,
         // It dialed again meanwhile, or gave up: its turn is not worth a write.
-        () = wire.closed() => return Err(Turned::Left),
+        () = wire.closed() => return Err(HandshakeFailure::PeerLeft),
     }
     let reader = shell.reader.clone();
     // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
     let hello = tokio::task::spawn_blocking(move || {
         for active in &mut hello.active {
-            active.looked = reader.looked_within(&hello.scope, active.re.task);
+            active.lookup = reader.find_task_within(&hello.scope, active.frame_ref.task);
         }
         hello
     })
     .await
     .map_err(|_| LinkFault::Stopping)?;
-    let listed: Vec<FrameRef> = hello.active.iter().map(|active| active.re).collect();
+    let listed: Vec<FrameRef> = hello.active.iter().map(|active| active.frame_ref).collect();
     let (messages_in, messages) = mpsc::channel(SESSION_QUEUE);
-    let opened = FromSession::Opened {
+    let opened = HolderMessage::Opened {
         session: id,
         hello: Box::new(hello),
         messages: messages_in,
     };
     shell
         .dispatcher
-        .hear(opened)
+        .send_to_loop(opened)
         .await
         .map_err(|_| LinkFault::Stopping)?;
     let acks = shell.output.ack_feed();
-    let window = shell.dispatcher.window();
-    Ok(Session {
+    let window = shell.dispatcher.frame_window();
+    Ok(DaemonSession {
         id,
         daemon,
         principal,
-        shell,
+        context: shell,
         inbound,
         messages,
         wire,
         pending: std::collections::VecDeque::new(),
-        stuck_since: None,
-        next_look: None,
-        held: Held::default(),
+        stalled_since: None,
+        next_disk_check: None,
+        attempts: SessionAttempts::default(),
         window,
-        listed,
-        early: Some(Vec::new()),
+        listed_refs: listed,
+        before_welcome: Some(Vec::new()),
         acks,
-        settling: JoinSet::new(),
+        waiting_terminal: JoinSet::new(),
     })
 }
 
 /// Waits until the dispatcher may be given one more Hello.
-async fn await_turn(caller: Caller, shell: &Shell) -> Result<(), Turned> {
-    match shell.admission.enter(caller, shell.clock.now().at) {
-        Entry::At(turn) => tokio::select! {
+async fn await_turn(caller: HelloClass, shell: &SessionContext) -> Result<(), HandshakeFailure> {
+    match shell.admission.decide(caller, shell.clock.now().monotonic) {
+        AdmissionDecision::AdmitAt(turn) => tokio::select! {
             () = shell.clock.sleep_until(turn) => Ok(()),
             () = shell.stop.cancelled() => Err(LinkFault::Stopping.into()),
         },
-        Entry::Later(ms) => {
+        AdmissionDecision::RetryAfter(ms) => {
             tracing::debug!(?caller, ms, "a daemon was told to come back later");
             let words = "many daemons connect at once; come back a little later";
-            Err(later(shell, words, ms))
+            Err(retry_later(shell, words, ms))
         }
     }
 }
 
-fn later(shell: &Shell, words: &str, ms: u64) -> Turned {
-    let goodbye = shell.stamp.goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
-    Turned::Later(Box::new(goodbye))
+fn retry_later(shell: &SessionContext, words: &str, ms: u64) -> HandshakeFailure {
+    let goodbye = shell
+        .encoder
+        .goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
+    HandshakeFailure::RetryLater(Box::new(goodbye))
 }
 
-async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, LinkFault> {
+async fn read_hello(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, LinkFault> {
     let frame = tokio::time::timeout(HELLO_TIMEOUT, inbound.message())
         .await
         .map_err(|_| LinkFault::HelloTimeout(HELLO_TIMEOUT.as_secs()))?;
@@ -141,8 +143,8 @@ async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, Li
 async fn daemon_id(
     sent: &v1::Hello,
     principal: &Principal,
-    shell: &Shell,
-) -> Result<DaemonId, Turned> {
+    shell: &SessionContext,
+) -> Result<DaemonId, HandshakeFailure> {
     let fresh = || DaemonId(Uuid::now_v7());
     let Some(claimed) = hello::claimed_id(sent)? else {
         return Ok(fresh());
@@ -154,8 +156,8 @@ async fn daemon_id(
         Ok(Some(known)) if is_bound_to(&known, principal, shell) => Ok(claimed),
         Ok(Some(_)) => Err(LinkFault::ForeignDaemon.into()),
         // Whose it was, nobody knows any more; its key says that it was of this scope, and Hello writes it anew.
-        Err(Hidden::Record) => Ok(claimed),
-        Err(Hidden::Disk) => Err(later(
+        Err(UnreadableCause::Record) => Ok(claimed),
+        Err(UnreadableCause::Disk) => Err(retry_later(
             shell,
             "the relay cannot read what it knows of this daemon; come back a little later",
             UNREADABLE_RETRY_MS,
@@ -163,14 +165,14 @@ async fn daemon_id(
     }
 }
 
-fn is_bound_to(known: &DaemonRecord, principal: &Principal, shell: &Shell) -> bool {
-    known.token == principal.token || !usable(shell, known.token)
+fn is_bound_to(known: &DaemonRecord, principal: &Principal, shell: &SessionContext) -> bool {
+    known.token == principal.token || !is_token_usable(shell, known.token)
 }
 
-fn usable(shell: &Shell, token: baton_core::id::TokenId) -> bool {
+fn is_token_usable(shell: &SessionContext, token: baton_core::id::TokenId) -> bool {
     let wall = shell.clock.now().wall;
     shell
-        .tokens
+        .token_table
         .get(token)
         .is_some_and(|record| record.is_usable(wall))
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use baton_core::Looked;
+use baton_core::TaskLookup;
 use baton_core::id::{DaemonId, InstanceId};
-use baton_core::input::{ActiveAttempt, ActiveState, Hello};
-use baton_core::record::{AgentRecord, Platform};
+use baton_core::input::{ActiveAttempt, ActiveAttemptState, DaemonHello};
+use baton_core::record::{AgentRecord, DaemonPlatform};
 use baton_proto::{ShortName, v1};
 
 use super::decode;
@@ -15,9 +15,9 @@ use crate::auth::Principal;
 const NAME_MAX: usize = 128;
 const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
-const WORDS_MAX: usize = 64;
+const ITEMS_MAX: usize = 64;
 /// What tasks may ask for, a daemon may have.
-const WORD_BYTES_MAX: usize = baton_contract::bounds::LABEL_VALUE.most();
+const ITEM_BYTES_MAX: usize = baton_contract::bounds::LABEL_VALUE.limit();
 /// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
 const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;
@@ -31,22 +31,22 @@ pub(super) fn claimed_id(hello: &v1::Hello) -> Result<Option<DaemonId>, LinkFaul
         .daemon_id
         .parse()
         .map(Some)
-        .map_err(|_| bad("daemon_id", "not an id; send what Welcome gave, or nothing"))
+        .map_err(|_| bad_hello("daemon_id", "not an id; send what Welcome gave, or nothing"))
 }
 
 /// Checks shape and limits. `daemon` is settled already; scope comes from the credential.
-pub(super) fn decode(
+pub(super) fn decode_hello(
     sent: v1::Hello,
     daemon: DaemonId,
     principal: &Principal,
-) -> Result<Hello, LinkFault> {
-    check(&sent)?;
+) -> Result<DaemonHello, LinkFault> {
+    check_limits(&sent)?;
     let instance = sent
         .instance_id
         .parse::<InstanceId>()
-        .map_err(|_| bad("instance_id", "not an id"))?;
-    let active: Result<Vec<_>, _> = sent.active.iter().map(active).collect();
-    Ok(Hello {
+        .map_err(|_| bad_hello("instance_id", "not an id"))?;
+    let active: Result<Vec<_>, _> = sent.active.iter().map(active_attempt).collect();
+    Ok(DaemonHello {
         daemon,
         scope: principal.scope.clone(),
         token: principal.token,
@@ -54,9 +54,9 @@ pub(super) fn decode(
         boot_id: sent.boot_id.as_str().into(),
         name: sent.name.as_str().into(),
         version: sent.version.as_str().into(),
-        platform: Platform {
-            os: clipped(&sent.os).into(),
-            arch: clipped(&sent.arch).into(),
+        platform: DaemonPlatform {
+            os: clip_item(&sent.os).into(),
+            arch: clip_item(&sent.arch).into(),
             protocol: sent.protocol_version,
         },
         slots: sent.slots,
@@ -69,48 +69,52 @@ pub(super) fn decode(
     })
 }
 
-fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
+fn check_limits(sent: &v1::Hello) -> Result<(), LinkFault> {
     if sent.protocol_version != PROTOCOL {
         return Err(LinkFault::Version(sent.protocol_version));
     }
-    if sent.boot_id.is_empty() || sent.boot_id.len() > WORD_BYTES_MAX {
-        return Err(bad("boot_id", "needs the kernel's boot id"));
+    if sent.boot_id.is_empty() || sent.boot_id.len() > ITEM_BYTES_MAX {
+        return Err(bad_hello("boot_id", "needs the kernel's boot id"));
     }
     if sent.name.trim().is_empty() || sent.name.chars().count() > NAME_MAX {
-        return Err(bad("name", "needs 1 to 128 characters"));
+        return Err(bad_hello("name", "needs 1 to 128 characters"));
     }
-    if sent.version.len() > WORD_BYTES_MAX {
-        return Err(bad("version", "has more than 256 bytes"));
+    if sent.version.len() > ITEM_BYTES_MAX {
+        return Err(bad_hello("version", "has more than 256 bytes"));
     }
     if sent.slots == 0 || sent.slots > SLOTS_MAX {
-        return Err(bad("slots", "must be 1 to 4096"));
+        return Err(bad_hello("slots", "must be 1 to 4096"));
     }
     if sent.active.len() > ACTIVE_MAX {
-        return Err(bad("active", "lists more than 8192 attempts"));
+        return Err(bad_hello("active", "lists more than 8192 attempts"));
     }
-    if sent.workspaces.len() > WORDS_MAX || !sent.workspaces.iter().all(|name| fits(name)) {
-        return Err(bad("workspaces", "may be 64 of 256 bytes"));
+    if sent.workspaces.len() > ITEMS_MAX || !sent.workspaces.iter().all(|name| fits_item(name)) {
+        return Err(bad_hello("workspaces", "may be 64 of 256 bytes"));
     }
-    words(&sent.labels, &sent.capabilities, &sent.agents)
+    check_items(&sent.labels, &sent.capabilities, &sent.agents)
 }
 
-fn fits(word: &str) -> bool {
-    word.len() <= WORD_BYTES_MAX
+fn fits_item(word: &str) -> bool {
+    word.len() <= ITEM_BYTES_MAX
 }
 
-fn words(
+fn check_items(
     labels: &BTreeMap<String, String>,
     capabilities: &[String],
     agents: &[v1::AgentInfo],
 ) -> Result<(), LinkFault> {
-    if labels.len() > LABELS_MAX || !labels.iter().all(|(key, value)| fits(key) && fits(value)) {
-        return Err(bad("labels", "may be 64 of 256 bytes each side"));
+    if labels.len() > LABELS_MAX
+        || !labels
+            .iter()
+            .all(|(key, value)| fits_item(key) && fits_item(value))
+    {
+        return Err(bad_hello("labels", "may be 64 of 256 bytes each side"));
     }
-    if capabilities.len() > WORDS_MAX || !capabilities.iter().all(|word| fits(word)) {
-        return Err(bad("capabilities", "may be 64 of 256 bytes"));
+    if capabilities.len() > ITEMS_MAX || !capabilities.iter().all(|word| fits_item(word)) {
+        return Err(bad_hello("capabilities", "may be 64 of 256 bytes"));
     }
-    if agents.len() > WORDS_MAX || !agents.iter().all(|agent| fits(&agent.name)) {
-        return Err(bad("agents", "may be 64 of 256 bytes"));
+    if agents.len() > ITEMS_MAX || !agents.iter().all(|agent| fits_item(&agent.name)) {
+        return Err(bad_hello("agents", "may be 64 of 256 bytes"));
     }
     Ok(())
 }
@@ -120,33 +124,35 @@ fn agent(sent: &v1::AgentInfo) -> AgentRecord {
     AgentRecord {
         name: sent.name.clone(),
         kind: sent.kind().short_name().to_owned(),
-        version: clipped(&sent.version).to_owned(),
-        problem: (!sent.problem.is_empty()).then(|| clipped(&sent.problem).to_owned()),
+        version: clip_item(&sent.version).to_owned(),
+        problem: (!sent.problem.is_empty()).then(|| clip_item(&sent.problem).to_owned()),
     }
 }
 
-fn clipped(words: &str) -> &str {
-    &words[..words.floor_char_boundary(WORD_BYTES_MAX)]
+fn clip_item(words: &str) -> &str {
+    &words[..words.floor_char_boundary(ITEM_BYTES_MAX)]
 }
 
-fn active(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {
-    let re = decode::reference(sent.r#ref.as_ref())
-        .map_err(|_| bad("active.ref", "is missing or malformed"))?;
+fn active_attempt(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {
+    let re = decode::frame_ref(sent.r#ref.as_ref())
+        .map_err(|_| bad_hello("active.ref", "is missing or malformed"))?;
     let state = match sent.state() {
-        v1::ActiveState::Running => ActiveState::Running,
-        v1::ActiveState::Finished => ActiveState::Finished,
-        v1::ActiveState::Unreachable | v1::ActiveState::Unspecified => ActiveState::Unreachable,
+        v1::ActiveState::Running => ActiveAttemptState::Running,
+        v1::ActiveState::Finished => ActiveAttemptState::Finished,
+        v1::ActiveState::Unreachable | v1::ActiveState::Unspecified => {
+            ActiveAttemptState::Unreachable
+        }
     };
     Ok(ActiveAttempt {
-        re,
-        proof: decode::token(sent.token.as_ref()),
+        frame_ref: re,
+        proof: decode::lease_token(sent.token.as_ref()),
         state,
         control_seq: sent.last_control_seq,
         output_end: sent.output_end,
-        looked: Looked::default(),
+        lookup: TaskLookup::default(),
     })
 }
 
-fn bad(field: &'static str, what: &'static str) -> LinkFault {
+fn bad_hello(field: &'static str, what: &'static str) -> LinkFault {
     LinkFault::BadHello { field, what }
 }

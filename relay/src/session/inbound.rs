@@ -1,69 +1,74 @@
 //! What the daemon says: each frame is decoded, checked against what this session may speak for, and passed on.
 
-use baton_core::input::{Frame, FrameBody, FrameRef, Heartbeat, Input, Sign};
-use baton_core::record::Workspace;
+use baton_core::input::{
+    AttemptFrame, CoreCommand, FrameBody, FrameRef, HeartbeatMessage, OutputSignal,
+};
+use baton_core::record::WorkspaceReport;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame as Sent;
 
-use super::decode::{self, Decoded};
+use super::decode::{self, DecodedFrame};
 use super::fault::FrameFault;
-use super::held::Seen;
-use super::{Ended, Session, Settled, unknown};
-use crate::output::{AppendError, Appended, CHUNK_BYTES_MAX, Chunk, CutReason};
+use super::held::OutputObservation;
+use super::{DaemonSession, SessionEnd, TerminalFrame, unknown};
+use crate::output::{AcceptedEnd, CHUNK_BYTES_MAX, CutReason, OutputAppendError, OutputChunk};
 
 /// Terminal frames that may wait for their output at one time; a daemon has at most 4096 slots.
-const SETTLING_MAX: usize = 4096;
+const WAITING_TERMINAL_FRAMES_MAX: usize = 4096;
 /// Longest stretch that one cut may name; no child writes more within a lease.
 const CUT_BYTES_MAX: u64 = 1 << 40;
 /// Longest hold that is passed on; the core has its own, lower limit.
-const HOLD_MS_MAX: u64 = 600_000;
+const LEASE_EXTENSION_MS_MAX: u64 = 600_000;
 
-impl Session {
-    pub(super) async fn take(&mut self, frame: v1::DaemonFrame) -> Result<(), Ended> {
-        unknown::count(&self.shell.telemetry, &frame);
+impl DaemonSession {
+    pub(super) async fn handle_frame(&mut self, frame: v1::DaemonFrame) -> Result<(), SessionEnd> {
+        unknown::count_unknown(&self.context.telemetry, &frame);
         match frame.frame {
             // An arm from a newer protocol: nothing to do.
             None => Ok(()),
-            Some(Sent::Hello(_)) => Err(Ended::Goodbye(
+            Some(Sent::Hello(_)) => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::ProtocolError,
                 "Hello came twice on one stream",
             )),
-            Some(Sent::Goodbye(_)) => Err(Ended::ByPeer),
-            Some(Sent::Heartbeat(heartbeat)) => self.heartbeat(&heartbeat).await,
-            Some(Sent::Hold(hold)) => self.hold(&hold).await,
-            Some(Sent::Attempt(frame)) => self.attempt_frame(frame).await,
+            Some(Sent::Goodbye(_)) => Err(SessionEnd::ByPeer),
+            Some(Sent::Heartbeat(heartbeat)) => self.handle_heartbeat(&heartbeat).await,
+            Some(Sent::Hold(hold)) => self.handle_lease_extension(&hold).await,
+            Some(Sent::Attempt(frame)) => self.handle_attempt_frame(frame).await,
         }
     }
 
-    async fn heartbeat(&mut self, sent: &v1::Heartbeat) -> Result<(), Ended> {
-        let heartbeat = Heartbeat {
+    async fn handle_heartbeat(&mut self, sent: &v1::Heartbeat) -> Result<(), SessionEnd> {
+        let heartbeat = HeartbeatMessage {
             seq: sent.seq,
-            heard_seq: sent.heard_seq,
+            received_ack_seq: sent.heard_seq,
             renewals: renewals(&sent.renew),
             free_slots: sent.free_slots,
             draining: sent.status() == v1::DaemonStatus::Draining,
             // Also for a reason that only a newer daemon knows.
             unfit: sent.refuses != i32::from(v1::RejectCode::Unspecified),
-            load: sent.load.as_ref().map(decode::load),
+            load: sent.load.as_ref().map(decode::machine_load),
         };
-        self.forward(Input::Heartbeat {
+        self.forward(CoreCommand::Heartbeat {
             session: self.id,
             heartbeat,
         })
         .await
     }
 
-    async fn hold(&mut self, sent: &v1::HoldRequest) -> Result<(), Ended> {
-        self.forward(Input::Hold {
+    async fn handle_lease_extension(&mut self, sent: &v1::HoldRequest) -> Result<(), SessionEnd> {
+        self.forward(CoreCommand::ExtendLeases {
             session: self.id,
             request: sent.seq,
             attempts: renewals(&sent.attempts),
-            granted_ms: sent.hold_ms.min(HOLD_MS_MAX),
+            granted_ms: sent.hold_ms.min(LEASE_EXTENSION_MS_MAX),
         })
         .await
     }
 
-    async fn attempt_frame(&mut self, mut frame: v1::AttemptFrame) -> Result<(), Ended> {
+    async fn handle_attempt_frame(
+        &mut self,
+        mut frame: v1::AttemptFrame,
+    ) -> Result<(), SessionEnd> {
         let named = frame
             .r#ref
             .as_ref()
@@ -71,108 +76,117 @@ impl Session {
         let control_seq = frame.control_seq;
         let offset = output_offset(&frame);
         let workspace = decode::workspace(frame.body.as_ref());
-        match self.decode(&mut frame) {
+        match self.decode_frame(&mut frame) {
             // A body from a newer protocol that takes no number: nothing to do.
-            Ok((_, Decoded::Control(FrameBody::Unknown))) if control_seq == 0 => Ok(()),
+            Ok((_, DecodedFrame::Control(FrameBody::Unknown))) if control_seq == 0 => Ok(()),
             Err(fault) => {
-                self.refuse(&named, control_seq, offset, &fault);
-                self.use_up(&frame).await
+                self.refuse_frame(&named, control_seq, offset, &fault);
+                self.consume_control_seq(&frame).await
             }
-            Ok((re, Decoded::Output(stream))) => self.stream(re, &frame, stream).await,
-            Ok((re, Decoded::Cut(cut))) => self.cut(re, cut).await,
-            Ok((re, Decoded::Control(body))) => self.control(re, &frame, body, workspace).await,
+            Ok((re, DecodedFrame::Output(stream))) => self.handle_output(re, &frame, stream).await,
+            Ok((re, DecodedFrame::Cut(cut))) => self.handle_cut(re, cut).await,
+            Ok((re, DecodedFrame::Control(body))) => {
+                self.handle_control(re, &frame, body, workspace).await
+            }
         }
     }
 
     /// A control frame that was refused here still takes its number, or everything behind it would be a gap.
-    async fn use_up(&mut self, frame: &v1::AttemptFrame) -> Result<(), Ended> {
-        match decode::reference(frame.r#ref.as_ref()) {
-            Ok(re) if self.held.holds(&re) && frame.control_seq > 0 => {
-                self.control(re, frame, FrameBody::Unknown, None).await
+    async fn consume_control_seq(&mut self, frame: &v1::AttemptFrame) -> Result<(), SessionEnd> {
+        match decode::frame_ref(frame.r#ref.as_ref()) {
+            Ok(re) if self.attempts.contains_ref(&re) && frame.control_seq > 0 => {
+                self.handle_control(re, frame, FrameBody::Unknown, None)
+                    .await
             }
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    fn decode(&self, frame: &mut v1::AttemptFrame) -> Result<(FrameRef, Decoded), FrameFault> {
-        decode::block_reason(frame.body.as_ref())?;
-        let re = decode::reference(frame.r#ref.as_ref())?;
-        if !self.held.holds(&re) {
+    fn decode_frame(
+        &self,
+        frame: &mut v1::AttemptFrame,
+    ) -> Result<(FrameRef, DecodedFrame), FrameFault> {
+        decode::check_block_reason(frame.body.as_ref())?;
+        let re = decode::frame_ref(frame.r#ref.as_ref())?;
+        if !self.attempts.contains_ref(&re) {
             return Err(FrameFault::UnknownAttempt);
         }
-        let decoded = decode::body(frame.body.take(), frame.within_lease)?;
+        let decoded = decode::decode_body(frame.body.take(), frame.within_lease)?;
         match (&decoded, frame.control_seq) {
-            (Decoded::Control(FrameBody::Unknown), _)
-            | (Decoded::Control(_), 1..)
-            | (Decoded::Output(_) | Decoded::Cut(_), 0) => Ok((re, decoded)),
-            (Decoded::Control(_), 0) | (Decoded::Output(_) | Decoded::Cut(_), 1..) => {
-                Err(FrameFault::WrongNumber)
-            }
+            (DecodedFrame::Control(FrameBody::Unknown), _)
+            | (DecodedFrame::Control(_), 1..)
+            | (DecodedFrame::Output(_) | DecodedFrame::Cut(_), 0) => Ok((re, decoded)),
+            (DecodedFrame::Control(_), 0)
+            | (DecodedFrame::Output(_) | DecodedFrame::Cut(_), 1..) => Err(FrameFault::WrongNumber),
         }
     }
 
-    async fn control(
+    async fn handle_control(
         &mut self,
         re: FrameRef,
         sent: &v1::AttemptFrame,
         body: FrameBody,
-        workspace: Option<Box<Workspace>>,
-    ) -> Result<(), Ended> {
-        if let Some(activity) = self.held.flush(self.id, re.attempt) {
-            self.forward(Input::Activity(activity)).await?;
+        workspace: Option<Box<WorkspaceReport>>,
+    ) -> Result<(), SessionEnd> {
+        if let Some(activity) = self.attempts.flush(self.id, re.attempt) {
+            self.forward(CoreCommand::Activity(activity)).await?;
         }
         let final_offset = decode::final_offset(&body);
         let unstored = final_offset.is_some_and(|offset| offset > self.durable_offset(re.attempt));
         if self
-            .held
-            .waits_for_room(re.attempt, sent.control_seq, unstored)
+            .attempts
+            .must_wait_for_output(re.attempt, sent.control_seq, unstored)
         {
             return Ok(());
         }
-        if proves_the_end(&body) {
-            self.held.last_word(re.attempt, sent.control_seq);
+        if proves_termination(&body) {
+            self.attempts.note_final_frame(re.attempt, sent.control_seq);
         }
-        let frame = Box::new(Frame {
+        let frame = Box::new(AttemptFrame {
             session: self.id,
-            re,
+            frame_ref: re,
             control_seq: sent.control_seq,
-            observed: decode::observed(sent),
+            observed: decode::observed_at(sent),
             proof: decode::proof(sent),
             body,
             workspace,
             finished: None,
-            known: Ok(None),
+            stored_progress: Ok(None),
         });
         match final_offset {
             Some(offset) if offset > self.durable_offset(re.attempt) => {
-                self.settle(frame, offset).await
+                self.wait_for_output(frame, offset).await
             }
             Some(_) | None => self.forward_frame(frame).await,
         }
     }
 
     /// A terminal frame waits here until its output is durable; other attempts' frames go on meanwhile.
-    async fn settle(&mut self, mut frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
-        let attempt = frame.re.attempt;
-        let stored = self.shell.output.end(attempt.0).map_or(0, |end| end.end);
-        if self.settling.len() >= SETTLING_MAX {
-            return Err(Ended::Goodbye(
+    async fn wait_for_output(
+        &mut self,
+        mut frame: Box<AttemptFrame>,
+        offset: u64,
+    ) -> Result<(), SessionEnd> {
+        let attempt = frame.frame_ref.attempt;
+        let stored = self.context.output.end(attempt.0).map_or(0, |end| end.end);
+        if self.waiting_terminal.len() >= WAITING_TERMINAL_FRAMES_MAX {
+            return Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
                 "too many terminal frames wait for their output; replay them",
             ));
         }
         let missing = offset.saturating_sub(stored);
         if missing > 0
-            && !self.held.is_all(attempt)
+            && !self.attempts.has_full_replay(attempt)
             && let FrameBody::Completed(result) = &mut frame.body
         {
             // The core refuses it, the daemon brings all that it has again, and what is missing then will never come.
             result.output_missing = missing;
-            self.held.replays(attempt);
+            self.attempts.mark_full_replay(attempt);
             return self.forward_frame(frame).await;
         }
-        if missing > 0 && (!self.held.is_all(attempt) || missing > CUT_BYTES_MAX) {
-            return Err(Ended::Goodbye(
+        if missing > 0 && (!self.attempts.has_full_replay(attempt) || missing > CUT_BYTES_MAX) {
+            return Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::ProtocolError,
                 "output is missing before a terminal frame; replay it",
             ));
@@ -180,45 +194,50 @@ impl Session {
         if missing > 0 {
             // Nobody has it any more, and asking again would be for ever: what is missing is said to be.
             let reason = CutReason::NotReceived;
-            let output = &self.shell.output;
+            let output = &self.context.output;
             let cut = output.append_cut(attempt.0, stored, offset, reason).await;
-            if self.appended(frame.re, stored, cut)?.is_none() {
-                let waits = self.held.waits_for_room(attempt, frame.control_seq, true);
+            if self.check_appended(frame.frame_ref, stored, cut)?.is_none() {
+                let waits = self
+                    .attempts
+                    .must_wait_for_output(attempt, frame.control_seq, true);
                 return match waits {
                     true => Ok(()),
                     false => self.forward_frame(frame).await,
                 };
             }
         }
-        let output = self.shell.output.clone();
-        self.settling.spawn(async move {
-            let durable = output.synced(frame.re.attempt.0, offset).await.is_ok();
+        let output = self.context.output.clone();
+        self.waiting_terminal.spawn(async move {
+            let durable = output
+                .wait_durable(frame.frame_ref.attempt.0, offset)
+                .await
+                .is_ok();
             (frame, durable)
         });
         Ok(())
     }
 
-    pub(super) async fn settled(
+    pub(super) async fn forward_terminal_frame(
         &mut self,
-        settled: Result<Settled, tokio::task::JoinError>,
-    ) -> Result<(), Ended> {
+        settled: Result<TerminalFrame, tokio::task::JoinError>,
+    ) -> Result<(), SessionEnd> {
         match settled {
             Ok((frame, true)) => self.forward_frame(frame).await,
             // Not acknowledged, so the daemon keeps it and brings it again.
-            Ok((_, false)) | Err(_) => Err(Ended::Goodbye(
+            Ok((_, false)) | Err(_) => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
                 "output could not be stored",
             )),
         }
     }
 
-    async fn stream(
+    async fn handle_output(
         &mut self,
         re: FrameRef,
         frame: &v1::AttemptFrame,
         sent: v1::Stream,
-    ) -> Result<(), Ended> {
-        if self.held.is_given_up(re.attempt) {
+    ) -> Result<(), SessionEnd> {
+        if self.attempts.is_abandoned(re.attempt) {
             return Ok(());
         }
         if sent.chunk.is_empty() || sent.chunk.len() > CHUNK_BYTES_MAX {
@@ -227,7 +246,7 @@ impl Session {
                 size: sent.chunk.len(),
                 limit: CHUNK_BYTES_MAX,
             };
-            self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
+            self.refuse_frame(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
             return Ok(());
         }
         if sent.tool_call_id.len() > decode::TOOL_ID_MAX {
@@ -237,52 +256,63 @@ impl Session {
                 size,
                 limit,
             };
-            self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
+            self.refuse_frame(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
             return Ok(());
         }
-        let sign = sign(&sent);
-        let chunk = Chunk {
+        let sign = activity_sign(&sent);
+        let chunk = OutputChunk {
             attempt: re.attempt.0,
             offset: sent.offset,
             after_control_seq: sent.after_control_seq,
             kind: output_kind(&sent),
-            observed_at_ms: decode::observed(frame).0,
+            observed_at_ms: decode::observed_at(frame).0,
             bytes: sent.chunk,
         };
-        let Some(end) = self.append(re, chunk).await? else {
+        let Some(end) = self.append_output(re, chunk).await? else {
             return Ok(());
         };
-        let seen = Seen {
+        let seen = OutputObservation {
             attempt: re.attempt,
             sign,
             tool: &sent.tool_call_id,
             end,
         };
-        match self.held.output(self.id, seen, self.shell.clock.now().at) {
-            Some(activity) => self.forward(Input::Activity(activity)).await,
+        match self
+            .attempts
+            .note_output(self.id, seen, self.context.clock.now().monotonic)
+        {
+            Some(activity) => self.forward(CoreCommand::Activity(activity)).await,
             None => Ok(()),
         }
     }
 
     /// Where its output ends then. What does not fit on the disk is a sign of life all the same.
-    async fn append(&mut self, re: FrameRef, chunk: Chunk) -> Result<Option<u64>, Ended> {
-        if !self.held.is_dry(re.attempt) {
+    async fn append_output(
+        &mut self,
+        re: FrameRef,
+        chunk: OutputChunk,
+    ) -> Result<Option<u64>, SessionEnd> {
+        if !self.attempts.waits_for_disk(re.attempt) {
             let offset = chunk.offset;
-            let appended = self.shell.output.append(chunk).await;
-            if let Some(Appended { end }) = self.appended(re, offset, appended)? {
+            let appended = self.context.output.append(chunk).await;
+            if let Some(AcceptedEnd { end }) = self.check_appended(re, offset, appended)? {
                 return Ok(Some(end));
             }
         }
-        let stored = self.shell.output.end(re.attempt.0).map_or(0, |end| end.end);
-        Ok(self.held.is_dry(re.attempt).then_some(stored))
+        let stored = self
+            .context
+            .output
+            .end(re.attempt.0)
+            .map_or(0, |end| end.end);
+        Ok(self.attempts.waits_for_disk(re.attempt).then_some(stored))
     }
 
-    async fn cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), Ended> {
-        if self.held.is_given_up(re.attempt) || self.held.is_dry(re.attempt) {
+    async fn handle_cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), SessionEnd> {
+        if self.attempts.is_abandoned(re.attempt) || self.attempts.waits_for_disk(re.attempt) {
             return Ok(());
         }
         let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(&sent)) else {
-            self.refuse(
+            self.refuse_frame(
                 &re.attempt.to_string(),
                 0,
                 Some(sent.offset),
@@ -291,63 +321,75 @@ impl Session {
             return Ok(());
         };
         let appended = self
-            .shell
+            .context
             .output
             .append_cut(re.attempt.0, sent.offset, to, reason)
             .await;
-        self.appended(re, sent.offset, appended).map(|_| ())
+        self.check_appended(re, sent.offset, appended).map(|_| ())
     }
 
     /// A fault of this chunk is answered. What does not fit on the disk is left with the daemon, which has it until it is
     /// acknowledged, and nobody else has to wait for it.
-    fn appended(
+    fn check_appended(
         &mut self,
         re: FrameRef,
         offset: u64,
-        appended: Result<Appended, AppendError>,
-    ) -> Result<Option<Appended>, Ended> {
+        appended: Result<AcceptedEnd, OutputAppendError>,
+    ) -> Result<Option<AcceptedEnd>, SessionEnd> {
         let fault = match appended {
             Ok(appended) => {
                 self.acks.watch(re.attempt.0);
                 return Ok(Some(appended));
             }
-            Err(AppendError::DiskFull) => {
-                self.held.runs_dry(re.attempt);
+            Err(OutputAppendError::DiskFull) => {
+                self.attempts.mark_disk_full(re.attempt);
                 return Ok(None);
             }
-            Err(AppendError::Closed) => {
-                return Err(Ended::Goodbye(
+            Err(OutputAppendError::Closed) => {
+                return Err(SessionEnd::Goodbye(
                     v1::GoodbyeCode::Busy,
                     "output cannot be stored now; come back later",
                 ));
             }
-            Err(AppendError::Gap { .. }) => FrameFault::OutputGap,
-            Err(AppendError::TooLarge { len }) => FrameFault::TooLong {
+            Err(OutputAppendError::Gap { .. }) => FrameFault::OutputGap,
+            Err(OutputAppendError::TooLarge { len }) => FrameFault::TooLong {
                 field: "stream.chunk",
                 size: len,
                 limit: CHUNK_BYTES_MAX,
             },
-            Err(AppendError::EmptyCut { .. }) => FrameFault::BadCut,
+            Err(OutputAppendError::EmptyCut { .. }) => FrameFault::BadCut,
             // Everything that could still count was stored before the end.
-            Err(AppendError::Sealed { .. }) => return Ok(None),
+            Err(OutputAppendError::Sealed { .. }) => return Ok(None),
         };
-        self.refuse(&re.attempt.to_string(), 0, Some(offset), &fault);
+        self.refuse_frame(&re.attempt.to_string(), 0, Some(offset), &fault);
         Ok(None)
     }
 
-    pub(super) async fn flush_due(&mut self) -> Result<(), Ended> {
-        for activity in self.held.flush_due(self.id, self.shell.clock.now().at) {
-            self.forward(Input::Activity(activity)).await?;
+    pub(super) async fn flush_due(&mut self) -> Result<(), SessionEnd> {
+        for activity in self
+            .attempts
+            .flush_due(self.id, self.context.clock.now().monotonic)
+        {
+            self.forward(CoreCommand::Activity(activity)).await?;
         }
         Ok(())
     }
 
-    fn refuse(&mut self, attempt: &str, control_seq: u64, offset: Option<u64>, fault: &FrameFault) {
+    fn refuse_frame(
+        &mut self,
+        attempt: &str,
+        control_seq: u64,
+        offset: Option<u64>,
+        fault: &FrameFault,
+    ) {
         tracing::debug!(session_id = %self.id, attempt_id = attempt, control_seq, %fault, "frame refused");
         // Ids come from the peer; what is echoed is bounded.
         let attempt = &attempt[..attempt.floor_char_boundary(64)];
-        self.pending
-            .push_back(self.shell.stamp.fault(attempt, control_seq, offset, fault));
+        self.pending.push_back(
+            self.context
+                .encoder
+                .fault(attempt, control_seq, offset, fault),
+        );
     }
 }
 
@@ -357,8 +399,8 @@ fn renewals(
     let one = |entry: &v1::RenewEntry| {
         let attempt = entry.attempt_id.parse().ok()?;
         // A missing token is answered like a wrong one.
-        let token =
-            decode::token(entry.token.as_ref()).unwrap_or(baton_core::input::LeaseToken([0; 32]));
+        let token = decode::lease_token(entry.token.as_ref())
+            .unwrap_or(baton_core::input::LeaseToken([0; 32]));
         Some((attempt, token))
     };
     sent.iter().filter_map(one).collect()
@@ -373,7 +415,7 @@ fn output_offset(frame: &v1::AttemptFrame) -> Option<u64> {
 }
 
 /// After such a frame the daemon has nothing more to say about the attempt.
-fn proves_the_end(body: &FrameBody) -> bool {
+fn proves_termination(body: &FrameBody) -> bool {
     match body {
         FrameBody::Completed(done) => done.termination.group_empty,
         FrameBody::Errored(error) => error.termination.group_empty,
@@ -397,11 +439,11 @@ fn proves_the_end(body: &FrameBody) -> bool {
 }
 
 /// What people can see was said with the prompt in hand, whatever else the daemon says of it.
-fn sign(sent: &v1::Stream) -> Sign {
+fn activity_sign(sent: &v1::Stream) -> OutputSignal {
     match (sent.visible, sent.before_prompt) {
-        (true, _) => Sign::VisibleEvent,
-        (false, false) => Sign::Event,
-        (false, true) => Sign::BeforePrompt,
+        (true, _) => OutputSignal::VisibleEvent,
+        (false, false) => OutputSignal::Event,
+        (false, true) => OutputSignal::BeforePrompt,
     }
 }
 
@@ -409,12 +451,16 @@ fn sign(sent: &v1::Stream) -> Sign {
 /// opaque; one of a newer protocol that fits is kept for whoever knows it.
 fn output_kind(sent: &v1::Stream) -> u8 {
     let kind = u8::try_from(sent.kind).ok();
-    let kind = kind.filter(|kind| *kind < VISIBLE).unwrap_or(0);
-    if sent.visible { kind | VISIBLE } else { kind }
+    let kind = kind.filter(|kind| *kind < VISIBLE_BIT).unwrap_or(0);
+    if sent.visible {
+        kind | VISIBLE_BIT
+    } else {
+        kind
+    }
 }
 
 /// Set in a stored chunk's kind when people were meant to see it.
-pub(crate) const VISIBLE: u8 = 0x80;
+pub(crate) const VISIBLE_BIT: u8 = 0x80;
 
 /// A newer daemon's reason is unknown here, but the bytes are gone all the same: without its cut the output would
 /// have a gap for ever.

@@ -17,10 +17,10 @@ mod unknown;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_core::effects::Downstream;
+use baton_core::effects::DaemonMessage;
 use baton_core::id::{AttemptId, SessionId};
-use baton_core::input::{Frame, FrameRef, Input};
-use baton_core::time::Moment;
+use baton_core::input::{AttemptFrame, CoreCommand, FrameRef};
+use baton_core::time::MonotonicTime;
 use baton_proto::v1;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -30,67 +30,69 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use crate::auth::Principal;
-use crate::clock::Clock;
-use crate::dispatcher::{Dispatcher, FromSession, ToSession, Window};
+use crate::clock::RelayClock;
+use crate::dispatcher::{Dispatcher, FrameWindow, HolderMessage, SessionDelivery};
 use crate::output::{AckFeed, OutputEnd, OutputLog};
-use crate::reader::Reader;
+use crate::reader::RecordReader;
 use crate::telemetry::Telemetry;
-use admission::Caller;
-use handshake::Turned;
-use held::Held;
+use admission::HelloClass;
+use handshake::HandshakeFailure;
+use held::SessionAttempts;
 
-pub(crate) use admission::Admission;
-pub(crate) use decode::{artifact, usage, words_of};
-pub(crate) use encode::Stamp;
+pub(crate) use admission::HelloAdmission;
+pub(crate) use decode::{artifact, sanitized_text, usage};
+pub(crate) use encode::FrameEncoder;
 pub use fault::{FrameFault, LinkFault};
-pub(crate) use inbound::VISIBLE;
+pub(crate) use inbound::VISIBLE_BIT;
 
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
 /// when its queue is full as well.
 const WIRE_QUEUE: usize = 256;
 /// A wire that takes nothing for this long ends the session: a daemon that cannot receive is not alive.
 const WIRE_STALL_MS: u64 = 10_000;
-const LOOK_FOR_ROOM_MS: u64 = 1_000;
+const DISK_CHECK_MS: u64 = 1_000;
 
 /// What every session needs of the relay. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Shell {
+pub struct SessionContext {
     pub(crate) dispatcher: Dispatcher,
-    pub(crate) reader: Reader,
+    pub(crate) reader: RecordReader,
     pub(crate) output: OutputLog,
-    pub(crate) clock: Clock,
-    pub(crate) stamp: Arc<Stamp>,
+    pub(crate) clock: RelayClock,
+    pub(crate) encoder: Arc<FrameEncoder>,
     pub(crate) telemetry: Telemetry,
     /// Says whether a credential may still be used; a daemon id is bound to one that can.
-    pub(crate) tokens: crate::auth::Tokens,
+    pub(crate) token_table: crate::auth::TokenTable,
     /// How fast daemons are let in.
-    pub(crate) admission: Admission,
+    pub(crate) admission: HelloAdmission,
     /// The relay is going away: say Goodbye and end.
     pub(crate) stop: CancellationToken,
 }
 
 /// A place in the queue to the wire. A frame is some 600 bytes and a queue begins with room for 32: boxed, ten thousand idle
 /// daemons do not cost 200 MB of empty places.
-type OnWire = Result<Box<v1::RelayFrame>, Status>;
+type QueuedFrame = Result<Box<v1::RelayFrame>, Status>;
 
 /// Serves one stream until either side ends it. Returns its answering half at once; the session runs on its own.
 pub(crate) fn serve(
     principal: Principal,
     inbound: Streaming<v1::DaemonFrame>,
-    shell: Shell,
+    shell: SessionContext,
 ) -> impl Stream<Item = Result<v1::RelayFrame, Status>> + Send + use<> {
-    let (wire, frames) = mpsc::channel::<OnWire>(WIRE_QUEUE);
+    let (wire, frames) = mpsc::channel::<QueuedFrame>(WIRE_QUEUE);
     tokio::spawn(async move {
-        match handshake::greet(principal, inbound, shell, wire.clone()).await {
+        match handshake::perform_handshake(principal, inbound, shell, wire.clone()).await {
             Ok(session) => session.run().await,
-            Err(Turned::Away(fault)) => {
+            Err(HandshakeFailure::Refused(fault)) => {
                 tracing::info!(%fault, "a daemon's stream was refused");
                 let _ = wire
                     .send(Err(crate::api::status::status(&fault.into())))
                     .await; // The peer may have gone.
             }
-            Err(Turned::Left) => tracing::debug!("a daemon left before it was its turn"),
-            Err(Turned::Later(goodbye)) => {
+            Err(HandshakeFailure::PeerLeft) => {
+                tracing::debug!("a daemon left before it was its turn")
+            }
+            Err(HandshakeFailure::RetryLater(goodbye)) => {
                 let _ = wire.send(Ok(goodbye)).await; // The peer may have gone.
             }
         }
@@ -99,53 +101,53 @@ pub(crate) fn serve(
 }
 
 /// A stream that has said Hello.
-pub(crate) struct Session {
+pub(crate) struct DaemonSession {
     id: SessionId,
     daemon: baton_core::id::DaemonId,
     principal: Principal,
-    shell: Shell,
+    context: SessionContext,
     inbound: Streaming<v1::DaemonFrame>,
-    messages: mpsc::Receiver<ToSession>,
-    wire: mpsc::Sender<OnWire>,
+    messages: mpsc::Receiver<SessionDelivery>,
+    wire: mpsc::Sender<QueuedFrame>,
     /// Encoded frames that the wire has no room for yet.
     pending: VecDeque<v1::RelayFrame>,
     /// Since when the wire has taken nothing although something waits.
-    stuck_since: Option<Moment>,
+    stalled_since: Option<MonotonicTime>,
     /// When to see whether output fits on the disk again; only while some does not.
-    next_look: Option<Moment>,
-    held: Held,
+    next_disk_check: Option<MonotonicTime>,
+    attempts: SessionAttempts,
     /// What it may have on its way to the disk.
-    window: Window,
+    window: FrameWindow,
     /// Refs that Hello listed; Welcome says which of them this session may speak for.
-    listed: Vec<FrameRef>,
+    listed_refs: Vec<FrameRef>,
     /// Messages that were free to go before Welcome was; none once it went. Few: Hello is still being handled.
-    early: Option<Vec<Downstream>>,
+    before_welcome: Option<Vec<DaemonMessage>>,
     acks: AckFeed,
     /// Terminal frames that wait until their output is durable.
-    settling: JoinSet<Settled>,
+    waiting_terminal: JoinSet<TerminalFrame>,
 }
 
 /// A terminal frame whose output is durable, or never will be.
-type Settled = (Box<Frame>, bool);
+type TerminalFrame = (Box<AttemptFrame>, bool);
 
 /// What a session waits for.
-enum Next {
+enum SessionEvent {
     Stop,
     CredentialEnded,
     WireGone,
     WireHasRoom,
-    WireStuck,
-    Message(Option<ToSession>),
-    Settled(Result<Settled, tokio::task::JoinError>),
+    WireStalled,
+    Message(Option<SessionDelivery>),
+    TerminalFrameReady(Result<TerminalFrame, tokio::task::JoinError>),
     OutputDurable(Vec<(uuid::Uuid, OutputEnd)>),
     Frame(Box<Result<Option<v1::DaemonFrame>, Status>>),
     Flush,
-    LookForRoom,
+    CheckDisk,
 }
 
 /// Why a session ended.
 #[derive(Debug)]
-enum Ended {
+enum SessionEnd {
     /// The daemon closed, or the connection broke.
     ByPeer,
     /// The relay closes it with these words.
@@ -154,130 +156,132 @@ enum Ended {
     Dropped,
 }
 
-impl Session {
+impl DaemonSession {
     /// The bracket: whatever ends the stream, the core is told once.
     async fn run(mut self) {
         tracing::info!(session_id = %self.id, daemon_id = %self.daemon, "daemon connected");
         let ended = loop {
-            if let Err(ended) = self.step().await {
+            if let Err(ended) = self.run_step().await {
                 break ended;
             }
         };
         tracing::info!(session_id = %self.id, daemon_id = %self.daemon, ?ended, "daemon disconnected");
-        self.farewell(&ended);
-        let closed = FromSession::Input(Input::SessionClosed { session: self.id });
+        self.send_goodbye(&ended);
+        let closed = HolderMessage::Input(CoreCommand::SessionClosed { session: self.id });
         // An error means that the whole relay stops, which ends every session anyway.
-        let _ = self.shell.dispatcher.hear(closed).await;
+        let _ = self.context.dispatcher.send_to_loop(closed).await;
     }
 
-    async fn step(&mut self) -> Result<(), Ended> {
-        match self.next().await {
-            Next::Stop => Err(Ended::Goodbye(
+    async fn run_step(&mut self) -> Result<(), SessionEnd> {
+        match self.next_event().await {
+            SessionEvent::Stop => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Shutdown,
                 "the relay is stopping",
             )),
-            Next::CredentialEnded => Err(Ended::Goodbye(
+            SessionEvent::CredentialEnded => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::AuthExpired,
                 "the credential is revoked or expired",
             )),
-            Next::WireGone => Err(Ended::ByPeer),
-            Next::WireHasRoom => {
-                self.stuck_since = None;
+            SessionEvent::WireGone => Err(SessionEnd::ByPeer),
+            SessionEvent::WireHasRoom => {
+                self.stalled_since = None;
                 Ok(())
             }
-            Next::WireStuck => Err(Ended::Dropped),
-            Next::Message(message) => self.tell(message.ok_or(Ended::Dropped)?),
-            Next::Settled(settled) => self.settled(settled).await,
-            Next::OutputDurable(ends) => {
+            SessionEvent::WireStalled => Err(SessionEnd::Dropped),
+            SessionEvent::Message(message) => {
+                self.send_messages(message.ok_or(SessionEnd::Dropped)?)
+            }
+            SessionEvent::TerminalFrameReady(settled) => self.forward_terminal_frame(settled).await,
+            SessionEvent::OutputDurable(ends) => {
                 self.output_durable(ends);
                 Ok(())
             }
             // An undecodable frame ends this stream and nothing else.
-            Next::Frame(frame) => match *frame {
-                Ok(Some(frame)) => self.take(frame).await,
-                Ok(None) => Err(Ended::ByPeer),
+            SessionEvent::Frame(frame) => match *frame {
+                Ok(Some(frame)) => self.handle_frame(frame).await,
+                Ok(None) => Err(SessionEnd::ByPeer),
                 // A broken connection looks the same, and then nobody hears the goodbye.
-                Err(_) => Err(Ended::Goodbye(
+                Err(_) => Err(SessionEnd::Goodbye(
                     v1::GoodbyeCode::ProtocolError,
                     "a frame cannot be decoded",
                 )),
             },
-            Next::Flush => self.flush_due().await,
-            Next::LookForRoom if self.shell.output.has_room() => Err(Ended::Goodbye(
+            SessionEvent::Flush => self.flush_due().await,
+            SessionEvent::CheckDisk if self.context.output.has_room() => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
                 "there is room for output again; bring what was not acknowledged",
             )),
-            Next::LookForRoom => {
-                self.next_look = None;
+            SessionEvent::CheckDisk => {
+                self.next_disk_check = None;
                 Ok(())
             }
         }
     }
 
     /// Waits for one thing. Each branch is cancel safe: what it took is in what it returns, or in `self`.
-    async fn next(&mut self) -> Next {
-        let flush = self.held.next_flush();
-        let clock = &self.shell.clock;
-        self.stuck_since = match (self.pending.is_empty(), self.stuck_since) {
+    async fn next_event(&mut self) -> SessionEvent {
+        let flush = self.attempts.next_flush();
+        let clock = &self.context.clock;
+        self.stalled_since = match (self.pending.is_empty(), self.stalled_since) {
             (true, _) => None,
-            (false, since) => since.or_else(|| Some(clock.now().at)),
+            (false, since) => since.or_else(|| Some(clock.now().monotonic)),
         };
-        let stuck = self.stuck_since.map(|since| since + WIRE_STALL_MS);
+        let stuck = self.stalled_since.map(|since| since + WIRE_STALL_MS);
         let room = self.pending.len() < WIRE_QUEUE;
-        if self.held.lacks_room() && self.next_look.is_none() {
-            self.next_look = Some(clock.now().at + LOOK_FOR_ROOM_MS);
+        if self.attempts.is_disk_full() && self.next_disk_check.is_none() {
+            self.next_disk_check = Some(clock.now().monotonic + DISK_CHECK_MS);
         }
-        let look = self.next_look;
+        let look = self.next_disk_check;
         tokio::select! {
             biased;
-            () = self.shell.stop.cancelled() => Next::Stop,
-            () = self.principal.ended(clock) => Next::CredentialEnded,
+            () = self.context.stop.cancelled() => SessionEvent::Stop,
+            () = self.principal.ended(clock) => SessionEvent::CredentialEnded,
             permit = self.wire.reserve(), if !self.pending.is_empty() => match (permit, self.pending.pop_front()) {
                 (Ok(permit), Some(frame)) => {
                     permit.send(Ok(Box::new(frame)));
-                    Next::WireHasRoom
+                    SessionEvent::WireHasRoom
                 }
-                (Ok(_), None) => Next::WireHasRoom,
-                (Err(_), _) => Next::WireGone,
+                (Ok(_), None) => SessionEvent::WireHasRoom,
+                (Err(_), _) => SessionEvent::WireGone,
             },
-            message = self.messages.recv(), if room => Next::Message(message),
-            Some(settled) = self.settling.join_next() => Next::Settled(settled),
-            ends = self.acks.changed() => Next::OutputDurable(ends),
+            message = self.messages.recv(), if room => SessionEvent::Message(message),
+            Some(settled) = self.waiting_terminal.join_next() => SessionEvent::TerminalFrameReady(settled),
+            ends = self.acks.changed() => SessionEvent::OutputDurable(ends),
             // Every frame may need an answer, so none is taken while answers cannot leave.
-            frame = self.inbound.message(), if room => Next::Frame(Box::new(frame)),
-            () = sleep_until(clock, stuck) => Next::WireStuck,
-            () = sleep_until(clock, flush) => Next::Flush,
-            () = sleep_until(clock, look) => Next::LookForRoom,
+            frame = self.inbound.message(), if room => SessionEvent::Frame(Box::new(frame)),
+            () = sleep_until(clock, stuck) => SessionEvent::WireStalled,
+            () = sleep_until(clock, flush) => SessionEvent::Flush,
+            () = sleep_until(clock, look) => SessionEvent::CheckDisk,
         }
     }
 
-    async fn forward(&self, input: Input) -> Result<(), Ended> {
-        self.shell
+    async fn forward(&self, input: CoreCommand) -> Result<(), SessionEnd> {
+        self.context
             .dispatcher
-            .hear(FromSession::Input(input))
+            .send_to_loop(HolderMessage::Input(input))
             .await
-            .map_err(|_| Ended::Dropped)
+            .map_err(|_| SessionEnd::Dropped)
     }
 
     /// Waits while this stream has as much on its way as it may: nothing more of it is read meanwhile.
-    async fn forward_frame(&self, frame: Box<Frame>) -> Result<(), Ended> {
-        let pass = self.window.pass(&frame.body).await;
-        self.shell
+    async fn forward_frame(&self, frame: Box<AttemptFrame>) -> Result<(), SessionEnd> {
+        let pass = self.window.acquire(&frame.body).await;
+        self.context
             .dispatcher
-            .hear(FromSession::Frame { frame, pass })
+            .send_to_loop(HolderMessage::Frame { frame, pass })
             .await
-            .map_err(|_| Ended::Dropped)
+            .map_err(|_| SessionEnd::Dropped)
     }
 
     /// Says why, if the wire has room; a peer that does not read cannot be told.
-    fn farewell(&mut self, ended: &Ended) {
-        let Ended::Goodbye(code, words) = ended else {
+    fn send_goodbye(&mut self, ended: &SessionEnd) {
+        let SessionEnd::Goodbye(code, words) = ended else {
             return;
         };
         let goodbye = self
-            .shell
-            .stamp
-            .goodbye(*code, words, self.back_in_ms(*code));
+            .context
+            .encoder
+            .goodbye(*code, words, self.return_after_ms(*code));
         let rest = self.pending.drain(..).chain(std::iter::once(goodbye));
         for frame in rest {
             if self.wire.try_send(Ok(Box::new(frame))).is_err() {
@@ -287,21 +291,22 @@ impl Session {
     }
 
     /// All daemons return when a stopped relay is back: each is told its moment.
-    fn back_in_ms(&self, code: v1::GoodbyeCode) -> Option<u64> {
-        let caller = Caller::with(!self.held.is_empty());
-        let now = self.shell.clock.now().at;
-        (code == v1::GoodbyeCode::Shutdown).then(|| self.shell.admission.back_in_ms(caller, now))
+    fn return_after_ms(&self, code: v1::GoodbyeCode) -> Option<u64> {
+        let caller = HelloClass::from_holding(!self.attempts.is_empty());
+        let now = self.context.clock.now().monotonic;
+        (code == v1::GoodbyeCode::Shutdown)
+            .then(|| self.context.admission.return_after_ms(caller, now))
     }
 
     fn durable_offset(&self, attempt: AttemptId) -> u64 {
-        self.shell
+        self.context
             .output
             .end(attempt.0)
             .map_or(0, |end| end.durable)
     }
 }
 
-async fn sleep_until(clock: &Clock, at: Option<Moment>) {
+async fn sleep_until(clock: &RelayClock, at: Option<MonotonicTime>) {
     match at {
         Some(at) => clock.sleep_until(at).await,
         None => std::future::pending().await,

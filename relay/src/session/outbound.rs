@@ -3,37 +3,39 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use baton_core::effects::{Dispatch, Downstream, Renewal, Settlement, Verdict};
+use baton_core::effects::{
+    AttemptDispatch, AttemptSettlement, DaemonMessage, LeaseRenewal, SettlementVerdict,
+};
 use baton_core::id::AttemptId;
 use baton_core::input::FrameRef;
 use baton_core::record::CheckpointRecord;
 use uuid::Uuid;
 
-use super::held::Acked;
-use super::{Ended, Session, WIRE_QUEUE, encode};
-use crate::dispatcher::ToSession;
+use super::held::AttemptAck;
+use super::{DaemonSession, SessionEnd, WIRE_QUEUE, encode};
+use crate::dispatcher::SessionDelivery;
 use crate::output::OutputEnd;
 
-impl Session {
+impl DaemonSession {
     /// Takes one message and all that wait behind it, so that acknowledgements share a frame.
-    pub(super) fn tell(&mut self, first: ToSession) -> Result<(), Ended> {
-        let mut acked: Vec<Acked> = Vec::new();
+    pub(super) fn send_messages(&mut self, first: SessionDelivery) -> Result<(), SessionEnd> {
+        let mut acked: Vec<AttemptAck> = Vec::new();
         let mut next = Some(first);
         while let Some(message) = next {
             match message {
-                ToSession::Close(reason) => return Err(close(reason)),
-                ToSession::Message(Downstream::Ack {
+                SessionDelivery::Close(reason) => return Err(session_end(reason)),
+                SessionDelivery::Message(DaemonMessage::Ack {
                     attempt,
                     control_seq,
                 }) => {
                     self.note_ack(&mut acked, attempt, control_seq);
                 }
-                ToSession::Message(message) => {
+                SessionDelivery::Message(message) => {
                     // Who is told that his attempt is over hears no acknowledgement of it afterwards.
-                    if matches!(message, Downstream::Abandon { .. }) {
+                    if matches!(message, DaemonMessage::Abandon { .. }) {
                         self.acknowledge(&mut acked);
                     }
-                    self.encode(message);
+                    self.encode_message(message);
                 }
             }
             let room = self.pending.len() < WIRE_QUEUE;
@@ -47,18 +49,18 @@ impl Session {
         Ok(())
     }
 
-    fn acknowledge(&mut self, acked: &mut Vec<Acked>) {
+    fn acknowledge(&mut self, acked: &mut Vec<AttemptAck>) {
         if !acked.is_empty() {
             let acked = std::mem::take(acked);
-            self.pending.push_back(self.shell.stamp.ack(acked));
+            self.pending.push_back(self.context.encoder.ack(acked));
         }
     }
 
-    fn note_ack(&mut self, acked: &mut Vec<Acked>, attempt: AttemptId, control_seq: u64) {
-        let Some(newest) = self.held.acked_control(attempt, control_seq) else {
+    fn note_ack(&mut self, acked: &mut Vec<AttemptAck>, attempt: AttemptId, control_seq: u64) {
+        let Some(newest) = self.attempts.ack_control(attempt, control_seq) else {
             return;
         };
-        if !self.held.speaks_for(attempt) {
+        if !self.attempts.contains(attempt) {
             self.acks.unwatch(attempt.0);
         }
         match acked.iter_mut().find(|earlier| earlier.attempt == attempt) {
@@ -67,135 +69,139 @@ impl Session {
         }
     }
 
-    fn encode(&mut self, message: Downstream) {
+    fn encode_message(&mut self, message: DaemonMessage) {
         // A message waits for the writes of its own task, Welcome for all of them; yet Welcome is the first word.
-        let first = matches!(message, Downstream::Welcome { .. });
-        if let Some(early) = self.early.as_mut().filter(|_| !first) {
+        let first = matches!(message, DaemonMessage::Welcome { .. });
+        if let Some(early) = self.before_welcome.as_mut().filter(|_| !first) {
             return early.push(message);
         }
         match message {
-            Downstream::Welcome {
+            DaemonMessage::Welcome {
                 heartbeat_ms,
                 settlements,
             } => {
                 self.welcome(heartbeat_ms, &settlements);
-                let early = self.early.take().unwrap_or_default();
-                early.into_iter().for_each(|message| self.encode(message));
+                let early = self.before_welcome.take().unwrap_or_default();
+                early
+                    .into_iter()
+                    .for_each(|message| self.encode_message(message));
             }
-            Downstream::Dispatch(dispatch) => {
+            DaemonMessage::Dispatch(dispatch) => {
                 let to = &dispatch.to;
                 let re = FrameRef {
                     task: to.task,
                     attempt: to.attempt,
                     number: to.number,
-                    incarnation: self.shell.stamp.incarnation,
+                    incarnation: self.context.encoder.incarnation,
                 };
-                self.held
+                self.attempts
                     .insert(re, dispatch.spec.effective_profile.stream_idle_ms, (0, 0));
                 let newest = self.newest_checkpoint(&dispatch);
-                let frame = self.shell.stamp.dispatch(&dispatch, newest.as_deref());
+                let frame = self.context.encoder.dispatch(&dispatch, newest.as_deref());
                 self.pending.push_back(frame);
             }
-            Downstream::Abandon { attempt, code } => {
+            DaemonMessage::Abandon { attempt, code } => {
                 // Its receipt may still come and lift a fence, so its place stays until then.
-                self.held.give_up(attempt);
-                self.push(Downstream::Abandon { attempt, code });
+                self.attempts.abandon(attempt);
+                self.push_message(DaemonMessage::Abandon { attempt, code });
             }
-            Downstream::HeartbeatAck {
+            DaemonMessage::HeartbeatAck {
                 seq,
                 heartbeat_ms,
                 results,
             } => {
                 for (attempt, renewal) in &results {
-                    if matches!(renewal, Renewal::Revoked { .. }) {
-                        self.held.give_up(*attempt);
+                    if matches!(renewal, LeaseRenewal::Revoked { .. }) {
+                        self.attempts.abandon(*attempt);
                     }
                 }
-                self.push(Downstream::HeartbeatAck {
+                self.push_message(DaemonMessage::HeartbeatAck {
                     seq,
                     heartbeat_ms,
                     results,
                 });
             }
-            rejected @ Downstream::FrameRejected {
+            rejected @ DaemonMessage::FrameRejected {
                 attempt,
                 control_seq,
                 ..
             } => {
-                self.held.refused(attempt, control_seq);
-                self.push(rejected);
+                self.attempts.note_refused_frame(attempt, control_seq);
+                self.push_message(rejected);
             }
-            other @ (Downstream::HoldAck { .. }
-            | Downstream::Ack { .. }
-            | Downstream::LeaseConfirmed { .. }
-            | Downstream::Cancel { .. }
-            | Downstream::Answer { .. }
-            | Downstream::Drain { .. }) => self.push(other),
+            other @ (DaemonMessage::ExtensionAck { .. }
+            | DaemonMessage::Ack { .. }
+            | DaemonMessage::LeaseConfirmed { .. }
+            | DaemonMessage::Cancel { .. }
+            | DaemonMessage::Answer { .. }
+            | DaemonMessage::Drain { .. }) => self.push_message(other),
         }
     }
 
     /// Read here and not by the core: it may be long, and it is stored already.
-    fn newest_checkpoint(&self, dispatch: &Dispatch) -> Option<Arc<CheckpointRecord>> {
+    fn newest_checkpoint(&self, dispatch: &AttemptDispatch) -> Option<Arc<CheckpointRecord>> {
         let (tenant, task) = (&dispatch.spec.tenant, dispatch.to.task);
-        let reader = &self.shell.reader;
+        let reader = &self.context.reader;
         reader.checkpoint(tenant, task, dispatch.checkpoint?)
     }
 
-    fn push(&mut self, message: Downstream) {
-        self.pending.extend(self.shell.stamp.message(message));
+    fn push_message(&mut self, message: DaemonMessage) {
+        self.pending.extend(self.context.encoder.message(message));
     }
 
     /// Welcome decides which of the listed attempts this session may speak for.
-    fn welcome(&mut self, heartbeat_ms: u64, settlements: &[Settlement]) {
-        let verdicts: HashMap<AttemptId, &Verdict> = settlements
+    fn welcome(&mut self, heartbeat_ms: u64, settlements: &[AttemptSettlement]) {
+        let verdicts: HashMap<AttemptId, &SettlementVerdict> = settlements
             .iter()
             .map(|one| (one.attempt, &one.verdict))
             .collect();
-        for re in std::mem::take(&mut self.listed) {
+        for re in std::mem::take(&mut self.listed_refs) {
             let verdict = verdicts.get(&re.attempt).copied();
-            if let Some(acked) = verdict.and_then(speaks_after) {
+            if let Some(acked) = verdict.and_then(replay_from) {
                 let offset = self.durable_offset(re.attempt);
-                self.held.insert(re, None, (acked, offset));
+                self.attempts.insert(re, None, (acked, offset));
                 self.acks.watch(re.attempt.0);
             }
             match verdict {
-                Some(Verdict::Keep { .. } | Verdict::Adopt { .. }) => self.held.replays(re.attempt),
-                Some(Verdict::Kill { .. }) => self.held.give_up(re.attempt),
+                Some(SettlementVerdict::Keep { .. } | SettlementVerdict::Adopt { .. }) => {
+                    self.attempts.mark_full_replay(re.attempt)
+                }
+                Some(SettlementVerdict::Kill { .. }) => self.attempts.abandon(re.attempt),
                 None => {}
             }
         }
-        let frame = self
-            .shell
-            .stamp
-            .welcome(self.daemon, heartbeat_ms, settlements, |attempt| {
-                self.durable_offset(attempt)
-            });
+        let frame =
+            self.context
+                .encoder
+                .welcome(self.daemon, heartbeat_ms, settlements, |attempt| {
+                    self.durable_offset(attempt)
+                });
         self.pending.push_back(frame);
     }
 
     pub(super) fn output_durable(&mut self, ends: Vec<(Uuid, OutputEnd)>) {
         let acked = |(attempt, end): (Uuid, OutputEnd)| {
-            self.held.acked_offset(AttemptId(attempt), end.durable)
+            self.attempts.ack_offset(AttemptId(attempt), end.durable)
         };
-        let acked: Vec<Acked> = ends.into_iter().filter_map(acked).collect();
+        let acked: Vec<AttemptAck> = ends.into_iter().filter_map(acked).collect();
         if !acked.is_empty() {
-            self.pending.push_back(self.shell.stamp.ack(acked));
+            self.pending.push_back(self.context.encoder.ack(acked));
         }
     }
 }
 
 /// The acknowledged number from which the daemon replays. A killed attempt may only send its receipt, under its next
 /// number, so it is held as well.
-fn speaks_after(verdict: &Verdict) -> Option<u64> {
+fn replay_from(verdict: &SettlementVerdict) -> Option<u64> {
     match verdict {
-        Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => Some(*acked),
-        Verdict::Kill { acked, .. } => *acked,
+        SettlementVerdict::Keep { acked, .. } | SettlementVerdict::Adopt { acked } => Some(*acked),
+        SettlementVerdict::Kill { acked, .. } => *acked,
     }
 }
 
-fn close(reason: baton_core::effects::CloseReason) -> Ended {
-    match encode::close_words(reason) {
-        Some((code, words)) => Ended::Goodbye(code, words),
-        None => Ended::Dropped,
+fn session_end(reason: baton_core::effects::CloseReason) -> SessionEnd {
+    match encode::close_goodbye(reason) {
+        Some((code, words)) => SessionEnd::Goodbye(code, words),
+        None => SessionEnd::Dropped,
     }
 }

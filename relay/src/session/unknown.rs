@@ -7,13 +7,13 @@ use baton_proto::v1::daemon_frame::Frame;
 
 use crate::telemetry::Telemetry;
 
-pub(super) fn count(telemetry: &Telemetry, frame: &v1::DaemonFrame) {
+pub(super) fn count_unknown(telemetry: &Telemetry, frame: &v1::DaemonFrame) {
     match &frame.frame {
-        None => telemetry.unknown_frame(),
+        None => telemetry.count_unknown_frame(),
         Some(Frame::Hello(hello)) => count_in_hello(telemetry, hello),
         Some(Frame::Heartbeat(heartbeat)) => {
-            number::<v1::DaemonStatus>(telemetry, "daemon_status", heartbeat.status);
-            number::<v1::RejectCode>(telemetry, "reject_code", heartbeat.refuses);
+            count_number::<v1::DaemonStatus>(telemetry, "daemon_status", heartbeat.status);
+            count_number::<v1::RejectCode>(telemetry, "reject_code", heartbeat.refuses);
         }
         Some(Frame::Attempt(attempt)) => count_in_body(telemetry, attempt),
         Some(Frame::Hold(_) | Frame::Goodbye(_)) => {}
@@ -22,25 +22,25 @@ pub(super) fn count(telemetry: &Telemetry, frame: &v1::DaemonFrame) {
 
 pub(super) fn count_in_hello(telemetry: &Telemetry, hello: &v1::Hello) {
     for agent in &hello.agents {
-        number::<v1::AgentKind>(telemetry, "agent_kind", agent.kind);
+        count_number::<v1::AgentKind>(telemetry, "agent_kind", agent.kind);
     }
     for active in &hello.active {
-        number::<v1::ActiveState>(telemetry, "active_state", active.state);
+        count_number::<v1::ActiveState>(telemetry, "active_state", active.state);
     }
 }
 
 /// A control frame with an unknown body or phase reaches the core, which counts it with its number.
 fn count_in_body(telemetry: &Telemetry, attempt: &v1::AttemptFrame) {
     match &attempt.body {
-        None if attempt.control_seq == 0 => telemetry.unknown_frame(),
+        None if attempt.control_seq == 0 => telemetry.count_unknown_frame(),
         Some(Body::Rejected(rejected)) => {
-            number::<v1::RejectCode>(telemetry, "reject_code", rejected.code);
+            count_number::<v1::RejectCode>(telemetry, "reject_code", rejected.code);
         }
         Some(Body::Stream(stream)) => {
-            number::<v1::OutputKind>(telemetry, "output_kind", stream.kind);
+            count_number::<v1::OutputKind>(telemetry, "output_kind", stream.kind);
         }
         Some(Body::OutputCut(cut)) => {
-            number::<v1::CutReason>(telemetry, "cut_reason", cut.reason);
+            count_number::<v1::CutReason>(telemetry, "cut_reason", cut.reason);
         }
         None
         | Some(
@@ -62,8 +62,8 @@ fn count_in_body(telemetry: &Telemetry, attempt: &v1::AttemptFrame) {
     }
 }
 
-fn number<E: TryFrom<i32>>(telemetry: &Telemetry, name: &'static str, sent: i32) {
+fn count_number<E: TryFrom<i32>>(telemetry: &Telemetry, name: &'static str, sent: i32) {
     if E::try_from(sent).is_err() {
-        telemetry.unknown_value(name);
+        telemetry.count_unknown_value(name);
     }
 }

@@ -14,21 +14,21 @@ const BLOCK: usize = 1 << 20;
 
 /// Pieces are files of their own, so that one can go and the other stay. Blocks on the disk.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct BallastFiles {
     dir: PathBuf,
-    held: u32,
+    count: u32,
 }
 
-impl Pieces {
+impl BallastFiles {
     /// What lies there; half a piece, which a crash may leave, is removed.
-    pub(super) fn found_in(data: &Path, size: u64) -> Self {
+    pub(super) fn open_existing(data: &Path, size: u64) -> Self {
         let dir = data.join("ballast");
-        let mut pieces = Self { dir, held: 0 };
+        let mut pieces = Self { dir, count: 0 };
         for number in 0..PIECES {
             let whole = fs::metadata(pieces.path(number)).is_ok_and(|file| file.len() == size);
             // Held are the first so many; whatever does not fit into that is made anew.
-            if whole && pieces.held == number {
-                pieces.held += 1;
+            if whole && pieces.count == number {
+                pieces.count += 1;
             } else {
                 drop(fs::remove_file(pieces.path(number)));
             }
@@ -37,35 +37,35 @@ impl Pieces {
     }
 
     /// Somebody else's: not looked at, and not touched.
-    pub(super) fn left_alone(data: &Path) -> Self {
+    pub(super) fn unmanaged(data: &Path) -> Self {
         let dir = data.join("ballast");
-        Self { dir, held: 0 }
+        Self { dir, count: 0 }
     }
 
-    pub(super) fn held(&self) -> u32 {
-        self.held
+    pub(super) fn count(&self) -> u32 {
+        self.count
     }
 
     /// Removes one, and waits until its space can be used: file systems with a journal keep it until that is written.
-    pub(super) fn give_up(&mut self) -> io::Result<()> {
-        let Some(last) = self.held.checked_sub(1) else {
+    pub(super) fn remove_one(&mut self) -> io::Result<()> {
+        let Some(last) = self.count.checked_sub(1) else {
             return Ok(());
         };
         match fs::remove_file(self.path(last)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => self.held = last,
+            Ok(()) | Err(_) => self.count = last,
         }
         File::open(&self.dir)?.sync_all()
     }
 
     pub(super) fn refill(&mut self, size: u64) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
-        let path = self.path(self.held);
+        let path = self.path(self.count);
         let made = make(&path, size);
         if made.is_err() {
             drop(fs::remove_file(&path));
         } else {
-            self.held += 1;
+            self.count += 1;
         }
         made
     }
@@ -120,31 +120,31 @@ mod tests {
     #[test]
     fn pieces_are_refilled_given_up_and_found_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mut pieces = Pieces::found_in(dir.path(), SIZE);
-        assert_eq!(pieces.held(), 0);
+        let mut pieces = BallastFiles::open_existing(dir.path(), SIZE);
+        assert_eq!(pieces.count(), 0);
         pieces.refill(SIZE).unwrap();
         pieces.refill(SIZE).unwrap();
         assert_eq!(
-            (pieces.held(), on_disk(dir.path())),
+            (pieces.count(), on_disk(dir.path())),
             (PIECES, u64::from(PIECES) * SIZE)
         );
-        pieces.give_up().unwrap();
-        assert_eq!(Pieces::found_in(dir.path(), SIZE).held(), 1);
+        pieces.remove_one().unwrap();
+        assert_eq!(BallastFiles::open_existing(dir.path(), SIZE).count(), 1);
         assert_eq!(on_disk(dir.path()), SIZE);
-        pieces.give_up().unwrap();
-        pieces.give_up().unwrap();
-        assert_eq!((pieces.held(), on_disk(dir.path())), (0, 0));
+        pieces.remove_one().unwrap();
+        pieces.remove_one().unwrap();
+        assert_eq!((pieces.count(), on_disk(dir.path())), (0, 0));
     }
 
     #[test]
     fn half_a_piece_and_one_of_another_size_are_not_held() {
         let dir = tempfile::tempdir().unwrap();
-        let mut pieces = Pieces::found_in(dir.path(), SIZE);
+        let mut pieces = BallastFiles::open_existing(dir.path(), SIZE);
         pieces.refill(SIZE).unwrap();
         fs::write(dir.path().join("ballast/1"), "half").unwrap();
-        assert_eq!(Pieces::found_in(dir.path(), SIZE).held(), 1);
+        assert_eq!(BallastFiles::open_existing(dir.path(), SIZE).count(), 1);
         assert_eq!(on_disk(dir.path()), SIZE);
-        assert_eq!(Pieces::found_in(dir.path(), 2 * SIZE).held(), 0);
+        assert_eq!(BallastFiles::open_existing(dir.path(), 2 * SIZE).count(), 0);
         assert_eq!(on_disk(dir.path()), 0);
     }
 

@@ -9,20 +9,20 @@
 //!   nothing      │  sled meets it: the relay starts again, and the second half is for that
 //! ```
 
-use baton_proto::low_space_mark;
+use baton_proto::low_disk_space_threshold;
 
 /// The ballast comes in two pieces: one for a relay that runs, one for its next start.
 pub(crate) const PIECES: u32 = 2;
 /// Both pieces. Enough for the ends of thousands of attempts, and for sled to open a large database.
 const BALLAST: u64 = 32 << 20;
 /// Of a small disk at most this part.
-const BALLAST_PART: u64 = 8;
+const BALLAST_DISK_DIVISOR: u64 = 8;
 /// sled writes a snapshot when it opens; it takes about so many bytes of database for one of snapshot.
 const PER_SNAPSHOT_BYTE: u64 = 256;
 
 /// The marks of one disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct SpaceMarks {
     pub(crate) low: u64,
     /// One piece of the ballast.
     pub(crate) piece: u64,
@@ -30,16 +30,16 @@ pub(crate) struct Marks {
 
 /// What there is on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct SpaceMeasurement {
     pub(crate) free: u64,
     pub(crate) total: u64,
     /// Pieces of the ballast that lie on it.
-    pub(crate) held: u32,
+    pub(crate) ballast_pieces: u32,
 }
 
 /// How much the relay takes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
+pub(crate) enum SpaceLevel {
     /// Everything.
     Roomy,
     /// Nothing new; what runs goes on.
@@ -48,7 +48,7 @@ pub(crate) enum Level {
     Bare,
 }
 
-impl Level {
+impl SpaceLevel {
     /// As the counters name it.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Level {
 
 /// What is to be done with the ballast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ballast {
+pub(crate) enum BallastAction {
     Keep,
     /// One piece.
     GiveUp,
@@ -71,17 +71,17 @@ pub(crate) enum Ballast {
 
 /// Before the store is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum StartAction {
     Open,
     GiveUp,
     Wait,
 }
 
-impl Marks {
+impl SpaceMarks {
     pub(crate) fn of(total: u64) -> Self {
         Self {
-            low: low_space_mark(total),
-            piece: BALLAST.min(total / BALLAST_PART) / u64::from(PIECES),
+            low: low_disk_space_threshold(total),
+            piece: BALLAST.min(total / BALLAST_DISK_DIVISOR) / u64::from(PIECES),
         }
     }
 
@@ -94,58 +94,62 @@ impl Marks {
     }
 
     /// More than the mark, or a disk that stands at it would open and close all the time.
-    pub(crate) fn open_again(self, held: u32) -> u64 {
+    pub(crate) fn reopen_bytes(self, held: u32) -> u64 {
         let missing = u64::from(PIECES.saturating_sub(held)) * self.piece;
         self.low + self.low / 4 + missing
     }
 }
 
-impl Standing {
-    pub(crate) fn marks(self) -> Marks {
-        Marks::of(self.total)
+impl SpaceMeasurement {
+    pub(crate) fn marks(self) -> SpaceMarks {
+        SpaceMarks::of(self.total)
     }
 
     /// While the relay runs.
-    pub(crate) fn decide(self, before: Level) -> (Level, Ballast) {
+    pub(crate) fn decide(self, before: SpaceLevel) -> (SpaceLevel, BallastAction) {
         (self.level(before), self.ballast())
     }
 
-    fn level(self, before: Level) -> Level {
+    fn level(self, before: SpaceLevel) -> SpaceLevel {
         let marks = self.marks();
-        let whole = self.held == PIECES;
-        let opens = whole && self.free >= marks.open_again(self.held);
+        let whole = self.ballast_pieces == PIECES;
+        let opens = whole && self.free >= marks.reopen_bytes(self.ballast_pieces);
         match before {
-            Level::Roomy if self.free >= marks.low => Level::Roomy,
-            Level::Low | Level::Bare if opens => Level::Roomy,
-            Level::Bare if self.free < marks.tight() => Level::Bare,
-            Level::Roomy | Level::Low | Level::Bare if self.free < marks.bare() => Level::Bare,
-            Level::Roomy | Level::Low | Level::Bare => Level::Low,
+            SpaceLevel::Roomy if self.free >= marks.low => SpaceLevel::Roomy,
+            SpaceLevel::Low | SpaceLevel::Bare if opens => SpaceLevel::Roomy,
+            SpaceLevel::Bare if self.free < marks.tight() => SpaceLevel::Bare,
+            SpaceLevel::Roomy | SpaceLevel::Low | SpaceLevel::Bare if self.free < marks.bare() => {
+                SpaceLevel::Bare
+            }
+            SpaceLevel::Roomy | SpaceLevel::Low | SpaceLevel::Bare => SpaceLevel::Low,
         }
     }
 
-    fn ballast(self) -> Ballast {
+    fn ballast(self) -> BallastAction {
         let marks = self.marks();
-        if self.free < marks.tight() && self.held == PIECES {
-            Ballast::GiveUp
-        } else if self.held < PIECES && self.free >= marks.open_again(self.held) {
-            Ballast::Refill
+        if self.free < marks.tight() && self.ballast_pieces == PIECES {
+            BallastAction::GiveUp
+        } else if self.ballast_pieces < PIECES
+            && self.free >= marks.reopen_bytes(self.ballast_pieces)
+        {
+            BallastAction::Refill
         } else {
-            Ballast::Keep
+            BallastAction::Keep
         }
     }
 
     /// Whether a database of so many bytes can be opened here.
-    pub(crate) fn start(self, database: u64) -> Start {
+    pub(crate) fn start(self, database: u64) -> StartAction {
         let marks = self.marks();
         let needed = marks.bare() + database / PER_SNAPSHOT_BYTE;
         if self.free >= marks.tight().max(needed) {
-            Start::Open
-        } else if self.held > 0 {
-            Start::GiveUp
+            StartAction::Open
+        } else if self.ballast_pieces > 0 {
+            StartAction::GiveUp
         } else if self.free >= needed {
-            Start::Open
+            StartAction::Open
         } else {
-            Start::Wait
+            StartAction::Wait
         }
     }
 
@@ -162,59 +166,99 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 1 << 30;
 
-    fn standing(free: u64, held: u32) -> Standing {
-        Standing {
+    fn standing(free: u64, held: u32) -> SpaceMeasurement {
+        SpaceMeasurement {
             free: free * MIB,
             total: TOTAL,
-            held,
+            ballast_pieces: held,
         }
     }
 
     #[test]
     fn the_ballast_is_32_mib_or_an_eighth_of_the_disk() {
-        assert_eq!(Marks::of(TOTAL).piece, 16 * MIB);
-        assert_eq!(Marks::of(128 * MIB).piece, 8 * MIB);
-        assert_eq!(Marks::of(0).piece, 0);
+        assert_eq!(SpaceMarks::of(TOTAL).piece, 16 * MIB);
+        assert_eq!(SpaceMarks::of(128 * MIB).piece, 8 * MIB);
+        assert_eq!(SpaceMarks::of(0).piece, 0);
     }
 
     #[test]
     fn a_disk_that_fills_up_closes_then_gives_up_one_piece_then_refuses_output() {
         let decide = |free, held, before| standing(free, held).decide(before);
-        assert_eq!(decide(64, 2, Level::Roomy), (Level::Roomy, Ballast::Keep));
-        assert_eq!(decide(63, 2, Level::Roomy), (Level::Low, Ballast::Keep));
-        assert_eq!(decide(16, 2, Level::Low), (Level::Low, Ballast::Keep));
-        assert_eq!(decide(15, 2, Level::Low), (Level::Low, Ballast::GiveUp));
         assert_eq!(
-            decide(15, 1, Level::Low),
-            (Level::Low, Ballast::Keep),
+            decide(64, 2, SpaceLevel::Roomy),
+            (SpaceLevel::Roomy, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(63, 2, SpaceLevel::Roomy),
+            (SpaceLevel::Low, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(16, 2, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(15, 2, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::GiveUp)
+        );
+        assert_eq!(
+            decide(15, 1, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::Keep),
             "the second piece is for a start"
         );
-        assert_eq!(decide(7, 1, Level::Low), (Level::Bare, Ballast::Keep));
-        assert_eq!(decide(0, 2, Level::Roomy), (Level::Bare, Ballast::GiveUp));
+        assert_eq!(
+            decide(7, 1, SpaceLevel::Low),
+            (SpaceLevel::Bare, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(0, 2, SpaceLevel::Roomy),
+            (SpaceLevel::Bare, BallastAction::GiveUp)
+        );
     }
 
     #[test]
     fn room_refills_the_ballast_and_only_then_is_work_taken_again() {
         let decide = |free, held, before| standing(free, held).decide(before);
-        assert_eq!(decide(9, 1, Level::Bare), (Level::Bare, Ballast::Keep));
-        assert_eq!(decide(16, 1, Level::Bare), (Level::Low, Ballast::Keep));
-        assert_eq!(decide(95, 1, Level::Low), (Level::Low, Ballast::Keep));
-        assert_eq!(decide(96, 1, Level::Low), (Level::Low, Ballast::Refill));
-        assert_eq!(decide(80, 2, Level::Low), (Level::Roomy, Ballast::Keep));
-        assert_eq!(decide(79, 2, Level::Low), (Level::Low, Ballast::Keep));
+        assert_eq!(
+            decide(9, 1, SpaceLevel::Bare),
+            (SpaceLevel::Bare, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(16, 1, SpaceLevel::Bare),
+            (SpaceLevel::Low, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(95, 1, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(96, 1, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::Refill)
+        );
+        assert_eq!(
+            decide(80, 2, SpaceLevel::Low),
+            (SpaceLevel::Roomy, BallastAction::Keep)
+        );
+        assert_eq!(
+            decide(79, 2, SpaceLevel::Low),
+            (SpaceLevel::Low, BallastAction::Keep)
+        );
     }
 
     #[test]
     fn whatever_the_disk_does_it_is_never_refilled_and_given_up_at_once() {
-        for before in [Level::Roomy, Level::Low, Level::Bare] {
+        for before in [SpaceLevel::Roomy, SpaceLevel::Low, SpaceLevel::Bare] {
             for held in 0..=PIECES {
                 for free in 0..200 {
                     let (level, ballast) = standing(free, held).decide(before);
-                    if ballast == Ballast::Refill {
+                    if ballast == BallastAction::Refill {
                         let after = standing(free - 16, held + 1);
-                        assert_ne!(after.decide(level).1, Ballast::GiveUp, "{free}, {held}");
+                        assert_ne!(
+                            after.decide(level).1,
+                            BallastAction::GiveUp,
+                            "{free}, {held}"
+                        );
                     }
-                    assert!(level != Level::Roomy || free >= 64, "{free}, {held}");
+                    assert!(level != SpaceLevel::Roomy || free >= 64, "{free}, {held}");
                 }
             }
         }
@@ -222,13 +266,13 @@ mod tests {
 
     #[test]
     fn a_start_gives_up_what_there_is_and_then_waits() {
-        assert_eq!(standing(16, 0).start(0), Start::Open);
-        assert_eq!(standing(15, 2).start(0), Start::GiveUp);
-        assert_eq!(standing(8, 0).start(0), Start::Open);
-        assert_eq!(standing(7, 1).start(0), Start::GiveUp);
-        assert_eq!(standing(7, 0).start(0), Start::Wait);
+        assert_eq!(standing(16, 0).start(0), StartAction::Open);
+        assert_eq!(standing(15, 2).start(0), StartAction::GiveUp);
+        assert_eq!(standing(8, 0).start(0), StartAction::Open);
+        assert_eq!(standing(7, 1).start(0), StartAction::GiveUp);
+        assert_eq!(standing(7, 0).start(0), StartAction::Wait);
         let large = 10 << 30;
-        assert_eq!(standing(47, 0).start(large), Start::Wait);
-        assert_eq!(standing(48, 0).start(large), Start::Open);
+        assert_eq!(standing(47, 0).start(large), StartAction::Wait);
+        assert_eq!(standing(48, 0).start(large), StartAction::Open);
     }
 }

@@ -10,109 +10,118 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_core::input::Input;
+use baton_core::input::CoreCommand;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::dispatcher::{Dispatcher, FromSession};
+use crate::dispatcher::{Dispatcher, HolderMessage};
 use crate::output::OutputLog;
 use crate::store;
 use crate::telemetry::Telemetry;
-use ballast::Pieces;
-use marks::{Ballast, Level, PIECES, Standing, Start};
+use ballast::BallastFiles;
+use marks::{BallastAction, PIECES, SpaceLevel, SpaceMeasurement, StartAction};
 
 /// Between two looks: in this time nothing writes as much as the lowest mark leaves.
 const EVERY: Duration = Duration::from_millis(100);
 /// Between two looks of a start that waits.
-pub(crate) const WAIT: Duration = Duration::from_millis(500);
+pub(crate) const START_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How the disk stands, for those who take work. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Space {
-    seen: watch::Receiver<Seen>,
+pub(crate) struct SpaceStatus {
+    readings: watch::Receiver<SpaceReading>,
 }
 
 /// The newest look.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    level: Level,
-    standing: Standing,
+pub(crate) struct SpaceReading {
+    level: SpaceLevel,
+    measurement: SpaceMeasurement,
 }
 
-impl Space {
+impl SpaceStatus {
     /// Whether anything may be taken that makes the data grow.
-    pub(crate) fn admits(&self) -> bool {
-        self.seen().admits()
+    pub(crate) fn accepts_work(&self) -> bool {
+        self.latest().accepts_work()
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        *self.seen.borrow()
+    pub(crate) fn latest(&self) -> SpaceReading {
+        *self.readings.borrow()
     }
 }
 
-impl Seen {
-    pub(crate) fn admits(self) -> bool {
-        self.level == Level::Roomy
+impl SpaceReading {
+    pub(crate) fn accepts_work(self) -> bool {
+        self.level == SpaceLevel::Roomy
     }
 
     pub(crate) fn free(self) -> u64 {
-        self.standing.free
+        self.measurement.free
     }
 
     pub(crate) fn total(self) -> u64 {
-        self.standing.total
+        self.measurement.total
     }
 
     /// What must be free: to go on taking work, or to take it again.
     pub(crate) fn needed(self) -> u64 {
-        let marks = self.standing.marks();
+        let marks = self.measurement.marks();
         match self.level {
-            Level::Roomy => marks.low,
-            Level::Low | Level::Bare => marks.open_again(self.standing.held),
+            SpaceLevel::Roomy => marks.low,
+            SpaceLevel::Low | SpaceLevel::Bare => {
+                marks.reopen_bytes(self.measurement.ballast_pieces)
+            }
         }
     }
 
     pub(crate) fn ballast(self) -> u64 {
-        u64::from(self.standing.held) * self.standing.marks().piece
+        u64::from(self.measurement.ballast_pieces) * self.measurement.marks().piece
     }
 }
 
 /// There is not even room to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shortage {
+pub(crate) struct SpaceShortage {
     pub(crate) free: u64,
-    pub(crate) needed: u64,
+    pub(crate) needed_bytes: u64,
 }
 
 /// The one who looks, and owns the ballast.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct SpaceGuard {
     data: PathBuf,
-    pieces: Pieces,
-    seen: watch::Sender<Seen>,
+    ballast: BallastFiles,
+    readings: watch::Sender<SpaceReading>,
 }
 
 /// Gives up ballast until the database can be opened; says what is missing if that was not enough. Blocks on the disk.
-pub(crate) fn make_room(data: &Path) -> io::Result<Result<Guard, Shortage>> {
-    let (standing, directory) = (look_at(data, 0)?, data.join("store"));
+pub(crate) fn free_space_to_start(data: &Path) -> io::Result<Result<SpaceGuard, SpaceShortage>> {
+    let (standing, directory) = (measure_space(data, 0)?, data.join("store"));
     if matches!(store::is_in_use(&directory), Ok(true)) {
         // By another relay, whose ballast it is; the start is going to be refused.
-        return Ok(Ok(Guard::new(data, Pieces::left_alone(data), standing)));
+        return Ok(Ok(SpaceGuard::new(
+            data,
+            BallastFiles::unmanaged(data),
+            standing,
+        )));
     }
-    let mut pieces = Pieces::found_in(data, standing.marks().piece);
+    let mut pieces = BallastFiles::open_existing(data, standing.marks().piece);
     let database = store::file_bytes(&directory);
     loop {
-        let standing = look_at(data, pieces.held())?;
+        let standing = measure_space(data, pieces.count())?;
         match standing.start(database) {
-            Start::Open => return Ok(Ok(Guard::new(data, pieces, standing))),
-            Start::GiveUp => {
+            StartAction::Open => return Ok(Ok(SpaceGuard::new(data, pieces, standing))),
+            StartAction::GiveUp => {
                 tracing::warn!(free = standing.free, "disk full: ballast given up to start");
-                pieces.give_up()?;
+                pieces.remove_one()?;
             }
-            Start::Wait => {
+            StartAction::Wait => {
                 let needed = standing.needed_to_start(database);
                 let free = standing.free;
-                return Ok(Err(Shortage { free, needed }));
+                return Ok(Err(SpaceShortage {
+                    free,
+                    needed_bytes: needed,
+                }));
             }
         }
     }
@@ -120,62 +129,65 @@ pub(crate) fn make_room(data: &Path) -> io::Result<Result<Guard, Shortage>> {
 
 /// Whom a change concerns.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct SpaceParts {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) output: OutputLog,
     pub(crate) telemetry: Telemetry,
 }
 
-impl Guard {
-    fn new(data: &Path, pieces: Pieces, standing: Standing) -> Self {
+impl SpaceGuard {
+    fn new(data: &Path, ballast: BallastFiles, standing: SpaceMeasurement) -> Self {
         // Closed until the first look, which also makes the ballast of a new directory.
-        let level = Level::Low;
-        let (seen, _) = watch::channel(Seen { level, standing });
+        let level = SpaceLevel::Low;
+        let (readings, _) = watch::channel(SpaceReading {
+            level,
+            measurement: standing,
+        });
         Self {
             data: data.to_owned(),
-            pieces,
-            seen,
+            ballast,
+            readings,
         }
     }
 
-    pub(crate) fn space(&self) -> Space {
-        Space {
-            seen: self.seen.subscribe(),
+    pub(crate) fn space(&self) -> SpaceStatus {
+        SpaceStatus {
+            readings: self.readings.subscribe(),
         }
     }
 
     /// The first looks, before anybody is served.
-    pub(crate) async fn begin(mut self, parts: &Parts) -> Self {
+    pub(crate) async fn run_first_checks(mut self, parts: &SpaceParts) -> Self {
         for _ in 0..=PIECES {
-            self = self.look(parts).await;
+            self = self.check_space(parts).await;
         }
-        let seen = *self.seen.borrow();
-        if !seen.admits() {
-            parts.tell(seen).await;
+        let seen = *self.readings.borrow();
+        if !seen.accepts_work() {
+            parts.announce_level(seen).await;
         }
         self
     }
 
     /// Looks until `finish`.
-    pub(crate) async fn watch(mut self, parts: Parts, finish: CancellationToken) {
+    pub(crate) async fn watch(mut self, parts: SpaceParts, finish: CancellationToken) {
         loop {
             tokio::select! {
                 () = finish.cancelled() => return,
                 () = tokio::time::sleep(EVERY) => {}
             }
-            let before = self.seen.borrow().level;
-            self = self.look(&parts).await;
-            let seen = *self.seen.borrow();
+            let before = self.readings.borrow().level;
+            self = self.check_space(&parts).await;
+            let seen = *self.readings.borrow();
             if seen.level != before {
-                parts.tell(seen).await;
+                parts.announce_level(seen).await;
             }
         }
     }
 
-    async fn look(mut self, parts: &Parts) -> Self {
+    async fn check_space(mut self, parts: &SpaceParts) -> Self {
         let telemetry = parts.telemetry.clone();
         let looked = tokio::task::spawn_blocking(move || {
-            if let Err(error) = self.look_and_act(&telemetry) {
+            if let Err(error) = self.measure_and_act(&telemetry) {
                 tracing::warn!(%error, "the space under the data directory was not seen to");
             }
             self
@@ -184,53 +196,62 @@ impl Guard {
         looked.await.expect("a look ends")
     }
 
-    fn look_and_act(&mut self, telemetry: &Telemetry) -> io::Result<()> {
-        let standing = look_at(&self.data, self.pieces.held())?;
-        let (level, ballast) = standing.decide(self.seen.borrow().level);
-        self.seen.send_replace(Seen { level, standing });
+    fn measure_and_act(&mut self, telemetry: &Telemetry) -> io::Result<()> {
+        let standing = measure_space(&self.data, self.ballast.count())?;
+        let (level, ballast) = standing.decide(self.readings.borrow().level);
+        self.readings.send_replace(SpaceReading {
+            level,
+            measurement: standing,
+        });
         match ballast {
-            Ballast::Keep => return Ok(()),
-            Ballast::GiveUp => {
+            BallastAction::Keep => return Ok(()),
+            BallastAction::GiveUp => {
                 tracing::warn!(free = standing.free, "disk nearly full: ballast given up");
                 telemetry.add("ballast", "given_up", 1);
-                self.pieces.give_up()?;
+                self.ballast.remove_one()?;
             }
-            Ballast::Refill => self.pieces.refill(standing.marks().piece)?,
+            BallastAction::Refill => self.ballast.refill(standing.marks().piece)?,
         }
-        let standing = look_at(&self.data, self.pieces.held())?;
-        self.seen.send_replace(Seen { level, standing });
+        let standing = measure_space(&self.data, self.ballast.count())?;
+        self.readings.send_replace(SpaceReading {
+            level,
+            measurement: standing,
+        });
         Ok(())
     }
 }
 
-impl Parts {
-    async fn tell(&self, seen: Seen) {
+impl SpaceParts {
+    async fn announce_level(&self, seen: SpaceReading) {
         let (free, needed) = (seen.free(), seen.needed());
         match seen.level {
-            Level::Roomy => tracing::info!(free, "there is room again: work is taken"),
-            Level::Low => tracing::warn!(free, needed, "disk nearly full: no new work is taken"),
-            Level::Bare => tracing::error!(free, needed, "disk full: output is refused too"),
+            SpaceLevel::Roomy => tracing::info!(free, "there is room again: work is taken"),
+            SpaceLevel::Low => {
+                tracing::warn!(free, needed, "disk nearly full: no new work is taken")
+            }
+            SpaceLevel::Bare => tracing::error!(free, needed, "disk full: output is refused too"),
         }
         self.telemetry.add("disk_space", seen.level.as_str(), 1);
-        self.output.hold(seen.level == Level::Bare);
-        let held = !seen.admits();
-        let hold = FromSession::Input(Input::HoldDispatch { held });
+        self.output
+            .restrict_to_small_outputs(seen.level == SpaceLevel::Bare);
+        let held = !seen.accepts_work();
+        let hold = HolderMessage::Input(CoreCommand::SuspendDispatch { suspended: held });
         // Refused only by a relay that is stopping, which dispatches nothing.
-        drop(self.dispatcher.hear(hold).await);
+        drop(self.dispatcher.send_to_loop(hold).await);
     }
 }
 
 /// Whether so little is left that a write which failed must have failed for that.
 pub(crate) fn is_bare(data: &Path) -> bool {
-    let standing = look_at(data, PIECES);
-    standing.is_ok_and(|standing| standing.decide(Level::Low).0 == Level::Bare)
+    let standing = measure_space(data, PIECES);
+    standing.is_ok_and(|standing| standing.decide(SpaceLevel::Low).0 == SpaceLevel::Bare)
 }
 
-fn look_at(dir: &Path, held: u32) -> io::Result<Standing> {
+fn measure_space(dir: &Path, held: u32) -> io::Result<SpaceMeasurement> {
     let disk = rustix::fs::statvfs(dir)?;
-    Ok(Standing {
+    Ok(SpaceMeasurement {
         free: disk.f_bavail.saturating_mul(disk.f_frsize),
         total: disk.f_blocks.saturating_mul(disk.f_frsize),
-        held,
+        ballast_pieces: held,
     })
 }

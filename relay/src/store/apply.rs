@@ -3,40 +3,40 @@
 
 use std::sync::Arc;
 
-use super::careful::careful;
-use super::committer::Shared;
-use super::disk::write_failed;
-use super::overlay::Slot;
-use super::progress::Wake;
-use super::recover::Start;
-use super::{CommitSeq, Fatal, Key, MetaKey, journal};
+use super::careful::catch_sled_panic;
+use super::committer::StoreShared;
+use super::disk::write_failure;
+use super::overlay::OverlayValue;
+use super::progress::ThreadWake;
+use super::recover::StartDecision;
+use super::{CommitSeq, MetaKey, RecordKey, StoreFailure, journal};
 
 /// Records written without a look at whether the store has failed. No sled batch is used: a batch would stop all other
 /// work on the database while it is written, and replay makes the steps of a cycle atomic already.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Applier {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct RecordApplier {
+    pub(super) shared: Arc<StoreShared>,
     /// Everything up to here is in the records.
     pub(super) applied: CommitSeq,
     /// The journal is cut up to here: less far than `applied` while somebody reads it.
     pub(super) cut: CommitSeq,
 }
 
-impl Applier {
+impl RecordApplier {
     pub(super) fn run(mut self) {
         loop {
             let wake = self
                 .shared
                 .progress
-                .next_cycle(self.shared.config.apply_after);
+                .wait_for_apply(self.shared.config.apply_after);
             let (durable, stop) = match wake {
-                Wake::Work(durable) => (durable, false),
-                Wake::Stop(durable) => (durable, true),
-                Wake::Failed => return,
+                ThreadWake::Work(durable) => (durable, false),
+                ThreadWake::Stop(durable) => (durable, true),
+                ThreadWake::Failed => return,
             };
-            if let Err(fatal) = self.cycle(durable) {
+            if let Err(fatal) = self.apply_up_to(durable) {
                 return self.shared.fail(&fatal);
             }
             if stop {
@@ -47,44 +47,50 @@ impl Applier {
 
     /// Applies everything up to `durable`. A crash at any point is repaired by the next start: until the last step the
     /// journal still holds all of it.
-    pub(super) fn cycle(&mut self, durable: CommitSeq) -> Result<(), Fatal> {
+    pub(super) fn apply_up_to(&mut self, durable: CommitSeq) -> Result<(), StoreFailure> {
         if durable <= self.applied {
             // A reader may have let go of the journal since.
-            return careful(|| self.cut_journal()).map_err(|error| write_failed(&error));
+            return catch_sled_panic(|| self.truncate_journal())
+                .map_err(|error| write_failure(&error));
         }
         let due = self.shared.overlay.due(durable);
         for batch in due.changes.chunks(BATCH) {
             if self.shared.progress.failed() {
                 return Ok(());
             }
-            careful(|| self.write(batch)).map_err(|error| write_failed(&error))?;
+            catch_sled_panic(|| self.write(batch)).map_err(|error| write_failure(&error))?;
         }
-        self.shared.disk.make_durable()?;
+        self.shared.disk.flush_and_sync()?;
         // A value that was passed over for a newer one must be in the journal before the older is cut from it.
         if !self.shared.progress.wait_for(due.superseded_by) {
             return Ok(());
         }
-        careful(|| self.note_applied(durable)).map_err(|error| write_failed(&error))?;
-        self.shared.overlay.forget(durable);
-        self.shared.made_room();
+        catch_sled_panic(|| self.store_applied_mark(durable))
+            .map_err(|error| write_failure(&error))?;
+        self.shared.overlay.drop_applied(durable);
+        self.shared.notify_room();
         Ok(())
     }
 
     /// After a loss was accepted: everything that is left becomes records, and numbers go on behind all that were ever
     /// given. The identity is written before the jump, so that a crash in between is refused once more.
-    pub(super) fn jump(&mut self, head: CommitSeq, start: &Start) -> Result<(), Fatal> {
-        self.cycle(head)?;
-        let key = Key::Meta(MetaKey::Incarnation).encode();
+    pub(super) fn apply_and_advance_to(
+        &mut self,
+        head: CommitSeq,
+        start: &StartDecision,
+    ) -> Result<(), StoreFailure> {
+        self.apply_up_to(head)?;
+        let key = RecordKey::Meta(MetaKey::Incarnation).encode();
         let identity = start.incarnation.as_bytes().to_vec().into();
-        let jumped = careful(|| {
+        let jumped = catch_sled_panic(|| {
             let records = &self.shared.disk.records;
             records.put(&key, start.base, &identity)?;
-            self.note_applied(start.base)
+            self.store_applied_mark(start.base)
         });
-        jumped.map_err(|error| write_failed(&error))
+        jumped.map_err(|error| write_failure(&error))
     }
 
-    fn write(&self, batch: &[(bytes::Bytes, Slot)]) -> sled::Result<()> {
+    fn write(&self, batch: &[(bytes::Bytes, OverlayValue)]) -> sled::Result<()> {
         let records = &self.shared.disk.records;
         for (key, slot) in batch {
             match &slot.body {
@@ -96,16 +102,16 @@ impl Applier {
     }
 
     // Needs no sync of its own: sled's log keeps the order, and what is lost of it is made again.
-    fn note_applied(&mut self, upto: CommitSeq) -> sled::Result<()> {
-        let key = Key::Meta(MetaKey::Applied).encode();
+    fn store_applied_mark(&mut self, upto: CommitSeq) -> sled::Result<()> {
+        let key = RecordKey::Meta(MetaKey::Applied).encode();
         let body = upto.0.to_be_bytes().to_vec().into();
         self.shared.disk.records.put(&key, upto, &body)?;
         self.applied = upto;
-        self.cut_journal()
+        self.truncate_journal()
     }
 
-    fn cut_journal(&mut self) -> sled::Result<()> {
-        let free = self.shared.pins.free(self.applied);
+    fn truncate_journal(&mut self) -> sled::Result<()> {
+        let free = self.shared.pins.truncation_limit(self.applied);
         if free > self.cut {
             journal::remove(&self.shared.disk.journal, CommitSeq(self.cut.0 + 1), free)?;
             self.cut = free;

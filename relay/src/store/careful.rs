@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The error that sled has for damage, for what it panicked over.
-pub(super) fn careful<T>(step: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
+pub(super) fn catch_sled_panic<T>(step: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
     // sled holds no lock over what it asserts about a page; at worst a later call panics again.
     catch_unwind(AssertUnwindSafe(step))
         .unwrap_or(Err(sled::Error::Corruption { at: None, bt: () }))
@@ -16,10 +16,10 @@ mod tests {
 
     #[test]
     fn a_panic_is_damage_and_everything_else_is_what_it_was() {
-        assert_eq!(careful(|| Ok(7)).unwrap(), 7);
-        let other = careful::<()>(|| Err(sled::Error::ReportableBug("x".to_owned())));
+        assert_eq!(catch_sled_panic(|| Ok(7)).unwrap(), 7);
+        let other = catch_sled_panic::<()>(|| Err(sled::Error::ReportableBug("x".to_owned())));
         assert!(matches!(other, Err(sled::Error::ReportableBug(_))));
-        let damage = careful::<()>(|| panic!("cannot find pid 5"));
+        let damage = catch_sled_panic::<()>(|| panic!("cannot find pid 5"));
         assert!(matches!(damage, Err(sled::Error::Corruption { .. })));
     }
 }

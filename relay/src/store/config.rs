@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::Fatal;
+use super::StoreFailure;
 use super::disk::{self, SyncCall};
-use super::schema::Schema;
+use super::schema::RecordSchema;
 
 /// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
 pub(super) const MAX_VALUE: usize = 4_000;
 /// Most bytes of changes in one append, and so in one journal entry.
 pub const MAX_ENTRY: usize = 1 << 20;
 /// Most appends that share one journal entry.
-pub(super) const MAX_GROUP: usize = 256;
+pub(super) const MAX_APPENDS_PER_ENTRY: usize = 256;
 /// The record format that this version writes; it reads all before it.
-pub const SCHEMA: u16 = Schema::CURRENT.number();
+pub const SCHEMA: u16 = RecordSchema::CURRENT.number();
 
 /// How to open a store.
 #[derive(Clone)]
@@ -40,11 +40,11 @@ pub struct StoreConfig {
     /// Longest wait until a change is written to its record; until then later values replace it for free.
     pub apply_after: Duration,
     /// Bytes of changes that a telling of everything may hold back in the journal before it has to begin again.
-    pub told_bytes: u64,
+    pub max_pinned_bytes: u64,
     /// Called once when a write or sync failed. The default aborts the process.
     pub on_fatal: FatalHook,
     /// The shape of records; tests of a migration give one that is not this version's.
-    pub schema: Schema,
+    pub schema: RecordSchema,
     pub(super) sync: SyncCall,
 }
 
@@ -59,9 +59,9 @@ impl StoreConfig {
             overlay_bytes: 64 << 20,
             apply_bytes: 16 << 20,
             apply_after: Duration::from_millis(400),
-            told_bytes: 2 << 30,
+            max_pinned_bytes: 2 << 30,
             on_fatal: FatalHook::abort(),
-            schema: Schema::CURRENT,
+            schema: RecordSchema::CURRENT,
             sync: disk::fdatasync(),
         }
     }
@@ -77,10 +77,10 @@ impl fmt::Debug for StoreConfig {
 
 /// What happens when durability can no longer be promised. Nothing is acknowledged after it was called.
 #[derive(Clone)]
-pub struct FatalHook(Arc<dyn Fn(&Fatal) + Send + Sync>);
+pub struct FatalHook(Arc<dyn Fn(&StoreFailure) + Send + Sync>);
 
 impl FatalHook {
-    pub fn new(hook: impl Fn(&Fatal) + Send + Sync + 'static) -> Self {
+    pub fn new(hook: impl Fn(&StoreFailure) + Send + Sync + 'static) -> Self {
         Self(Arc::new(hook))
     }
 
@@ -89,7 +89,7 @@ impl FatalHook {
         Self::new(|_| std::process::abort())
     }
 
-    pub(super) fn call(&self, fatal: &Fatal) {
+    pub(super) fn call(&self, fatal: &StoreFailure) {
         tracing::error!(op = fatal.op, error = %fatal.message, "the store cannot write; stopping");
         (self.0)(fatal);
     }

@@ -5,31 +5,31 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use super::error::is_full;
-use super::records::Records;
-use super::schema::Schema;
-use super::{Fatal, OpenError};
+use super::error::is_disk_full_error;
+use super::records::RecordTree;
+use super::schema::RecordSchema;
+use super::{StoreFailure, StoreOpenError};
 
 /// The sync that an acknowledgement waits for; a test can hold it or make it fail.
 pub(super) type SyncCall = Arc<dyn Fn(&File) -> io::Result<()> + Send + Sync>;
 
 #[derive(Clone)]
-pub(super) struct Disk {
+pub(super) struct SledDatabase {
     db: sled::Db,
-    pub(super) records: Records,
+    pub(super) records: RecordTree,
     pub(super) journal: sled::Tree,
     file: Arc<File>,
     sync: SyncCall,
 }
 
-impl Disk {
+impl SledDatabase {
     pub(super) fn new(
         db: sled::Db,
         file: File,
-        schema: Schema,
+        schema: RecordSchema,
         sync: SyncCall,
     ) -> Result<Self, sled::Error> {
-        let records = Records::new(db.open_tree("records")?, schema);
+        let records = RecordTree::new(db.open_tree("records")?, schema);
         let journal = db.open_tree("journal")?;
         Ok(Self {
             db,
@@ -41,15 +41,15 @@ impl Disk {
     }
 
     /// Returns when all earlier writes are on the disk. Never `flush_async`: seven callers of it deadlock.
-    pub(super) fn make_durable(&self) -> Result<(), Fatal> {
+    pub(super) fn flush_and_sync(&self) -> Result<(), StoreFailure> {
         self.db
             .flush()
-            .map_err(|error| Fatal::sled("flush", &error))?;
-        (self.sync)(&self.file).map_err(|error| Fatal::io("fdatasync", &error))
+            .map_err(|error| StoreFailure::sled("flush", &error))?;
+        (self.sync)(&self.file).map_err(|error| StoreFailure::io("fdatasync", &error))
     }
 }
 
-impl std::fmt::Debug for Disk {
+impl std::fmt::Debug for SledDatabase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Disk")
     }
@@ -61,23 +61,26 @@ pub(super) fn fdatasync() -> SyncCall {
 }
 
 /// Any failure to write, as the reason to stop.
-pub(super) fn write_failed(error: &sled::Error) -> Fatal {
-    Fatal::sled("write", error)
+pub(super) fn write_failure(error: &sled::Error) -> StoreFailure {
+    StoreFailure::sled("write", error)
 }
 
 /// What sled says when it does not open.
-pub(super) fn not_opened(dir: &std::path::Path, error: &sled::Error) -> OpenError {
+pub(super) fn open_failure(dir: &std::path::Path, error: &sled::Error) -> StoreOpenError {
     match error {
-        sled::Error::Io(cause) if is_full(cause) => OpenError::DiskFull {
+        sled::Error::Io(cause) if is_disk_full_error(cause) => StoreOpenError::DiskFull {
             dir: dir.to_owned(),
         },
-        other => damaged(dir, other),
+        other => damaged_error(dir, other),
     }
 }
 
 /// A failure of sled while opening; `dir` is where the operator should look.
-pub(super) fn damaged(dir: &std::path::Path, reason: impl std::fmt::Display) -> OpenError {
-    OpenError::Damaged {
+pub(super) fn damaged_error(
+    dir: &std::path::Path,
+    reason: impl std::fmt::Display,
+) -> StoreOpenError {
+    StoreOpenError::Damaged {
         dir: dir.to_owned(),
         reason: reason.to_string(),
     }

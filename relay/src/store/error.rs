@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use uuid::Uuid;
 
-use super::{CommitSeq, Key, MAX_ENTRY};
+use super::{CommitSeq, MAX_ENTRY, RecordKey};
 
 /// Why a store was not opened. Nothing in the directory was changed, unless the text says so.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum StoreOpenError {
     #[error(
         "the data directory {dir} is in use by another relay; stop that one or choose another --data"
     )]
@@ -72,12 +72,12 @@ pub enum OpenError {
     #[error("the disk under {dir} is full; make room, and start again")]
     DiskFull { dir: PathBuf },
     #[error("there is no relay's data in {dir}; name the directory that a relay was started with")]
-    NotThere { dir: PathBuf },
+    NoRelayData { dir: PathBuf },
     #[error("the first write failed: {0}")]
-    Fatal(#[from] Fatal),
+    Fatal(#[from] StoreFailure),
 }
 
-impl OpenError {
+impl StoreOpenError {
     /// A stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl OpenError {
             Self::Damaged { .. } => "store_damaged",
             Self::DamagedPage => "store_damaged_page",
             Self::DiskFull { .. } => "store_disk_full",
-            Self::NotThere { .. } => "store_not_there",
+            Self::NoRelayData { .. } => "store_not_there",
             Self::Fatal(_) => "store_write_failed",
         }
     }
@@ -102,7 +102,7 @@ impl OpenError {
     pub fn is_disk_full(&self) -> bool {
         match self {
             Self::DiskFull { .. } => true,
-            Self::Io { source, .. } => is_full(source),
+            Self::Io { source, .. } => is_disk_full_error(source),
             Self::Fatal(fatal) => fatal.disk_full,
             Self::Locked { .. }
             | Self::BehindWatermark { .. }
@@ -114,12 +114,12 @@ impl OpenError {
             | Self::Unmigratable { .. }
             | Self::Damaged { .. }
             | Self::DamagedPage
-            | Self::NotThere { .. } => false,
+            | Self::NoRelayData { .. } => false,
         }
     }
 
     /// True where `--accept-loss` would let the relay start.
-    pub fn is_loss(&self) -> bool {
+    pub fn is_acceptable_loss(&self) -> bool {
         match self {
             Self::BehindWatermark { .. }
             | Self::JournalHole { .. }
@@ -133,7 +133,7 @@ impl OpenError {
             | Self::Damaged { .. }
             | Self::DamagedPage
             | Self::DiskFull { .. }
-            | Self::NotThere { .. }
+            | Self::NoRelayData { .. }
             | Self::Fatal(_) => false,
         }
     }
@@ -141,16 +141,19 @@ impl OpenError {
 
 /// Why a record could not be read. It concerns this record only.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub enum StoreReadError {
     #[error("the record {key:?} is unreadable ({why}); `baton verify` lists all such records")]
-    Unreadable { key: Key, why: Unreadable },
+    Unreadable {
+        key: RecordKey,
+        why: UnreadableReason,
+    },
     #[error("the database could not be read: {0}")]
     Disk(String),
 }
 
 /// What is wrong with a stored value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum UnreadableReason {
     #[error("its checksum does not match")]
     Checksum,
     #[error("it is shorter than its header")]
@@ -160,29 +163,29 @@ pub enum Unreadable {
     #[error("it cannot be brought up from schema {0}")]
     Step(u16),
     #[error("a part of it is missing or of another write")]
-    Parts,
+    IncompleteParts,
     #[error("the page of the database on which it stands is damaged")]
-    Page,
+    DamagedPage,
 }
 
 /// Why an append was refused. Nothing of it was taken.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AppendError {
+pub enum JournalAppendError {
     #[error("one append of {bytes} bytes is over the limit of {MAX_ENTRY}; split it")]
     TooLarge { bytes: usize },
     #[error(transparent)]
-    Stopped(#[from] Stopped),
+    Stopped(#[from] StoreStopped),
 }
 
 /// The store has stopped: a write failed, or it was closed. What was not yet durable may or may not be there later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store has stopped; whether the last changes are durable is known after a restart")]
-pub struct Stopped;
+pub struct StoreStopped;
 
 /// A write or sync that failed, after which nothing is acknowledged any more.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{op} failed: {message}")]
-pub struct Fatal {
+pub struct StoreFailure {
     pub op: &'static str,
     pub message: String,
     /// It met a damaged page of the database: another start would meet it again.
@@ -191,7 +194,7 @@ pub struct Fatal {
     pub disk_full: bool,
 }
 
-impl Fatal {
+impl StoreFailure {
     pub(super) fn new(op: &'static str, cause: &dyn std::fmt::Display) -> Self {
         Self {
             op,
@@ -203,7 +206,7 @@ impl Fatal {
 
     pub(super) fn io(op: &'static str, error: &io::Error) -> Self {
         Self {
-            disk_full: is_full(error),
+            disk_full: is_disk_full_error(error),
             ..Self::new(op, error)
         }
     }
@@ -211,14 +214,14 @@ impl Fatal {
     pub(super) fn sled(op: &'static str, error: &sled::Error) -> Self {
         Self {
             damaged: matches!(error, sled::Error::Corruption { .. }),
-            disk_full: matches!(error, sled::Error::Io(error) if is_full(error)),
+            disk_full: matches!(error, sled::Error::Io(error) if is_disk_full_error(error)),
             ..Self::new(op, error)
         }
     }
 }
 
 /// The disk, or this user's part of it.
-pub(crate) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_disk_full_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded

@@ -10,20 +10,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::disk::{Disk, damaged, not_opened};
-use super::journal::{Entries, JournalError};
-use super::keep::Kept;
-use super::log::{Head, Log, Snapshot};
-use super::mend::{self, Taken};
-use super::migrate::Standing;
+use super::disk::{SledDatabase, damaged_error, open_failure};
+use super::journal::{JournalEntries, JournalError};
+use super::keep::SledFileBackup;
+use super::log::{SledLog, SledSegmentHead, SledSnapshot};
+use super::mend::{self, DamageHandling};
+use super::migrate::MigrationState;
 use super::overlay::Overlay;
-use super::preflight::{self, Places, io_error};
-use super::recover::{Facts, Start, Tail};
-use super::schema::Schema;
-use super::survey::Survey;
-use super::walk::Walk;
-use super::watermark::Mark;
-use super::{CommitSeq, Key, KeyRange, MetaKey, OpenError, StoreConfig, Unreadable};
+use super::preflight::{self, StorePaths, io_error};
+use super::recover::{DirectoryFacts, JournalTail, StartDecision};
+use super::schema::RecordSchema;
+use super::survey::RecoverySurvey;
+use super::walk::TreeWalk;
+use super::watermark::Watermark;
+use super::{
+    CommitSeq, KeyRange, MetaKey, RecordKey, StoreConfig, StoreOpenError, UnreadableReason,
+};
 
 /// sled's threads may hold its file for a moment after the last handle is gone.
 const SLED_LOCK_TRIES: u32 = 200;
@@ -32,26 +34,26 @@ const FLUSH_EVERY_MS: u64 = 500;
 
 /// What was found.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct DirectoryState {
     /// The changes of the journal's tail, as reads will see them.
     pub(super) overlay: Overlay,
     pub(super) applied: CommitSeq,
-    pub(super) tail: Tail,
-    pub(super) facts: Facts,
+    pub(super) tail: JournalTail,
+    pub(super) facts: DirectoryFacts,
     /// Pages of sled's that cannot be read, and so not be written: of the journal, and of the records if a write to one
     /// of them has failed before.
     pub(super) damaged_pages: u64,
 }
 
-impl Found {
+impl DirectoryState {
     /// How a start on this would go on, or why it is refused.
     pub(super) fn decide(
         &self,
-        mark: Option<Mark>,
+        mark: Option<Watermark>,
         config: &StoreConfig,
-    ) -> Result<Start, OpenError> {
+    ) -> Result<StartDecision, StoreOpenError> {
         if self.damaged_pages > 0 {
-            return Err(OpenError::DamagedPage);
+            return Err(StoreOpenError::DamagedPage);
         }
         self.facts.decide(&self.tail, mark, config)
     }
@@ -59,126 +61,134 @@ impl Found {
 
 /// The look itself, and how to take back what sled did meanwhile.
 #[derive(Debug)]
-pub(super) struct Examined {
-    pub(super) found: Result<Found, OpenError>,
-    pub(super) kept: Kept,
+pub(super) struct DirectoryExamination {
+    pub(super) found: Result<DirectoryState, StoreOpenError>,
+    pub(super) backup: SledFileBackup,
 }
 
-pub(super) fn examine(config: &StoreConfig, places: &Places) -> Result<Examined, OpenError> {
+pub(super) fn examine_directory(
+    config: &StoreConfig,
+    places: &StorePaths,
+) -> Result<DirectoryExamination, StoreOpenError> {
     preflight::drop_unfinished_conf(places)?;
-    let mut kept = Kept::make(places)?;
+    let mut kept = SledFileBackup::make(places)?;
     let prepared = prepare(places, &mut kept);
-    let found = prepared.and_then(|()| guarded(places, || look(config, places)));
-    Ok(Examined { found, kept })
+    let found = prepared.and_then(|()| catch_open_panic(places, || read_state(config, places)));
+    Ok(DirectoryExamination {
+        found,
+        backup: kept,
+    })
 }
 
 /// What there is to see on a copy, which is sled's to do with as it likes, and what of it cannot be read.
 pub(super) fn examine_copy(
     config: &StoreConfig,
-    copy: &Places,
-    taken: Taken,
-) -> Result<(Found, Option<OpenError>), OpenError> {
+    copy: &StorePaths,
+    taken: DamageHandling,
+) -> Result<(DirectoryState, Option<StoreOpenError>), StoreOpenError> {
     let broken = preflight::broken_snapshots(&copy.sled)?;
     for path in &broken {
         fs::remove_file(path).map_err(io_error("remove", path))?;
     }
-    let (log, survey) = survey(copy)?;
-    let damage = damage(copy, &survey);
+    let (log, survey) = survey_log(copy)?;
+    let damage = survey_damage(copy, &survey);
     let (db, mended) = (copy.db_file(), |error| {
         io_error("mend", &copy.db_file())(error)
     });
-    let claimed = mend::pass_over(&db, &log, &survey.damage, taken).map_err(mended)?;
-    close_gap(copy, !broken.is_empty())?;
+    let claimed = mend::patch_damage(&db, &log, &survey.damage, taken).map_err(mended)?;
+    close_log_gap(copy, !broken.is_empty())?;
     if !claimed.is_empty() {
         // Recovers, and notes where each page is.
-        drop(guarded(copy, || open_disk(config, copy, None))?);
-        mend::put_back(&db, &claimed).map_err(mended)?;
+        drop(catch_open_panic(copy, || {
+            open_database_with(config, copy, None)
+        })?);
+        mend::restore_checksums(&db, &claimed).map_err(mended)?;
     }
-    let found = guarded(copy, || look(config, copy))?;
+    let found = catch_open_panic(copy, || read_state(config, copy))?;
     Ok((found, damage))
 }
 
 /// Nothing is changed before this has found out that sled will read all of its log, and has copied what sled may overwrite.
-fn prepare(places: &Places, kept: &mut Kept) -> Result<(), OpenError> {
+fn prepare(places: &StorePaths, kept: &mut SledFileBackup) -> Result<(), StoreOpenError> {
     if !places.db_file().exists() {
         return Ok(());
     }
-    let (log, survey) = survey(places)?;
-    if let Some(damage) = damage(places, &survey) {
+    let (log, survey) = survey_log(places)?;
+    if let Some(damage) = survey_damage(places, &survey) {
         return Err(damage);
     }
     kept.copy(&log, &survey);
-    close_gap(places, kept.has_broken()?)
+    close_log_gap(places, kept.has_broken()?)
 }
 
-fn survey(places: &Places) -> Result<(Log, Survey), OpenError> {
+fn survey_log(places: &StorePaths) -> Result<(SledLog, RecoverySurvey), StoreOpenError> {
     let snapshot = match preflight::newest_snapshot(&places.sled)? {
-        Some(path) => Snapshot::read(&path).map_err(io_error("read", &path))?,
+        Some(path) => SledSnapshot::read(&path).map_err(io_error("read", &path))?,
         None => None,
     };
     let db = places.db_file();
-    let log = Log::open(&db).map_err(io_error("read", &db))?;
-    let survey = Survey::of(&log, snapshot.as_ref()).map_err(io_error("read", &db))?;
+    let log = SledLog::open(&db).map_err(io_error("read", &db))?;
+    let survey = RecoverySurvey::of(&log, snapshot.as_ref()).map_err(io_error("read", &db))?;
     Ok((log, survey))
 }
 
-fn damage(places: &Places, survey: &Survey) -> Option<OpenError> {
+fn survey_damage(places: &StorePaths, survey: &RecoverySurvey) -> Option<StoreOpenError> {
     let places_told = survey.damage.len();
     (places_told > 0).then(|| {
         let reason = format!("its log cannot be read in {places_told} places");
-        damaged(&places.dir, reason)
+        damaged_error(&places.dir, reason)
     })
 }
 
 /// A log whose snapshot was broken must be whole by itself.
-fn close_gap(places: &Places, was_broken: bool) -> Result<(), OpenError> {
+fn close_log_gap(places: &StorePaths, was_broken: bool) -> Result<(), StoreOpenError> {
     if preflight::newest_snapshot(&places.sled)?.is_some() {
         return Ok(());
     }
     let db = places.db_file();
-    let log = Log::open(&db).map_err(io_error("read", &db))?;
-    if was_broken && log.heads.contains(&Head::Damaged) {
+    let log = SledLog::open(&db).map_err(io_error("read", &db))?;
+    if was_broken && log.heads.contains(&SledSegmentHead::Damaged) {
         let reason = "its snapshot is damaged, and a part of its log";
-        return Err(damaged(&places.dir, reason));
+        return Err(damaged_error(&places.dir, reason));
     }
-    mend::close_gap(&db, &log).map_err(io_error("mend", &db))
+    mend::write_bridge_segment(&db, &log).map_err(io_error("mend", &db))
 }
 
 /// sled panics over some damage; here that is an error like any other.
-fn guarded<T>(
-    places: &Places,
-    step: impl FnOnce() -> Result<T, OpenError>,
-) -> Result<T, OpenError> {
+fn catch_open_panic<T>(
+    places: &StorePaths,
+    step: impl FnOnce() -> Result<T, StoreOpenError>,
+) -> Result<T, StoreOpenError> {
     catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        Err(damaged(
+        Err(damaged_error(
             &places.dir,
             text.unwrap_or_else(|| "sled panicked".to_owned()),
         ))
     })
 }
 
-fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
-    let broken = |error: sled::Error| damaged(&places.dir, error);
-    let disk = open_disk(config, places, None)?;
+fn read_state(config: &StoreConfig, places: &StorePaths) -> Result<DirectoryState, StoreOpenError> {
+    let broken = |error: sled::Error| damaged_error(&places.dir, error);
+    let disk = open_database_with(config, places, None)?;
     let overlay = Overlay::default();
-    let stored = number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
+    let stored = read_meta_number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
     let (tail, mut damaged_pages) = read_journal(&disk, config.schema, places, stored)?;
-    if places.damage_note.exists() {
-        damaged_pages += damaged_record_pages(&disk).map_err(broken)?;
+    if places.damage_marker.exists() {
+        damaged_pages += count_damaged_record_pages(&disk).map_err(broken)?;
     }
     for entry in &tail.entries {
         overlay.add(entry.last, &entry.changes);
     }
-    let facts = Facts {
+    let facts = DirectoryFacts {
         applied: stored,
-        schema: number(&overlay, &disk, MetaKey::Schema).map_err(broken)?,
-        incarnation: identity(&overlay, &disk).map_err(broken)?,
-        relay_epoch: number(&overlay, &disk, MetaKey::RelayEpoch).map_err(broken)?,
-        stands: standing(&overlay, &disk).map_err(broken)?,
+        schema: read_meta_number(&overlay, &disk, MetaKey::Schema).map_err(broken)?,
+        incarnation: read_incarnation(&overlay, &disk).map_err(broken)?,
+        relay_epoch: read_meta_number(&overlay, &disk, MetaKey::RelayEpoch).map_err(broken)?,
+        migration: read_migration_state(&overlay, &disk).map_err(broken)?,
     };
-    Ok(Found {
+    Ok(DirectoryState {
         overlay,
         applied: tail.applied,
         tail,
@@ -188,42 +198,43 @@ fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
 }
 
 fn read_journal(
-    disk: &Disk,
-    schema: Schema,
-    places: &Places,
-    applied: Fact<u64>,
-) -> Result<(Tail, u64), OpenError> {
+    disk: &SledDatabase,
+    schema: RecordSchema,
+    places: &StorePaths,
+    applied: MetaFact<u64>,
+) -> Result<(JournalTail, u64), StoreOpenError> {
     let failed = |error| match error {
-        JournalError::Sled(error) => damaged(&places.dir, error),
-        JournalError::NewerSchema(found) => OpenError::NewerSchema {
+        JournalError::Sled(error) => damaged_error(&places.dir, error),
+        JournalError::NewerSchema(found) => StoreOpenError::NewerSchema {
             found,
             known: schema.number(),
         },
-        JournalError::Step(from) => OpenError::Unmigratable {
+        JournalError::Step(from) => StoreOpenError::Unmigratable {
             from,
             known: schema.number(),
         },
     };
-    let mut entries = Entries::all(&disk.journal, schema);
+    let mut entries = JournalEntries::all(&disk.journal, schema);
     let mut met = entries.next().map_err(failed)?;
     // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
     let lowest = met.as_ref().map_or(0, |met| met.first.0.saturating_sub(1));
-    let mut tail = Tail::after(CommitSeq(applied.unwrap_or(Some(lowest)).unwrap_or(0)));
+    let mut tail =
+        JournalTail::after_applied(CommitSeq(applied.unwrap_or(Some(lowest)).unwrap_or(0)));
     while let Some(one) = met {
-        tail.meet(one);
+        tail.add_found(one);
         met = entries.next().map_err(failed)?;
     }
     Ok((tail, entries.damaged_pages))
 }
 
 /// Reads all records, which an ordinary start does not.
-fn damaged_record_pages(disk: &Disk) -> sled::Result<u64> {
+fn count_damaged_record_pages(disk: &SledDatabase) -> sled::Result<u64> {
     let everything = KeyRange::everything();
     let bounds = (
         Bound::Included(everything.start),
         Bound::Excluded(everything.end),
     );
-    let mut walk = Walk::new(&disk.records.tree, bounds, false);
+    let mut walk = TreeWalk::new(&disk.records.tree, bounds, false);
     let mut pages = 0;
     while let Some(item) = walk.next()? {
         pages += u64::from(item.is_err());
@@ -232,70 +243,95 @@ fn damaged_record_pages(disk: &Disk) -> sled::Result<u64> {
 }
 
 /// The database for good, with its cleaning thread.
-pub(super) fn open_for_good(config: &StoreConfig, places: &Places) -> Result<Disk, OpenError> {
-    guarded(places, || open_disk(config, places, Some(FLUSH_EVERY_MS)))
+pub(super) fn open_database(
+    config: &StoreConfig,
+    places: &StorePaths,
+) -> Result<SledDatabase, StoreOpenError> {
+    catch_open_panic(places, || {
+        open_database_with(config, places, Some(FLUSH_EVERY_MS))
+    })
 }
 
 /// The database for one who only reads.
-pub(super) fn open_for_reading(config: &StoreConfig, places: &Places) -> Result<Disk, OpenError> {
-    guarded(places, || open_disk(config, places, None))
+pub(super) fn open_database_read_only(
+    config: &StoreConfig,
+    places: &StorePaths,
+) -> Result<SledDatabase, StoreOpenError> {
+    catch_open_panic(places, || open_database_with(config, places, None))
 }
 
-fn open_disk(
+fn open_database_with(
     config: &StoreConfig,
-    places: &Places,
+    places: &StorePaths,
     flush_every_ms: Option<u64>,
-) -> Result<Disk, OpenError> {
+) -> Result<SledDatabase, StoreOpenError> {
     let options = sled::Config::new()
         .path(&places.sled)
         .cache_capacity(config.cache_bytes)
         .flush_every_ms(flush_every_ms);
     let db = open_sled(&options, places)?;
     let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
-    let disk = Disk::new(db, file, config.schema, Arc::clone(&config.sync));
-    disk.map_err(|error| not_opened(&places.dir, &error))
+    let disk = SledDatabase::new(db, file, config.schema, Arc::clone(&config.sync));
+    disk.map_err(|error| open_failure(&places.dir, &error))
 }
 
-fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenError> {
+fn open_sled(options: &sled::Config, places: &StorePaths) -> Result<sled::Db, StoreOpenError> {
     for _ in 0..SLED_LOCK_TRIES {
         match options.open() {
             Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
                 preflight::pause();
             }
-            other => return other.map_err(|error| not_opened(&places.dir, &error)),
+            other => return other.map_err(|error| open_failure(&places.dir, &error)),
         }
     }
-    Err(OpenError::Locked {
+    Err(StoreOpenError::Locked {
         dir: places.dir.clone(),
     })
 }
 
-type Fact<T> = Result<Option<T>, Unreadable>;
+type MetaFact<T> = Result<Option<T>, UnreadableReason>;
 
-fn meta(overlay: &Overlay, disk: &Disk, key: MetaKey) -> sled::Result<Fact<Bytes>> {
-    let key = Key::Meta(key).encode();
+fn read_meta(
+    overlay: &Overlay,
+    disk: &SledDatabase,
+    key: MetaKey,
+) -> sled::Result<MetaFact<Bytes>> {
+    let key = RecordKey::Meta(key).encode();
     match overlay.get(&key) {
         Some(slot) => Ok(Ok(slot.body)),
         None => disk.records.get(&key),
     }
 }
 
-fn number(overlay: &Overlay, disk: &Disk, key: MetaKey) -> sled::Result<Fact<u64>> {
-    Ok(meta(overlay, disk, key)?.and_then(|body| {
-        let bytes = body.map(|body| <[u8; 8]>::try_from(&*body).map_err(|_| Unreadable::Short));
+fn read_meta_number(
+    overlay: &Overlay,
+    disk: &SledDatabase,
+    key: MetaKey,
+) -> sled::Result<MetaFact<u64>> {
+    Ok(read_meta(overlay, disk, key)?.and_then(|body| {
+        let bytes =
+            body.map(|body| <[u8; 8]>::try_from(&*body).map_err(|_| UnreadableReason::Short));
         Ok(bytes.transpose()?.map(u64::from_be_bytes))
     }))
 }
 
 /// Nothing where it cannot be read: the way is then gone once more from its beginning, which changes nothing.
-fn standing(overlay: &Overlay, disk: &Disk) -> sled::Result<Option<Standing>> {
-    let body = meta(overlay, disk, MetaKey::Migration)?;
-    Ok(body.ok().flatten().and_then(|body| Standing::read(&body)))
+fn read_migration_state(
+    overlay: &Overlay,
+    disk: &SledDatabase,
+) -> sled::Result<Option<MigrationState>> {
+    let body = read_meta(overlay, disk, MetaKey::Migration)?;
+    Ok(body
+        .ok()
+        .flatten()
+        .and_then(|body| MigrationState::read(&body)))
 }
 
-fn identity(overlay: &Overlay, disk: &Disk) -> sled::Result<Fact<Uuid>> {
-    Ok(meta(overlay, disk, MetaKey::Incarnation)?.and_then(|body| {
-        body.map(|body| Uuid::from_slice(&body).map_err(|_| Unreadable::Short))
-            .transpose()
-    }))
+fn read_incarnation(overlay: &Overlay, disk: &SledDatabase) -> sled::Result<MetaFact<Uuid>> {
+    Ok(
+        read_meta(overlay, disk, MetaKey::Incarnation)?.and_then(|body| {
+            body.map(|body| Uuid::from_slice(&body).map_err(|_| UnreadableReason::Short))
+                .transpose()
+        }),
+    )
 }

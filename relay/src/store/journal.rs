@@ -7,17 +7,17 @@ use bytes::Bytes;
 
 use super::config::MAX_VALUE;
 use super::overlay::RawChange;
-use super::schema::Schema;
+use super::schema::RecordSchema;
 use super::value::{MAX_SEALED, seal, unseal};
-use super::walk::Walk;
-use super::{CommitSeq, Unreadable};
+use super::walk::TreeWalk;
+use super::{CommitSeq, UnreadableReason};
 
 const PART_HEAD: usize = 2;
-const PIECE: usize = MAX_SEALED - PART_HEAD;
+const PART_BODY_BYTES: usize = MAX_SEALED - PART_HEAD;
 
 /// The changes of consecutive appends, committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     /// Which start of the relay wrote it.
     pub(super) relay_epoch: u64,
     pub(super) first: CommitSeq,
@@ -27,18 +27,18 @@ pub(super) struct Entry {
 
 /// An entry as found on disk: its number, and the entry if it is whole.
 #[derive(Debug)]
-pub(super) struct Met {
+pub(super) struct FoundEntry {
     pub(super) first: CommitSeq,
-    pub(super) entry: Option<Entry>,
+    pub(super) entry: Option<JournalEntry>,
 }
 
 /// Bytes of an entry, ready to be written.
 #[derive(Debug)]
-pub(super) struct Encoder {
+pub(super) struct EntryEncoder {
     bytes: Vec<u8>,
 }
 
-impl Encoder {
+impl EntryEncoder {
     /// `room` is about what the changes take.
     pub(super) fn new(relay_epoch: u64, first: CommitSeq, last: CommitSeq, room: usize) -> Self {
         let mut bytes = Vec::with_capacity(room);
@@ -65,14 +65,14 @@ impl Encoder {
     pub(super) fn write(
         mut self,
         tree: &sled::Tree,
-        schema: Schema,
+        schema: RecordSchema,
         first: CommitSeq,
     ) -> sled::Result<()> {
         let crc = crc32fast::hash(&self.bytes[4..]);
         self.bytes[..4].copy_from_slice(&crc.to_be_bytes());
-        let count = u16::try_from(self.bytes.len().div_ceil(PIECE))
+        let count = u16::try_from(self.bytes.len().div_ceil(PART_BODY_BYTES))
             .expect("an entry is limited to little over 1 MiB, which is under 300 parts");
-        for (index, piece) in (0_u16..).zip(self.bytes.chunks(PIECE)) {
+        for (index, piece) in (0_u16..).zip(self.bytes.chunks(PART_BODY_BYTES)) {
             let key = part_key(first, index);
             let value = seal(schema.number(), &key, &count.to_be_bytes(), piece);
             tree.insert(key, value)?;
@@ -93,26 +93,26 @@ pub(super) enum JournalError {
 }
 
 /// Entries of the tree one by one, in order, whole or not. Steps past damaged pages and counts them.
-pub(super) struct Entries<'a> {
-    walk: Walk<'a>,
+pub(super) struct JournalEntries<'a> {
+    walk: TreeWalk<'a>,
     /// What is read is brought up to it.
-    schema: Schema,
+    schema: RecordSchema,
     /// The first part of the entry behind the one that was given last.
-    ahead: Option<(CommitSeq, Option<Part>)>,
+    next_part: Option<(CommitSeq, Option<EntryPart>)>,
     pub(super) damaged_pages: u64,
     /// Values longer than sled may hold safely; always 0.
     pub(super) too_long: u64,
 }
 
-impl<'a> Entries<'a> {
-    pub(super) fn all(tree: &'a sled::Tree, schema: Schema) -> Self {
+impl<'a> JournalEntries<'a> {
+    pub(super) fn all(tree: &'a sled::Tree, schema: RecordSchema) -> Self {
         Self::between(tree, schema, CommitSeq(0), CommitSeq(u64::MAX))
     }
 
     /// Entries that begin in the range, both ends included.
     pub(super) fn between(
         tree: &'a sled::Tree,
-        schema: Schema,
+        schema: RecordSchema,
         from: CommitSeq,
         to: CommitSeq,
     ) -> Self {
@@ -121,16 +121,16 @@ impl<'a> Entries<'a> {
             Bound::Included(part_key(to, u16::MAX).to_vec()),
         );
         Self {
-            walk: Walk::new(tree, bounds, false),
+            walk: TreeWalk::new(tree, bounds, false),
             schema,
-            ahead: None,
+            next_part: None,
             damaged_pages: 0,
             too_long: 0,
         }
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Met>, JournalError> {
-        let begun = match self.ahead.take() {
+    pub(super) fn next(&mut self) -> Result<Option<FoundEntry>, JournalError> {
+        let begun = match self.next_part.take() {
             Some(part) => Some(part),
             None => self.part()?,
         };
@@ -140,19 +140,19 @@ impl<'a> Entries<'a> {
         let mut parts = vec![part];
         while let Some((of, part)) = self.part()? {
             if of != first {
-                self.ahead = Some((of, part));
+                self.next_part = Some((of, part));
                 break;
             }
             parts.push(part);
         }
         let entry = match join(first, parts) {
-            Some((schema, entry)) => Some(self.bring_up(schema, entry)?),
+            Some((schema, entry)) => Some(self.migrate_entry(schema, entry)?),
             None => None,
         };
-        Ok(Some(Met { first, entry }))
+        Ok(Some(FoundEntry { first, entry }))
     }
 
-    fn part(&mut self) -> Result<Option<(CommitSeq, Option<Part>)>, JournalError> {
+    fn part(&mut self) -> Result<Option<(CommitSeq, Option<EntryPart>)>, JournalError> {
         while let Some(item) = self.walk.next().map_err(JournalError::Sled)? {
             let Ok((key, value)) = item else {
                 self.damaged_pages += 1;
@@ -171,29 +171,33 @@ impl<'a> Entries<'a> {
         key: &[u8],
         index: u16,
         value: &[u8],
-    ) -> Result<Option<Part>, JournalError> {
+    ) -> Result<Option<EntryPart>, JournalError> {
         match unseal(self.schema.number(), key, value) {
-            Ok((schema, sealed)) => Ok(Part::read(schema, index, sealed)),
+            Ok((schema, sealed)) => Ok(EntryPart::read(schema, index, sealed)),
             // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
-            Err(Unreadable::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
+            Err(UnreadableReason::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
             Err(
-                Unreadable::Checksum
-                | Unreadable::Short
-                | Unreadable::Parts
-                | Unreadable::Page
-                | Unreadable::Step(_),
+                UnreadableReason::Checksum
+                | UnreadableReason::Short
+                | UnreadableReason::IncompleteParts
+                | UnreadableReason::DamagedPage
+                | UnreadableReason::Step(_),
             ) => Ok(None),
         }
     }
 
     /// An entry is cut from the journal once its changes are records: one that cannot be brought up must not be passed over.
-    fn bring_up(&self, from: u16, mut entry: Entry) -> Result<Entry, JournalError> {
+    fn migrate_entry(
+        &self,
+        from: u16,
+        mut entry: JournalEntry,
+    ) -> Result<JournalEntry, JournalError> {
         if from < self.schema.number() {
             for change in &mut entry.changes {
                 let Some(body) = change.body.take() else {
                     continue;
                 };
-                let body = self.schema.bring_up_raw(from, &change.key, body);
+                let body = self.schema.migrate_raw(from, &change.key, body);
                 change.body = Some(body.map_err(|_| JournalError::Step(from))?);
             }
         }
@@ -213,14 +217,14 @@ pub(super) fn remove(tree: &sled::Tree, from: CommitSeq, to: CommitSeq) -> sled:
 }
 
 #[derive(Debug)]
-struct Part {
+struct EntryPart {
     schema: u16,
     index: u16,
     count: u16,
     piece: Vec<u8>,
 }
 
-impl Part {
+impl EntryPart {
     fn read(schema: u16, index: u16, sealed: &[u8]) -> Option<Self> {
         let (count, piece) = sealed.split_first_chunk::<PART_HEAD>()?;
         Some(Self {
@@ -233,8 +237,8 @@ impl Part {
 }
 
 /// The entry and the schema that it was written with.
-fn join(first: CommitSeq, parts: Vec<Option<Part>>) -> Option<(u16, Entry)> {
-    let mut bytes = Vec::with_capacity(parts.len() * PIECE);
+fn join(first: CommitSeq, parts: Vec<Option<EntryPart>>) -> Option<(u16, JournalEntry)> {
+    let mut bytes = Vec::with_capacity(parts.len() * PART_BODY_BYTES);
     let (count, mut schema) = (parts.len(), 0);
     for (index, part) in parts.into_iter().enumerate() {
         let part = part?;
@@ -247,14 +251,14 @@ fn join(first: CommitSeq, parts: Vec<Option<Part>>) -> Option<(u16, Entry)> {
     decode(first, bytes.into()).map(|entry| (schema, entry))
 }
 
-fn decode(first: CommitSeq, bytes: Bytes) -> Option<Entry> {
+fn decode(first: CommitSeq, bytes: Bytes) -> Option<JournalEntry> {
     let crc = u32::from_be_bytes(*bytes.first_chunk()?);
     if crc32fast::hash(&bytes[4..]) != crc {
         return None;
     }
-    let mut reader = Reader { bytes, at: 4 };
+    let mut reader = EntryDecoder { bytes, at: 4 };
     let (relay_epoch, stored_first, last) = (reader.u64()?, reader.u64()?, reader.u64()?);
-    let mut entry = Entry {
+    let mut entry = JournalEntry {
         relay_epoch,
         first,
         last: CommitSeq(last),
@@ -267,12 +271,12 @@ fn decode(first: CommitSeq, bytes: Bytes) -> Option<Entry> {
 }
 
 /// Slices of the entry's bytes, without copies: they live until the change is applied.
-struct Reader {
+struct EntryDecoder {
     bytes: Bytes,
     at: usize,
 }
 
-impl Reader {
+impl EntryDecoder {
     fn change(&mut self) -> Option<RawChange> {
         let has_body = self.array::<1>()?[0] == 1;
         let key_len = u16::from_be_bytes(self.array()?);

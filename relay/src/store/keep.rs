@@ -7,18 +7,18 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::OpenError;
-use super::log::{Log, SEGMENT};
-use super::preflight::{Places, broken_snapshots, files, io_error, remove_dir, snapshots};
-use super::survey::Survey;
+use super::StoreOpenError;
+use super::log::{SEGMENT, SledLog};
+use super::preflight::{StorePaths, broken_snapshots, files, io_error, remove_dir, snapshots};
+use super::survey::RecoverySurvey;
 
 /// Beyond this the copy would cost more at a start than it may ever be worth. A refusal stays a refusal: only the
 /// damaged bytes are then as sled left them.
-const MOST: usize = (1 << 30) / SEGMENT;
+const MAX_COPIED_SEGMENTS: usize = (1 << 30) / SEGMENT;
 
 #[derive(Debug)]
-pub(super) struct Kept {
-    places: Places,
+pub(super) struct SledFileBackup {
+    places: StorePaths,
     /// The length of sled's file; 0 when nothing was copied.
     len: u64,
     /// Segments that were copied, by number.
@@ -28,11 +28,11 @@ pub(super) struct Kept {
 }
 
 /// How a file gets from here to there.
-type Transfer = fn(&Path, &Path) -> io::Result<()>;
+type FileTransfer = fn(&Path, &Path) -> io::Result<()>;
 
-impl Kept {
+impl SledFileBackup {
     /// With snapshots that are broken out of sled's sight, so that it does not take them for whole ones.
-    pub(super) fn make(places: &Places) -> Result<Self, OpenError> {
+    pub(super) fn make(places: &StorePaths) -> Result<Self, StoreOpenError> {
         let kept = Self {
             places: places.clone(),
             len: 0,
@@ -40,10 +40,10 @@ impl Kept {
             empty: Vec::new(),
         };
         // A crash in the middle of a start may have left them there.
-        transfer_all(&kept.aside(), &places.sled, rename)?;
-        remove_dir(&places.kept)?;
+        transfer_all(&kept.broken_snapshot_dir(), &places.sled, rename)?;
+        remove_dir(&places.backup_dir)?;
         if places.db_file().exists() {
-            let aside = kept.aside();
+            let aside = kept.broken_snapshot_dir();
             fs::create_dir_all(&aside).map_err(io_error("create", &aside))?;
             for path in broken_snapshots(&places.sled)? {
                 let to = aside.join(path.file_name().unwrap_or_default());
@@ -54,27 +54,27 @@ impl Kept {
     }
 
     /// Whether a broken snapshot was set aside.
-    pub(super) fn has_broken(&self) -> Result<bool, OpenError> {
-        Ok(!files(&self.aside())?.is_empty())
+    pub(super) fn has_broken(&self) -> Result<bool, StoreOpenError> {
+        Ok(!files(&self.broken_snapshot_dir())?.is_empty())
     }
 
     /// Copies what the survey says that recovery may write to.
-    pub(super) fn copy(&mut self, log: &Log, survey: &Survey) {
+    pub(super) fn copy(&mut self, log: &SledLog, survey: &RecoverySurvey) {
         if let Err(error) = self.try_copy(log, survey) {
             tracing::warn!(%error, "opening without a copy of what sled may overwrite");
             self.len = 0;
         }
     }
 
-    fn try_copy(&mut self, log: &Log, survey: &Survey) -> io::Result<()> {
-        if survey.touched.len() > MOST {
+    fn try_copy(&mut self, log: &SledLog, survey: &RecoverySurvey) -> io::Result<()> {
+        if survey.written_segments.len() > MAX_COPIED_SEGMENTS {
             return Err(io::Error::other(
                 "too much was written since the last start",
             ));
         }
-        self.copied.clone_from(&survey.touched);
+        self.copied.clone_from(&survey.written_segments);
         self.empty.clone_from(&survey.empty);
-        if self.copied.len() as u64 * SEGMENT as u64 > room(&self.places)? / 2 {
+        if self.copied.len() as u64 * SEGMENT as u64 > free_disk_bytes(&self.places)? / 2 {
             return Err(io::Error::other("the disk has no room for it"));
         }
         let to = File::create(self.copy_file())?;
@@ -83,33 +83,33 @@ impl Kept {
         }
         for path in snapshots(&self.places.sled).map_err(io::Error::other)? {
             let name = path.file_name().unwrap_or_default();
-            fs::copy(&path, self.places.kept.join(name))?;
+            fs::copy(&path, self.places.backup_dir.join(name))?;
         }
         self.len = log.len;
         Ok(())
     }
 
     /// Everything as it was.
-    pub(super) fn put_back(self) -> Result<(), OpenError> {
+    pub(super) fn restore_original(self) -> Result<(), StoreOpenError> {
         self.restore(&self.places.sled, rename)?;
-        remove_dir(&self.places.kept)
+        remove_dir(&self.places.backup_dir)
     }
 
-    fn restore(&self, sled: &Path, transfer: Transfer) -> Result<(), OpenError> {
+    fn restore(&self, sled: &Path, transfer: FileTransfer) -> Result<(), StoreOpenError> {
         if self.len > 0 {
             for path in snapshots(sled)? {
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             }
-            transfer_all(&self.places.kept, sled, transfer)?;
+            transfer_all(&self.places.backup_dir, sled, transfer)?;
             let db = sled.join("db");
             self.write_back(&db).map_err(io_error("restore", &db))?;
         }
-        transfer_all(&self.aside(), sled, transfer)
+        transfer_all(&self.broken_snapshot_dir(), sled, transfer)
     }
 
     fn write_back(&self, to: &Path) -> io::Result<()> {
         let (from, db) = (
-            Log::open(&self.copy_file())?,
+            SledLog::open(&self.copy_file())?,
             OpenOptions::new().write(true).open(to)?,
         );
         for number in &self.copied {
@@ -124,9 +124,9 @@ impl Kept {
     }
 
     /// The start goes on. Broken snapshots are kept for whoever wants to look at them.
-    pub(super) fn discard(self) -> Result<Vec<PathBuf>, OpenError> {
+    pub(super) fn discard(self) -> Result<Vec<PathBuf>, StoreOpenError> {
         let mut moved = Vec::new();
-        for path in files(&self.aside())? {
+        for path in files(&self.broken_snapshot_dir())? {
             let quarantine = &self.places.quarantine;
             fs::create_dir_all(quarantine).map_err(io_error("create", quarantine))?;
             let to = quarantine.join(path.file_name().unwrap_or_default());
@@ -134,12 +134,12 @@ impl Kept {
             tracing::warn!(file = %to.display(), "moved a broken sled snapshot away");
             moved.push(to);
         }
-        remove_dir(&self.places.kept)?;
+        remove_dir(&self.places.backup_dir)?;
         Ok(moved)
     }
 
     /// A full copy of everything as it was, for whoever looks into the loss that is now accepted.
-    pub(super) fn file_away(&self, name: &str) -> Result<Option<PathBuf>, OpenError> {
+    pub(super) fn copy_to_quarantine(&self, name: &str) -> Result<Option<PathBuf>, StoreOpenError> {
         let to = self.places.quarantine.join(name);
         remove_dir(&to)?;
         let copied = copy_dir(&self.places.sled, &to).map_err(io_error("copy", &to));
@@ -154,12 +154,12 @@ impl Kept {
     }
 
     fn copy_file(&self) -> PathBuf {
-        self.places.kept.join("db")
+        self.places.backup_dir.join("db")
     }
 
     /// Where broken snapshots are meanwhile.
-    fn aside(&self) -> PathBuf {
-        self.places.kept.join("aside")
+    fn broken_snapshot_dir(&self) -> PathBuf {
+        self.places.backup_dir.join("aside")
     }
 }
 
@@ -172,7 +172,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// All snapshots of one directory to another.
-fn transfer_all(from: &Path, to: &Path, how: Transfer) -> Result<(), OpenError> {
+fn transfer_all(from: &Path, to: &Path, how: FileTransfer) -> Result<(), StoreOpenError> {
     for path in snapshots(from)? {
         let to = to.join(path.file_name().unwrap_or_default());
         how(&path, &to).map_err(io_error("restore", &to))?;
@@ -181,7 +181,7 @@ fn transfer_all(from: &Path, to: &Path, how: Transfer) -> Result<(), OpenError> 
 }
 
 /// Bytes that are free on the disk.
-pub(super) fn room(places: &Places) -> io::Result<u64> {
+pub(super) fn free_disk_bytes(places: &StorePaths) -> io::Result<u64> {
     let disk = rustix::fs::statvfs(&places.dir)?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }

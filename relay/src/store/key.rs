@@ -20,7 +20,7 @@ pub(super) const MAX_KEY: usize = 2 * MAX_TEXT + 3;
 
 /// Where a record is kept. Order: tenant, then kind, then the rest of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Key {
+pub enum RecordKey {
     /// `"" 00 00 name` — facts about this data directory. Values: see [`MetaKey`]. Lives as long as the directory.
     Meta(MetaKey),
     /// `tenant 00 01 name 00` — an operator's switch (paused, draining); no tenant means the whole relay. Value: the
@@ -82,7 +82,7 @@ pub enum MetaKey {
 /// The second part of a key: what kind of record it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RecordKind {
     Meta = 0,
     Control = 1,
     Spec = 2,
@@ -97,7 +97,7 @@ pub enum Kind {
     Checkpoint = 11,
 }
 
-impl Kind {
+impl RecordKind {
     const ALL: [Self; 12] = [
         Self::Meta,
         Self::Control,
@@ -152,11 +152,11 @@ impl MetaKey {
 pub struct KeyText(Arc<str>);
 
 impl KeyText {
-    pub fn new(text: &str) -> Result<Self, BadKeyText> {
+    pub fn new(text: &str) -> Result<Self, KeyTextError> {
         match text {
-            "" => Err(BadKeyText::Empty),
-            long if long.len() > MAX_TEXT => Err(BadKeyText::TooLong { bytes: long.len() }),
-            zero if zero.contains('\0') => Err(BadKeyText::ZeroByte),
+            "" => Err(KeyTextError::Empty),
+            long if long.len() > MAX_TEXT => Err(KeyTextError::TooLong { bytes: long.len() }),
+            zero if zero.contains('\0') => Err(KeyTextError::ZeroByte),
             good => Ok(Self(good.into())),
         }
     }
@@ -174,7 +174,7 @@ impl fmt::Debug for KeyText {
 
 /// Why a text cannot stand in a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadKeyText {
+pub enum KeyTextError {
     #[error("a key text is empty; give a tenant or name of 1 to {MAX_TEXT} bytes")]
     Empty,
     #[error("a key text has {bytes} bytes; give at most {MAX_TEXT}")]
@@ -183,7 +183,7 @@ pub enum BadKeyText {
     ZeroByte,
 }
 
-impl Key {
+impl RecordKey {
     /// The tenant that leads the key; empty for relay-wide records.
     pub fn tenant(&self) -> &str {
         match self {
@@ -201,54 +201,56 @@ impl Key {
         }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> RecordKind {
         match self {
-            Self::Meta(_) => Kind::Meta,
-            Self::Control { .. } => Kind::Control,
-            Self::Spec { .. } => Kind::Spec,
-            Self::Live { .. } => Kind::Live,
-            Self::Done { .. } => Kind::Done,
-            Self::Idempotency { .. } => Kind::Idempotency,
-            Self::Profile { .. } => Kind::Profile,
-            Self::Token { .. } => Kind::Token,
-            Self::Daemon { .. } => Kind::Daemon,
-            Self::Body { .. } => Kind::Body,
-            Self::Progress { .. } => Kind::Progress,
-            Self::Checkpoint { .. } => Kind::Checkpoint,
+            Self::Meta(_) => RecordKind::Meta,
+            Self::Control { .. } => RecordKind::Control,
+            Self::Spec { .. } => RecordKind::Spec,
+            Self::Live { .. } => RecordKind::Live,
+            Self::Done { .. } => RecordKind::Done,
+            Self::Idempotency { .. } => RecordKind::Idempotency,
+            Self::Profile { .. } => RecordKind::Profile,
+            Self::Token { .. } => RecordKind::Token,
+            Self::Daemon { .. } => RecordKind::Daemon,
+            Self::Body { .. } => RecordKind::Body,
+            Self::Progress { .. } => RecordKind::Progress,
+            Self::Checkpoint { .. } => RecordKind::Checkpoint,
         }
     }
 
-    fn rest(&self) -> Rest<'_> {
+    fn suffix(&self) -> KeySuffix<'_> {
         match self {
-            Self::Meta(meta) => Rest::Meta(*meta),
-            Self::Control { name, .. } | Self::Profile { name, .. } => Rest::Name(name.as_str()),
+            Self::Meta(meta) => KeySuffix::Meta(*meta),
+            Self::Control { name, .. } | Self::Profile { name, .. } => {
+                KeySuffix::Name(name.as_str())
+            }
             Self::Spec { task, .. }
             | Self::Live { task, .. }
             | Self::Done { task, .. }
-            | Self::Progress { task, .. } => Rest::Id(task),
-            Self::Checkpoint { task, number, .. } => Rest::Numbered(task, *number),
-            Self::Idempotency { digest, .. } => Rest::Digest(digest),
-            Self::Token { token, .. } => Rest::Id(token),
-            Self::Daemon { daemon, .. } => Rest::Id(daemon),
-            Self::Body { hash, task } => Rest::Claim(hash, task),
+            | Self::Progress { task, .. } => KeySuffix::Id(task),
+            Self::Checkpoint { task, number, .. } => KeySuffix::Numbered(task, *number),
+            Self::Idempotency { digest, .. } => KeySuffix::Digest(digest),
+            Self::Token { token, .. } => KeySuffix::Id(token),
+            Self::Daemon { daemon, .. } => KeySuffix::Id(daemon),
+            Self::Body { hash, task } => KeySuffix::BodyClaim(hash, task),
         }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = prefix(self.tenant(), Some(self.kind()));
-        match self.rest() {
-            Rest::Meta(meta) => bytes.push(meta as u8),
-            Rest::Id(id) => bytes.extend_from_slice(id.as_bytes()),
-            Rest::Digest(digest) => bytes.extend_from_slice(digest),
-            Rest::Numbered(id, number) => {
+        match self.suffix() {
+            KeySuffix::Meta(meta) => bytes.push(meta as u8),
+            KeySuffix::Id(id) => bytes.extend_from_slice(id.as_bytes()),
+            KeySuffix::Digest(digest) => bytes.extend_from_slice(digest),
+            KeySuffix::Numbered(id, number) => {
                 bytes.extend_from_slice(id.as_bytes());
                 bytes.extend_from_slice(&number.to_be_bytes());
             }
-            Rest::Claim(hash, task) => {
+            KeySuffix::BodyClaim(hash, task) => {
                 bytes.extend_from_slice(hash);
                 bytes.extend_from_slice(task.as_bytes());
             }
-            Rest::Name(name) => {
+            KeySuffix::Name(name) => {
                 bytes.extend_from_slice(name.as_bytes());
                 bytes.push(0);
             }
@@ -260,50 +262,50 @@ impl Key {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tenant, after) = split_text(bytes)?;
         let (&kind, rest) = after.split_first()?;
-        let kind = Kind::from_byte(kind)?;
+        let kind = RecordKind::from_byte(kind)?;
         if tenant.is_empty() {
             return Self::decode_relay_wide(kind, rest);
         }
         let tenant = KeyText::new(tenant).ok()?;
         Some(match kind {
-            Kind::Meta | Kind::Body => return None,
-            Kind::Control => Self::Control {
+            RecordKind::Meta | RecordKind::Body => return None,
+            RecordKind::Control => Self::Control {
                 tenant: Some(tenant),
-                name: whole_text(rest)?,
+                name: decode_final_text(rest)?,
             },
-            Kind::Spec => Self::Spec {
+            RecordKind::Spec => Self::Spec {
                 tenant,
                 task: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Live => Self::Live {
+            RecordKind::Live => Self::Live {
                 tenant,
                 task: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Done => Self::Done {
+            RecordKind::Done => Self::Done {
                 tenant,
                 task: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Idempotency => Self::Idempotency {
+            RecordKind::Idempotency => Self::Idempotency {
                 tenant,
                 digest: rest.try_into().ok()?,
             },
-            Kind::Profile => Self::Profile {
+            RecordKind::Profile => Self::Profile {
                 tenant,
-                name: whole_text(rest)?,
+                name: decode_final_text(rest)?,
             },
-            Kind::Token => Self::Token {
+            RecordKind::Token => Self::Token {
                 tenant,
                 token: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Daemon => Self::Daemon {
+            RecordKind::Daemon => Self::Daemon {
                 tenant,
                 daemon: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Progress => Self::Progress {
+            RecordKind::Progress => Self::Progress {
                 tenant,
                 task: Uuid::from_slice(rest).ok()?,
             },
-            Kind::Checkpoint => {
+            RecordKind::Checkpoint => {
                 let (task, number) = rest.split_first_chunk::<16>()?;
                 Self::Checkpoint {
                     tenant,
@@ -314,54 +316,61 @@ impl Key {
         })
     }
 
-    fn decode_relay_wide(kind: Kind, rest: &[u8]) -> Option<Self> {
+    fn decode_relay_wide(kind: RecordKind, rest: &[u8]) -> Option<Self> {
         match (kind, rest) {
-            (Kind::Meta, &[byte]) => Some(Self::Meta(*MetaKey::ALL.get(usize::from(byte))?)),
-            (Kind::Control, _) => Some(Self::Control {
+            (RecordKind::Meta, &[byte]) => Some(Self::Meta(*MetaKey::ALL.get(usize::from(byte))?)),
+            (RecordKind::Control, _) => Some(Self::Control {
                 tenant: None,
-                name: whole_text(rest)?,
+                name: decode_final_text(rest)?,
             }),
-            (Kind::Body, _) => {
+            (RecordKind::Body, _) => {
                 let (hash, task) = rest.split_first_chunk::<32>()?;
                 let task = Uuid::from_slice(task).ok()?;
                 Some(Self::Body { hash: *hash, task })
             }
-            (Kind::Meta | Kind::Spec | Kind::Live | Kind::Done | Kind::Idempotency, _)
-            | (Kind::Profile | Kind::Token | Kind::Daemon, _)
-            | (Kind::Progress | Kind::Checkpoint, _) => None,
+            (
+                RecordKind::Meta
+                | RecordKind::Spec
+                | RecordKind::Live
+                | RecordKind::Done
+                | RecordKind::Idempotency,
+                _,
+            )
+            | (RecordKind::Profile | RecordKind::Token | RecordKind::Daemon, _)
+            | (RecordKind::Progress | RecordKind::Checkpoint, _) => None,
         }
     }
 }
 
 /// As people read it: tenant, kind, and the rest.
-impl fmt::Display for Key {
+impl fmt::Display for RecordKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tenant() {
             "" => write!(f, "{}/", self.kind().as_str())?,
             tenant => write!(f, "{tenant}/{}/", self.kind().as_str())?,
         }
-        match self.rest() {
-            Rest::Meta(meta) => write!(f, "{meta:?}"),
-            Rest::Id(id) => id.fmt(f),
-            Rest::Numbered(id, number) => write!(f, "{id}/{number}"),
-            Rest::Digest(digest) => digest.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
-            Rest::Claim(hash, task) => {
+        match self.suffix() {
+            KeySuffix::Meta(meta) => write!(f, "{meta:?}"),
+            KeySuffix::Id(id) => id.fmt(f),
+            KeySuffix::Numbered(id, number) => write!(f, "{id}/{number}"),
+            KeySuffix::Digest(digest) => digest.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+            KeySuffix::BodyClaim(hash, task) => {
                 hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
                 write!(f, "/{task}")
             }
-            Rest::Name(name) => f.write_str(name),
+            KeySuffix::Name(name) => f.write_str(name),
         }
     }
 }
 
-impl Ord for Key {
+impl Ord for RecordKey {
     fn cmp(&self, other: &Self) -> Ordering {
-        let this = (self.tenant(), self.kind(), self.rest());
-        this.cmp(&(other.tenant(), other.kind(), other.rest()))
+        let this = (self.tenant(), self.kind(), self.suffix());
+        this.cmp(&(other.tenant(), other.kind(), other.suffix()))
     }
 }
 
-impl PartialOrd for Key {
+impl PartialOrd for RecordKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -369,12 +378,12 @@ impl PartialOrd for Key {
 
 /// What follows tenant and kind. Two keys of one kind always have the same variant.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Rest<'a> {
+enum KeySuffix<'a> {
     Meta(MetaKey),
     Id(&'a Uuid),
     Numbered(&'a Uuid, u64),
     Digest(&'a [u8; 32]),
-    Claim(&'a [u8; 32], &'a Uuid),
+    BodyClaim(&'a [u8; 32], &'a Uuid),
     Name(&'a str),
 }
 
@@ -387,18 +396,18 @@ pub struct KeyRange {
 
 impl KeyRange {
     /// All records of one kind of one tenant.
-    pub fn of(tenant: &KeyText, kind: Kind) -> Self {
-        Self::under(prefix(tenant.as_str(), Some(kind)))
+    pub fn of_kind(tenant: &KeyText, kind: RecordKind) -> Self {
+        Self::with_prefix(prefix(tenant.as_str(), Some(kind)))
     }
 
     /// All records of one tenant.
     pub fn tenant(tenant: &KeyText) -> Self {
-        Self::under(prefix(tenant.as_str(), None))
+        Self::with_prefix(prefix(tenant.as_str(), None))
     }
 
     /// The milestones of one task, oldest first.
     pub fn checkpoints(tenant: &KeyText, task: &Uuid) -> Self {
-        let mut start = prefix(tenant.as_str(), Some(Kind::Checkpoint));
+        let mut start = prefix(tenant.as_str(), Some(RecordKind::Checkpoint));
         start.extend_from_slice(task.as_bytes());
         // Behind it stand 8 bytes and the number of a piece: shorter than this.
         let end = [&*start, &[0xff; 16]].concat();
@@ -407,7 +416,7 @@ impl KeyRange {
 
     /// Every task's claim to one body.
     pub fn claims(hash: &[u8; 32]) -> Self {
-        let mut start = prefix("", Some(Kind::Body));
+        let mut start = prefix("", Some(RecordKind::Body));
         start.extend_from_slice(hash);
         // Behind it stand 16 bytes and the number of a piece: shorter than this.
         let end = [&*start, &[0xff; 24]].concat();
@@ -415,8 +424,8 @@ impl KeyRange {
     }
 
     /// Relay-wide records of one kind (`Meta`, `Control`, `Body`).
-    pub fn relay_wide(kind: Kind) -> Self {
-        Self::under(prefix("", Some(kind)))
+    pub fn relay_wide(kind: RecordKind) -> Self {
+        Self::with_prefix(prefix("", Some(kind)))
     }
 
     /// Everything, all tenants: for verification and export.
@@ -428,15 +437,15 @@ impl KeyRange {
     }
 
     /// Every key behind those of `tenant`, where the next tenant is found.
-    pub(super) fn behind_tenant(tenant: &str) -> Self {
+    pub(super) fn after_tenant(tenant: &str) -> Self {
         Self {
-            start: Self::under(prefix(tenant, None)).end,
+            start: Self::with_prefix(prefix(tenant, None)).end,
             ..Self::everything()
         }
     }
 
     // A prefix never ends in ff (it ends in a zero byte or a kind), so its successor is one byte up.
-    fn under(start: Vec<u8>) -> Self {
+    fn with_prefix(start: Vec<u8>) -> Self {
         let mut end = start.clone();
         if let Some(last) = end.last_mut() {
             *last += 1;
@@ -445,7 +454,7 @@ impl KeyRange {
     }
 }
 
-fn prefix(tenant: &str, kind: Option<Kind>) -> Vec<u8> {
+fn prefix(tenant: &str, kind: Option<RecordKind>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(tenant.len() + 2 + 48);
     bytes.extend_from_slice(tenant.as_bytes());
     bytes.push(0);
@@ -458,7 +467,7 @@ fn split_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 1..]))
 }
 
-fn whole_text(bytes: &[u8]) -> Option<KeyText> {
+fn decode_final_text(bytes: &[u8]) -> Option<KeyText> {
     match split_text(bytes)? {
         (text, []) => KeyText::new(text).ok(),
         (_, [_, ..]) => None,

@@ -13,7 +13,7 @@ const SNAPSHOT_END: usize = 12;
 
 /// What the first bytes of a segment say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Head {
+pub(super) enum SledSegmentHead {
     Empty,
     Damaged,
     /// Where its messages stand in the log, and up to where the log was stable when it was begun.
@@ -23,7 +23,7 @@ pub(super) enum Head {
     },
 }
 
-impl Head {
+impl SledSegmentHead {
     fn read(bytes: &[u8]) -> Self {
         let number = |at: usize| {
             let raw = bytes.get(at..).and_then(|rest| rest.first_chunk());
@@ -34,7 +34,7 @@ impl Head {
         }
         match (number(4), number(12)) {
             (Some(lsn), Some(stable))
-                if Self::encode(lsn, stable) == *bytes && lsn >= 0 && normal(lsn) == lsn =>
+                if Self::encode(lsn, stable) == *bytes && lsn >= 0 && segment_start(lsn) == lsn =>
             {
                 Self::Whole { lsn, stable }
             }
@@ -53,13 +53,13 @@ impl Head {
 }
 
 /// The beginning of the segment in which a position of the log is.
-pub(super) fn normal(lsn: i64) -> i64 {
+pub(super) fn segment_start(lsn: i64) -> i64 {
     lsn - lsn % SEGMENT as i64
 }
 
 /// What a message does to the page that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(super) enum PageEffect {
     /// None: padding, and marks for sled itself.
     None,
     /// The last one of its segment.
@@ -73,8 +73,8 @@ const CAP: u8 = 2;
 
 /// A message that fits its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Message {
-    pub(super) effect: Effect,
+pub(super) struct SledMessage {
+    pub(super) effect: PageEffect,
     pub(super) page: u64,
     /// Its segment by position in the log, which tells it from what a reused segment held before.
     pub(super) segment: u64,
@@ -82,7 +82,7 @@ pub(super) struct Message {
     pub(super) len: usize,
 }
 
-impl Message {
+impl SledMessage {
     /// No message begins closer to the end of a segment.
     pub(super) const RED_ZONE: usize = 32;
 
@@ -93,13 +93,13 @@ impl Message {
         hash.update(&rest[head..]);
         hash.update(&rest[4..head]);
         // Nothing is behind a cap but padding: damage there hurts nobody.
-        let pads = message.effect == Effect::Cap && message.page == u64::MAX;
+        let pads = message.effect == PageEffect::Cap && message.page == u64::MAX;
         let pads = pads && at + Self::RED_ZONE + message.len - head == SEGMENT;
         (pads || rest.starts_with(&(!hash.finalize()).to_le_bytes())).then_some(message)
     }
 
     /// What a damaged message that takes all the bytes from here on says that it is.
-    pub(super) fn guess(bytes: &[u8], at: usize) -> Option<Self> {
+    pub(super) fn read_unchecked(bytes: &[u8], at: usize) -> Option<Self> {
         let (message, _) = Self::head(bytes, at)?;
         (at + message.len == bytes.len()).then_some(message)
     }
@@ -111,13 +111,13 @@ impl Message {
         }
         let rest = bytes.get(at..)?;
         let effect = match *rest.get(4)? {
-            CANCELED | 3 => Effect::None,
-            CAP => Effect::Cap,
-            4..=9 => Effect::Replace,
-            10 | 11 => Effect::Link,
+            CANCELED | 3 => PageEffect::None,
+            CAP => PageEffect::Cap,
+            4..=9 => PageEffect::Replace,
+            10 | 11 => PageEffect::Link,
             _no_kind => return None,
         };
-        let mut head = FIXED;
+        let mut head = FIXED_HEAD_BYTES;
         let mut next = || varint(rest, &mut head);
         let (len, segment, page) = (next()?, next()?, next()?);
         let len = head.checked_add(usize::try_from(len).ok()?)?;
@@ -131,8 +131,8 @@ impl Message {
     }
 
     /// Bytes that [`Message::cancel`] needs.
-    pub(super) fn shortest(segment: u64) -> usize {
-        FIXED + 1 + position(segment).len()
+    pub(super) fn min_bytes(segment: u64) -> usize {
+        FIXED_HEAD_BYTES + 1 + position(segment).len()
     }
 
     /// Nothing, as long as `place`, around what is there; none if there is no room for its head.
@@ -141,9 +141,9 @@ impl Message {
     }
 
     /// The checksum that would make a damaged message whole, where it is one at all and says something about a page.
-    pub(super) fn claim(place: &[u8]) -> Option<[u8; 4]> {
+    pub(super) fn checksum_if_whole(place: &[u8]) -> Option<[u8; 4]> {
         let (message, head) = Self::head(place, 0)?;
-        let of_page = matches!(message.effect, Effect::Replace | Effect::Link);
+        let of_page = matches!(message.effect, PageEffect::Replace | PageEffect::Link);
         let mut hash = crc32fast::Hasher::new();
         hash.update(&place[head..]);
         hash.update(&place[4..head]);
@@ -158,7 +158,7 @@ impl Message {
 }
 
 /// Bytes of a message's head before its numbers.
-const FIXED: usize = 5;
+const FIXED_HEAD_BYTES: usize = 5;
 
 /// The numbers of a segment and of no page in particular.
 fn position(segment: u64) -> Vec<u8> {
@@ -169,7 +169,7 @@ fn position(segment: u64) -> Vec<u8> {
 }
 
 fn encode(place: &mut [u8], kind: u8, segment: u64) -> Option<()> {
-    let most = place.len().checked_sub(Message::shortest(segment))?;
+    let most = place.len().checked_sub(SledMessage::min_bytes(segment))?;
     let mut head = vec![0, 0, 0, 0, kind];
     match u8::try_from(most) {
         Ok(short @ 0..=240) => head.push(short),
@@ -210,7 +210,7 @@ fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
 
 /// Where sled's recovery begins: the place of each page as of some position in the log.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(super) struct SledSnapshot {
     pub(super) end: i64,
     /// The segment in the file that `end` is in.
     pub(super) active: Option<u64>,
@@ -230,7 +230,7 @@ pub(super) fn is_whole_snapshot(path: &Path) -> io::Result<bool> {
             .is_some_and(|len| crc.map(u32::from_le_bytes) == Some(crc32fast::hash(&bytes[..len]))))
 }
 
-impl Snapshot {
+impl SledSnapshot {
     /// Of a whole file; none where it says something else than is expected.
     pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
         let bytes = fs::read(path)?;
@@ -278,13 +278,13 @@ fn pointer(bytes: &[u8], at: &mut usize, sized: bool) -> Option<u64> {
 
 /// sled's one data file.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct SledLog {
     db: File,
     pub(super) len: u64,
-    pub(super) heads: Vec<Head>,
+    pub(super) heads: Vec<SledSegmentHead>,
 }
 
-impl Log {
+impl SledLog {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let db = File::open(path)?;
         let len = db.metadata()?.len();
@@ -296,7 +296,7 @@ impl Log {
         for number in 0..len.div_ceil(SEGMENT as u64) {
             let mut head = vec![0; SEGMENT_HEAD];
             let read = log.read(number, &mut head)?;
-            log.heads.push(Head::read(&head[..read]));
+            log.heads.push(SledSegmentHead::read(&head[..read]));
         }
         Ok(log)
     }
@@ -326,21 +326,21 @@ impl Log {
     /// The beginning of the segment from which on sled checks that none is missing.
     pub(super) fn stable(&self) -> i64 {
         let stable = self.heads.iter().filter_map(|head| match head {
-            Head::Whole { stable, .. } => Some(*stable),
-            Head::Empty | Head::Damaged => None,
+            SledSegmentHead::Whole { stable, .. } => Some(*stable),
+            SledSegmentHead::Empty | SledSegmentHead::Damaged => None,
         });
-        normal(stable.max().unwrap_or(0).max(0))
+        segment_start(stable.max().unwrap_or(0).max(0))
     }
 
     /// What a segment of this number in the file says of itself.
-    pub(super) fn head(&self, number: u64) -> Option<Head> {
+    pub(super) fn head(&self, number: u64) -> Option<SledSegmentHead> {
         self.heads.get(usize::try_from(number).ok()?).copied()
     }
 
-    pub(super) fn has(&self, wanted: i64) -> bool {
+    pub(super) fn has_segment_at(&self, wanted: i64) -> bool {
         self.heads
             .iter()
-            .any(|head| matches!(head, Head::Whole { lsn, .. } if *lsn == wanted))
+            .any(|head| matches!(head, SledSegmentHead::Whole { lsn, .. } if *lsn == wanted))
     }
 }
 
@@ -359,22 +359,28 @@ mod tests {
             (16, 999),
         ] {
             let mut place: Vec<u8> = (0..len).map(|at| at as u8).collect();
-            Message::cancel(&mut place, segment).unwrap();
-            let message = Message::read(&place, 0).unwrap();
+            SledMessage::cancel(&mut place, segment).unwrap();
+            let message = SledMessage::read(&place, 0).unwrap();
             assert_eq!((message.len, message.segment), (len, segment));
-            assert_eq!(message.effect, Effect::None);
+            assert_eq!(message.effect, PageEffect::None);
             for bit in [0, 41, len * 8 - 1] {
                 place[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(Message::read(&place, 0), None, "bit {bit} of {len}");
+                assert_eq!(SledMessage::read(&place, 0), None, "bit {bit} of {len}");
                 place[bit / 8] ^= 1 << (bit % 8);
             }
         }
-        assert_eq!(Message::cancel(&mut [0; 7], 77), None);
+        assert_eq!(SledMessage::cancel(&mut [0; 7], 77), None);
         let (lsn, stable) = (7 * SEGMENT as i64, -1);
-        let mut head = Head::encode(lsn, stable);
-        assert_eq!(Head::read(&head), Head::Whole { lsn, stable });
+        let mut head = SledSegmentHead::encode(lsn, stable);
+        assert_eq!(
+            SledSegmentHead::read(&head),
+            SledSegmentHead::Whole { lsn, stable }
+        );
         head[9] ^= 4;
-        assert_eq!(Head::read(&head), Head::Damaged);
-        assert_eq!(Head::read(&[0; SEGMENT_HEAD]), Head::Empty);
+        assert_eq!(SledSegmentHead::read(&head), SledSegmentHead::Damaged);
+        assert_eq!(
+            SledSegmentHead::read(&[0; SEGMENT_HEAD]),
+            SledSegmentHead::Empty
+        );
     }
 }

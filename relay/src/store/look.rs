@@ -9,74 +9,77 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
-use super::committer::Shared;
-use super::examine::{Found, examine_copy, open_for_reading};
-use super::keep::{copy_dir, room};
-use super::log::{Log, SEGMENT};
-use super::mend::Taken;
-use super::pins::Pins;
-use super::preflight::{self, Places, io_error, remove_dir};
-use super::progress::Progress;
-use super::queue::Queue;
+use super::committer::StoreShared;
+use super::examine::{DirectoryState, examine_copy, open_database_read_only};
+use super::keep::{copy_dir, free_disk_bytes};
+use super::log::{SEGMENT, SledLog};
+use super::mend::DamageHandling;
+use super::pins::JournalPins;
+use super::preflight::{self, StorePaths, io_error, remove_dir};
+use super::progress::CommitProgress;
+use super::queue::AppendQueue;
 use super::watermark::WatermarkFile;
-use super::{OpenError, Store, StoreConfig};
+use super::{Store, StoreConfig, StoreOpenError};
 
 /// What there is to see.
 #[derive(Debug)]
-pub struct Looked {
+pub struct OfflineStore {
     /// Everything readable, the journal's tail included. Reading only; clones must not outlive the look.
     pub store: Store,
     /// Absent when the record of it cannot be read.
     pub incarnation: Option<Uuid>,
     pub relay_epoch: u64,
     /// Why a relay would not start here.
-    pub refusal: Option<OpenError>,
+    pub refusal: Option<StoreOpenError>,
     /// A last entry that was never acknowledged was cut short by a crash.
     pub torn_tail: bool,
 }
 
 impl Store {
     /// Shows `see` what the directory holds. Fails when another process uses it, or when not even reading is possible.
-    pub fn look<T>(config: StoreConfig, see: impl FnOnce(&Looked) -> T) -> Result<T, OpenError> {
-        let places = Places::under(&config.dir);
+    pub fn with_offline_store<T>(
+        config: StoreConfig,
+        see: impl FnOnce(&OfflineStore) -> T,
+    ) -> Result<T, StoreOpenError> {
+        let places = StorePaths::in_dir(&config.dir);
         if !places.db_file().exists() {
-            return Err(OpenError::NotThere { dir: config.dir });
+            return Err(StoreOpenError::NoRelayData { dir: config.dir });
         }
         let lock = preflight::lock(&places)?;
         let mark =
             WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-        let (copy, (found, damage)) = examined(&config, &places, Taken::ForNothing)
-            .or_else(|_| examined(&config, &places, Taken::ForWhole))?;
+        let (copy, (found, damage)) = examine_file_copy(&config, &places, DamageHandling::Skip)
+            .or_else(|_| examine_file_copy(&config, &places, DamageHandling::TreatAsIntact))?;
         let refusal = damage.or_else(|| found.decide(mark, &config).err());
-        let disk = open_for_reading(&config, &copy.places)?;
-        let (_durable, looked) = looked(config, disk, found, refusal, lock);
+        let disk = open_database_read_only(&config, &copy.places)?;
+        let (_durable, looked) = offline_store(config, disk, found, refusal, lock);
         Ok(see(&looked))
     }
 }
 
 /// A copy, and what there is to see in it.
-pub(super) fn examined(
+pub(super) fn examine_file_copy(
     config: &StoreConfig,
-    places: &Places,
-    taken: Taken,
-) -> Result<(Copied, (Found, Option<OpenError>)), OpenError> {
-    let copy = Copied::make(places)?;
+    places: &StorePaths,
+    taken: DamageHandling,
+) -> Result<(SledFileCopy, (DirectoryState, Option<StoreOpenError>)), StoreOpenError> {
+    let copy = SledFileCopy::make(places)?;
     let found = examine_copy(config, &copy.places, taken)?;
     Ok((copy, found))
 }
 
 /// sled's files once more. They go with this value.
-pub(super) struct Copied {
+pub(super) struct SledFileCopy {
     /// Of the copy, but for what is beside sled's files.
-    places: Places,
+    places: StorePaths,
 }
 
-impl Copied {
-    fn make(original: &Places) -> Result<Self, OpenError> {
-        let looking = &original.looking;
+impl SledFileCopy {
+    fn make(original: &StorePaths) -> Result<Self, StoreOpenError> {
+        let looking = &original.copy_dir;
         remove_dir(looking)?;
         let copied = Self {
-            places: Places {
+            places: StorePaths {
                 sled: looking.clone(),
                 ..original.clone()
             },
@@ -87,7 +90,7 @@ impl Copied {
             .map_err(io_error("make a copy to look at in", looking))
     }
 
-    fn fill(&self, original: &Places) -> io::Result<()> {
+    fn fill(&self, original: &StorePaths) -> io::Result<()> {
         let (from, to) = (&original.sled, &self.places.sled);
         fs::create_dir_all(to)?;
         copy_dir(&from.join("blobs"), &to.join("blobs"))?;
@@ -100,13 +103,13 @@ impl Copied {
     }
 
     /// At no cost where the file system can share blocks; else without what is empty.
-    fn copy_db(&self, original: &Places) -> io::Result<()> {
+    fn copy_db(&self, original: &StorePaths) -> io::Result<()> {
         let to = File::create(self.places.db_file())?;
         if rustix::fs::ioctl_ficlone(&to, File::open(original.db_file())?).is_ok() {
             return Ok(());
         }
-        let log = Log::open(&original.db_file())?;
-        if log.len > room(original)? {
+        let log = SledLog::open(&original.db_file())?;
+        if log.len > free_disk_bytes(original)? {
             let why = format!("{} MiB are not free; make room", log.len >> 20);
             return Err(io::Error::new(io::ErrorKind::StorageFull, why));
         }
@@ -120,7 +123,7 @@ impl Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for SledFileCopy {
     fn drop(&mut self) {
         if let Err(error) = remove_dir(&self.places.sled) {
             tracing::warn!(%error, "a copy that was looked at could not be removed; the next start does it");
@@ -128,26 +131,26 @@ impl Drop for Copied {
     }
 }
 
-fn looked(
+fn offline_store(
     config: StoreConfig,
-    disk: super::disk::Disk,
-    found: Found,
-    refusal: Option<OpenError>,
+    disk: super::disk::SledDatabase,
+    found: DirectoryState,
+    refusal: Option<StoreOpenError>,
     lock: File,
-) -> (watch::Sender<super::CommitSeq>, Looked) {
+) -> (watch::Sender<super::CommitSeq>, OfflineStore) {
     let head = found.tail.head;
-    let shared = Arc::new(Shared {
-        pins: Pins::new(config.told_bytes),
+    let shared = Arc::new(StoreShared {
+        pins: JournalPins::new(config.max_pinned_bytes),
         config,
         disk,
         overlay: Arc::new(found.overlay),
-        queue: Queue::default(),
-        progress: Progress::at(head),
+        queue: AppendQueue::default(),
+        progress: CommitProgress::starting_at(head),
         room: Notify::new(),
-        _lock: lock,
+        _directory_lock: lock,
     });
     let (sender, durable) = watch::channel(head);
-    let looked = Looked {
+    let looked = OfflineStore {
         store: Store::new(shared, durable),
         incarnation: found.facts.incarnation.ok().flatten(),
         relay_epoch: found.facts.relay_epoch.ok().flatten().unwrap_or(0),

@@ -6,49 +6,49 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::committer::Shared;
-use super::progress::Wake;
-use super::watermark::{Mark, WatermarkFile};
-use super::{CommitSeq, Fatal};
+use super::committer::StoreShared;
+use super::progress::ThreadWake;
+use super::watermark::{Watermark, WatermarkFile};
+use super::{CommitSeq, StoreFailure};
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(super) struct Marker {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct WatermarkWriter {
+    pub(super) shared: Arc<StoreShared>,
     pub(super) file: WatermarkFile,
     pub(super) incarnation: Uuid,
-    pub(super) marked: CommitSeq,
+    pub(super) written_seq: CommitSeq,
 }
 
-impl Marker {
+impl WatermarkWriter {
     pub(super) fn run(mut self) {
         loop {
-            let (durable, stop) = match self.shared.progress.next_mark(self.marked) {
-                Wake::Work(durable) => (durable, false),
-                Wake::Stop(durable) => (durable, true),
-                Wake::Failed => return,
+            let (durable, stop) = match self.shared.progress.wait_for_mark(self.written_seq) {
+                ThreadWake::Work(durable) => (durable, false),
+                ThreadWake::Stop(durable) => (durable, true),
+                ThreadWake::Failed => return,
             };
-            if let Err(fatal) = self.mark(durable) {
+            if let Err(fatal) = self.write_watermark(durable) {
                 return self.shared.fail(&fatal);
             }
             if stop {
                 return;
             }
-            self.shared.progress.pause_marker(INTERVAL);
+            self.shared.progress.pause_watermark_writer(INTERVAL);
         }
     }
 
-    pub(super) fn mark(&mut self, durable: CommitSeq) -> Result<(), Fatal> {
-        if durable > self.marked {
-            let mark = Mark {
+    pub(super) fn write_watermark(&mut self, durable: CommitSeq) -> Result<(), StoreFailure> {
+        if durable > self.written_seq {
+            let mark = Watermark {
                 seq: durable,
                 incarnation: self.incarnation,
             };
             self.file
                 .write(mark)
-                .map_err(|error| Fatal::io("watermark", &error))?;
-            self.marked = durable;
+                .map_err(|error| StoreFailure::io("watermark", &error))?;
+            self.written_seq = durable;
         }
         Ok(())
     }

@@ -6,28 +6,34 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::log::{Head, Log, Message, SEGMENT, SEGMENT_HEAD};
-use super::survey::Damage;
+use super::log::{SEGMENT, SEGMENT_HEAD, SledLog, SledMessage, SledSegmentHead};
+use super::survey::LogDamage;
 
 /// Enough for a head and a cap.
-const BRIDGE: usize = 64;
+const BRIDGE_BYTES: usize = 64;
 
 /// For a log that has no snapshot. sled then asks the newest head up to where the log was stable, and takes the whole log
 /// for empty, and zeroes it, if the segment around that position is gone. But its own last open may have zeroed that one,
 /// because all of its pages had moved on. A segment with nothing in it, in its place, is what sled expects to find; sled
 /// zeroes it again. Where a head is damaged nobody knows what is gone, and nothing is done.
-pub(super) fn close_gap(path: &Path, log: &Log) -> io::Result<()> {
+pub(super) fn write_bridge_segment(path: &Path, log: &SledLog) -> io::Result<()> {
     let wanted = log.stable();
-    let damaged = log.heads.contains(&Head::Damaged);
-    if damaged || log.has(wanted) || !log.heads.iter().any(|head| *head != Head::Empty) {
+    let damaged = log.heads.contains(&SledSegmentHead::Damaged);
+    if damaged
+        || log.has_segment_at(wanted)
+        || !log.heads.iter().any(|head| *head != SledSegmentHead::Empty)
+    {
         return Ok(());
     }
-    let empty = log.heads.iter().position(|head| *head == Head::Empty);
+    let empty = log
+        .heads
+        .iter()
+        .position(|head| *head == SledSegmentHead::Empty);
     let number = empty.unwrap_or(log.heads.len()) as u64;
-    let mut segment = [0; BRIDGE];
-    segment[..SEGMENT_HEAD].copy_from_slice(&Head::encode(wanted, -1));
+    let mut segment = [0; BRIDGE_BYTES];
+    segment[..SEGMENT_HEAD].copy_from_slice(&SledSegmentHead::encode(wanted, -1));
     let position = wanted.unsigned_abs() / SEGMENT as u64;
-    Message::cap(&mut segment[SEGMENT_HEAD..], position)
+    SledMessage::cap(&mut segment[SEGMENT_HEAD..], position)
         .ok_or_else(|| io::Error::other("a cap does not fit"))?;
     let db = OpenOptions::new().write(true).open(path)?;
     let end = (number + 1) * SEGMENT as u64;
@@ -41,34 +47,34 @@ pub(super) fn close_gap(path: &Path, log: &Log) -> io::Result<()> {
 
 /// How a damaged message is taken in a copy that is only looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum DamageHandling {
     /// As if it were not there, so its page is as it was before.
-    ForNothing,
+    Skip,
     /// For whole, until sled has recovered: who reads its page then finds that it is not. sled knows the number of every page
     /// and cannot open where it has nothing at all of one, which is what becomes of a page whose first message is taken for
     /// nothing.
-    ForWhole,
+    TreatAsIntact,
 }
 
 /// Bytes of a copy that are not what they were, by their place.
-pub(super) type Claimed = Vec<(u64, [u8; 4])>;
+pub(super) type PatchedChecksums = Vec<(u64, [u8; 4])>;
 
 /// Makes sled read on behind what it cannot read: in a copy that is only looked at, for what was there is gone then. Returns
 /// what is to be put back once sled has recovered.
-pub(super) fn pass_over(
+pub(super) fn patch_damage(
     path: &Path,
-    log: &Log,
-    damage: &[Damage],
-    taken: Taken,
-) -> io::Result<Claimed> {
+    log: &SledLog,
+    damage: &[LogDamage],
+    taken: DamageHandling,
+) -> io::Result<PatchedChecksums> {
     let db = OpenOptions::new().write(true).open(path)?;
-    let mut claimed = Claimed::new();
+    let mut claimed = PatchedChecksums::new();
     for one in damage {
         match *one {
-            Damage::Head { number, lsn } => {
-                db.write_all_at(&Head::encode(lsn, -1), number * SEGMENT as u64)?;
+            LogDamage::Head { number, lsn } => {
+                db.write_all_at(&SledSegmentHead::encode(lsn, -1), number * SEGMENT as u64)?;
             }
-            Damage::Messages {
+            LogDamage::Messages {
                 number,
                 segment,
                 from,
@@ -77,11 +83,12 @@ pub(super) fn pass_over(
                 let mut bytes = log.segment(number)?;
                 let place = &mut bytes[from..to];
                 let at = number * SEGMENT as u64 + from as u64;
-                let whole = Message::claim(place).filter(|_| taken == Taken::ForWhole);
+                let whole = SledMessage::checksum_if_whole(place)
+                    .filter(|_| taken == DamageHandling::TreatAsIntact);
                 if let (Some(crc), Some(was)) = (whole, place.first_chunk()) {
                     db.write_all_at(&crc, at)?;
                     claimed.push((at, *was));
-                } else if Message::cancel(place, segment).is_some() {
+                } else if SledMessage::cancel(place, segment).is_some() {
                     db.write_all_at(place, at)?;
                 }
                 // What is too short for a message stays, and sled takes it for the segment's end.
@@ -93,7 +100,7 @@ pub(super) fn pass_over(
 }
 
 /// From here on sled finds the damage where it is.
-pub(super) fn put_back(path: &Path, claimed: &Claimed) -> io::Result<()> {
+pub(super) fn restore_checksums(path: &Path, claimed: &PatchedChecksums) -> io::Result<()> {
     let db = OpenOptions::new().write(true).open(path)?;
     for (at, was) in claimed {
         db.write_all_at(was, *at)?;

@@ -2,9 +2,9 @@
 //! journal like any other change, so a crash at any moment leaves records of which each is old or new and whole; reads
 //! bring up what is still old. How far it came is itself a record: the next start goes on there.
 
-use super::key::Key;
-use super::schema::Schema;
-use super::{Change, Fatal, KeyRange, Kind, MetaKey, Page, Store};
+use super::key::RecordKey;
+use super::schema::RecordSchema;
+use super::{KeyRange, MetaKey, RecordKind, ScanPage, Store, StoreChange, StoreFailure};
 use crate::store::Journal;
 
 /// Records read at one time.
@@ -14,91 +14,107 @@ const BATCH_BYTES: usize = 256 * 1024;
 
 /// Where a directory stands between two numbers, as its record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct MigrationState {
     /// The number that records are brought to.
-    to: u16,
+    to_schema: u16,
     /// The last one that was; `None` when all are.
-    upto: Option<Key>,
+    last_key: Option<RecordKey>,
 }
 
 /// What a migration did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Migrated {
+pub struct MigrationSummary {
     pub to: u16,
     pub records: u64,
     /// Records that were left as they are because they could not be read, or not be brought up.
-    pub left: u64,
+    pub left_unmigrated: u64,
 }
 
-impl Standing {
-    pub(super) fn done(to: u16) -> Self {
-        Self { to, upto: None }
+impl MigrationState {
+    pub(super) fn done(to_schema: u16) -> Self {
+        Self {
+            to_schema,
+            last_key: None,
+        }
     }
 
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let (to, key) = body.split_first_chunk::<2>()?;
         let upto = match key {
             [] => None,
-            key => Some(Key::decode(key)?),
+            key => Some(RecordKey::decode(key)?),
         };
         let to = u16::from_be_bytes(*to);
-        Some(Self { to, upto })
+        Some(Self {
+            to_schema: to,
+            last_key: upto,
+        })
     }
 
     pub(super) fn body(&self) -> Vec<u8> {
-        let mut bytes = self.to.to_be_bytes().to_vec();
-        bytes.extend(self.upto.iter().flat_map(Key::encode));
+        let mut bytes = self.to_schema.to_be_bytes().to_vec();
+        bytes.extend(self.last_key.iter().flat_map(RecordKey::encode));
         bytes
     }
 
-    fn change(&self) -> Change {
-        Change::Put(Key::Meta(MetaKey::Migration), self.body())
+    fn change(&self) -> StoreChange {
+        StoreChange::Put(RecordKey::Meta(MetaKey::Migration), self.body())
     }
 }
 
 /// What is left to do in a directory whose record says `stands`; none is a directory of schema 1.
 #[derive(Debug)]
-pub(super) struct Migration {
+pub(super) struct SchemaMigration {
     to: u16,
-    after: Option<Key>,
+    after: Option<RecordKey>,
 }
 
-impl Migration {
-    pub(super) fn due(schema: Schema, stands: Option<Standing>) -> Option<Self> {
+impl SchemaMigration {
+    pub(super) fn due(schema: RecordSchema, stands: Option<MigrationState>) -> Option<Self> {
         let to = schema.number();
         match stands {
             None if to == 1 => None,
-            Some(Standing { to: at, upto: None }) if at >= to => None,
+            Some(MigrationState {
+                to_schema: at,
+                last_key: None,
+            }) if at >= to => None,
             // Half of the way to another number is no way to this one.
-            Some(Standing { to: at, upto }) if at == to => Some(Self { to, after: upto }),
+            Some(MigrationState {
+                to_schema: at,
+                last_key: upto,
+            }) if at == to => Some(Self { to, after: upto }),
             None | Some(_) => Some(Self { to, after: None }),
         }
     }
 
     /// Returns when every record is durable in its new shape.
-    pub(super) fn run(self, store: &Store, journal: &mut Journal) -> Result<Migrated, Fatal> {
-        let (range, mut page) = (KeyRange::everything(), Page::first(PAGE));
+    pub(super) fn run(
+        self,
+        store: &Store,
+        journal: &mut Journal,
+    ) -> Result<MigrationSummary, StoreFailure> {
+        let (range, mut page) = (KeyRange::everything(), ScanPage::first(PAGE));
         page.after = self.after;
         tracing::info!(to = self.to, after = ?page.after, "bringing records to a newer schema");
-        let mut migrated = Migrated {
+        let mut migrated = MigrationSummary {
             to: self.to,
-            ..Migrated::default()
+            ..MigrationSummary::default()
         };
         loop {
             let scan = store.scan(&range, &page).map_err(|error| failed(&error))?;
-            migrated.left += scan.unreadable;
+            migrated.left_unmigrated += scan.unreadable;
             let last = scan.entries.last().map(|(key, _)| key.clone());
             let records = scan.entries.into_iter();
-            let changes: Vec<Change> = records
-                .filter(|(key, _)| key.kind() != Kind::Meta)
-                .map(|(key, body)| Change::Put(key, body.to_vec()))
+            let changes: Vec<StoreChange> = records
+                .filter(|(key, _)| key.kind() != RecordKind::Meta)
+                .map(|(key, body)| StoreChange::Put(key, body.to_vec()))
                 .collect();
             migrated.records += changes.len() as u64;
             append(journal, changes)?;
-            let upto = last.filter(|_| scan.more);
-            let stands = Standing {
-                to: self.to,
-                upto: upto.clone(),
+            let upto = last.filter(|_| scan.has_more);
+            let stands = MigrationState {
+                to_schema: self.to,
+                last_key: upto.clone(),
             };
             append(journal, vec![stands.change()])?;
             page.after = match upto {
@@ -107,7 +123,7 @@ impl Migration {
             };
         }
         store
-            .wait_until(journal.last())
+            .wait_durable_blocking(journal.last())
             .map_err(|error| failed(&error))?;
         tracing::info!(?migrated, "all records have the newer schema");
         Ok(migrated)
@@ -115,7 +131,7 @@ impl Migration {
 }
 
 /// In as many appends as their bytes need.
-fn append(journal: &mut Journal, changes: Vec<Change>) -> Result<(), Fatal> {
+fn append(journal: &mut Journal, changes: Vec<StoreChange>) -> Result<(), StoreFailure> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     for change in changes {
         if bytes > 0 && bytes + change.size() > BATCH_BYTES {
@@ -133,6 +149,6 @@ fn append(journal: &mut Journal, changes: Vec<Change>) -> Result<(), Fatal> {
     Ok(())
 }
 
-fn failed(error: &dyn std::fmt::Display) -> Fatal {
-    Fatal::new("migration", error)
+fn failed(error: &dyn std::fmt::Display) -> StoreFailure {
+    StoreFailure::new("migration", error)
 }

@@ -46,20 +46,23 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 pub use config::{FatalHook, MAX_ENTRY, SCHEMA, StoreConfig};
-pub(crate) use error::is_full;
-pub use error::{AppendError, Fatal, OpenError, ReadError, Stopped, Unreadable};
-pub use key::{BadKeyText, Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
-pub use look::Looked;
-pub use migrate::Migrated;
+pub(crate) use error::is_disk_full_error;
+pub use error::{
+    JournalAppendError, StoreFailure, StoreOpenError, StoreReadError, StoreStopped,
+    UnreadableReason,
+};
+pub use key::{KeyRange, KeyText, KeyTextError, MAX_TEXT, MetaKey, RecordKey, RecordKind};
+pub use look::OfflineStore;
+pub use migrate::MigrationSummary;
 pub use reader::Store;
-pub use schema::{Schema, Step};
-pub use tell::{TellError, Told};
-pub use verify::Verified;
-pub use weigh::{Weight, file_bytes};
+pub use schema::{RecordSchema, SchemaStep};
+pub use tell::{DumpError, DumpItem};
+pub use verify::StoreVerification;
+pub use weigh::{RecordByteCount, file_bytes};
 pub use writer::Journal;
 
 use overlay::RawChange;
-use recover::Tail;
+use recover::JournalTail;
 
 /// The number of an append. Numbers rise by one and are never given twice in one incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,25 +81,25 @@ impl std::fmt::Display for CommitSeq {
 }
 
 /// Whether another process uses the store in this directory. One that is not there is used by nobody.
-pub fn is_in_use(dir: &std::path::Path) -> Result<bool, OpenError> {
-    preflight::is_locked(&preflight::Places::under(dir))
+pub fn is_in_use(dir: &std::path::Path) -> Result<bool, StoreOpenError> {
+    preflight::is_locked(&preflight::StorePaths::in_dir(dir))
 }
 
 /// Keeps every relay out of a store's directory for as long as the returned file is open.
-pub(crate) fn lock_directory(dir: &std::path::Path) -> Result<std::fs::File, OpenError> {
-    preflight::lock(&preflight::Places::under(dir))
+pub(crate) fn lock_directory(dir: &std::path::Path) -> Result<std::fs::File, StoreOpenError> {
+    preflight::lock(&preflight::StorePaths::in_dir(dir))
 }
 
 /// One change of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    Put(Key, Vec<u8>),
-    Delete(Key),
+pub enum StoreChange {
+    Put(RecordKey, Vec<u8>),
+    Delete(RecordKey),
 }
 
 /// A store that is open, with what was found in its directory.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedStore {
     pub store: Store,
     pub journal: Journal,
     /// The identity of this history.
@@ -109,12 +112,12 @@ pub struct Opened {
     /// The history before this one may have gone further than is known here, by an import or because a loss was
     /// accepted. Said at each open until [`MetaKey::Inherited`] is deleted.
     pub inherited: bool,
-    pub recovery: Recovery,
+    pub recovery: StoreRecovery,
 }
 
 /// What opening found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovery {
+pub struct StoreRecovery {
     /// Journal entries whose changes were not yet in their records.
     pub journal_entries: u64,
     /// Changes in those entries.
@@ -128,32 +131,32 @@ pub struct Recovery {
     /// Set when acknowledged changes are missing and that was accepted.
     pub accepted_loss: Option<String>,
     /// Set when records of an older schema were brought to this version's.
-    pub migrated: Option<Migrated>,
+    pub migrated: Option<MigrationSummary>,
 }
 
 /// One page of records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scan {
-    pub entries: Vec<(Key, Bytes)>,
+pub struct ScannedRecords {
+    pub entries: Vec<(RecordKey, Bytes)>,
     /// Records in this page's range that could not be read, and were passed over; a damaged page of sled's, with all its
     /// records, counts once.
     pub unreadable: u64,
     /// The first of them, with their keys where those are known.
-    pub passed_over: Vec<(Option<Key>, Unreadable)>,
+    pub skipped_records: Vec<(Option<RecordKey>, UnreadableReason)>,
     /// There are more records behind the last one.
-    pub more: bool,
+    pub has_more: bool,
 }
 
 /// Which part of a range to read.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct ScanPage {
     /// Start behind this key (in scan order). It need not exist.
-    pub after: Option<Key>,
+    pub after: Option<RecordKey>,
     pub limit: usize,
     pub reverse: bool,
 }
 
-impl Page {
+impl ScanPage {
     pub fn first(limit: usize) -> Self {
         Self {
             after: None,
@@ -163,8 +166,8 @@ impl Page {
     }
 }
 
-impl Recovery {
-    fn note(&mut self, tail: &Tail, blob_files: u64) {
+impl StoreRecovery {
+    fn record_tail(&mut self, tail: &JournalTail, blob_files: u64) {
         self.journal_entries = tail.entries.len() as u64;
         self.changes = tail
             .entries
@@ -176,7 +179,7 @@ impl Recovery {
     }
 }
 
-impl Change {
+impl StoreChange {
     /// Bytes that it adds to an append, at most: callers use it to keep appends below [`MAX_ENTRY`].
     pub fn size(&self) -> usize {
         match self {
@@ -187,7 +190,7 @@ impl Change {
 
     /// `None` for a key that this version does not know, and for facts about the directory itself.
     fn from_raw(raw: &RawChange) -> Option<Self> {
-        let key = Key::decode(&raw.key).filter(|key| key.kind() != Kind::Meta)?;
+        let key = RecordKey::decode(&raw.key).filter(|key| key.kind() != RecordKind::Meta)?;
         Some(match &raw.body {
             Some(body) => Self::Put(key, body.to_vec()),
             None => Self::Delete(key),

@@ -7,42 +7,46 @@ use std::thread;
 
 use tokio::sync::{Notify, watch};
 
-use super::apply::Applier;
-use super::careful::careful;
-use super::committer::{Committer, Shared};
-use super::disk::write_failed;
-use super::examine::{Examined, Found, examine, open_for_good};
+use super::apply::RecordApplier;
+use super::careful::catch_sled_panic;
+use super::committer::{JournalCommitter, StoreShared};
+use super::disk::write_failure;
+use super::examine::{DirectoryExamination, DirectoryState, examine_directory, open_database};
 use super::journal;
-use super::keep::Kept;
-use super::marker::Marker;
-use super::migrate::{Migration, Standing};
+use super::keep::SledFileBackup;
+use super::marker::WatermarkWriter;
+use super::migrate::{MigrationState, SchemaMigration};
 use super::overlay::RawChange;
-use super::pins::Pins;
-use super::preflight::{self, Places, io_error};
-use super::progress::Progress;
-use super::queue::{Append, Queue};
-use super::recover::{Start, Tail};
-use super::watermark::{Mark, WatermarkFile};
-use super::writer::{Journal, Threads};
+use super::pins::JournalPins;
+use super::preflight::{self, StorePaths, io_error};
+use super::progress::CommitProgress;
+use super::queue::{AppendQueue, QueuedAppend};
+use super::recover::{JournalTail, StartDecision};
+use super::watermark::{Watermark, WatermarkFile};
+use super::writer::{Journal, StoreThreads};
 use super::{
-    Change, CommitSeq, Fatal, Key, MetaKey, OpenError, Opened, Recovery, Store, StoreConfig,
+    CommitSeq, MetaKey, OpenedStore, RecordKey, Store, StoreChange, StoreConfig, StoreFailure,
+    StoreOpenError, StoreRecovery,
 };
 
 /// What the directory has besides sled.
-struct Beside {
-    places: Places,
+struct LockedDirectory {
+    places: StorePaths,
     lock: File,
-    mark: Option<Mark>,
+    mark: Option<Watermark>,
 }
 
-pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
-    let places = Places::under(&config.dir);
+pub(super) fn open_store(config: StoreConfig) -> Result<OpenedStore, StoreOpenError> {
+    let places = StorePaths::in_dir(&config.dir);
     let lock = preflight::lock(&places)?;
-    preflight::remove_dir(&places.looking)?;
+    preflight::remove_dir(&places.copy_dir)?;
     let mark =
         WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-    let beside = Beside { places, lock, mark };
-    let Examined { found, kept } = examine(&config, &beside.places)?;
+    let beside = LockedDirectory { places, lock, mark };
+    let DirectoryExamination {
+        found,
+        backup: kept,
+    } = examine_directory(&config, &beside.places)?;
     let decided = found.and_then(|found| {
         let start = found.decide(beside.mark, &config)?;
         Ok((found, start))
@@ -50,31 +54,34 @@ pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
     let (found, start) = match decided {
         Ok(decided) => decided,
         Err(refusal) => {
-            kept.put_back()?;
+            kept.restore_original()?;
             return Err(refusal);
         }
     };
-    let mut recovery = Recovery::default();
-    recovery.note(&found.tail, preflight::blob_files(&beside.places)?);
-    recovery.accepted_loss = file_away(&kept, &start)?;
+    let mut recovery = StoreRecovery::default();
+    recovery.record_tail(&found.tail, preflight::blob_files(&beside.places)?);
+    recovery.accepted_loss = quarantine_loss(&kept, &start)?;
     recovery.quarantined = kept.discard()?;
-    preflight::forget_damage(&beside.places)?;
+    preflight::remove_damage_marker(&beside.places)?;
     let places = beside.places.clone();
-    begin(config, found, &start, beside, recovery).map_err(|error| match error {
-        OpenError::Fatal(fatal) if fatal.damaged => {
-            preflight::note_damage(&places, &fatal.message);
-            OpenError::DamagedPage
+    start_store(config, found, &start, beside, recovery).map_err(|error| match error {
+        StoreOpenError::Fatal(fatal) if fatal.damaged => {
+            preflight::write_damage_marker(&places, &fatal.message);
+            StoreOpenError::DamagedPage
         }
         other => other,
     })
 }
 
 /// What the accepted loss is, and where a copy of what there was is now.
-fn file_away(kept: &Kept, start: &Start) -> Result<Option<String>, OpenError> {
+fn quarantine_loss(
+    kept: &SledFileBackup,
+    start: &StartDecision,
+) -> Result<Option<String>, StoreOpenError> {
     let Some(loss) = &start.loss else {
         return Ok(None);
     };
-    let copy = kept.file_away(&format!("before-loss-{}", start.base))?;
+    let copy = kept.copy_to_quarantine(&format!("before-loss-{}", start.base))?;
     let copy = copy.map(|path| format!("; what there was is in {}", path.display()));
     let text = format!("{loss}{}", copy.unwrap_or_default());
     tracing::error!(loss = %text, "starting although acknowledged changes are missing");
@@ -82,52 +89,52 @@ fn file_away(kept: &Kept, start: &Start) -> Result<Option<String>, OpenError> {
 }
 
 /// Counts the start, durably, and lets the threads go.
-fn begin(
+fn start_store(
     config: StoreConfig,
-    found: Found,
-    start: &Start,
-    beside: Beside,
-    mut recovery: Recovery,
-) -> Result<Opened, OpenError> {
-    let disk = open_for_good(&config, &beside.places)?;
+    found: DirectoryState,
+    start: &StartDecision,
+    beside: LockedDirectory,
+    mut recovery: StoreRecovery,
+) -> Result<OpenedStore, StoreOpenError> {
+    let disk = open_database(&config, &beside.places)?;
     preflight::sync_names(&beside.places)?;
-    let shared = Arc::new(Shared {
-        pins: Pins::new(config.told_bytes),
+    let shared = Arc::new(StoreShared {
+        pins: JournalPins::new(config.max_pinned_bytes),
         config,
         disk,
         overlay: Arc::new(found.overlay),
-        queue: Queue::default(),
-        progress: Progress::at(found.tail.head),
+        queue: AppendQueue::default(),
+        progress: CommitProgress::starting_at(found.tail.head),
         room: Notify::new(),
-        _lock: beside.lock,
+        _directory_lock: beside.lock,
     });
-    let applier = take_over(&shared, found.applied, &found.tail, start)?;
+    let applier = remove_crash_remains(&shared, found.applied, &found.tail, start)?;
     let (sender, durable) = watch::channel(start.base);
-    let committer = Committer {
+    let committer = JournalCommitter {
         shared: Arc::clone(&shared),
         durable: sender,
         relay_epoch: start.relay_epoch,
     };
-    let migration = Migration::due(shared.config.schema, found.facts.stands);
-    let last = count_start(&committer, start)?;
+    let migration = SchemaMigration::due(shared.config.schema, found.facts.migration);
+    let last = commit_start_entry(&committer, start)?;
     let watermark = &beside.places.watermark;
     let (file, _) = WatermarkFile::open(watermark).map_err(io_error("open", watermark))?;
-    let mut marker = Marker {
+    let mut marker = WatermarkWriter {
         shared: Arc::clone(&shared),
         file,
         incarnation: start.incarnation,
-        marked: beside.mark.map_or(CommitSeq::default(), |mark| mark.seq),
+        written_seq: beside.mark.map_or(CommitSeq::default(), |mark| mark.seq),
     };
-    marker.mark(last)?;
-    let threads = spawn(committer, applier, marker)?;
+    marker.write_watermark(last)?;
+    let threads = spawn_threads(committer, applier, marker)?;
     let store = Store::new(Arc::clone(&shared), durable);
-    let inherited = !matches!(store.get(&Key::Meta(MetaKey::Inherited)), Ok(None));
+    let inherited = !matches!(store.get(&RecordKey::Meta(MetaKey::Inherited)), Ok(None));
     let mut journal = Journal::new(shared, last, threads);
     recovery.migrated = migration
         .filter(|_| !start.fresh)
         .map(|migration| migration.run(&store, &mut journal))
         .transpose()?;
-    Ok(Opened {
+    Ok(OpenedStore {
         store,
         inherited,
         journal,
@@ -139,31 +146,34 @@ fn begin(
 }
 
 /// Takes away what a crash left before the tail (half a cut) and behind it (a torn entry).
-fn take_over(
-    shared: &Arc<Shared>,
+fn remove_crash_remains(
+    shared: &Arc<StoreShared>,
     applied: CommitSeq,
-    tail: &Tail,
-    start: &Start,
-) -> Result<Applier, Fatal> {
+    tail: &JournalTail,
+    start: &StartDecision,
+) -> Result<RecordApplier, StoreFailure> {
     let tree = &shared.disk.journal;
-    let removed = careful(|| {
+    let removed = catch_sled_panic(|| {
         journal::remove(tree, CommitSeq(0), applied)?;
         journal::remove(tree, CommitSeq(tail.head.0 + 1), CommitSeq(u64::MAX))
     });
-    removed.map_err(|error| write_failed(&error))?;
-    let mut applier = Applier {
+    removed.map_err(|error| write_failure(&error))?;
+    let mut applier = RecordApplier {
         shared: Arc::clone(shared),
         applied,
         cut: applied,
     };
     if start.loss.is_some() {
-        applier.jump(tail.head, start)?;
+        applier.apply_and_advance_to(tail.head, start)?;
     }
     Ok(applier)
 }
 
 /// The first entry of this start. It rides in the journal, so that the watermark vouches for the epoch as well.
-fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal> {
+fn commit_start_entry(
+    committer: &JournalCommitter,
+    start: &StartDecision,
+) -> Result<CommitSeq, StoreFailure> {
     let seq = CommitSeq(start.base.0 + 1);
     let schema = committer.shared.config.schema.number();
     let mut facts = vec![
@@ -180,16 +190,16 @@ fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal>
     }
     // Nothing in a new directory is older.
     if start.fresh && schema > 1 {
-        facts.push((MetaKey::Migration, Standing::done(schema).body()));
+        facts.push((MetaKey::Migration, MigrationState::done(schema).body()));
     }
     let changes: Vec<RawChange> = facts
         .into_iter()
-        .map(|(key, body)| Change::Put(Key::Meta(key), body).into_raw())
+        .map(|(key, body)| StoreChange::Put(RecordKey::Meta(key), body).into_raw())
         .collect();
     committer.shared.overlay.add(seq, &changes);
     let bytes = changes.iter().map(RawChange::cost).sum();
     committer.commit(
-        &[Append {
+        &[QueuedAppend {
             seq,
             changes,
             bytes,
@@ -200,12 +210,16 @@ fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal>
     Ok(seq)
 }
 
-fn spawn(committer: Committer, applier: Applier, marker: Marker) -> Result<Threads, Fatal> {
+fn spawn_threads(
+    committer: JournalCommitter,
+    applier: RecordApplier,
+    marker: WatermarkWriter,
+) -> Result<StoreThreads, StoreFailure> {
     let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
-        thread.map_err(|error| Fatal::new("thread start", &error))
+        thread.map_err(|error| StoreFailure::new("thread start", &error))
     };
-    Ok(Threads {
+    Ok(StoreThreads {
         committer: start("store-committer", Box::new(|| committer.run()))?,
         applier: start("store-applier", Box::new(|| applier.run()))?,
         marker: start("store-marker", Box::new(|| marker.run()))?,

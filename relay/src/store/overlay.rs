@@ -13,7 +13,7 @@ use super::CommitSeq;
 pub(super) const PER_CHANGE: usize = 96;
 
 /// Appends looked at under one lock: a cycle has thousands, and the writer must not wait for all of them.
-const SLICE: usize = 128;
+const APPENDS_PER_SLICE: usize = 128;
 
 /// One change as it travels from append to journal to record: encoded key, and the body or nothing for a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,14 +30,14 @@ impl RawChange {
 
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
-    state: RwLock<State>,
+    state: RwLock<OverlayState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    newest: BTreeMap<Bytes, Slot>,
+struct OverlayState {
+    newest: BTreeMap<Bytes, OverlayValue>,
     /// What each append touched, oldest first: what the apply step works through.
-    appended: VecDeque<Touched>,
+    appended: VecDeque<AppendedKeys>,
     /// Bytes of all appends not yet applied; bounds memory here and the journal on disk alike.
     bytes: usize,
     /// The newest append.
@@ -45,7 +45,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Touched {
+struct AppendedKeys {
     seq: CommitSeq,
     keys: Vec<Bytes>,
     bytes: usize,
@@ -53,15 +53,15 @@ struct Touched {
 
 /// The newest change of a key.
 #[derive(Clone, Debug)]
-pub(super) struct Slot {
+pub(super) struct OverlayValue {
     pub(super) seq: CommitSeq,
     pub(super) body: Option<Bytes>,
 }
 
 /// What one apply cycle writes.
 #[derive(Debug, Default)]
-pub(super) struct Due {
-    pub(super) changes: Vec<(Bytes, Slot)>,
+pub(super) struct DueChanges {
+    pub(super) changes: Vec<(Bytes, OverlayValue)>,
     /// Newest change that superseded a due one: the journal may be cut only when it is durable as well.
     pub(super) superseded_by: CommitSeq,
 }
@@ -70,7 +70,7 @@ impl Overlay {
     pub(super) fn add(&self, seq: CommitSeq, changes: &[RawChange]) {
         let mut state = self.write();
         for change in changes {
-            let slot = Slot {
+            let slot = OverlayValue {
                 seq,
                 body: change.body.clone(),
             };
@@ -80,10 +80,10 @@ impl Overlay {
         let bytes = changes.iter().map(RawChange::cost).sum();
         state.bytes += bytes;
         state.last = seq;
-        state.appended.push_back(Touched { seq, keys, bytes });
+        state.appended.push_back(AppendedKeys { seq, keys, bytes });
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Option<Slot> {
+    pub(super) fn get(&self, key: &[u8]) -> Option<OverlayValue> {
         self.read().newest.get(key).cloned()
     }
 
@@ -101,10 +101,10 @@ impl Overlay {
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
         reverse: bool,
         limit: usize,
-    ) -> Vec<(Bytes, Slot)> {
+    ) -> Vec<(Bytes, OverlayValue)> {
         let state = self.read();
         let range = state.newest.range::<[u8], _>(bounds);
-        let own = |(key, slot): (&Bytes, &Slot)| (key.clone(), slot.clone());
+        let own = |(key, slot): (&Bytes, &OverlayValue)| (key.clone(), slot.clone());
         if reverse {
             range.rev().take(limit).map(own).collect()
         } else {
@@ -114,25 +114,25 @@ impl Overlay {
 
     /// The newest values of all keys touched by appends up to `durable`. Newer ones stay out: their journal entry could
     /// still be lost, and half of an append must never be in the records.
-    pub(super) fn due(&self, durable: CommitSeq) -> Due {
-        let (mut due, mut seen, mut looked_at) = (Due::default(), HashSet::new(), 0);
+    pub(super) fn due(&self, durable: CommitSeq) -> DueChanges {
+        let (mut due, mut seen, mut looked_at) = (DueChanges::default(), HashSet::new(), 0);
         // Only the caller takes away at the front, so that places stay the same between two slices.
-        while self.due_slice(durable, looked_at, &mut due, &mut seen) {
-            looked_at += SLICE;
+        while self.collect_due_slice(durable, looked_at, &mut due, &mut seen) {
+            looked_at += APPENDS_PER_SLICE;
         }
         due
     }
 
     /// False when there is nothing further.
-    fn due_slice(
+    fn collect_due_slice(
         &self,
         durable: CommitSeq,
         from: usize,
-        due: &mut Due,
+        due: &mut DueChanges,
         seen: &mut HashSet<Bytes>,
     ) -> bool {
         let state = self.read();
-        let slice = state.appended.iter().skip(from).take(SLICE);
+        let slice = state.appended.iter().skip(from).take(APPENDS_PER_SLICE);
         let mut touched = 0;
         for append in slice.take_while(|append| append.seq <= durable) {
             touched += 1;
@@ -150,18 +150,18 @@ impl Overlay {
                 }
             }
         }
-        touched == SLICE
+        touched == APPENDS_PER_SLICE
     }
 
     /// Forgets what is now in the records: changes up to `applied`, where nothing newer came since.
-    pub(super) fn forget(&self, applied: CommitSeq) {
-        while self.forget_slice(applied) {}
+    pub(super) fn drop_applied(&self, applied: CommitSeq) {
+        while self.drop_applied_slice(applied) {}
     }
 
     /// False when there is nothing further.
-    fn forget_slice(&self, applied: CommitSeq) -> bool {
+    fn drop_applied_slice(&self, applied: CommitSeq) -> bool {
         let mut state = self.write();
-        for _ in 0..SLICE {
+        for _ in 0..APPENDS_PER_SLICE {
             let front = state.appended.pop_front_if(|append| append.seq <= applied);
             let Some(append) = front else { return false };
             for key in &append.keys {
@@ -179,11 +179,11 @@ impl Overlay {
     }
 
     // Every change to the state is complete before the guard is dropped or a panic can happen.
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, OverlayState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, OverlayState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

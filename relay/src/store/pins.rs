@@ -5,74 +5,82 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::CommitSeq;
-use super::committer::Shared;
+use super::committer::StoreShared;
 
 #[derive(Debug)]
-pub(super) struct Pins {
-    state: Mutex<State>,
+pub(super) struct JournalPins {
+    state: Mutex<PinState>,
     /// Bytes of changes that one reader may hold back on the disk. A reader that falls behind further loses its pin:
     /// the disk belongs to the relay's work.
-    most_bytes: u64,
+    max_retained_bytes: u64,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    held: BTreeMap<u64, Held>,
+struct PinState {
+    pinned: BTreeMap<u64, PinnedEntries>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Held {
+struct PinnedEntries {
     /// Everything behind this number stays.
-    from: CommitSeq,
+    from_seq: CommitSeq,
     bytes: u64,
 }
 
-impl Pins {
-    pub(super) fn new(most_bytes: u64) -> Self {
+impl JournalPins {
+    pub(super) fn new(max_retained_bytes: u64) -> Self {
         Self {
             state: Mutex::default(),
-            most_bytes,
+            max_retained_bytes,
         }
     }
 
     /// How far the journal may be cut, if `upto` is in the records.
-    pub(super) fn free(&self, upto: CommitSeq) -> CommitSeq {
+    pub(super) fn truncation_limit(&self, upto: CommitSeq) -> CommitSeq {
         let state = self.lock();
-        let lowest = state.held.values().map(|held| held.from).min();
+        let lowest = state.pinned.values().map(|held| held.from_seq).min();
         lowest.map_or(upto, |lowest| lowest.min(upto))
     }
 
     /// Counts a commit against everyone who holds it back.
-    pub(super) fn committed(&self, bytes: u64) {
+    pub(super) fn count_commit(&self, bytes: u64) {
         let mut state = self.lock();
-        for held in state.held.values_mut() {
+        for held in state.pinned.values_mut() {
             held.bytes = held.bytes.saturating_add(bytes);
         }
-        state.held.retain(|_, held| held.bytes <= self.most_bytes);
+        state
+            .pinned
+            .retain(|_, held| held.bytes <= self.max_retained_bytes);
     }
 
     // Every change to the state is complete before a panic can happen.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PinState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Holds the journal back from `from` on, until it is dropped or has held back too much.
 #[derive(Debug)]
-pub(super) struct Pin {
-    shared: Arc<Shared>,
+pub(super) struct JournalPin {
+    shared: Arc<StoreShared>,
     id: u64,
     pub(super) from: CommitSeq,
 }
 
-impl Pin {
+impl JournalPin {
     /// `durable` is asked under the lock: a cut that began before does not go further than what was durable then.
-    pub(super) fn take(shared: &Arc<Shared>, durable: impl FnOnce() -> CommitSeq) -> Self {
+    pub(super) fn take(shared: &Arc<StoreShared>, durable: impl FnOnce() -> CommitSeq) -> Self {
         let mut state = shared.pins.lock();
         let (id, from) = (state.next, durable());
         state.next += 1;
-        state.held.insert(id, Held { from, bytes: 0 });
+        state.pinned.insert(
+            id,
+            PinnedEntries {
+                from_seq: from,
+                bytes: 0,
+            },
+        );
         drop(state);
         Self {
             shared: Arc::clone(shared),
@@ -82,13 +90,13 @@ impl Pin {
     }
 
     /// False once it had to let go.
-    pub(super) fn holds(&self) -> bool {
-        self.shared.pins.lock().held.contains_key(&self.id)
+    pub(super) fn is_active(&self) -> bool {
+        self.shared.pins.lock().pinned.contains_key(&self.id)
     }
 }
 
-impl Drop for Pin {
+impl Drop for JournalPin {
     fn drop(&mut self) {
-        self.shared.pins.lock().held.remove(&self.id);
+        self.shared.pins.lock().pinned.remove(&self.id);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::{OpenError, log};
+use super::{StoreOpenError, log};
 use crate::private_dir;
 
 /// A second relay is refused after this many pauses; a relay that is just closing gets time to let go.
@@ -17,28 +17,28 @@ const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// Where everything stands.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct StorePaths {
     pub(super) dir: PathBuf,
     pub(super) sled: PathBuf,
     pub(super) watermark: PathBuf,
-    pub(super) kept: PathBuf,
+    pub(super) backup_dir: PathBuf,
     /// A copy of `sled`, while somebody looks at it.
-    pub(super) looking: PathBuf,
+    pub(super) copy_dir: PathBuf,
     pub(super) quarantine: PathBuf,
     /// Says that a write met a damaged page.
-    pub(super) damage_note: PathBuf,
+    pub(super) damage_marker: PathBuf,
 }
 
-impl Places {
-    pub(super) fn under(dir: &Path) -> Self {
+impl StorePaths {
+    pub(super) fn in_dir(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
             sled: dir.join("sled"),
             watermark: dir.join("watermark"),
-            kept: dir.join("kept"),
-            looking: dir.join("looking"),
+            backup_dir: dir.join("kept"),
+            copy_dir: dir.join("looking"),
             quarantine: dir.join("quarantine"),
-            damage_note: dir.join("damaged"),
+            damage_marker: dir.join("damaged"),
         }
     }
 
@@ -49,7 +49,7 @@ impl Places {
 }
 
 /// Whether somebody holds the directory's lock. Makes nothing, and waits for nobody.
-pub(super) fn is_locked(places: &Places) -> Result<bool, OpenError> {
+pub(super) fn is_locked(places: &StorePaths) -> Result<bool, StoreOpenError> {
     let path = places.dir.join("lock");
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -64,8 +64,8 @@ pub(super) fn is_locked(places: &Places) -> Result<bool, OpenError> {
 }
 
 /// Creates the directory and takes its lock, which lasts as long as the returned file is open.
-pub(super) fn lock(places: &Places) -> Result<File, OpenError> {
-    private_dir::make_own(&places.dir).map_err(io_error("create", &places.dir))?;
+pub(super) fn lock(places: &StorePaths) -> Result<File, StoreOpenError> {
+    private_dir::create_or_restrict(&places.dir).map_err(io_error("create", &places.dir))?;
     let path = places.dir.join("lock");
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false);
@@ -77,7 +77,7 @@ pub(super) fn lock(places: &Places) -> Result<File, OpenError> {
             Err(error) => return Err(io_error("lock", &path)(error.into())),
         }
     }
-    Err(OpenError::Locked {
+    Err(StoreOpenError::Locked {
         dir: places.dir.clone(),
     })
 }
@@ -89,7 +89,7 @@ pub(super) fn pause() {
 
 /// Snapshots that sled would take for whole ones and that are not: half-written by a crash inside its open, or damaged.
 /// Everything else is left to sled: a log without its snapshot is no good log.
-pub(super) fn broken_snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+pub(super) fn broken_snapshots(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     let mut broken = Vec::new();
     for path in snapshots(dir)? {
         if !log::is_whole_snapshot(&path).map_err(io_error("read", &path))? {
@@ -100,12 +100,12 @@ pub(super) fn broken_snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
 }
 
 /// The snapshot that sled begins with.
-pub(super) fn newest_snapshot(dir: &Path) -> Result<Option<PathBuf>, OpenError> {
+pub(super) fn newest_snapshot(dir: &Path) -> Result<Option<PathBuf>, StoreOpenError> {
     Ok(snapshots(dir)?.into_iter().max())
 }
 
 /// sled writes its `conf` in two steps and its data file after it: a `conf` alone may be half of one, and stops sled.
-pub(super) fn drop_unfinished_conf(places: &Places) -> Result<(), OpenError> {
+pub(super) fn drop_unfinished_conf(places: &StorePaths) -> Result<(), StoreOpenError> {
     let conf = places.sled.join("conf");
     if conf.exists() && !places.db_file().exists() {
         fs::remove_file(&conf).map_err(io_error("remove", &conf))?;
@@ -114,7 +114,7 @@ pub(super) fn drop_unfinished_conf(places: &Places) -> Result<(), OpenError> {
 }
 
 /// sled's `snap.*` files in a directory; none if it does not exist.
-pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     let is_snapshot = |path: &PathBuf| {
         path.file_name()
             .is_some_and(|name| name.to_string_lossy().starts_with("snap."))
@@ -123,7 +123,7 @@ pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
 }
 
 /// Files that sled has moved out of its log, which it never syncs. There must be none.
-pub(super) fn blob_files(places: &Places) -> Result<u64, OpenError> {
+pub(super) fn blob_files(places: &StorePaths) -> Result<u64, StoreOpenError> {
     let count = files(&places.sled.join("blobs"))?.len() as u64;
     if count > 0 {
         tracing::error!(
@@ -135,7 +135,7 @@ pub(super) fn blob_files(places: &Places) -> Result<u64, OpenError> {
 }
 
 /// Everything in a directory; nothing if it does not exist.
-pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -148,7 +148,7 @@ pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
 }
 
 /// Makes the names of all files durable; before this, a power cut can take the whole directory away.
-pub(super) fn sync_names(places: &Places) -> Result<(), OpenError> {
+pub(super) fn sync_names(places: &StorePaths) -> Result<(), StoreOpenError> {
     let parent = places
         .dir
         .canonicalize()
@@ -168,9 +168,9 @@ pub(super) fn sync_names(places: &Places) -> Result<(), OpenError> {
 
 /// Leaves word for the next start, which would otherwise meet the same page again. Best effort: the caller is about to
 /// stop, and a missing note costs one more try.
-pub(super) fn note_damage(places: &Places, what: &str) {
-    let noted = fs::write(&places.damage_note, what)
-        .and_then(|()| File::open(&places.damage_note)?.sync_all())
+pub(super) fn write_damage_marker(places: &StorePaths, what: &str) {
+    let noted = fs::write(&places.damage_marker, what)
+        .and_then(|()| File::open(&places.damage_marker)?.sync_all())
         .and_then(|()| File::open(&places.dir)?.sync_all());
     if let Err(error) = noted {
         tracing::error!(%error, "the damage could not be noted");
@@ -178,16 +178,16 @@ pub(super) fn note_damage(places: &Places, what: &str) {
 }
 
 /// The note was wrong, or the damage is gone.
-pub(super) fn forget_damage(places: &Places) -> Result<(), OpenError> {
-    match fs::remove_file(&places.damage_note) {
+pub(super) fn remove_damage_marker(places: &StorePaths) -> Result<(), StoreOpenError> {
+    match fs::remove_file(&places.damage_marker) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io_error("remove", &places.damage_note)(error))
+            Err(io_error("remove", &places.damage_marker)(error))
         }
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-pub(super) fn remove_dir(dir: &Path) -> Result<(), OpenError> {
+pub(super) fn remove_dir(dir: &Path) -> Result<(), StoreOpenError> {
     match fs::remove_dir_all(dir) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -195,7 +195,7 @@ pub(super) fn remove_dir(dir: &Path) -> Result<(), OpenError> {
     }
 }
 
-pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreOpenError {
     let path = path.to_owned();
-    move |source| OpenError::Io { op, path, source }
+    move |source| StoreOpenError::Io { op, path, source }
 }

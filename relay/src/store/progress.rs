@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::CommitSeq;
 
 #[derive(Debug, Default)]
-pub(super) struct Progress {
-    state: Mutex<State>,
+pub(super) struct CommitProgress {
+    state: Mutex<ProgressState>,
     applier: Condvar,
     marker: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProgressState {
     durable: CommitSeq,
     /// Enough has gathered to be applied before its time.
     apply_now: bool,
@@ -29,7 +29,7 @@ struct State {
 
 /// Why a background thread woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wake {
+pub(super) enum ThreadWake {
     Work(CommitSeq),
     /// Finish what there is, then end.
     Stop(CommitSeq),
@@ -37,11 +37,11 @@ pub(super) enum Wake {
     Failed,
 }
 
-impl Progress {
-    pub(super) fn at(durable: CommitSeq) -> Self {
-        let state = State {
+impl CommitProgress {
+    pub(super) fn starting_at(durable: CommitSeq) -> Self {
+        let state = ProgressState {
             durable,
-            ..State::default()
+            ..ProgressState::default()
         };
         Self {
             state: Mutex::new(state),
@@ -91,15 +91,16 @@ impl Progress {
         self.applier.notify_one();
     }
 
-    pub(super) fn stop_marker(&self) {
+    pub(super) fn stop_watermark_writer(&self) {
         self.lock().marker_stops = true;
         self.marker.notify_one();
     }
 
     /// The applier's rest between cycles: until enough has gathered, at most `longest`.
-    pub(super) fn next_cycle(&self, longest: Duration) -> Wake {
+    pub(super) fn wait_for_apply(&self, longest: Duration) -> ThreadWake {
         let state = self.lock();
-        let idle = |state: &mut State| !(state.apply_now || state.applier_stops || state.failed);
+        let idle =
+            |state: &mut ProgressState| !(state.apply_now || state.applier_stops || state.failed);
         let waited = self.applier.wait_timeout_while(state, longest, idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.apply_now = false;
@@ -110,7 +111,7 @@ impl Progress {
     pub(super) fn wait_for(&self, seq: CommitSeq) -> bool {
         let mut state = self.lock();
         state.applier_waits_for = Some(seq);
-        let pending = |state: &mut State| state.durable < seq && !state.failed;
+        let pending = |state: &mut ProgressState| state.durable < seq && !state.failed;
         let waited = self.applier.wait_while(state, pending);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         state.applier_waits_for = None;
@@ -118,11 +119,12 @@ impl Progress {
     }
 
     /// The marker's rest until something newer than `marked` is durable.
-    pub(super) fn next_mark(&self, marked: CommitSeq) -> Wake {
+    pub(super) fn wait_for_mark(&self, marked: CommitSeq) -> ThreadWake {
         let mut state = self.lock();
         state.marker_idle = true;
-        let idle =
-            |state: &mut State| state.durable <= marked && !state.marker_stops && !state.failed;
+        let idle = |state: &mut ProgressState| {
+            state.durable <= marked && !state.marker_stops && !state.failed
+        };
         let waited = self.marker.wait_while(state, idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         state.marker_idle = false;
@@ -130,23 +132,23 @@ impl Progress {
     }
 
     /// The marker's rest after a write, which bounds how often it writes.
-    pub(super) fn pause_marker(&self, pause: Duration) {
-        let busy = |state: &mut State| !state.marker_stops && !state.failed;
+    pub(super) fn pause_watermark_writer(&self, pause: Duration) {
+        let busy = |state: &mut ProgressState| !state.marker_stops && !state.failed;
         drop(self.marker.wait_timeout_while(self.lock(), pause, busy));
     }
 
     // Every change to the state is complete before a panic can happen.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn wake(&self, stops: bool) -> Wake {
+impl ProgressState {
+    fn wake(&self, stops: bool) -> ThreadWake {
         match (self.failed, stops) {
-            (true, _) => Wake::Failed,
-            (false, true) => Wake::Stop(self.durable),
-            (false, false) => Wake::Work(self.durable),
+            (true, _) => ThreadWake::Failed,
+            (false, true) => ThreadWake::Stop(self.durable),
+            (false, false) => ThreadWake::Work(self.durable),
         }
     }
 }

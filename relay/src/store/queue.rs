@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::config::{MAX_ENTRY, MAX_GROUP};
+use super::config::{MAX_APPENDS_PER_ENTRY, MAX_ENTRY};
 use super::overlay::RawChange;
-use super::{CommitSeq, Stopped};
+use super::{CommitSeq, StoreStopped};
 
 /// Appends that may wait before `has_room` says no: a few groups, so that the committer never starves.
-const ROOM: usize = 4 * MAX_GROUP;
+const SOFT_LIMIT: usize = 4 * MAX_APPENDS_PER_ENTRY;
 
 #[derive(Debug)]
-pub(super) struct Append {
+pub(super) struct QueuedAppend {
     pub(super) seq: CommitSeq,
     pub(super) changes: Vec<RawChange>,
     pub(super) bytes: usize,
@@ -19,28 +19,28 @@ pub(super) struct Append {
 
 /// Bounded: above `ROOM` the writer is told to wait, at twice that it waits. Nothing is ever dropped.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct AppendQueue {
+    state: Mutex<QueueState>,
     filled: Condvar,
     emptied: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<Append>,
+struct QueueState {
+    waiting: VecDeque<QueuedAppend>,
     stopped: bool,
 }
 
-impl Queue {
+impl AppendQueue {
     pub(super) fn has_room(&self) -> bool {
-        self.lock().waiting.len() < ROOM
+        self.lock().waiting.len() < SOFT_LIMIT
     }
 
     /// Waits while the queue is at its hard limit, or while `overfull` says so.
-    pub(super) fn push(&self, append: Append) -> Result<(), Stopped> {
+    pub(super) fn push(&self, append: QueuedAppend) -> Result<(), StoreStopped> {
         let mut state = self.lock();
         if state.stopped {
-            return Err(Stopped);
+            return Err(StoreStopped);
         }
         state.waiting.push_back(append);
         self.filled.notify_one();
@@ -48,28 +48,34 @@ impl Queue {
     }
 
     /// Blocks until an append may be pushed. `overfull` is asked again after each group and each apply cycle.
-    pub(super) fn wait_below_limit(&self, overfull: impl Fn() -> bool) -> Result<(), Stopped> {
-        let full =
-            |state: &mut State| !state.stopped && (state.waiting.len() >= 2 * ROOM || overfull());
+    pub(super) fn wait_below_limit(&self, overfull: impl Fn() -> bool) -> Result<(), StoreStopped> {
+        let full = |state: &mut QueueState| {
+            !state.stopped && (state.waiting.len() >= 2 * SOFT_LIMIT || overfull())
+        };
         let waited = self.emptied.wait_while(self.lock(), full);
         let state = waited.unwrap_or_else(PoisonError::into_inner);
-        if state.stopped { Err(Stopped) } else { Ok(()) }
+        if state.stopped {
+            Err(StoreStopped)
+        } else {
+            Ok(())
+        }
     }
 
     /// Something was taken or applied: a blocked writer looks again.
-    pub(super) fn emptied(&self) {
+    pub(super) fn notify_space(&self) {
         drop(self.lock());
         self.emptied.notify_one();
     }
 
     /// Everything that waits, up to the limits of one entry. `None` when the queue was stopped and is empty.
-    pub(super) fn take_group(&self) -> Option<Vec<Append>> {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.stopped;
+    pub(super) fn take_group(&self) -> Option<Vec<QueuedAppend>> {
+        let idle = |state: &mut QueueState| state.waiting.is_empty() && !state.stopped;
         let waited = self.filled.wait_while(self.lock(), idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         let (mut group, mut bytes) = (Vec::new(), 0);
         while let Some(next) = state.waiting.pop_front_if(|next| {
-            group.is_empty() || (bytes + next.bytes <= MAX_ENTRY && group.len() < MAX_GROUP)
+            group.is_empty()
+                || (bytes + next.bytes <= MAX_ENTRY && group.len() < MAX_APPENDS_PER_ENTRY)
         }) {
             bytes += next.bytes;
             group.push(next);
@@ -86,7 +92,7 @@ impl Queue {
     }
 
     // Every change to the state is complete before a panic can happen.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

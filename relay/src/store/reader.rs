@@ -6,46 +6,46 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::committer::Shared;
-use super::records::Found;
+use super::committer::StoreShared;
+use super::records::RecordLookup;
 use super::value::chunk_key;
-use super::walk::Walk;
+use super::walk::TreeWalk;
 use super::{
-    CommitSeq, Key, KeyRange, KeyText, OpenError, Opened, Page, ReadError, Scan, Stopped,
-    StoreConfig, Unreadable,
+    CommitSeq, KeyRange, KeyText, OpenedStore, RecordKey, ScanPage, ScannedRecords, StoreConfig,
+    StoreOpenError, StoreReadError, StoreStopped, UnreadableReason,
 };
 
 /// Changes in memory looked at in one step of a scan.
-const STEP: usize = 256;
+const OVERLAY_PAGE: usize = 256;
 /// Unreadable records that one page of a scan names; more are only counted.
-const LISTED: usize = 1_000;
+const MAX_LISTED_UNREADABLE: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Store {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StoreShared>,
     durable: watch::Receiver<CommitSeq>,
 }
 
 /// The part of a range that one step reads: both ends in encoded keys.
 #[derive(Clone, Debug)]
-struct Window {
+struct ScanWindow {
     low: Bound<Bytes>,
     high: Bound<Bytes>,
 }
 
 impl Store {
     /// Blocks for as long as recovery takes; call it before serving.
-    pub fn open(config: StoreConfig) -> Result<Opened, OpenError> {
-        super::open::open(config)
+    pub fn open(config: StoreConfig) -> Result<OpenedStore, StoreOpenError> {
+        super::open::open_store(config)
     }
 
-    pub(super) fn new(shared: Arc<Shared>, durable: watch::Receiver<CommitSeq>) -> Self {
+    pub(super) fn new(shared: Arc<StoreShared>, durable: watch::Receiver<CommitSeq>) -> Self {
         Self { shared, durable }
     }
 
     /// The newest value, durable or not. May read the disk.
-    pub fn get(&self, key: &Key) -> Result<Option<Bytes>, ReadError> {
-        let unreadable = |why| ReadError::Unreadable {
+    pub fn get(&self, key: &RecordKey) -> Result<Option<Bytes>, StoreReadError> {
+        let unreadable = |why| StoreReadError::Unreadable {
             key: key.clone(),
             why,
         };
@@ -68,27 +68,31 @@ impl Store {
     }
 
     /// Waits until `seq` is durable.
-    pub async fn wait_durable(&self, seq: CommitSeq) -> Result<(), Stopped> {
+    pub async fn wait_durable(&self, seq: CommitSeq) -> Result<(), StoreStopped> {
         let mut durable = self.durable.clone();
         durable
             .wait_for(|durable| *durable >= seq)
             .await
             .map(|_| ())
-            .map_err(|_| Stopped)
+            .map_err(|_| StoreStopped)
     }
 
     /// One page of a range, newest values. Unreadable records are counted and passed over. May read the disk.
-    pub fn scan(&self, range: &KeyRange, page: &Page) -> Result<Scan, ReadError> {
-        let mut scan = Scan::default();
-        let mut rest = Some(Window::of(range, page));
+    pub fn scan(
+        &self,
+        range: &KeyRange,
+        page: &ScanPage,
+    ) -> Result<ScannedRecords, StoreReadError> {
+        let mut scan = ScannedRecords::default();
+        let mut rest = Some(ScanWindow::of(range, page));
         while let Some(window) = rest {
             let step = self
                 .shared
                 .overlay
-                .page(window.bounds(), page.reverse, STEP);
-            let cursor = (step.len() == STEP).then(|| step[STEP - 1].0.clone());
+                .page(window.bounds(), page.reverse, OVERLAY_PAGE);
+            let cursor = (step.len() == OVERLAY_PAGE).then(|| step[OVERLAY_PAGE - 1].0.clone());
             let (now, later) = window.split(cursor, page.reverse);
-            let mut merge = Merge {
+            let mut merge = ScanMerge {
                 store: self,
                 scan: &mut scan,
                 limit: page.limit,
@@ -102,12 +106,12 @@ impl Store {
     }
 
     /// Every tenant that has a record, in order, without reading its records.
-    pub fn tenants(&self) -> Result<Vec<KeyText>, ReadError> {
+    pub fn tenants(&self) -> Result<Vec<KeyText>, StoreReadError> {
         let mut tenants: Vec<KeyText> = Vec::new();
         loop {
             let last = tenants.last().map_or("", KeyText::as_str);
-            let range = KeyRange::behind_tenant(last);
-            let scan = self.scan(&range, &Page::first(1))?;
+            let range = KeyRange::after_tenant(last);
+            let scan = self.scan(&range, &ScanPage::first(1))?;
             let Some((key, _)) = scan.entries.first() else {
                 return Ok(tenants);
             };
@@ -117,7 +121,7 @@ impl Store {
     }
 
     /// A record that is being replaced looks torn for a moment; then memory has it, or the next look finds it whole.
-    pub(super) fn find(&self, key: &[u8]) -> Result<Found, ReadError> {
+    pub(super) fn find(&self, key: &[u8]) -> Result<RecordLookup, StoreReadError> {
         let mut found = self.newest(key)?;
         for _ in 0..2 {
             if found.is_ok() {
@@ -128,7 +132,7 @@ impl Store {
         Ok(found)
     }
 
-    fn newest(&self, key: &[u8]) -> Result<Found, ReadError> {
+    fn newest(&self, key: &[u8]) -> Result<RecordLookup, StoreReadError> {
         match self.shared.overlay.get(key) {
             Some(slot) => Ok(Ok(slot.body)),
             None => self.shared.disk.records.get(key).map_err(disk_error),
@@ -137,31 +141,31 @@ impl Store {
 }
 
 /// Memory and records of one window, in one order.
-struct Merge<'a> {
+struct ScanMerge<'a> {
     store: &'a Store,
-    scan: &'a mut Scan,
+    scan: &'a mut ScannedRecords,
     limit: usize,
 }
 
-impl Merge<'_> {
+impl ScanMerge<'_> {
     /// False when the page is full.
     fn run(
         &mut self,
-        window: &Window,
-        memory: Vec<(Bytes, super::overlay::Slot)>,
+        window: &ScanWindow,
+        memory: Vec<(Bytes, super::overlay::OverlayValue)>,
         reverse: bool,
-    ) -> Result<bool, ReadError> {
+    ) -> Result<bool, StoreReadError> {
         let records = &self.store.shared.disk.records;
         let mut memory = memory.into_iter().peekable();
-        let mut disk = Walk::new(&records.tree, window.chunk_bounds(), reverse);
+        let mut disk = TreeWalk::new(&records.tree, window.chunk_bounds(), reverse);
         let mut last: Option<Bytes> = None;
         while let Some(item) = disk.next().map_err(disk_error)? {
             let Ok((raw_key, value)) = item else {
-                self.pass_over(None, Unreadable::Page);
+                self.skip_unreadable(None, UnreadableReason::DamagedPage);
                 continue;
             };
             let met = records
-                .met(last.as_deref(), &raw_key, &value)
+                .read_scanned(last.as_deref(), &raw_key, &value)
                 .map_err(disk_error)?;
             let Some((key, found)) = met else { continue };
             let before = |other: &Bytes| if reverse { *other > key } else { *other < key };
@@ -184,36 +188,36 @@ impl Merge<'_> {
     }
 
     /// False when the page was full already.
-    fn add(&mut self, key: &[u8], found: Found) -> bool {
+    fn add(&mut self, key: &[u8], found: RecordLookup) -> bool {
         let entry = match found {
             Ok(None) => return true,
-            Ok(Some(body)) => Key::decode(key)
+            Ok(Some(body)) => RecordKey::decode(key)
                 .map(|key| (key, body))
-                .ok_or(Unreadable::Short),
+                .ok_or(UnreadableReason::Short),
             Err(why) => Err(why),
         };
         if self.scan.entries.len() >= self.limit {
-            self.scan.more = true;
+            self.scan.has_more = true;
             return false;
         }
         match entry {
             Ok(entry) => self.scan.entries.push(entry),
-            Err(why) => self.pass_over(Key::decode(key), why),
+            Err(why) => self.skip_unreadable(RecordKey::decode(key), why),
         }
         true
     }
 
-    fn pass_over(&mut self, key: Option<Key>, why: Unreadable) {
+    fn skip_unreadable(&mut self, key: Option<RecordKey>, why: UnreadableReason) {
         tracing::error!(?key, %why, "passing over an unreadable record");
         self.scan.unreadable += 1;
-        if self.scan.passed_over.len() < LISTED {
-            self.scan.passed_over.push((key, why));
+        if self.scan.skipped_records.len() < MAX_LISTED_UNREADABLE {
+            self.scan.skipped_records.push((key, why));
         }
     }
 }
 
-impl Window {
-    fn of(range: &KeyRange, page: &Page) -> Self {
+impl ScanWindow {
+    fn of(range: &KeyRange, page: &ScanPage) -> Self {
         let mut window = Self {
             low: Bound::Included(range.start.clone().into()),
             high: Bound::Excluded(range.end.clone().into()),
@@ -291,6 +295,6 @@ impl Window {
     }
 }
 
-pub(super) fn disk_error(error: sled::Error) -> ReadError {
-    ReadError::Disk(error.to_string())
+pub(super) fn disk_error(error: sled::Error) -> StoreReadError {
+    StoreReadError::Disk(error.to_string())
 }

@@ -3,17 +3,17 @@
 
 use uuid::Uuid;
 
-use super::journal::{Entry, Met};
-use super::migrate::Standing;
-use super::watermark::Mark;
-use super::{CommitSeq, OpenError, StoreConfig, Unreadable};
+use super::journal::{FoundEntry, JournalEntry};
+use super::migrate::MigrationState;
+use super::watermark::Watermark;
+use super::{CommitSeq, StoreConfig, StoreOpenError, UnreadableReason};
 
 /// What the journal says beyond the records.
 #[derive(Debug, Default)]
-pub(super) struct Tail {
+pub(super) struct JournalTail {
     pub(super) applied: CommitSeq,
     /// Whole entries in order, without a gap, behind what was applied.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<JournalEntry>,
     /// The last number that is there.
     pub(super) head: CommitSeq,
     /// The highest number seen anywhere, usable or not; new numbers start behind it.
@@ -24,8 +24,8 @@ pub(super) struct Tail {
     pub(super) hole: bool,
 }
 
-impl Tail {
-    pub(super) fn after(applied: CommitSeq) -> Self {
+impl JournalTail {
+    pub(super) fn after_applied(applied: CommitSeq) -> Self {
         Self {
             applied,
             head: applied,
@@ -35,19 +35,19 @@ impl Tail {
     }
 
     /// Takes what the journal holds, in order. Entries up to `applied` are what a crash left of a cut.
-    pub(super) fn meet(&mut self, met: Met) {
+    pub(super) fn add_found(&mut self, met: FoundEntry) {
         if met.first <= self.applied {
             return;
         }
         self.highest = self.highest.max(met.first);
         match met.entry {
-            Some(entry) => self.take(entry),
+            Some(entry) => self.add_entry(entry),
             None if self.torn => self.hole = true,
             None => self.torn = true,
         }
     }
 
-    fn take(&mut self, entry: Entry) {
+    fn add_entry(&mut self, entry: JournalEntry) {
         self.highest = self.highest.max(entry.last);
         if self.torn || self.hole || entry.first.0 != self.head.0 + 1 {
             self.hole = true;
@@ -58,12 +58,12 @@ impl Tail {
     }
 
     /// Refuses when something is missing that was acknowledged. A torn tail alone is fine.
-    pub(super) fn check(&self, mark: Option<Mark>) -> Result<(), OpenError> {
+    pub(super) fn check(&self, mark: Option<Watermark>) -> Result<(), StoreOpenError> {
         let acknowledged = mark.map_or(CommitSeq::default(), |mark| mark.seq);
         if self.hole {
-            Err(OpenError::JournalHole { after: self.head })
+            Err(StoreOpenError::JournalHole { after: self.head })
         } else if self.head < acknowledged {
-            Err(OpenError::BehindWatermark {
+            Err(StoreOpenError::BehindWatermark {
                 head: self.head,
                 watermark: acknowledged,
             })
@@ -75,47 +75,47 @@ impl Tail {
 
 /// The records about the directory itself, as far as they are readable.
 #[derive(Debug)]
-pub(super) struct Facts {
-    pub(super) applied: Result<Option<u64>, Unreadable>,
-    pub(super) schema: Result<Option<u64>, Unreadable>,
-    pub(super) incarnation: Result<Option<Uuid>, Unreadable>,
-    pub(super) relay_epoch: Result<Option<u64>, Unreadable>,
+pub(super) struct DirectoryFacts {
+    pub(super) applied: Result<Option<u64>, UnreadableReason>,
+    pub(super) schema: Result<Option<u64>, UnreadableReason>,
+    pub(super) incarnation: Result<Option<Uuid>, UnreadableReason>,
+    pub(super) relay_epoch: Result<Option<u64>, UnreadableReason>,
     /// Where it stands between two schemas.
-    pub(super) stands: Option<Standing>,
+    pub(super) migration: Option<MigrationState>,
 }
 
 /// How this start goes on.
 #[derive(Debug)]
-pub(super) struct Start {
+pub(super) struct StartDecision {
     pub(super) incarnation: Uuid,
     pub(super) relay_epoch: u64,
     pub(super) fresh: bool,
     /// New numbers begin behind this one.
     pub(super) base: CommitSeq,
     /// What is missing, if the start goes on nevertheless.
-    pub(super) loss: Option<OpenError>,
+    pub(super) loss: Option<StoreOpenError>,
 }
 
-impl Facts {
+impl DirectoryFacts {
     pub(super) fn decide(
         &self,
-        tail: &Tail,
-        mark: Option<Mark>,
+        tail: &JournalTail,
+        mark: Option<Watermark>,
         config: &StoreConfig,
-    ) -> Result<Start, OpenError> {
+    ) -> Result<StartDecision, StoreOpenError> {
         self.check_schema(config.schema.number())?;
         let acknowledged = mark.map_or(CommitSeq::default(), |mark| mark.seq);
         match self.find_loss(tail, mark) {
             Some(loss) if !config.accept_loss => Err(loss),
             // A number that was given once must not be given again with another meaning.
-            Some(loss) => Ok(Start {
+            Some(loss) => Ok(StartDecision {
                 incarnation: config.new_incarnation,
                 relay_epoch: self.next_epoch(),
                 fresh: false,
                 base: tail.highest.max(acknowledged),
                 loss: Some(loss),
             }),
-            None => Ok(Start {
+            None => Ok(StartDecision {
                 incarnation: self
                     .incarnation
                     .ok()
@@ -133,42 +133,44 @@ impl Facts {
         self.relay_epoch.ok().flatten().unwrap_or(0) + 1
     }
 
-    fn check_schema(&self, known: u16) -> Result<(), OpenError> {
+    fn check_schema(&self, known: u16) -> Result<(), StoreOpenError> {
         let newer = match self.schema {
             Ok(Some(found)) => u16::try_from(found).ok().filter(|found| *found > known),
-            Err(Unreadable::NewerSchema(found)) => Some(found),
+            Err(UnreadableReason::NewerSchema(found)) => Some(found),
             Ok(None)
             | Err(
-                Unreadable::Checksum
-                | Unreadable::Short
-                | Unreadable::Parts
-                | Unreadable::Page
-                | Unreadable::Step(_),
+                UnreadableReason::Checksum
+                | UnreadableReason::Short
+                | UnreadableReason::IncompleteParts
+                | UnreadableReason::DamagedPage
+                | UnreadableReason::Step(_),
             ) => None,
         };
-        newer.map_or(Ok(()), |found| Err(OpenError::NewerSchema { found, known }))
+        newer.map_or(Ok(()), |found| {
+            Err(StoreOpenError::NewerSchema { found, known })
+        })
     }
 
-    fn find_loss(&self, tail: &Tail, mark: Option<Mark>) -> Option<OpenError> {
-        let unreadable = |what, bad: bool| bad.then_some(OpenError::MetaUnreadable { what });
+    fn find_loss(&self, tail: &JournalTail, mark: Option<Watermark>) -> Option<StoreOpenError> {
+        let unreadable = |what, bad: bool| bad.then_some(StoreOpenError::MetaUnreadable { what });
         let found = tail
             .check(mark)
             .err()
             .or_else(|| unreadable("applied", self.applied.is_err()))
             .or_else(|| unreadable("relay epoch", self.relay_epoch.is_err()));
         found.or_else(|| match (self.incarnation, mark) {
-            (Err(_), _) => Some(OpenError::MetaUnreadable {
+            (Err(_), _) => Some(StoreOpenError::MetaUnreadable {
                 what: "incarnation",
             }),
-            (Ok(None), _) if tail.head.0 > 0 => Some(OpenError::MetaUnreadable {
+            (Ok(None), _) if tail.head.0 > 0 => Some(StoreOpenError::MetaUnreadable {
                 what: "incarnation",
             }),
             (Ok(Some(found)), Some(mark)) if found != mark.incarnation => {
                 let watermark = mark.incarnation;
-                Some(OpenError::ForeignWatermark { found, watermark })
+                Some(StoreOpenError::ForeignWatermark { found, watermark })
             }
             // The first start ends with the first watermark; a crash before that has acknowledged nothing.
-            (Ok(Some(_)), None) if tail.head.0 > 1 => Some(OpenError::WatermarkMissing),
+            (Ok(Some(_)), None) if tail.head.0 > 1 => Some(StoreOpenError::WatermarkMissing),
             (Ok(None), _) | (Ok(Some(_)), _) => None,
         })
     }

@@ -9,25 +9,28 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 
-use super::log::{Effect, Head, Log, Message, SEGMENT, SEGMENT_HEAD, Snapshot, normal};
+use super::log::{
+    PageEffect, SEGMENT, SEGMENT_HEAD, SledLog, SledMessage, SledSegmentHead, SledSnapshot,
+    segment_start,
+};
 
 /// What a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
 /// What was found.
 #[derive(Debug, Default)]
-pub(super) struct Survey {
+pub(super) struct RecoverySurvey {
     /// Segments that recovery may write to, by their number in the file.
-    pub(super) touched: Vec<u64>,
+    pub(super) written_segments: Vec<u64>,
     /// Others that it may write to, which are nothing but zeros.
     pub(super) empty: Vec<u64>,
     /// Only what would cost something: most of an old log is nobody's place any more.
-    pub(super) damage: Vec<Damage>,
+    pub(super) damage: Vec<LogDamage>,
 }
 
 /// A place that recovery reads and that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Damage {
+pub(super) enum LogDamage {
     /// The head of a segment; the first message says where it belongs.
     Head { number: u64, lsn: i64 },
     /// From one whole message to the next.
@@ -39,80 +42,80 @@ pub(super) enum Damage {
     },
 }
 
-impl Survey {
+impl RecoverySurvey {
     /// Without a snapshot recovery reads everything.
-    pub(super) fn of(log: &Log, snapshot: Option<&Snapshot>) -> io::Result<Self> {
-        let mut surveying = Surveying {
+    pub(super) fn of(log: &SledLog, snapshot: Option<&SledSnapshot>) -> io::Result<Self> {
+        let mut surveying = SurveyWalk {
             log,
-            from: snapshot.map_or(0, |snapshot| normal(snapshot.end)),
+            from: snapshot.map_or(0, |snapshot| segment_start(snapshot.end)),
             snapshot,
             pages: snapshot.map_or_else(Vec::new, |snapshot| snapshot.pages.clone()),
-            lost: HashSet::new(),
-            matters: false,
+            damaged_pages: HashSet::new(),
+            is_significant: false,
             survey: Self::default(),
         };
-        let (read, passed) = surveying.heads()?;
+        let (read, passed) = surveying.classify_segments()?;
         for (lsn, number) in read {
-            surveying.messages(lsn, number)?;
+            surveying.survey_segment(lsn, number)?;
         }
-        if !surveying.matters && surveying.lost.is_empty() {
+        if !surveying.is_significant && surveying.damaged_pages.is_empty() {
             surveying.survey.damage.clear();
         }
         let live: HashSet<u64> = surveying.pages.iter().flatten().copied().collect();
         let gone = passed.into_iter().filter(|number| !live.contains(number));
-        surveying.survey.touched.extend(gone);
-        surveying.survey.touched.sort_unstable();
+        surveying.survey.written_segments.extend(gone);
+        surveying.survey.written_segments.sort_unstable();
         Ok(surveying.survey)
     }
 }
 
-struct Surveying<'a> {
-    log: &'a Log,
-    snapshot: Option<&'a Snapshot>,
+struct SurveyWalk<'a> {
+    log: &'a SledLog,
+    snapshot: Option<&'a SledSnapshot>,
     /// Where recovery begins.
     from: i64,
     /// The places of pages, followed through the log.
     pages: Vec<Vec<u64>>,
     /// Pages of which recovery would miss something. Whoever writes a page anew mends it.
-    lost: HashSet<u64>,
+    damaged_pages: HashSet<u64>,
     /// Nobody can say what is missing, or sled would not open.
-    matters: bool,
-    survey: Survey,
+    is_significant: bool,
+    survey: RecoverySurvey,
 }
 
-impl Surveying<'_> {
+impl SurveyWalk<'_> {
     /// The segments that recovery reads, in their order, and those that it does not.
-    fn heads(&mut self) -> io::Result<(BTreeMap<i64, u64>, Vec<u64>)> {
+    fn classify_segments(&mut self) -> io::Result<(BTreeMap<i64, u64>, Vec<u64>)> {
         let (mut read, mut passed) = (BTreeMap::new(), Vec::new());
         for (number, head) in (0..).zip(&self.log.heads) {
             match *head {
-                Head::Whole { lsn, .. } if lsn < self.from => {
+                SledSegmentHead::Whole { lsn, .. } if lsn < self.from => {
                     passed.push(number);
                     continue;
                 }
-                Head::Whole { lsn, .. } => {
+                SledSegmentHead::Whole { lsn, .. } => {
                     read.insert(lsn, number);
                 }
-                Head::Empty if self.is_empty(number)? => {
+                SledSegmentHead::Empty if self.is_empty(number)? => {
                     self.survey.empty.push(number);
                     continue;
                 }
-                Head::Empty => {}
-                Head::Damaged => {
-                    let Some(lsn) = self.belongs(number)? else {
-                        self.survey.touched.push(number);
+                SledSegmentHead::Empty => {}
+                SledSegmentHead::Damaged => {
+                    let Some(lsn) = self.position_of_segment(number)? else {
+                        self.survey.written_segments.push(number);
                         continue;
                     };
                     if lsn < self.from {
                         passed.push(number);
                         continue;
                     }
-                    if !self.log.has(lsn) && read.insert(lsn, number).is_none() {
-                        self.survey.damage.push(Damage::Head { number, lsn });
+                    if !self.log.has_segment_at(lsn) && read.insert(lsn, number).is_none() {
+                        self.survey.damage.push(LogDamage::Head { number, lsn });
                     }
                 }
             }
-            self.survey.touched.push(number);
+            self.survey.written_segments.push(number);
         }
         Ok((read, passed))
     }
@@ -122,47 +125,53 @@ impl Surveying<'_> {
     }
 
     /// Where a segment whose head is damaged stands in the log.
-    fn belongs(&self, number: u64) -> io::Result<Option<i64>> {
-        let first = Message::read(&self.log.segment(number)?, SEGMENT_HEAD);
+    fn position_of_segment(&self, number: u64) -> io::Result<Option<i64>> {
+        let first = SledMessage::read(&self.log.segment(number)?, SEGMENT_HEAD);
         let lsn = first.and_then(|first| i64::try_from(first.segment).ok());
         Ok(lsn.and_then(|lsn| lsn.checked_mul(SEGMENT as i64)))
     }
 
     /// Follows the pages through one segment. What the snapshot knows already is not read again.
-    fn messages(&mut self, lsn: i64, number: u64) -> io::Result<()> {
+    fn survey_segment(&mut self, lsn: i64, number: u64) -> io::Result<()> {
         let bytes = self.log.segment(number)?;
         let segment = (lsn / SEGMENT as i64).unsigned_abs();
-        let (must, known) = (self.must(lsn, number), self.known(lsn));
-        let mut lost = self.log.head(number) == Some(Head::Damaged);
-        self.matters |= lost && lsn >= self.log.stable();
+        let (must, known) = (
+            self.must_be_intact_to(lsn, number),
+            self.snapshot_covers(lsn),
+        );
+        let mut lost = self.log.head(number) == Some(SledSegmentHead::Damaged);
+        self.is_significant |= lost && lsn >= self.log.stable();
         let mut at = SEGMENT_HEAD;
         loop {
-            let message = Message::read(&bytes, at).filter(|message| message.segment == segment);
+            let message =
+                SledMessage::read(&bytes, at).filter(|message| message.segment == segment);
             if let Some(message) = message {
-                if message.effect == Effect::Cap {
+                if message.effect == PageEffect::Cap {
                     return Ok(());
                 }
                 if at >= known {
-                    self.follow(message, number, lost);
+                    self.follow_page(message, number, lost);
                 }
                 at += message.len;
                 continue;
             }
-            let Some(to) = next_whole(&bytes, at, segment, must) else {
+            let Some(to) = find_next_intact(&bytes, at, segment, must) else {
                 return Ok(());
             };
-            self.survey.damage.push(Damage::Messages {
+            self.survey.damage.push(LogDamage::Messages {
                 number,
                 segment,
                 from: at,
                 to,
             });
             lost = true;
-            self.matters |= must < SEGMENT;
+            self.is_significant |= must < SEGMENT;
             if to > known {
-                match Message::guess(&bytes[..to], at).filter(|was| was.segment == segment) {
-                    Some(was) => self.follow(was, number, lost),
-                    None => self.matters = true,
+                match SledMessage::read_unchecked(&bytes[..to], at)
+                    .filter(|was| was.segment == segment)
+                {
+                    Some(was) => self.follow_page(was, number, lost),
+                    None => self.is_significant = true,
                 }
             }
             at = to;
@@ -170,17 +179,17 @@ impl Surveying<'_> {
     }
 
     /// Up to where the snapshot knows what is in a segment.
-    fn known(&self, lsn: i64) -> usize {
+    fn snapshot_covers(&self, lsn: i64) -> usize {
         let end = self.snapshot.map_or(0, |snapshot| snapshot.end);
         usize::try_from(end - lsn).unwrap_or(0)
     }
 
     /// Up to where everything in the segment was whole once: all of it, where sled has called more of the log stable; else
     /// what the snapshot was made of.
-    fn must(&self, lsn: i64, number: u64) -> usize {
-        let of_snapshot = self
-            .snapshot
-            .filter(|snapshot| snapshot.active == Some(number) && normal(snapshot.end) == lsn);
+    fn must_be_intact_to(&self, lsn: i64, number: u64) -> usize {
+        let of_snapshot = self.snapshot.filter(|snapshot| {
+            snapshot.active == Some(number) && segment_start(snapshot.end) == lsn
+        });
         if lsn < self.log.stable() {
             SEGMENT
         } else {
@@ -189,42 +198,42 @@ impl Surveying<'_> {
         }
     }
 
-    fn follow(&mut self, message: Message, number: u64, lost: bool) {
+    fn follow_page(&mut self, message: SledMessage, number: u64, lost: bool) {
         let Ok(page) = usize::try_from(message.page) else {
             return;
         };
         match message.effect {
-            Effect::None | Effect::Cap => return,
-            Effect::Replace => {
+            PageEffect::None | PageEffect::Cap => return,
+            PageEffect::Replace => {
                 if self.pages.len() <= page {
                     self.pages.resize(page + 1, Vec::new());
                 }
                 self.pages[page] = vec![number];
-                self.lost.remove(&message.page);
+                self.damaged_pages.remove(&message.page);
             }
-            Effect::Link => match self.pages.get_mut(page).filter(|all| !all.is_empty()) {
+            PageEffect::Link => match self.pages.get_mut(page).filter(|all| !all.is_empty()) {
                 Some(places) => places.push(number),
                 None => return,
             },
         }
         if lost {
-            self.lost.insert(message.page);
+            self.damaged_pages.insert(message.page);
         }
     }
 }
 
 /// Where reading can go on behind a message that is not whole: `None` where that is no damage, or the segment's end is
 /// reached in good order. A segment that was about to be used again holds messages of its new position.
-fn next_whole(bytes: &[u8], at: usize, segment: u64, must: usize) -> Option<usize> {
+fn find_next_intact(bytes: &[u8], at: usize, segment: u64, must: usize) -> Option<usize> {
     let must = must.min(bytes.len());
     let rest = bytes.get(at..must)?;
     // Too little room for a message, at a segment's end.
-    if rest.iter().all(|byte| *byte == 0) || at + Message::RED_ZONE > SEGMENT {
+    if rest.iter().all(|byte| *byte == 0) || at + SledMessage::RED_ZONE > SEGMENT {
         return None;
     }
     let found = (at + 1..must).find_map(|to| {
-        let message = Message::read(bytes, to)?;
-        let room = to - at >= Message::shortest(segment);
+        let message = SledMessage::read(bytes, to)?;
+        let room = to - at >= SledMessage::min_bytes(segment);
         (room || message.segment != segment).then_some((to, message))
     });
     let to = match found {
@@ -232,12 +241,12 @@ fn next_whole(bytes: &[u8], at: usize, segment: u64, must: usize) -> Option<usiz
         Some((to, _)) => to,
         None => must,
     };
-    (must < SEGMENT || !was_never_written(bytes, at, to)).then_some(to)
+    (must < SEGMENT || !has_unwritten_sector(bytes, at, to)).then_some(to)
 }
 
 /// A power cut can leave out sectors that nobody had synced, and what depends on them was never acknowledged: the journal
 /// knows. Damage seldom makes a whole sector of zeros.
-fn was_never_written(bytes: &[u8], from: usize, to: usize) -> bool {
+fn has_unwritten_sector(bytes: &[u8], from: usize, to: usize) -> bool {
     let first = from.next_multiple_of(SECTOR);
     let sectors = bytes.get(first..to).unwrap_or_default();
     let mut sectors = sectors.chunks_exact(SECTOR);

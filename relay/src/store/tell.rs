@@ -6,32 +6,35 @@
 
 use bytes::Bytes;
 
-use super::journal::{Entries, Entry, JournalError, Met};
-use super::pins::Pin;
-use super::{Change, CommitSeq, Key, KeyRange, Kind, Page, ReadError, Stopped, Store, Unreadable};
+use super::journal::{FoundEntry, JournalEntries, JournalEntry, JournalError};
+use super::pins::JournalPin;
+use super::{
+    CommitSeq, KeyRange, RecordKey, RecordKind, ScanPage, Store, StoreChange, StoreReadError,
+    StoreStopped, UnreadableReason,
+};
 
 /// Records read at one time.
 const PAGE: usize = 256;
 
 /// One piece of a telling. Facts about the directory itself (`Meta`) are not told.
 #[derive(Debug)]
-pub enum Told {
-    Record(Key, Bytes),
+pub enum DumpItem {
+    Record(RecordKey, Bytes),
     /// A record that cannot be read, or a damaged page with an unknown number of them. A later `Change` of the same key
     /// mends it.
-    Unreadable(Option<Key>, Unreadable),
-    Change(Change),
+    Unreadable(Option<RecordKey>, UnreadableReason),
+    Change(StoreChange),
 }
 
 /// Why a telling ended early. The listener's own error comes back as it is.
 #[derive(Debug, thiserror::Error)]
-pub enum TellError<E> {
+pub enum DumpError<E> {
     #[error("{0}")]
-    Listener(E),
+    Consumer(E),
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Read(#[from] StoreReadError),
     #[error(transparent)]
-    Stopped(#[from] Stopped),
+    Stopped(#[from] StoreStopped),
     #[error(
         "the relay changed so much while its records were being read that its disk could not hold all of it; read \
          faster (into a file on a local disk), or when there is less work"
@@ -43,79 +46,79 @@ pub enum TellError<E> {
 
 impl Store {
     /// Returns the number of the commit that everything told amounts to. Blocks for as long as that takes.
-    pub fn tell<E>(
+    pub fn dump<E>(
         &self,
-        mut listener: impl FnMut(Told) -> Result<(), E>,
-    ) -> Result<CommitSeq, TellError<E>> {
-        let pin = Pin::take(&self.shared, || self.durable());
-        self.tell_records(&mut listener)?;
+        mut listener: impl FnMut(DumpItem) -> Result<(), E>,
+    ) -> Result<CommitSeq, DumpError<E>> {
+        let pin = JournalPin::take(&self.shared, || self.durable());
+        self.dump_records(&mut listener)?;
         // A record may have been read before its commit was durable; nothing may be told that could still be lost.
         let read = self.appended();
         if self.durable() < read {
-            self.wait_until(read)?;
+            self.wait_durable_blocking(read)?;
         }
         let head = self.durable();
-        self.tell_changes(&pin, head, &mut listener)?;
+        self.dump_changes(&pin, head, &mut listener)?;
         Ok(head)
     }
 
     /// The same as [`Store::wait_durable`] for a thread outside a runtime.
-    pub(super) fn wait_until(&self, seq: CommitSeq) -> Result<(), Stopped> {
+    pub(super) fn wait_durable_blocking(&self, seq: CommitSeq) -> Result<(), StoreStopped> {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime
-            .map_err(|_| Stopped)?
+            .map_err(|_| StoreStopped)?
             .block_on(self.wait_durable(seq))
     }
 
-    fn tell_records<E>(
+    fn dump_records<E>(
         &self,
-        listener: &mut impl FnMut(Told) -> Result<(), E>,
-    ) -> Result<(), TellError<E>> {
-        let (range, mut page) = (KeyRange::everything(), Page::first(PAGE));
+        listener: &mut impl FnMut(DumpItem) -> Result<(), E>,
+    ) -> Result<(), DumpError<E>> {
+        let (range, mut page) = (KeyRange::everything(), ScanPage::first(PAGE));
         loop {
             let scan = self.scan(&range, &page)?;
-            for (key, why) in scan.passed_over {
-                listener(Told::Unreadable(key, why)).map_err(TellError::Listener)?;
+            for (key, why) in scan.skipped_records {
+                listener(DumpItem::Unreadable(key, why)).map_err(DumpError::Consumer)?;
             }
             let last = scan.entries.last().map(|(key, _)| key.clone());
             let told = scan
                 .entries
                 .into_iter()
-                .filter(|(key, _)| key.kind() != Kind::Meta);
+                .filter(|(key, _)| key.kind() != RecordKind::Meta);
             for (key, body) in told {
-                listener(Told::Record(key, body)).map_err(TellError::Listener)?;
+                listener(DumpItem::Record(key, body)).map_err(DumpError::Consumer)?;
             }
-            match last.filter(|_| scan.more) {
+            match last.filter(|_| scan.has_more) {
                 Some(last) => page.after = Some(last),
                 None => return Ok(()),
             }
         }
     }
 
-    fn tell_changes<E>(
+    fn dump_changes<E>(
         &self,
-        pin: &Pin,
+        pin: &JournalPin,
         head: CommitSeq,
-        listener: &mut impl FnMut(Told) -> Result<(), E>,
-    ) -> Result<(), TellError<E>> {
-        if !pin.holds() {
-            return Err(TellError::FellBehind);
+        listener: &mut impl FnMut(DumpItem) -> Result<(), E>,
+    ) -> Result<(), DumpError<E>> {
+        if !pin.is_active() {
+            return Err(DumpError::FellBehind);
         }
         let mut at = pin.from;
         let from = CommitSeq(at.0 + 1);
         let schema = self.shared.config.schema;
-        let mut entries = Entries::between(&self.shared.disk.journal, schema, from, head);
+        let mut entries = JournalEntries::between(&self.shared.disk.journal, schema, from, head);
         while at < head {
-            let entry = next_entry(&mut entries, at).map_err(|after| {
-                if pin.holds() {
-                    TellError::Journal { after }
+            let entry = next_dump_entry(&mut entries, at).map_err(|after| {
+                if pin.is_active() {
+                    DumpError::Journal { after }
                 } else {
-                    TellError::FellBehind
+                    DumpError::FellBehind
                 }
             })?;
             at = entry.last;
-            for change in entry.changes.iter().filter_map(Change::from_raw) {
-                listener(Told::Change(change)).map_err(TellError::Listener)?;
+            for change in entry.changes.iter().filter_map(StoreChange::from_raw) {
+                listener(DumpItem::Change(change)).map_err(DumpError::Consumer)?;
             }
         }
         Ok(())
@@ -123,9 +126,12 @@ impl Store {
 }
 
 /// The entry directly behind `at`, or `at` if it is not there or not whole.
-fn next_entry(entries: &mut Entries<'_>, at: CommitSeq) -> Result<Entry, CommitSeq> {
+fn next_dump_entry(
+    entries: &mut JournalEntries<'_>,
+    at: CommitSeq,
+) -> Result<JournalEntry, CommitSeq> {
     match entries.next() {
-        Ok(Some(Met {
+        Ok(Some(FoundEntry {
             entry: Some(entry), ..
         })) if entry.first.0 == at.0 + 1 => Ok(entry),
         Ok(_) => Err(at),

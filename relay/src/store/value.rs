@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::config::MAX_VALUE;
-use super::{CommitSeq, Unreadable};
+use super::{CommitSeq, UnreadableReason};
 
 const SEAL: usize = 2 + 4;
 const CHUNK_HEAD: usize = 2 + 8;
@@ -30,14 +30,16 @@ pub(super) fn unseal<'a>(
     known: u16,
     key: &[u8],
     value: &'a [u8],
-) -> Result<(u16, &'a [u8]), Unreadable> {
-    let (head, body) = value.split_at_checked(SEAL).ok_or(Unreadable::Short)?;
+) -> Result<(u16, &'a [u8]), UnreadableReason> {
+    let (head, body) = value
+        .split_at_checked(SEAL)
+        .ok_or(UnreadableReason::Short)?;
     let crc = u32::from_be_bytes([head[2], head[3], head[4], head[5]]);
     if checksum(key, value) != crc {
-        return Err(Unreadable::Checksum);
+        return Err(UnreadableReason::Checksum);
     }
     match u16::from_be_bytes([head[0], head[1]]) {
-        newer if newer > known => Err(Unreadable::NewerSchema(newer)),
+        newer if newer > known => Err(UnreadableReason::NewerSchema(newer)),
         schema => Ok((schema, body)),
     }
 }
@@ -53,18 +55,22 @@ fn checksum(key: &[u8], value: &[u8]) -> u32 {
 /// One piece of a record, as found in sled. Its number and the count of all pieces say where it belongs, and the
 /// sequence number of the write tells the pieces of two writes apart.
 #[derive(Debug)]
-pub(super) struct Chunk<'a> {
+pub(super) struct RecordChunk<'a> {
     pub(super) schema: u16,
     pub(super) count: u16,
     pub(super) seq: CommitSeq,
     pub(super) body: &'a [u8],
 }
 
-impl<'a> Chunk<'a> {
-    pub(super) fn read(known: u16, key: &[u8], value: &'a [u8]) -> Result<Self, Unreadable> {
+impl<'a> RecordChunk<'a> {
+    pub(super) fn read(known: u16, key: &[u8], value: &'a [u8]) -> Result<Self, UnreadableReason> {
         let (schema, sealed) = unseal(known, key, value)?;
-        let (count, rest) = sealed.split_first_chunk::<2>().ok_or(Unreadable::Short)?;
-        let (seq, body) = rest.split_first_chunk::<8>().ok_or(Unreadable::Short)?;
+        let (count, rest) = sealed
+            .split_first_chunk::<2>()
+            .ok_or(UnreadableReason::Short)?;
+        let (seq, body) = rest
+            .split_first_chunk::<8>()
+            .ok_or(UnreadableReason::Short)?;
         let (count, seq) = (
             u16::from_be_bytes(*count),
             CommitSeq(u64::from_be_bytes(*seq)),

@@ -6,12 +6,12 @@ use std::ops::Bound;
 
 use sled::IVec;
 
-use super::careful::careful;
+use super::careful::catch_sled_panic;
 
 /// Ends the search for a page's edge. Each step halves a gap between keys, and keys have at most 263 bytes.
-const MOST_STEPS: u32 = 8 * 300;
+const MAX_SEARCH_STEPS: u32 = 8 * 300;
 
-pub(super) struct Walk<'a> {
+pub(super) struct TreeWalk<'a> {
     tree: &'a sled::Tree,
     low: Bound<Vec<u8>>,
     high: Bound<Vec<u8>>,
@@ -21,9 +21,9 @@ pub(super) struct Walk<'a> {
 
 /// A damaged page: an unknown number of records, usually up to 17, cannot be read.
 #[derive(Debug)]
-pub(super) struct DamagedPage;
+pub(super) struct SkippedPage;
 
-impl<'a> Walk<'a> {
+impl<'a> TreeWalk<'a> {
     pub(super) fn new(
         tree: &'a sled::Tree,
         (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -40,12 +40,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Outer errors are the disk's and end the walk.
-    pub(super) fn next(&mut self) -> sled::Result<Option<Result<(IVec, IVec), DamagedPage>>> {
+    pub(super) fn next(&mut self) -> sled::Result<Option<Result<(IVec, IVec), SkippedPage>>> {
         let Some(iter) = &mut self.iter else {
             return Ok(None);
         };
         let reverse = self.reverse;
-        match careful(|| {
+        match catch_sled_panic(|| {
             if reverse {
                 iter.next_back()
             } else {
@@ -64,18 +64,18 @@ impl<'a> Walk<'a> {
                 Ok(Some(Ok((key, value))))
             }
             Err(sled::Error::Corruption { .. }) => {
-                self.step_past()?;
-                Ok(Some(Err(DamagedPage)))
+                self.skip_damaged_page()?;
+                Ok(Some(Err(SkippedPage)))
             }
             Err(other) => Err(other),
         }
     }
 
-    fn step_past(&mut self) -> sled::Result<()> {
+    fn skip_damaged_page(&mut self) -> sled::Result<()> {
         let edge = if self.reverse {
-            self.edge_below()?
+            self.last_key_before_damage()?
         } else {
-            self.edge_above()?
+            self.first_key_after_damage()?
         };
         let Some(edge) = edge else {
             self.iter = None;
@@ -91,7 +91,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The first place behind the damaged page, if the walk's range goes that far.
-    fn edge_above(&self) -> sled::Result<Option<Vec<u8>>> {
+    fn first_key_after_damage(&self) -> sled::Result<Option<Vec<u8>>> {
         let start = bytes_of(&self.low);
         let end = bytes_of(&self.high);
         // Ever shorter beginnings of the start, each raised by one, are ever longer leaps forward.
@@ -107,7 +107,7 @@ impl<'a> Walk<'a> {
             .map(|len| &edge[..len])
             .filter(|&it| *it > *start)
         {
-            if self.readable(shorter)? {
+            if self.is_readable_from(shorter)? {
                 return Ok(Some(shorter.to_vec()));
             }
         }
@@ -115,7 +115,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The last place before the damaged page, if the walk's range goes that far.
-    fn edge_below(&self) -> sled::Result<Option<Vec<u8>>> {
+    fn last_key_before_damage(&self) -> sled::Result<Option<Vec<u8>>> {
         let start = bytes_of(&self.high);
         let end = bytes_of(&self.low);
         let leaps = (0..start.len()).rev().map(|len| start[..len].to_vec());
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
     ) -> sled::Result<Option<Vec<u8>>> {
         let mut good = None;
         for leap in leaps {
-            if self.readable(&leap)? {
+            if self.is_readable_from(&leap)? {
                 good = Some(leap);
                 break;
             }
@@ -141,16 +141,16 @@ impl<'a> Walk<'a> {
         let Some(mut good) = good else {
             return Ok(None);
         };
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_SEARCH_STEPS {
             let (low, high) = if direction == Ordering::Greater {
                 (&bad, &good)
             } else {
                 (&good, &bad)
             };
-            let Some(middle) = between(low, high) else {
+            let Some(middle) = midpoint(low, high) else {
                 break;
             };
-            if self.readable(&middle)? {
+            if self.is_readable_from(&middle)? {
                 good = middle;
             } else {
                 bad = middle;
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
 
     /// Whether the walk could go on from `key`. Between the last key that was read and the damaged page there is none
     /// other, so every place before the page leads into it and only places behind it do not.
-    fn readable(&self, key: &[u8]) -> sled::Result<bool> {
+    fn is_readable_from(&self, key: &[u8]) -> sled::Result<bool> {
         let next = || {
             let next = if self.reverse {
                 self.tree.range(..=key).next_back()
@@ -170,7 +170,7 @@ impl<'a> Walk<'a> {
             };
             next.transpose()
         };
-        match careful(next) {
+        match catch_sled_panic(next) {
             Err(sled::Error::Corruption { .. }) => Ok(false),
             Err(other) => Err(other),
             Ok(_) => Ok(true),
@@ -193,7 +193,7 @@ fn raised(prefix: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// A byte string about halfway between two others; `None` when they are neighbours for all purposes.
-fn between(low: &[u8], high: &[u8]) -> Option<Vec<u8>> {
+fn midpoint(low: &[u8], high: &[u8]) -> Option<Vec<u8>> {
     let common = low.iter().zip(high).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8]| {
         let mut window = [0; 16];

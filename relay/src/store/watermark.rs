@@ -17,7 +17,7 @@ const SLOT_GAP: u64 = 4096;
 
 /// What was acknowledged, and in which history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct Watermark {
     pub(super) seq: CommitSeq,
     pub(super) incarnation: Uuid,
 }
@@ -30,7 +30,7 @@ pub(super) struct WatermarkFile {
 
 impl WatermarkFile {
     /// Opens or creates the file and reads the newest mark in it.
-    pub(super) fn open(path: &Path) -> io::Result<(Self, Option<Mark>)> {
+    pub(super) fn open(path: &Path) -> io::Result<(Self, Option<Watermark>)> {
         let mut options = OpenOptions::new();
         let file = options
             .read(true)
@@ -46,7 +46,7 @@ impl WatermarkFile {
     }
 
     /// The newest mark in the file, if there is one; makes and changes nothing.
-    pub(super) fn peek(path: &Path) -> io::Result<Option<Mark>> {
+    pub(super) fn peek(path: &Path) -> io::Result<Option<Watermark>> {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -56,7 +56,7 @@ impl WatermarkFile {
         Ok(marks.into_iter().flatten().max_by_key(|mark| mark.seq))
     }
 
-    pub(super) fn write(&mut self, mark: Mark) -> io::Result<()> {
+    pub(super) fn write(&mut self, mark: Watermark) -> io::Result<()> {
         self.file
             .write_all_at(&encode(mark), self.next_slot * SLOT_GAP)?;
         self.file.sync_data()?;
@@ -65,7 +65,7 @@ impl WatermarkFile {
     }
 }
 
-fn read_slot(file: &File, slot: u64) -> io::Result<Option<Mark>> {
+fn read_slot(file: &File, slot: u64) -> io::Result<Option<Watermark>> {
     let mut bytes = [0; SLOT_LEN];
     match file.read_exact_at(&mut bytes, slot * SLOT_GAP) {
         Ok(()) => Ok(decode(&bytes)),
@@ -74,7 +74,7 @@ fn read_slot(file: &File, slot: u64) -> io::Result<Option<Mark>> {
     }
 }
 
-fn encode(mark: Mark) -> [u8; SLOT_LEN] {
+fn encode(mark: Watermark) -> [u8; SLOT_LEN] {
     let mut bytes = [0; SLOT_LEN];
     bytes[..4].copy_from_slice(MAGIC);
     bytes[4..12].copy_from_slice(&mark.seq.0.to_be_bytes());
@@ -84,9 +84,9 @@ fn encode(mark: Mark) -> [u8; SLOT_LEN] {
     bytes
 }
 
-fn decode(bytes: &[u8; SLOT_LEN]) -> Option<Mark> {
+fn decode(bytes: &[u8; SLOT_LEN]) -> Option<Watermark> {
     let seq = CommitSeq(u64::from_be_bytes(*bytes[4..].first_chunk()?));
     let incarnation = Uuid::from_bytes(*bytes[12..].first_chunk()?);
-    let mark = Mark { seq, incarnation };
+    let mark = Watermark { seq, incarnation };
     (encode(mark) == *bytes).then_some(mark)
 }

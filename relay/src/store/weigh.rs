@@ -5,47 +5,50 @@ use std::fs;
 use std::ops::Bound;
 use std::path::Path;
 
-use super::preflight::Places;
+use super::preflight::StorePaths;
 use super::reader::disk_error;
-use super::records::weight;
-use super::walk::Walk;
-use super::{KeyRange, ReadError, Store};
+use super::records::entry_bytes;
+use super::walk::TreeWalk;
+use super::{KeyRange, Store, StoreReadError};
 
 /// Records between two looks at whether the count should go on.
-const STEP: u64 = 1_024;
+const RECORDS_PER_CHECK: u64 = 1_024;
 
 /// The sum of all records at one time. It stays right: the store knows by how much its records have grown since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weight {
+pub struct RecordByteCount {
     bytes: i64,
     grown: i64,
 }
 
 impl Store {
     /// Walks all records, which takes as long as reading them does. `go_on` is asked now and then; `None` if it said no.
-    pub fn weigh(&self, mut go_on: impl FnMut() -> bool) -> Result<Option<Weight>, ReadError> {
+    pub fn count_record_bytes(
+        &self,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<Option<RecordByteCount>, StoreReadError> {
         let records = &self.shared.disk.records;
-        let grown = records.grown();
+        let grown = records.growth_bytes();
         let all = (
             Bound::Included(Vec::new()),
             Bound::Excluded(KeyRange::everything().end),
         );
-        let mut walk = Walk::new(&records.tree, all, false);
+        let mut walk = TreeWalk::new(&records.tree, all, false);
         let (mut bytes, mut met) = (0, 0_u64);
         while let Some(item) = walk.next().map_err(disk_error)? {
             let Ok((key, value)) = item else { continue };
-            bytes += weight(key.len(), value.len());
+            bytes += entry_bytes(key.len(), value.len());
             met += 1;
-            if met % STEP == 0 && !go_on() {
+            if met % RECORDS_PER_CHECK == 0 && !go_on() {
                 return Ok(None);
             }
         }
-        Ok(Some(Weight { bytes, grown }))
+        Ok(Some(RecordByteCount { bytes, grown }))
     }
 
     /// Bytes of keys and values now.
-    pub fn record_bytes(&self, since: Weight) -> u64 {
-        let grown = self.shared.disk.records.grown() - since.grown;
+    pub fn record_bytes(&self, since: RecordByteCount) -> u64 {
+        let grown = self.shared.disk.records.growth_bytes() - since.grown;
         u64::try_from(since.bytes + grown).unwrap_or(0)
     }
 
@@ -56,7 +59,7 @@ impl Store {
 
 /// What the files of the database in a store's directory take on the disk; nothing if there is none.
 pub fn file_bytes(dir: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(Places::under(dir).sled) else {
+    let Ok(entries) = fs::read_dir(StorePaths::in_dir(dir).sled) else {
         return 0;
     };
     // sled replaces its snapshots while we look.

@@ -3,29 +3,29 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::committer::Shared;
+use super::committer::StoreShared;
 use super::config::MAX_ENTRY;
 use super::overlay::RawChange;
-use super::queue::Append;
-use super::{AppendError, Change, CommitSeq, Stopped};
+use super::queue::QueuedAppend;
+use super::{CommitSeq, JournalAppendError, StoreChange, StoreStopped};
 
 /// Takes changes in order. Dropping it is a [`Journal::close`] whose outcome nobody hears.
 #[derive(Debug)]
 pub struct Journal {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     last: CommitSeq,
-    threads: Option<Threads>,
+    threads: Option<StoreThreads>,
 }
 
 #[derive(Debug)]
-pub(super) struct Threads {
+pub(super) struct StoreThreads {
     pub(super) committer: JoinHandle<()>,
     pub(super) applier: JoinHandle<()>,
     pub(super) marker: JoinHandle<()>,
 }
 
 impl Journal {
-    pub(super) fn new(shared: Arc<Shared>, last: CommitSeq, threads: Threads) -> Self {
+    pub(super) fn new(shared: Arc<StoreShared>, last: CommitSeq, threads: StoreThreads) -> Self {
         Self {
             shared,
             last,
@@ -35,19 +35,19 @@ impl Journal {
 
     /// Takes the changes as one atomic step: visible to reads at once, durable when the store says so. Does not touch the
     /// disk. Ask [`Journal::has_room`] before: far beyond its limit this waits for the disk, on the calling thread.
-    pub fn append(&mut self, changes: Vec<Change>) -> Result<CommitSeq, AppendError> {
-        let changes: Vec<RawChange> = changes.into_iter().map(Change::into_raw).collect();
+    pub fn append(&mut self, changes: Vec<StoreChange>) -> Result<CommitSeq, JournalAppendError> {
+        let changes: Vec<RawChange> = changes.into_iter().map(StoreChange::into_raw).collect();
         let bytes = changes.iter().map(RawChange::cost).sum();
         if bytes > MAX_ENTRY {
-            return Err(AppendError::TooLarge { bytes });
+            return Err(JournalAppendError::TooLarge { bytes });
         }
         self.shared
             .queue
-            .wait_below_limit(|| self.shared.overfull())?;
+            .wait_below_limit(|| self.shared.is_overfull())?;
         let seq = CommitSeq(self.last.0 + 1);
         // Memory first: once the committer has it, it may be durable, applied and forgotten at any moment.
         self.shared.overlay.add(seq, &changes);
-        self.shared.queue.push(Append {
+        self.shared.queue.push(QueuedAppend {
             seq,
             changes,
             bytes,
@@ -67,10 +67,10 @@ impl Journal {
     }
 
     /// Waits until there is room.
-    pub async fn room(&mut self) -> Result<(), Stopped> {
+    pub async fn wait_for_room(&mut self) -> Result<(), StoreStopped> {
         loop {
             if self.shared.progress.failed() {
-                return Err(Stopped);
+                return Err(StoreStopped);
             }
             if self.shared.has_room() {
                 return Ok(());
@@ -81,11 +81,11 @@ impl Journal {
     }
 
     /// Makes everything durable, writes it to its records and stops. Blocks.
-    pub fn close(mut self) -> Result<(), Stopped> {
+    pub fn close(mut self) -> Result<(), StoreStopped> {
         self.stop()
     }
 
-    fn stop(&mut self) -> Result<(), Stopped> {
+    fn stop(&mut self) -> Result<(), StoreStopped> {
         let Some(threads) = self.threads.take() else {
             return Ok(());
         };
@@ -93,11 +93,11 @@ impl Journal {
         let drained = threads.committer.join();
         self.shared.progress.stop_applier();
         let applied = threads.applier.join();
-        self.shared.progress.stop_marker();
+        self.shared.progress.stop_watermark_writer();
         let marked = threads.marker.join();
         let joined = drained.and(applied).and(marked);
         if joined.is_err() || self.shared.progress.failed() {
-            Err(Stopped)
+            Err(StoreStopped)
         } else {
             Ok(())
         }

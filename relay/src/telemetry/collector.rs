@@ -18,7 +18,7 @@ const LOCAL_COLLECTOR: &str = "http://localhost:4317";
 
 /// An OTLP collector that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Collector {
+pub(super) struct OtlpCollector {
     pub(super) endpoint: String,
     /// PEM file with roots to trust instead of the machine's.
     certificate: Option<PathBuf>,
@@ -44,7 +44,7 @@ pub enum TelemetryError {
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
 }
 
-impl Collector {
+impl OtlpCollector {
     pub(super) fn resolve(
         flag: Option<&str>,
         variable: impl Fn(&str) -> Option<String>,
@@ -76,14 +76,14 @@ impl Collector {
             .with_tonic()
             .with_endpoint(&self.endpoint);
         if self.endpoint.starts_with("https://") {
-            builder = builder.with_tls_config(self.trust()?);
+            builder = builder.with_tls_config(self.tls_config()?);
         }
         let mut exporter = builder.build()?;
         opentelemetry_sdk::trace::SpanExporter::set_resource(&mut exporter, &resource());
         Ok(exporter)
     }
 
-    fn trust(&self) -> Result<ClientTlsConfig, TelemetryError> {
+    fn tls_config(&self) -> Result<ClientTlsConfig, TelemetryError> {
         let Some(path) = &self.certificate else {
             return Ok(ClientTlsConfig::new().with_enabled_roots());
         };
@@ -170,7 +170,7 @@ mod tests {
             let found = set.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let found = Collector::resolve(flag, variable)?;
+        let found = OtlpCollector::resolve(flag, variable)?;
         Ok(found.map(|collector| collector.endpoint))
     }
 

@@ -3,25 +3,25 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use baton_core::effects::Count;
+use baton_core::effects::CoreMetric;
 
 /// One number that only rises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Counter {
+pub struct CounterKey {
     pub name: &'static str,
     /// Empty for a counter that has only one.
     pub reason: &'static str,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    values: Mutex<BTreeMap<Counter, u64>>,
+pub(super) struct CounterTable {
+    values: Mutex<BTreeMap<CounterKey, u64>>,
 }
 
-impl Counters {
+impl CounterTable {
     pub(super) fn add(&self, name: &'static str, reason: &'static str, amount: u64) {
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        *values.entry(Counter { name, reason }).or_default() += amount;
+        *values.entry(CounterKey { name, reason }).or_default() += amount;
     }
 
     pub(super) fn value(&self, name: &'static str) -> u64 {
@@ -30,25 +30,27 @@ impl Counters {
         same.map(|(_, value)| value).sum()
     }
 
-    pub(super) fn snapshot(&self) -> BTreeMap<Counter, u64> {
+    pub(super) fn snapshot(&self) -> BTreeMap<CounterKey, u64> {
         self.values
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    pub(super) fn count(&self, count: &Count) {
+    pub(super) fn add_count(&self, count: &CoreMetric) {
         match count {
-            Count::FrameRejected(rejection) => self.add("frames_rejected", rejection.as_str(), 1),
-            Count::ForeignAttempt { .. } => self.add("foreign_attempts", "", 1),
-            Count::PhaseRegression => self.add("phase_regressions", "", 1),
-            Count::UnknownFrame => self.add("unknown_frames", "", 1),
-            Count::StallCredit { away_ms } => {
+            CoreMetric::FrameRejected(rejection) => {
+                self.add("frames_rejected", rejection.as_str(), 1)
+            }
+            CoreMetric::ForeignAttempt { .. } => self.add("foreign_attempts", "", 1),
+            CoreMetric::PhaseRegression => self.add("phase_regressions", "", 1),
+            CoreMetric::UnknownFrame => self.add("unknown_frames", "", 1),
+            CoreMetric::StallCredit { away_ms } => {
                 self.add("stall_credits", "", 1);
                 self.add("stall_credit_ms", "", *away_ms);
             }
-            Count::LateTerminal => self.add("late_terminals", "", 1),
-            Count::AdoptedLate => self.add("adopted_late", "", 1),
+            CoreMetric::LateTerminal => self.add("late_terminals", "", 1),
+            CoreMetric::AdoptedLate => self.add("adopted_late", "", 1),
         }
     }
 }

@@ -3,30 +3,30 @@
 use std::sync::Arc;
 
 use baton_core::id::AttemptId;
-use baton_core::record::{EventKind, TaskRecord, TimelineEvent};
+use baton_core::record::{TaskRecord, TimelineEvent, TimelineEventKind};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use opentelemetry::InstrumentationScope;
 use opentelemetry_sdk::trace::SpanData;
 
-use super::spans::Trace;
+use super::spans::TaskTrace;
 
 /// Spans that are complete and not yet built.
 #[derive(Debug)]
-pub(super) struct Due {
+pub(super) struct DueSpans {
     spec: Arc<TaskSpec>,
     record: Arc<TaskRecord>,
     attempts: Vec<AttemptId>,
     task: bool,
 }
 
-impl Due {
+impl DueSpans {
     /// `began` is when this process did: what ended before it may have been lost with the process that ended it.
-    pub(super) fn of(
+    pub(super) fn from_record(
         spec: &Arc<TaskSpec>,
         record: &Arc<TaskRecord>,
         events: &[Arc<TimelineEvent>],
-        began: Wall,
+        began: WallTime,
     ) -> Option<Self> {
         if !record.trace.sampled {
             return None;
@@ -45,8 +45,8 @@ impl Due {
         })
     }
 
-    pub(super) fn build(&self, scope: &InstrumentationScope, spans: &mut Vec<SpanData>) {
-        let trace = Trace {
+    pub(super) fn build_spans(&self, scope: &InstrumentationScope, spans: &mut Vec<SpanData>) {
+        let trace = TaskTrace {
             spec: &self.spec,
             record: &self.record,
             scope,
@@ -63,13 +63,16 @@ impl Due {
 fn ended_attempts(events: &[Arc<TimelineEvent>]) -> impl Iterator<Item = AttemptId> {
     events
         .iter()
-        .filter(|event| ends(&event.kind))
+        .filter(|event| is_attempt_end(&event.kind))
         .filter_map(|event| event.attempt)
 }
 
 /// An adopted late result is a second end of the same attempt, and the one that counts.
-fn ends(kind: &EventKind) -> bool {
-    matches!(kind, EventKind::Ended { .. } | EventKind::AdoptedLate)
+fn is_attempt_end(kind: &TimelineEventKind) -> bool {
+    matches!(
+        kind,
+        TimelineEventKind::Ended { .. } | TimelineEventKind::AdoptedLate
+    )
 }
 
 /// It is over now and was not before these events, or is over in another way than before.
@@ -82,13 +85,13 @@ fn task_ended(record: &TaskRecord, events: &[Arc<TimelineEvent>]) -> bool {
     let was_over = before.is_some_and(|event| event.task_state.is_terminal());
     let adopted = events
         .iter()
-        .any(|event| event.kind == EventKind::AdoptedLate);
+        .any(|event| event.kind == TimelineEventKind::AdoptedLate);
     record.state.is_terminal() && (!was_over || adopted)
 }
 
-fn ended_before(record: &TaskRecord, began: Wall) -> impl Iterator<Item = AttemptId> {
-    let early = move |ended: Wall| ended < began;
+fn ended_before(record: &TaskRecord, began: WallTime) -> impl Iterator<Item = AttemptId> {
+    let early = move |ended: WallTime| ended < began;
     let ended = record.attempts.iter();
-    let ended = ended.filter(move |attempt| attempt.times.ended.is_some_and(early));
+    let ended = ended.filter(move |attempt| attempt.stage_times.ended.is_some_and(early));
     ended.map(|attempt| attempt.id)
 }

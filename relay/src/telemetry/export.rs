@@ -8,48 +8,48 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use baton_core::time::Moment;
+use baton_core::time::MonotonicTime;
 use opentelemetry::InstrumentationScope;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::counters::Counters;
-use super::due::Due;
+use super::counters::CounterTable;
+use super::due::DueSpans;
 use super::names;
-use crate::clock::Clock;
+use crate::clock::RelayClock;
 
 /// Spans of one request: well under the 4 MiB that collectors take by default.
-const BATCH: usize = 512;
+const BATCH_SPANS: usize = 512;
 /// Spans that wait for a slow or absent collector, some tens of MiB; the newest are dropped when it is full.
-const WAITING: usize = 16 * 1024;
-const SILENCE_MS: u64 = 60_000;
+const QUEUE_SPANS: usize = 16 * 1024;
+const LOSS_LOG_INTERVAL_MS: u64 = 60_000;
 
 pub(super) const EXPORTED: &str = "spans_exported";
 pub(super) const DROPPED: &str = "spans_dropped";
 
-type Sending<'a> = Pin<Box<dyn Future<Output = OTelSdkResult> + Send + 'a>>;
+type ExportFuture<'a> = Pin<Box<dyn Future<Output = OTelSdkResult> + Send + 'a>>;
 
 /// What the task needs besides the exporter.
 #[derive(Debug)]
-pub(super) struct Worker {
-    pub(super) due: mpsc::Receiver<Due>,
+pub(super) struct SpanExportWorker {
+    pub(super) due: mpsc::Receiver<DueSpans>,
     /// Cancelled when nothing more will come: what waits is sent, then the task ends.
     pub(super) finish: CancellationToken,
-    pub(super) counters: Arc<Counters>,
-    pub(super) clock: Clock,
+    pub(super) counters: Arc<CounterTable>,
+    pub(super) clock: RelayClock,
     pub(super) scope: InstrumentationScope,
-    pub(super) waiting: VecDeque<SpanData>,
-    notices: Notices,
+    pub(super) queued: VecDeque<SpanData>,
+    loss_notices: LossNotices,
 }
 
-impl Worker {
+impl SpanExportWorker {
     pub(super) fn new(
-        due: mpsc::Receiver<Due>,
+        due: mpsc::Receiver<DueSpans>,
         finish: CancellationToken,
-        counters: Arc<Counters>,
-        clock: Clock,
+        counters: Arc<CounterTable>,
+        clock: RelayClock,
     ) -> Self {
         let scope = InstrumentationScope::builder(names::SCOPE);
         Self {
@@ -58,19 +58,19 @@ impl Worker {
             counters,
             clock,
             scope: scope.with_version(env!("CARGO_PKG_VERSION")).build(),
-            waiting: VecDeque::new(),
-            notices: Notices::default(),
+            queued: VecDeque::new(),
+            loss_notices: LossNotices::default(),
         }
     }
 
     pub(super) async fn run(mut self, exporter: impl SpanExporter) {
-        let mut sending: Option<(usize, Sending<'_>)> = None;
+        let mut sending: Option<(usize, ExportFuture<'_>)> = None;
         let (mut finishing, mut all_in) = (false, false);
         loop {
             if sending.is_none() {
                 sending = self.next_batch().map(|batch| {
                     let spans = batch.len();
-                    (spans, Box::pin(exporter.export(batch)) as Sending<'_>)
+                    (spans, Box::pin(exporter.export(batch)) as ExportFuture<'_>)
                 });
             }
             if all_in && sending.is_none() {
@@ -78,7 +78,7 @@ impl Worker {
             }
             tokio::select! {
                 biased;
-                (spans, outcome) = sent(&mut sending) => {
+                (spans, outcome) = wait_sent(&mut sending) => {
                     sending = None;
                     self.note_sent(spans, outcome);
                 }
@@ -87,7 +87,7 @@ impl Worker {
                     self.due.close();
                 }
                 due = self.due.recv(), if !all_in => match due {
-                    Some(due) => self.take(&due),
+                    Some(due) => self.add_due(&due),
                     None => all_in = true,
                 },
             }
@@ -95,20 +95,20 @@ impl Worker {
     }
 
     fn next_batch(&mut self) -> Option<Vec<SpanData>> {
-        let batch = self.waiting.len().min(BATCH);
-        (batch > 0).then(|| self.waiting.drain(..batch).collect())
+        let batch = self.queued.len().min(BATCH_SPANS);
+        (batch > 0).then(|| self.queued.drain(..batch).collect())
     }
 
     /// Taken even when full: a record must not be kept in memory for want of a collector.
-    fn take(&mut self, due: &Due) {
+    fn add_due(&mut self, due: &DueSpans) {
         let mut spans = Vec::new();
-        due.build(&self.scope, &mut spans);
-        if self.waiting.len() + spans.len() > WAITING {
+        due.build_spans(&self.scope, &mut spans);
+        if self.queued.len() + spans.len() > QUEUE_SPANS {
             self.counters.add(DROPPED, "queue_full", spans.len() as u64);
-            self.notices
-                .lost(&self.counters, &self.clock, "the collector is too slow");
+            self.loss_notices
+                .log_lost(&self.counters, &self.clock, "the collector is too slow");
         } else {
-            self.waiting.extend(spans);
+            self.queued.extend(spans);
         }
     }
 
@@ -117,14 +117,14 @@ impl Worker {
             Ok(()) => self.counters.add(EXPORTED, "", spans as u64),
             Err(error) => {
                 self.counters.add(DROPPED, "not_sent", spans as u64);
-                self.notices
-                    .lost(&self.counters, &self.clock, &error.to_string());
+                self.loss_notices
+                    .log_lost(&self.counters, &self.clock, &error.to_string());
             }
         }
     }
 }
 
-async fn sent(sending: &mut Option<(usize, Sending<'_>)>) -> (usize, OTelSdkResult) {
+async fn wait_sent(sending: &mut Option<(usize, ExportFuture<'_>)>) -> (usize, OTelSdkResult) {
     match sending {
         Some((spans, future)) => (*spans, future.as_mut().await),
         None => std::future::pending().await,
@@ -133,14 +133,17 @@ async fn sent(sending: &mut Option<(usize, Sending<'_>)>) -> (usize, OTelSdkResu
 
 /// Keeps a collector that is away from filling the log.
 #[derive(Debug, Default)]
-struct Notices {
-    last: Option<Moment>,
+struct LossNotices {
+    last: Option<MonotonicTime>,
 }
 
-impl Notices {
-    fn lost(&mut self, counters: &Counters, clock: &Clock, why: &str) {
-        let now = clock.now().at;
-        if self.last.is_some_and(|last| now.since(last) < SILENCE_MS) {
+impl LossNotices {
+    fn log_lost(&mut self, counters: &CounterTable, clock: &RelayClock, why: &str) {
+        let now = clock.now().monotonic;
+        if self
+            .last
+            .is_some_and(|last| now.since(last) < LOSS_LOG_INTERVAL_MS)
+        {
             return;
         }
         self.last = Some(now);

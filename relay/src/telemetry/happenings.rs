@@ -1,118 +1,143 @@
 //! Which timeline events appear inside spans: decisions and odd things. Ordinary progress is what stages show.
 
-use baton_core::record::{AttemptRecord, EventKind, Phase, TaskRecord, TimelineEvent};
+use baton_core::record::{
+    AttemptRecord, LifecyclePhase, TaskRecord, TimelineEvent, TimelineEventKind,
+};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::Event;
 
 use super::names;
-use super::spans::{number, time};
+use super::spans::{number_attribute, system_time};
 
 /// Whose span shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum SpanEventTarget {
     Task,
     Attempt,
     Both,
     Nowhere,
 }
 
-pub(super) fn of_task(record: &TaskRecord) -> Vec<Event> {
-    let shown = |event: &&TimelineEvent| matches!(place(&event.kind), Place::Task | Place::Both);
-    events(record).filter(shown).map(event).collect()
+pub(super) fn task_events(record: &TaskRecord) -> Vec<Event> {
+    let shown = |event: &&TimelineEvent| {
+        matches!(
+            target(&event.kind),
+            SpanEventTarget::Task | SpanEventTarget::Both
+        )
+    };
+    events(record).filter(shown).map(span_event).collect()
 }
 
-pub(super) fn of_attempt(record: &TaskRecord, attempt: &AttemptRecord) -> Vec<Event> {
+pub(super) fn attempt_events(record: &TaskRecord, attempt: &AttemptRecord) -> Vec<Event> {
     let shown = |event: &&TimelineEvent| {
         event.attempt == Some(attempt.id)
-            && matches!(place(&event.kind), Place::Attempt | Place::Both)
+            && matches!(
+                target(&event.kind),
+                SpanEventTarget::Attempt | SpanEventTarget::Both
+            )
     };
-    events(record).filter(shown).map(event).collect()
+    events(record).filter(shown).map(span_event).collect()
 }
 
 fn events(record: &TaskRecord) -> impl Iterator<Item = &TimelineEvent> {
     record.timeline.events.iter().map(AsRef::as_ref)
 }
 
-fn place(kind: &EventKind) -> Place {
+fn target(kind: &TimelineEventKind) -> SpanEventTarget {
     match kind {
-        EventKind::CancelRequested | EventKind::CancelDelivered | EventKind::CancelConfirmed => {
-            Place::Both
+        TimelineEventKind::CancelRequested | TimelineEventKind::CancelDelivered | TimelineEventKind::CancelConfirmed => {
+            SpanEventTarget::Both
         }
-        EventKind::DeadlineExpired { .. }
-        | EventKind::Rejected { .. }
-        | EventKind::CompletionRefused { .. }
-        | EventKind::PhaseRegression(_)
-        | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
-        EventKind::RetryScheduled { .. }
-        | EventKind::RetryStopped
-        | EventKind::ResumeFallback
-        | EventKind::RetryAsked
-        | EventKind::Attention(_)
-        | EventKind::Resumed { .. }
-        | EventKind::PickedUp { .. }
-        | EventKind::Paused
-        | EventKind::Unpaused
-        | EventKind::LateTerminal
-        | EventKind::Forced(_)
-        | EventKind::AdoptedLate => Place::Task,
-        EventKind::Checkpoint { .. } => Place::Both,
-        EventKind::Submitted
-        | EventKind::Queued
-        | EventKind::Offered { .. }
-        | EventKind::Confirmed
-        | EventKind::Phase(_)
-        | EventKind::ToolStarted { .. }
-        | EventKind::ToolFinished { .. }
-        | EventKind::InputAsked { .. }
-        | EventKind::InputAnswered { .. }
-        | EventKind::InputReceived { .. }
-        | EventKind::InputClosed { .. }
-        | EventKind::Ended { .. }
+        TimelineEventKind::DeadlineExpired { .. }
+        | TimelineEventKind::Rejected { .. }
+        | TimelineEventKind::CompletionRefused { .. }
+        | TimelineEventKind::PhaseRegression(_)
+        | TimelineEventKind::Phase(LifecyclePhase::FirstVisibleEventSeen) => SpanEventTarget::Attempt,
+        TimelineEventKind::RetryScheduled { .. }
+        | TimelineEventKind::RetryStopped
+        | TimelineEventKind::ResumeFallback
+        | TimelineEventKind::RetryAsked
+        | TimelineEventKind::Attention(_)
+        | TimelineEventKind::Resumed { .. }
+        | TimelineEventKind::PickedUp { .. }
+        | TimelineEventKind::Paused
+        | TimelineEventKind::Unpaused
+        | TimelineEventKind::LateTerminal
+        | TimelineEventKind::Forced(_)
+        | TimelineEventKind::AdoptedLate => SpanEventTarget::Task,
+        TimelineEventKind::Checkpoint { .. } => SpanEventTarget::Both,
+        TimelineEventKind::Submitted
+        | TimelineEventKind::Queued
+        | TimelineEventKind::Offered { .. }
+        | TimelineEventKind::Confirmed
+        | TimelineEventKind::Phase(_)
+        | TimelineEventKind::ToolStarted { .. }
+        | TimelineEventKind::ToolFinished { .. }
+        | TimelineEventKind::InputAsked { .. }
+        | TimelineEventKind::InputAnswered { .. }
+        | TimelineEventKind::InputReceived { .. }
+        | TimelineEventKind::InputClosed { .. }
+        | TimelineEventKind::Ended { .. }
         // There may be hundreds of them, and the newest is on the task.
-        | EventKind::Progress
-        | EventKind::ReceiptArrived => Place::Nowhere,
+        | TimelineEventKind::Progress
+        | TimelineEventKind::ReceiptArrived => SpanEventTarget::Nowhere,
     }
 }
 
-fn event(event: &TimelineEvent) -> Event {
+fn span_event(event: &TimelineEvent) -> Event {
     let name = format!("baton.{}", event.kind.as_str());
     let attribute = match &event.kind {
-        EventKind::DeadlineExpired { timer } => {
+        TimelineEventKind::DeadlineExpired { timer } => {
             Some(KeyValue::new(names::DEADLINE, timer.as_str()))
         }
-        EventKind::Rejected { code } => Some(KeyValue::new(names::REJECT_CODE, code.clone())),
-        EventKind::Attention(cause) => Some(KeyValue::new(names::ATTENTION_CAUSE, cause.as_str())),
-        EventKind::Checkpoint { id } => Some(KeyValue::new(names::CHECKPOINT_ID, id.to_string())),
-        EventKind::Forced(audit) => Some(KeyValue::new(names::OPERATION, audit.operation.as_str())),
-        EventKind::RetryScheduled { after_ms } => Some(number(names::RETRY_AFTER_MS, *after_ms)),
-        EventKind::CancelRequested
-        | EventKind::CancelDelivered
-        | EventKind::CancelConfirmed
-        | EventKind::RetryStopped
-        | EventKind::ResumeFallback
-        | EventKind::RetryAsked
-        | EventKind::Paused
-        | EventKind::Unpaused
-        | EventKind::LateTerminal
-        | EventKind::AdoptedLate
-        | EventKind::CompletionRefused { .. }
-        | EventKind::Submitted
-        | EventKind::Queued
-        | EventKind::Offered { .. }
-        | EventKind::Confirmed
-        | EventKind::Phase(_)
-        | EventKind::ToolStarted { .. }
-        | EventKind::ToolFinished { .. }
-        | EventKind::InputAsked { .. }
-        | EventKind::InputAnswered { .. }
-        | EventKind::InputReceived { .. }
-        | EventKind::InputClosed { .. }
-        | EventKind::Ended { .. }
-        | EventKind::Progress
-        | EventKind::Resumed { .. }
-        | EventKind::PickedUp { .. }
-        | EventKind::PhaseRegression(_)
-        | EventKind::ReceiptArrived => None,
+        TimelineEventKind::Rejected { code } => {
+            Some(KeyValue::new(names::REJECT_CODE, code.clone()))
+        }
+        TimelineEventKind::Attention(cause) => {
+            Some(KeyValue::new(names::ATTENTION_CAUSE, cause.as_str()))
+        }
+        TimelineEventKind::Checkpoint { id } => {
+            Some(KeyValue::new(names::CHECKPOINT_ID, id.to_string()))
+        }
+        TimelineEventKind::Forced(audit) => {
+            Some(KeyValue::new(names::OPERATION, audit.operation.as_str()))
+        }
+        TimelineEventKind::RetryScheduled { after_ms } => {
+            Some(number_attribute(names::RETRY_AFTER_MS, *after_ms))
+        }
+        TimelineEventKind::CancelRequested
+        | TimelineEventKind::CancelDelivered
+        | TimelineEventKind::CancelConfirmed
+        | TimelineEventKind::RetryStopped
+        | TimelineEventKind::ResumeFallback
+        | TimelineEventKind::RetryAsked
+        | TimelineEventKind::Paused
+        | TimelineEventKind::Unpaused
+        | TimelineEventKind::LateTerminal
+        | TimelineEventKind::AdoptedLate
+        | TimelineEventKind::CompletionRefused { .. }
+        | TimelineEventKind::Submitted
+        | TimelineEventKind::Queued
+        | TimelineEventKind::Offered { .. }
+        | TimelineEventKind::Confirmed
+        | TimelineEventKind::Phase(_)
+        | TimelineEventKind::ToolStarted { .. }
+        | TimelineEventKind::ToolFinished { .. }
+        | TimelineEventKind::InputAsked { .. }
+        | TimelineEventKind::InputAnswered { .. }
+        | TimelineEventKind::InputReceived { .. }
+        | TimelineEventKind::InputClosed { .. }
+        | TimelineEventKind::Ended { .. }
+        | TimelineEventKind::Progress
+        | TimelineEventKind::Resumed { .. }
+        | TimelineEventKind::PickedUp { .. }
+        | TimelineEventKind::PhaseRegression(_)
+        | TimelineEventKind::ReceiptArrived => None,
     };
-    Event::new(name, time(event.at), attribute.into_iter().collect(), 0)
+    Event::new(
+        name,
+        system_time(event.at),
+        attribute.into_iter().collect(),
+        0,
+    )
 }

@@ -18,42 +18,42 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_core::effects::Count;
+use baton_core::effects::CoreMetric;
 use baton_core::record::{TaskRecord, TimelineEvent};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use opentelemetry_sdk::trace::SpanExporter;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 pub use collector::TelemetryError;
-pub use counters::Counter;
+pub use counters::CounterKey;
 
-use collector::Collector;
-use counters::Counters;
-use due::Due;
-use export::Worker;
+use collector::OtlpCollector;
+use counters::CounterTable;
+use due::DueSpans;
+use export::SpanExportWorker;
 
-use crate::clock::Clock;
-use crate::look_ups::LookUps;
+use crate::clock::RelayClock;
+use crate::look_ups::LookupCounter;
 
 /// Records on their way to the export task, which takes them as quickly as it can build spans. Full: the record's
 /// spans are dropped and counted, since the dispatcher may not wait.
-const RECORDS: usize = 4_096;
+const RECORD_QUEUE: usize = 4_096;
 
 /// Where the dispatcher reports. Clones share it. The default one counts and exports nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
-    counters: Arc<Counters>,
-    look_ups: LookUps,
-    export: Option<Arc<Export>>,
+    counters: Arc<CounterTable>,
+    lookups: LookupCounter,
+    export: Option<Arc<SpanExport>>,
 }
 
 #[derive(Debug)]
-struct Export {
-    due: mpsc::Sender<Due>,
-    began: Wall,
+struct SpanExport {
+    due: mpsc::Sender<DueSpans>,
+    started_at: WallTime,
     finish: CancellationToken,
     finished: CancellationToken,
     worker: AbortHandle,
@@ -61,61 +61,62 @@ struct Export {
 
 impl Telemetry {
     /// Exports to `otlp`, or to what the OTEL_* variables name, or not at all. Needs a runtime around it.
-    pub fn start(otlp: Option<&str>, clock: &Clock) -> Result<Self, TelemetryError> {
-        match Collector::resolve(otlp, |name| std::env::var(name).ok())? {
+    pub fn start(otlp: Option<&str>, clock: &RelayClock) -> Result<Self, TelemetryError> {
+        match OtlpCollector::resolve(otlp, |name| std::env::var(name).ok())? {
             Some(collector) => {
                 let exporter = collector.exporter()?;
                 tracing::info!(endpoint = collector.endpoint, "exporting traces");
-                Ok(Self::exporting(exporter, clock))
+                Ok(Self::with_exporter(exporter, clock))
             }
             None => Ok(Self::default()),
         }
     }
 
-    fn exporting(exporter: impl SpanExporter + 'static, clock: &Clock) -> Self {
-        let counters = Arc::<Counters>::default();
-        let (due, records) = mpsc::channel(RECORDS);
+    fn with_exporter(exporter: impl SpanExporter + 'static, clock: &RelayClock) -> Self {
+        let counters = Arc::<CounterTable>::default();
+        let (due, records) = mpsc::channel(RECORD_QUEUE);
         let (finish, finished) = (CancellationToken::new(), CancellationToken::new());
-        let worker = Worker::new(records, finish.clone(), counters.clone(), clock.clone());
+        let worker =
+            SpanExportWorker::new(records, finish.clone(), counters.clone(), clock.clone());
         let done = finished.clone().drop_guard();
         let worker = tokio::spawn(async move {
             let _done = done;
             worker.run(exporter).await;
         });
-        let export = Export {
+        let export = SpanExport {
             due,
-            began: clock.now().wall,
+            started_at: clock.now().wall,
             finish,
             finished,
             worker: worker.abort_handle(),
         };
         Self {
             counters,
-            look_ups: LookUps::default(),
+            lookups: LookupCounter::default(),
             export: Some(Arc::new(export)),
         }
     }
 
     /// Things that no record tells.
-    pub(crate) fn count(&self, counts: &[Count]) {
+    pub(crate) fn add_counts(&self, counts: &[CoreMetric]) {
         for count in counts {
-            self.counters.count(count);
+            self.counters.add_count(count);
             tracing::debug!(?count, "counted");
         }
     }
 
     /// Stored records that cannot be read, each once.
-    pub(crate) fn unreadable(&self, records: u64) {
+    pub(crate) fn count_unreadable(&self, records: u64) {
         self.counters.add("unreadable_records", "", records);
     }
 
     /// A daemon sent a frame of a newer protocol.
-    pub(crate) fn unknown_frame(&self) {
+    pub(crate) fn count_unknown_frame(&self) {
         self.counters.add("unknown_frames", "", 1);
     }
 
     /// A daemon sent a number that this version's enum does not have.
-    pub(crate) fn unknown_value(&self, of: &'static str) {
+    pub(crate) fn count_unknown_value(&self, of: &'static str) {
         self.counters.add("unknown_values", of, 1);
     }
 
@@ -125,19 +126,19 @@ impl Telemetry {
     }
 
     /// A task's record as it became durable, with the events that are new in it.
-    pub(crate) fn published(
+    pub(crate) fn record_published(
         &self,
         spec: &Arc<TaskSpec>,
         record: &Arc<TaskRecord>,
         events: &[Arc<TimelineEvent>],
     ) {
         for event in events {
-            log(record, event);
+            log_event(record, event);
         }
         let Some(export) = &self.export else {
             return;
         };
-        if let Some(due) = Due::of(spec, record, events, export.began)
+        if let Some(due) = DueSpans::from_record(spec, record, events, export.started_at)
             && export.due.try_send(due).is_err()
         {
             self.counters.add(export::DROPPED, "record", 1);
@@ -145,17 +146,17 @@ impl Telemetry {
     }
 
     /// What was counted since this process began.
-    pub fn snapshot(&self) -> BTreeMap<Counter, u64> {
+    pub fn snapshot(&self) -> BTreeMap<CounterKey, u64> {
         let mut counted = self.counters.snapshot();
         let name = "look_ups";
-        let looked = self.look_ups.counted();
-        counted.extend(looked.map(|(reason, value)| (Counter { name, reason }, value)));
+        let looked = self.lookups.totals();
+        counted.extend(looked.map(|(reason, value)| (CounterKey { name, reason }, value)));
         counted
     }
 
     /// Counts what clients' calls look up: too often for a lock.
-    pub(crate) fn look_ups(&self) -> &LookUps {
-        &self.look_ups
+    pub(crate) fn lookups(&self) -> &LookupCounter {
+        &self.lookups
     }
 
     /// Sends what waits, for at most `within`. Call it once the dispatcher has ended: later records are not sent.
@@ -174,7 +175,7 @@ impl Telemetry {
     }
 }
 
-fn log(record: &TaskRecord, event: &TimelineEvent) {
+fn log_event(record: &TaskRecord, event: &TimelineEvent) {
     tracing::debug!(
         task_id = %record.task,
         attempt_id = event.attempt.map(tracing::field::display),

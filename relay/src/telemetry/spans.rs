@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    AttemptRecord, End, EndState, Exit, Holder, TaskRecord, TaskState, Usage,
+    AttemptEnd, AttemptRecord, EndState, LeaseHolder, ProcessExitStatus, TaskRecord, TaskState,
+    TokenUsage,
 };
 use baton_core::spec::{TaskSpec, TurnKind};
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use opentelemetry::trace::{
     Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
 };
@@ -21,28 +22,28 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use super::{happenings, names, stages};
 
 /// One task's trace: its spans share these.
-pub(super) struct Trace<'a> {
+pub(super) struct TaskTrace<'a> {
     pub(super) spec: &'a TaskSpec,
     pub(super) record: &'a TaskRecord,
     pub(super) scope: &'a InstrumentationScope,
 }
 
 /// What tells one span from the others of its trace.
-pub(super) struct Shape {
+pub(super) struct SpanShape {
     pub(super) name: std::borrow::Cow<'static, str>,
     pub(super) kind: SpanKind,
     pub(super) id: [u8; 8],
     /// None only for a task whose caller sent no trace.
     pub(super) parent: Option<[u8; 8]>,
-    pub(super) from: Wall,
-    pub(super) to: Wall,
+    pub(super) from: WallTime,
+    pub(super) to: WallTime,
 }
 
-impl Trace<'_> {
+impl TaskTrace<'_> {
     /// The root: from submit to the end, under the caller's span if it named one.
     pub(super) fn task(&self) -> SpanData {
         let record = self.record;
-        let mut span = self.span(Shape {
+        let mut span = self.span(SpanShape {
             name: names::TASK_SPAN.into(),
             kind: SpanKind::Server,
             id: record.trace.root_span,
@@ -52,10 +53,10 @@ impl Trace<'_> {
         });
         span.parent_span_is_remote = record.trace.parent_span.is_some();
         span.attributes = self.task_attributes();
-        span.events.events = happenings::of_task(record);
+        span.events.events = happenings::task_events(record);
         if is_failure(record.state) {
             let code = self.failure_code();
-            span.attributes.extend(failure(code));
+            span.attributes.extend(failure_attributes(code));
             span.status = Status::error(code.unwrap_or(record.state.as_str()).to_owned());
         }
         span
@@ -70,26 +71,26 @@ impl Trace<'_> {
             return;
         };
         spans.push(self.attempt_span(attempt, end));
-        stages::append(self, attempt, end, spans);
+        stages::append_parts(self, attempt, end, spans);
     }
 
-    fn attempt_span(&self, attempt: &AttemptRecord, end: &End) -> SpanData {
-        let mut span = self.span(Shape {
+    fn attempt_span(&self, attempt: &AttemptRecord, end: &AttemptEnd) -> SpanData {
+        let mut span = self.span(SpanShape {
             name: names::ATTEMPT_SPAN.into(),
             // It asks something on another machine.
             kind: SpanKind::Client,
             id: attempt.span_id,
             parent: Some(self.record.trace.root_span),
-            from: attempt.times.queued.unwrap_or(self.record.created),
+            from: attempt.stage_times.queued.unwrap_or(self.record.created),
             to: end.at,
         });
         span.attributes = self.attempt_ids(attempt);
         span.attributes.extend(holder_attributes(attempt));
         span.attributes.extend(end_attributes(attempt, end));
         span.attributes.extend(self.gen_ai_attributes(attempt));
-        span.events.events = happenings::of_attempt(self.record, attempt);
+        span.events.events = happenings::attempt_events(self.record, attempt);
         span.links.links.extend(self.link_to_previous(attempt));
-        span.status = status(end);
+        span.status = span_status(end);
         span
     }
 
@@ -97,20 +98,20 @@ impl Trace<'_> {
     fn link_to_previous(&self, attempt: &AttemptRecord) -> Option<Link> {
         let previous = self.record.attempt(attempt.previous?)?;
         let context = self.context(previous.span_id);
-        let attributes = vec![text(names::ATTEMPT_ID, previous.id)];
+        let attributes = vec![text_attribute(names::ATTEMPT_ID, previous.id)];
         Some(Link::new(context, attributes, 0))
     }
 
-    pub(super) fn span(&self, shape: Shape) -> SpanData {
+    pub(super) fn span(&self, shape: SpanShape) -> SpanData {
         SpanData {
             span_context: self.context(shape.id),
             parent_span_id: shape.parent.map_or(SpanId::INVALID, SpanId::from_bytes),
             parent_span_is_remote: false,
             span_kind: shape.kind,
             name: shape.name,
-            start_time: time(shape.from),
+            start_time: system_time(shape.from),
             // The wall clock may have been set back meanwhile; backends refuse a negative duration.
-            end_time: time(shape.to.max(shape.from)),
+            end_time: system_time(shape.to.max(shape.from)),
             attributes: Vec::new(),
             dropped_attributes_count: 0,
             events: SpanEvents::default(),
@@ -133,31 +134,36 @@ impl Trace<'_> {
     fn task_attributes(&self) -> Vec<KeyValue> {
         let record = self.record;
         let mut attributes = vec![
-            text(names::TASK_ID, record.task),
-            text(names::TENANT, &record.tenant),
+            text_attribute(names::TASK_ID, record.task),
+            text_attribute(names::TENANT, &record.tenant),
             KeyValue::new(names::AGENT, self.spec.agent.clone()),
             KeyValue::new(names::TURN_KIND, turn_kind(self.spec.turn_kind)),
             KeyValue::new(names::STATE, record.state.as_str()),
-            number(
+            number_attribute(
                 names::TASK_ATTEMPTS,
-                record.newest().map_or(0, |newest| u64::from(newest.number)),
+                record
+                    .newest_attempt()
+                    .map_or(0, |newest| u64::from(newest.number)),
             ),
         ];
-        attributes.extend(optional(
+        attributes.extend(optional_attribute(
             names::CONVERSATION_ID,
             self.spec.conversation_id.clone(),
         ));
-        attributes.extend(optional(names::RETRY_STOP, record.retry_stop.clone()));
+        attributes.extend(optional_attribute(
+            names::RETRY_STOP,
+            record.retry_stop_reason.clone(),
+        ));
         attributes
     }
 
     /// On every span below the root, so that each can be found by itself.
     pub(super) fn attempt_ids(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
         vec![
-            text(names::TASK_ID, self.record.task),
-            text(names::ATTEMPT_ID, attempt.id),
-            number(names::ATTEMPT_NUMBER, u64::from(attempt.number)),
-            text(names::TENANT, &self.record.tenant),
+            text_attribute(names::TASK_ID, self.record.task),
+            text_attribute(names::ATTEMPT_ID, attempt.id),
+            number_attribute(names::ATTEMPT_NUMBER, u64::from(attempt.number)),
+            text_attribute(names::TENANT, &self.record.tenant),
         ]
     }
 
@@ -166,11 +172,11 @@ impl Trace<'_> {
             KeyValue::new(names::GEN_AI_OPERATION, names::INVOKE_AGENT),
             KeyValue::new(names::GEN_AI_AGENT_NAME, self.spec.agent.clone()),
         ];
-        attributes.extend(optional(
+        attributes.extend(optional_attribute(
             names::GEN_AI_REQUEST_MODEL,
             self.spec.options.model.clone(),
         ));
-        attributes.extend(optional(
+        attributes.extend(optional_attribute(
             names::GEN_AI_CONVERSATION_ID,
             attempt.agent_session_id.clone(),
         ));
@@ -180,7 +186,7 @@ impl Trace<'_> {
 
     /// The newest attempt's, which is what the task ended with.
     fn failure_code(&self) -> Option<&str> {
-        let end = self.record.newest()?.state.end()?;
+        let end = self.record.newest_attempt()?.state.end()?;
         end.failure_code.as_ref().map(|code| code.as_str())
     }
 }
@@ -188,53 +194,56 @@ impl Trace<'_> {
 fn holder_attributes(attempt: &AttemptRecord) -> Vec<KeyValue> {
     let mut attributes = Vec::with_capacity(5);
     match &attempt.holder {
-        Some(Holder::Daemon(holder)) => {
-            attributes.push(text(names::DAEMON_ID, holder.daemon));
+        Some(LeaseHolder::Daemon(holder)) => {
+            attributes.push(text_attribute(names::DAEMON_ID, holder.daemon));
             attributes.push(KeyValue::new(names::DAEMON_NAME, holder.name.clone()));
         }
-        Some(Holder::Agent(holder)) => {
+        Some(LeaseHolder::Agent(holder)) => {
             attributes.push(KeyValue::new(names::AGENT_HOLDER, holder.name.clone()));
         }
         None => {}
     }
     if let Some(lease) = &attempt.lease {
-        attributes.push(number(names::LEASE_TTL_MS, lease.ttl_ms));
-        attributes.push(number(names::LEASE_RENEWALS, lease.renewals));
+        attributes.push(number_attribute(names::LEASE_TTL_MS, lease.ttl_ms));
+        attributes.push(number_attribute(names::LEASE_RENEWALS, lease.renewals));
     }
-    attributes.push(number(names::OUTPUT_BYTES, attempt.output_end));
+    attributes.push(number_attribute(names::OUTPUT_BYTES, attempt.output_end));
     attributes
 }
 
-fn end_attributes(attempt: &AttemptRecord, end: &End) -> Vec<KeyValue> {
+fn end_attributes(attempt: &AttemptRecord, end: &AttemptEnd) -> Vec<KeyValue> {
     let mut attributes = vec![
-        KeyValue::new(names::STATE, end.state.name().as_str()),
-        KeyValue::new(names::ENDED_BY, end.by.as_str()),
+        KeyValue::new(names::STATE, end.state.kind().as_str()),
+        KeyValue::new(names::ENDED_BY, end.ended_by.as_str()),
         KeyValue::new(names::RECEIPT, end.receipt.as_str()),
         KeyValue::new(names::RETRYABLE, end.retryable),
         KeyValue::new(names::RETRY_SAFE, attempt.retry_safe),
     ];
     let code = end.failure_code.as_ref().map(|code| code.as_str());
     if is_attempt_failure(end.state) {
-        attributes.extend(failure(code));
+        attributes.extend(failure_attributes(code));
     } else {
-        attributes.extend(optional(names::FAILURE_CODE, code.map(str::to_owned)));
+        attributes.extend(optional_attribute(
+            names::FAILURE_CODE,
+            code.map(str::to_owned),
+        ));
     }
-    attributes.extend(optional(
+    attributes.extend(optional_attribute(
         names::CAUSE_PHASE,
         end.cause_phase.map(|phase| phase.as_str()),
     ));
     attributes.extend(end.exit.map(|exit| match exit {
-        Exit::Code(code) => KeyValue::new(names::PROCESS_EXIT_CODE, i64::from(code)),
-        Exit::Signal(signal) => KeyValue::new(names::EXIT_SIGNAL, i64::from(signal)),
+        ProcessExitStatus::Code(code) => KeyValue::new(names::PROCESS_EXIT_CODE, i64::from(code)),
+        ProcessExitStatus::Signal(signal) => KeyValue::new(names::EXIT_SIGNAL, i64::from(signal)),
     }));
     let flag = |name, set: bool| set.then(|| KeyValue::new(name, true));
     attributes.extend(flag(names::KILLED_AFTER_RESULT, end.killed_after_result));
-    attributes.extend(flag(names::ADOPTED_LATE, end.adopted_late));
+    attributes.extend(flag(names::ADOPTED_LATE, end.is_adopted_late));
     attributes
 }
 
 /// Zero is what an agent that tells nothing leaves behind, so zeros are not sent.
-fn usage_attributes(usage: &Usage) -> impl Iterator<Item = KeyValue> {
+fn usage_attributes(usage: &TokenUsage) -> impl Iterator<Item = KeyValue> {
     let tokens = [
         (names::GEN_AI_INPUT_TOKENS, usage.input_tokens),
         (names::GEN_AI_OUTPUT_TOKENS, usage.output_tokens),
@@ -242,16 +251,18 @@ fn usage_attributes(usage: &Usage) -> impl Iterator<Item = KeyValue> {
         (names::GEN_AI_CACHE_WRITE_TOKENS, usage.cache_write_tokens),
     ];
     let known = tokens.into_iter().filter(|(_, count)| *count > 0);
-    let cost = optional(names::COST_USD, usage.cost_usd.clone());
-    known.map(|(name, count)| number(name, count)).chain(cost)
+    let cost = optional_attribute(names::COST_USD, usage.cost_usd.clone());
+    known
+        .map(|(name, count)| number_attribute(name, count))
+        .chain(cost)
 }
 
-pub(super) fn status(end: &End) -> Status {
+pub(super) fn span_status(end: &AttemptEnd) -> Status {
     if !is_attempt_failure(end.state) {
         return Status::Unset;
     }
     let code = end.failure_code.as_ref().map(|code| code.as_str());
-    Status::error(code.unwrap_or(end.state.name().as_str()).to_owned())
+    Status::error(code.unwrap_or(end.state.kind().as_str()).to_owned())
 }
 
 /// A cancel is what somebody wanted, and a released attempt did nothing: neither is an error.
@@ -276,12 +287,12 @@ fn is_failure(state: TaskState) -> bool {
     }
 }
 
-fn failure(code: Option<&str>) -> impl Iterator<Item = KeyValue> {
+fn failure_attributes(code: Option<&str>) -> impl Iterator<Item = KeyValue> {
     let named = [names::FAILURE_CODE, names::ERROR_TYPE];
     let code = code.map(str::to_owned);
     named
         .into_iter()
-        .filter_map(move |name| optional(name, code.clone()))
+        .filter_map(move |name| optional_attribute(name, code.clone()))
 }
 
 fn turn_kind(kind: TurnKind) -> &'static str {
@@ -294,19 +305,19 @@ fn turn_kind(kind: TurnKind) -> &'static str {
     }
 }
 
-pub(super) fn text(name: &'static str, value: impl std::fmt::Display) -> KeyValue {
+pub(super) fn text_attribute(name: &'static str, value: impl std::fmt::Display) -> KeyValue {
     KeyValue::new(name, value.to_string())
 }
 
 /// OpenTelemetry's whole numbers are signed.
-pub(super) fn number(name: &'static str, value: u64) -> KeyValue {
+pub(super) fn number_attribute(name: &'static str, value: u64) -> KeyValue {
     KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-fn optional(name: &'static str, value: Option<impl Into<Value>>) -> Option<KeyValue> {
+fn optional_attribute(name: &'static str, value: Option<impl Into<Value>>) -> Option<KeyValue> {
     value.map(|value| KeyValue::new(name, value))
 }
 
-pub(super) fn time(wall: Wall) -> SystemTime {
+pub(super) fn system_time(wall: WallTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(wall.0)
 }

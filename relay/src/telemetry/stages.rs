@@ -3,19 +3,19 @@
 //! Stages come from the attempt's own times and have no gap between them; tool calls and waits come from the
 //! timeline, which is bounded, so that a very long attempt shows only its newest ones.
 
-use baton_core::record::{AttemptRecord, End, EventKind, InputKind, TimelineEvent};
-use baton_core::time::Wall;
+use baton_core::record::{AttemptEnd, AttemptRecord, InputKind, TimelineEvent, TimelineEventKind};
+use baton_core::time::WallTime;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::SpanKind;
 use opentelemetry_sdk::trace::SpanData;
 use sha2::{Digest, Sha256};
 
 use super::names;
-use super::spans::{Shape, Trace, status, text};
+use super::spans::{SpanShape, TaskTrace, span_status, text_attribute};
 
 /// In order. Each lasts until the next one that began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum AttemptStage {
     /// Waits for a daemon with a free slot.
     Queue,
     /// Offered; the daemon has not answered.
@@ -28,60 +28,60 @@ enum Stage {
     Cleanup,
 }
 
-impl Stage {
-    const ALL: [Stage; 7] = [
-        Stage::Queue,
-        Stage::Accept,
-        Stage::ProcessStart,
-        Stage::PromptWrite,
-        Stage::FirstEvent,
-        Stage::Stream,
-        Stage::Cleanup,
+impl AttemptStage {
+    const ALL: [AttemptStage; 7] = [
+        AttemptStage::Queue,
+        AttemptStage::Accept,
+        AttemptStage::ProcessStart,
+        AttemptStage::PromptWrite,
+        AttemptStage::FirstEvent,
+        AttemptStage::Stream,
+        AttemptStage::Cleanup,
     ];
 
     fn as_str(self) -> &'static str {
         match self {
-            Stage::Queue => "queue",
-            Stage::Accept => "accept",
-            Stage::ProcessStart => "process_start",
-            Stage::PromptWrite => "prompt_write",
-            Stage::FirstEvent => "first_event",
-            Stage::Stream => "stream",
-            Stage::Cleanup => "cleanup",
+            AttemptStage::Queue => "queue",
+            AttemptStage::Accept => "accept",
+            AttemptStage::ProcessStart => "process_start",
+            AttemptStage::PromptWrite => "prompt_write",
+            AttemptStage::FirstEvent => "first_event",
+            AttemptStage::Stream => "stream",
+            AttemptStage::Cleanup => "cleanup",
         }
     }
 
     fn span_name(self) -> &'static str {
         match self {
-            Stage::Queue => "baton.queue",
-            Stage::Accept => "baton.accept",
-            Stage::ProcessStart => "baton.process_start",
-            Stage::PromptWrite => "baton.prompt_write",
-            Stage::FirstEvent => "baton.first_event",
-            Stage::Stream => "baton.stream",
-            Stage::Cleanup => "baton.cleanup",
+            AttemptStage::Queue => "baton.queue",
+            AttemptStage::Accept => "baton.accept",
+            AttemptStage::ProcessStart => "baton.process_start",
+            AttemptStage::PromptWrite => "baton.prompt_write",
+            AttemptStage::FirstEvent => "baton.first_event",
+            AttemptStage::Stream => "baton.stream",
+            AttemptStage::Cleanup => "baton.cleanup",
         }
     }
 
     /// None for a stage that the attempt skipped or never came to.
-    fn began(self, attempt: &AttemptRecord) -> Option<Wall> {
-        let times = &attempt.times;
+    fn began(self, attempt: &AttemptRecord) -> Option<WallTime> {
+        let times = &attempt.stage_times;
         match self {
-            Stage::Queue => times.queued,
-            Stage::Accept => times.offered,
-            Stage::ProcessStart => times.accepted.or(times.started),
-            Stage::PromptWrite => times.agent_started,
-            Stage::FirstEvent => times.prompt_written,
-            Stage::Stream => times.first_event.or(times.first_visible_event),
-            Stage::Cleanup => times.cleanup_started,
+            AttemptStage::Queue => times.queued,
+            AttemptStage::Accept => times.offered,
+            AttemptStage::ProcessStart => times.accepted.or(times.started),
+            AttemptStage::PromptWrite => times.agent_started,
+            AttemptStage::FirstEvent => times.prompt_written,
+            AttemptStage::Stream => times.first_event.or(times.first_visible_event),
+            AttemptStage::Cleanup => times.cleanup_started,
         }
     }
 }
 
-pub(super) fn append(
-    trace: &Trace<'_>,
+pub(super) fn append_parts(
+    trace: &TaskTrace<'_>,
     attempt: &AttemptRecord,
-    end: &End,
+    end: &AttemptEnd,
     spans: &mut Vec<SpanData>,
 ) {
     append_stages(trace, attempt, end, spans);
@@ -94,53 +94,58 @@ pub(super) fn append(
     for (index, event) in own().enumerate() {
         let later = || own().skip(index + 1).map(AsRef::as_ref);
         let inner = match &event.kind {
-            EventKind::ToolStarted { id, name } => {
+            TimelineEventKind::ToolStarted { id, name } => {
                 let to = ended_at(later(), end.at, |kind| is_finish(kind, id));
-                Some(tool(trace, attempt, (id, name), (event, to)))
+                Some(tool_span(trace, attempt, (id, name), (event, to)))
             }
-            EventKind::InputAsked { input } => {
+            TimelineEventKind::InputAsked { input } => {
                 let to = ended_at(later(), end.at, |kind| is_answer(kind, *input));
-                Some(wait(trace, attempt, *input, (event, to)))
+                Some(input_wait_span(trace, attempt, *input, (event, to)))
             }
-            EventKind::Submitted
-            | EventKind::Queued
-            | EventKind::Offered { .. }
-            | EventKind::Confirmed
-            | EventKind::Rejected { .. }
-            | EventKind::Phase(_)
-            | EventKind::ToolFinished { .. }
-            | EventKind::InputAnswered { .. }
-            | EventKind::InputReceived { .. }
-            | EventKind::InputClosed { .. }
-            | EventKind::DeadlineExpired { .. }
-            | EventKind::CancelRequested
-            | EventKind::CancelDelivered
-            | EventKind::CancelConfirmed
-            | EventKind::Ended { .. }
-            | EventKind::RetryScheduled { .. }
-            | EventKind::RetryStopped
-            | EventKind::ResumeFallback
-            | EventKind::RetryAsked
-            | EventKind::Attention(_)
-            | EventKind::Paused
-            | EventKind::Unpaused
-            | EventKind::ReceiptArrived
-            | EventKind::LateTerminal
-            | EventKind::Progress
-            | EventKind::Checkpoint { .. }
-            | EventKind::Resumed { .. }
-            | EventKind::PickedUp { .. }
-            | EventKind::CompletionRefused { .. }
-            | EventKind::Forced(_)
-            | EventKind::PhaseRegression(_)
-            | EventKind::AdoptedLate => None,
+            TimelineEventKind::Submitted
+            | TimelineEventKind::Queued
+            | TimelineEventKind::Offered { .. }
+            | TimelineEventKind::Confirmed
+            | TimelineEventKind::Rejected { .. }
+            | TimelineEventKind::Phase(_)
+            | TimelineEventKind::ToolFinished { .. }
+            | TimelineEventKind::InputAnswered { .. }
+            | TimelineEventKind::InputReceived { .. }
+            | TimelineEventKind::InputClosed { .. }
+            | TimelineEventKind::DeadlineExpired { .. }
+            | TimelineEventKind::CancelRequested
+            | TimelineEventKind::CancelDelivered
+            | TimelineEventKind::CancelConfirmed
+            | TimelineEventKind::Ended { .. }
+            | TimelineEventKind::RetryScheduled { .. }
+            | TimelineEventKind::RetryStopped
+            | TimelineEventKind::ResumeFallback
+            | TimelineEventKind::RetryAsked
+            | TimelineEventKind::Attention(_)
+            | TimelineEventKind::Paused
+            | TimelineEventKind::Unpaused
+            | TimelineEventKind::ReceiptArrived
+            | TimelineEventKind::LateTerminal
+            | TimelineEventKind::Progress
+            | TimelineEventKind::Checkpoint { .. }
+            | TimelineEventKind::Resumed { .. }
+            | TimelineEventKind::PickedUp { .. }
+            | TimelineEventKind::CompletionRefused { .. }
+            | TimelineEventKind::Forced(_)
+            | TimelineEventKind::PhaseRegression(_)
+            | TimelineEventKind::AdoptedLate => None,
         };
         spans.extend(inner);
     }
 }
 
-fn append_stages(trace: &Trace<'_>, attempt: &AttemptRecord, end: &End, spans: &mut Vec<SpanData>) {
-    let began: Vec<(Stage, Wall)> = Stage::ALL
+fn append_stages(
+    trace: &TaskTrace<'_>,
+    attempt: &AttemptRecord,
+    end: &AttemptEnd,
+    spans: &mut Vec<SpanData>,
+) {
+    let began: Vec<(AttemptStage, WallTime)> = AttemptStage::ALL
         .into_iter()
         .filter_map(|stage| Some((stage, stage.began(attempt)?)))
         .collect();
@@ -148,15 +153,15 @@ fn append_stages(trace: &Trace<'_>, attempt: &AttemptRecord, end: &End, spans: &
     let reached = began
         .iter()
         .rev()
-        .find(|(stage, _)| *stage != Stage::Cleanup);
+        .find(|(stage, _)| *stage != AttemptStage::Cleanup);
     let reached = reached.map(|(stage, _)| *stage);
     for (index, &(stage, from)) in began.iter().enumerate() {
         let next = began.get(index + 1).map(|(_, from)| *from);
         let cleaned = attempt
-            .times
+            .stage_times
             .cleanup_finished
-            .filter(|_| stage == Stage::Cleanup);
-        let mut span = trace.span(Shape {
+            .filter(|_| stage == AttemptStage::Cleanup);
+        let mut span = trace.span(SpanShape {
             name: stage.span_name().into(),
             kind: SpanKind::Internal,
             id: span_id(attempt, stage.as_str(), 0),
@@ -168,19 +173,19 @@ fn append_stages(trace: &Trace<'_>, attempt: &AttemptRecord, end: &End, spans: &
         span.attributes
             .push(KeyValue::new(names::STAGE, stage.as_str()));
         if Some(stage) == reached {
-            span.status = status(end);
+            span.status = span_status(end);
         }
         spans.push(span);
     }
 }
 
-fn tool(
-    trace: &Trace<'_>,
+fn tool_span(
+    trace: &TaskTrace<'_>,
     attempt: &AttemptRecord,
     (id, name): (&str, &str),
-    (began, to): (&TimelineEvent, Wall),
+    (began, to): (&TimelineEvent, WallTime),
 ) -> SpanData {
-    let mut span = trace.span(Shape {
+    let mut span = trace.span(SpanShape {
         name: format!("{} {name}", names::EXECUTE_TOOL).into(),
         kind: SpanKind::Internal,
         id: span_id(attempt, names::EXECUTE_TOOL, began.revision),
@@ -197,13 +202,13 @@ fn tool(
     span
 }
 
-fn wait(
-    trace: &Trace<'_>,
+fn input_wait_span(
+    trace: &TaskTrace<'_>,
     attempt: &AttemptRecord,
     input: baton_core::id::InputId,
-    (began, to): (&TimelineEvent, Wall),
+    (began, to): (&TimelineEvent, WallTime),
 ) -> SpanData {
-    let mut span = trace.span(Shape {
+    let mut span = trace.span(SpanShape {
         name: names::INPUT_SPAN.into(),
         kind: SpanKind::Internal,
         id: span_id(attempt, names::INPUT_SPAN, began.revision),
@@ -212,7 +217,7 @@ fn wait(
         to,
     });
     span.attributes = trace.attempt_ids(attempt);
-    span.attributes.push(text(names::INPUT_ID, input));
+    span.attributes.push(text_attribute(names::INPUT_ID, input));
     let asked = attempt.inputs.iter().find(|asked| asked.id == input);
     span.attributes.extend(asked.map(|asked| {
         let kind = match asked.kind {
@@ -226,23 +231,23 @@ fn wait(
 
 fn ended_at<'a>(
     mut later: impl Iterator<Item = &'a TimelineEvent>,
-    otherwise: Wall,
-    is_end: impl Fn(&EventKind) -> bool,
-) -> Wall {
+    otherwise: WallTime,
+    is_end: impl Fn(&TimelineEventKind) -> bool,
+) -> WallTime {
     later
         .find(|event| is_end(&event.kind))
         .map_or(otherwise, |event| event.at)
 }
 
-fn is_finish(kind: &EventKind, tool: &str) -> bool {
-    matches!(kind, EventKind::ToolFinished { id } if **id == *tool)
+fn is_finish(kind: &TimelineEventKind, tool: &str) -> bool {
+    matches!(kind, TimelineEventKind::ToolFinished { id } if **id == *tool)
 }
 
 /// The wait is over when a person has answered, even if the daemon gets the answer later.
-fn is_answer(kind: &EventKind, wanted: baton_core::id::InputId) -> bool {
+fn is_answer(kind: &TimelineEventKind, wanted: baton_core::id::InputId) -> bool {
     matches!(
         kind,
-        EventKind::InputAnswered { input } | EventKind::InputClosed { input } if *input == wanted
+        TimelineEventKind::InputAnswered { input } | TimelineEventKind::InputClosed { input } if *input == wanted
     )
 }
 

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TaskId, TenantId};
 use baton_core::record::{
-    AttemptRecord, AttemptState, Counters, DaemonHolder, End, EndState, EndedBy, EventKind, Exit,
-    FailureCode, Holder, InputKind, InputRecord, InputState, Lease, Phase, Receipt, StageTimes,
-    State, TaskRecord, TaskState, Timeline, TimelineEvent, TimerKind, TraceIds, Usage,
+    AttemptEnd, AttemptRecord, AttemptState, AttemptStateKind, DaemonHolder, EndState, EndedBy,
+    FailureCode, InputKind, InputRecord, InputState, LeaseHolder, LeaseRecord, LifecyclePhase,
+    ProcessExitStatus, RetryCounters, StageTimes, TaskRecord, TaskState, TaskTimeline,
+    TerminationReceipt, TimelineEvent, TimelineEventKind, TimerKind, TokenUsage, TraceIds,
 };
 use baton_core::spec::{AgentOptions, TaskSpec};
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use uuid::Uuid;
 
 use crate::samples::task_spec;
@@ -26,8 +27,8 @@ const ROOT: [u8; 8] = [0x10; 8];
 /// Stands in everything that may not leave the relay.
 const PRIVATE: &str = "a private word";
 
-fn wall(ms: u64) -> Option<Wall> {
-    Some(Wall(ms))
+fn wall(ms: u64) -> Option<WallTime> {
+    Some(WallTime(ms))
 }
 
 fn spec() -> Arc<TaskSpec> {
@@ -50,36 +51,36 @@ fn spec() -> Arc<TaskSpec> {
     })
 }
 
-fn end(state: EndState, code: Option<FailureCode>, at: u64) -> End {
-    End {
+fn end(state: EndState, code: Option<FailureCode>, at: u64) -> AttemptEnd {
+    AttemptEnd {
         state,
         retryable: code.is_some(),
         failure_code: code,
         message: Some(PRIVATE.into()),
         user_message: Some(PRIVATE.into()),
-        by: EndedBy::Daemon,
-        cause_phase: Some(Phase::PromptWritten),
-        exit: Some(Exit::Code(0)),
-        receipt: Receipt::Confirmed,
+        ended_by: EndedBy::Daemon,
+        cause_phase: Some(LifecyclePhase::PromptWritten),
+        exit: Some(ProcessExitStatus::Code(0)),
+        receipt: TerminationReceipt::Confirmed,
         killed_after_result: false,
-        adopted_late: false,
+        is_adopted_late: false,
         cleanup: Some(PRIVATE.into()),
-        at: Wall(at),
+        at: WallTime(at),
     }
 }
 
-fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRecord {
+fn attempt(id: AttemptId, number: u32, times: StageTimes, end: AttemptEnd) -> AttemptRecord {
     AttemptRecord {
         id,
         number,
-        state: State::Ended(end),
-        holder: Some(Holder::Daemon(DaemonHolder {
+        state: AttemptState::Ended(end),
+        holder: Some(LeaseHolder::Daemon(DaemonHolder {
             daemon: DaemonId(Uuid::from_u128(0xd)),
             name: "worker".into(),
             instance: InstanceId(Uuid::from_u128(0x1)),
             boot_id: "boot".into(),
         })),
-        lease: Some(Lease {
+        lease: Some(LeaseRecord {
             token_hash: [7; 32],
             ttl_ms: 30_000,
             granted_ms: 30_000,
@@ -87,29 +88,29 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRe
             confirmed: true,
         }),
         phase: None,
-        reached: None,
+        furthest_phase: None,
         retry_safe: true,
         prompt_written: None,
-        tools: Vec::new(),
+        open_tools: Vec::new(),
         inputs: Vec::new(),
         control_seq: 0,
-        refused_seq: None,
+        refused_completion_seq: None,
         output_end: 42,
         final_offset: None,
-        times,
+        stage_times: times,
         budgets: Vec::new(),
         budgets_at_ms: 0,
-        usage: Usage::default(),
+        usage: TokenUsage::default(),
         agent_session_id: None,
-        fresh: false,
+        fresh_conversation: false,
         result: Some(PRIVATE.as_bytes().into()),
         artifacts: Vec::new(),
         workspace: None,
-        late_terminal: false,
-        asked: false,
+        has_late_terminal: false,
+        requested_by_person: false,
         previous: None,
         successor: None,
-        handed_to: None,
+        handed_off_to: None,
         resume: None,
         span_id: [u8::try_from(number).unwrap(); 8],
     }
@@ -156,30 +157,30 @@ fn completed() -> AttemptRecord {
         state: InputState::Withdrawn,
         payload: PRIVATE.as_bytes().into(),
         tool_name: None,
-        asked: Wall(9_000),
+        asked: WallTime(9_000),
         digest: [0; 32],
     }];
     attempt
 }
 
-fn timeline() -> Vec<(u64, Option<AttemptId>, EventKind)> {
-    let tool = |id: &str| EventKind::ToolStarted {
+fn timeline() -> Vec<(u64, Option<AttemptId>, TimelineEventKind)> {
+    let tool = |id: &str| TimelineEventKind::ToolStarted {
         id: id.into(),
         name: "bash".into(),
     };
-    let ended = |code| EventKind::Ended {
+    let ended = |code| TimelineEventKind::Ended {
         code,
         retryable: false,
     };
-    let expired = EventKind::DeadlineExpired {
+    let expired = TimelineEventKind::DeadlineExpired {
         timer: TimerKind::FirstEvent,
     };
     vec![
-        (1_000, Some(FIRST), EventKind::Submitted),
+        (1_000, Some(FIRST), TimelineEventKind::Submitted),
         (
             1_100,
             Some(FIRST),
-            EventKind::Offered {
+            TimelineEventKind::Offered {
                 daemon: "worker".into(),
             },
         ),
@@ -192,26 +193,30 @@ fn timeline() -> Vec<(u64, Option<AttemptId>, EventKind)> {
         (
             7_170,
             Some(FIRST),
-            EventKind::RetryScheduled { after_ms: 830 },
+            TimelineEventKind::RetryScheduled { after_ms: 830 },
         ),
-        (8_000, Some(SECOND), EventKind::Queued),
+        (8_000, Some(SECOND), TimelineEventKind::Queued),
         (8_600, Some(SECOND), tool("t1")),
         (8_700, Some(SECOND), tool("t2")),
         (
             8_900,
             Some(SECOND),
-            EventKind::ToolFinished { id: "t1".into() },
+            TimelineEventKind::ToolFinished { id: "t1".into() },
         ),
-        (9_000, Some(SECOND), EventKind::InputAsked { input: INPUT }),
+        (
+            9_000,
+            Some(SECOND),
+            TimelineEventKind::InputAsked { input: INPUT },
+        ),
         (
             9_400,
             Some(SECOND),
-            EventKind::InputAnswered { input: INPUT },
+            TimelineEventKind::InputAnswered { input: INPUT },
         ),
         (
             9_410,
             Some(SECOND),
-            EventKind::InputReceived { input: INPUT },
+            TimelineEventKind::InputReceived { input: INPUT },
         ),
         (9_900, Some(SECOND), ended(None)),
     ]
@@ -220,23 +225,24 @@ fn timeline() -> Vec<(u64, Option<AttemptId>, EventKind)> {
 fn events() -> Vec<Arc<TimelineEvent>> {
     let timeline = timeline();
     let last = timeline.len() as u64;
-    let event = |(revision, (at, attempt, kind)): (u64, (u64, Option<AttemptId>, EventKind))| {
-        Arc::new(TimelineEvent {
-            revision,
-            at: Wall(at),
-            observed: None,
-            attempt,
-            kind,
-            state: Some(AttemptState::Streaming),
-            task_state: if revision == last {
-                TaskState::Completed
-            } else {
-                TaskState::Running
-            },
-            message: Some(PRIVATE.into()),
-            deadline: None,
-        })
-    };
+    let event =
+        |(revision, (at, attempt, kind)): (u64, (u64, Option<AttemptId>, TimelineEventKind))| {
+            Arc::new(TimelineEvent {
+                revision,
+                at: WallTime(at),
+                observed_at: None,
+                attempt,
+                kind,
+                state: Some(AttemptStateKind::Streaming),
+                task_state: if revision == last {
+                    TaskState::Completed
+                } else {
+                    TaskState::Running
+                },
+                message: Some(PRIVATE.into()),
+                deadline: None,
+            })
+        };
     (1..).zip(timeline).map(event).collect()
 }
 
@@ -248,19 +254,22 @@ fn record() -> TaskRecord {
         task: TaskId(Uuid::from_u128(0x7a5c)),
         revision: events.len() as u64,
         state: TaskState::Completed,
-        created: Wall(1_000),
-        updated: Wall(9_900),
+        created: WallTime(1_000),
+        updated: WallTime(9_900),
         ended: wall(9_900),
         attempts: vec![timed_out(), completed()],
         cancel: None,
         attention: None,
         retry: None,
-        counters: Counters::default(),
+        counters: RetryCounters::default(),
         paused: None,
-        retry_stop: None,
-        checkpoints: 0,
-        checkpointed: 0,
-        timeline: Timeline { dropped: 0, events },
+        retry_stop_reason: None,
+        checkpoint_count: 0,
+        checkpointed_revision: 0,
+        timeline: TaskTimeline {
+            dropped_through: 0,
+            events,
+        },
         trace: TraceIds {
             trace_id: [0xab; 16],
             root_span: ROOT,

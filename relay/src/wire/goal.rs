@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_core::goal::{BlockDraft, CheckpointDraft, ProgressUpdate};
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume,
+    CheckpointKind, CheckpointRecord, EvidenceItem, FailedItem, ProgressRecord, ResumeInstructions,
 };
 use baton_proto::v1;
 use prost::Message;
@@ -16,7 +16,7 @@ use super::timestamp;
 const RESUME_CHECKPOINT_BYTES: usize = 16 * 1024;
 const RESUME_SUMMARY_BYTES: usize = 4 * 1024;
 
-pub(crate) fn asked_progress(sent: v1::ProgressUpdate) -> ProgressUpdate {
+pub(crate) fn progress_from_wire(sent: v1::ProgressUpdate) -> ProgressUpdate {
     let failed = |sent: v1::FailedItem| FailedItem {
         item: sent.item.into(),
         reason: sent.reason.into(),
@@ -26,30 +26,30 @@ pub(crate) fn asked_progress(sent: v1::ProgressUpdate) -> ProgressUpdate {
         completed: sent.completed_items.into_iter().map(Into::into).collect(),
         failed: sent.failed_items.into_iter().map(failed).collect(),
         cursor: sent.cursor.map(Into::into),
-        evidence: asked_evidence(sent.evidence),
+        evidence: evidence_from_wire(sent.evidence),
     }
 }
 
-pub(crate) fn asked_checkpoint(sent: v1::CheckpointDraft) -> CheckpointDraft {
+pub(crate) fn checkpoint_from_wire(sent: v1::CheckpointDraft) -> CheckpointDraft {
     CheckpointDraft {
         summary: sent.summary.into(),
         cursor: sent.cursor.into(),
-        evidence: asked_evidence(sent.evidence),
-        agent_session_id: present(sent.agent_session_id),
+        evidence: evidence_from_wire(sent.evidence),
+        agent_session_id: non_empty(sent.agent_session_id),
         state_refs: sent.state_refs.into_iter().map(Into::into).collect(),
     }
 }
 
-pub(crate) fn asked_block(sent: v1::BlockDraft) -> BlockDraft {
+pub(crate) fn block_from_wire(sent: v1::BlockDraft) -> BlockDraft {
     BlockDraft {
         reason: sent.reason.into(),
-        hint: present(sent.resume_hint),
-        checkpoint: sent.checkpoint.map(asked_checkpoint),
+        hint: non_empty(sent.resume_hint),
+        checkpoint: sent.checkpoint.map(checkpoint_from_wire),
     }
 }
 
-fn asked_evidence(sent: Vec<v1::Evidence>) -> Vec<Evidence> {
-    let one = |sent: v1::Evidence| Evidence {
+fn evidence_from_wire(sent: Vec<v1::Evidence>) -> Vec<EvidenceItem> {
+    let one = |sent: v1::Evidence| EvidenceItem {
         kind: sent.kind.into(),
         reference: sent.r#ref.into(),
         summary: sent.summary.into(),
@@ -57,7 +57,7 @@ fn asked_evidence(sent: Vec<v1::Evidence>) -> Vec<Evidence> {
     sent.into_iter().map(one).collect()
 }
 
-fn present(sent: String) -> Option<Arc<str>> {
+fn non_empty(sent: String) -> Option<Arc<str>> {
     (!sent.trim().is_empty()).then(|| sent.into())
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn checkpoint(record: &CheckpointRecord) -> v1::Checkpoint {
         task_id: record.task.to_string(),
         attempt_id: record.attempt.to_string(),
         attempt_number: record.attempt_number,
-        kind: kind(record.kind).into(),
+        kind: checkpoint_kind(record.kind).into(),
         summary: record.summary.to_string(),
         cursor: record.cursor.to_string(),
         evidence: evidence(&record.evidence),
@@ -109,16 +109,17 @@ pub(crate) fn checkpoint(record: &CheckpointRecord) -> v1::Checkpoint {
 }
 
 /// What the next attempt is told of those before it.
-pub(crate) fn resume(
+pub(crate) fn resume_context(
     previous: AttemptId,
-    said: Option<&Resume>,
+    said: Option<&ResumeInstructions>,
     newest: Option<&CheckpointRecord>,
 ) -> v1::ResumeContext {
     let answer = |(question, answer): &(Arc<str>, Arc<str>)| v1::ResumeAnswer {
         question: question.to_string(),
         answer: answer.to_string(),
     };
-    let words = |text: fn(&Resume) -> &str| said.map(text).unwrap_or_default().to_owned();
+    let words =
+        |text: fn(&ResumeInstructions) -> &str| said.map(text).unwrap_or_default().to_owned();
     v1::ResumeContext {
         previous_attempt_id: previous.to_string(),
         checkpoint: newest.map(|newest| by_reference(checkpoint(newest))),
@@ -140,8 +141,8 @@ fn by_reference(mut checkpoint: v1::Checkpoint) -> v1::Checkpoint {
     checkpoint
 }
 
-fn evidence(evidence: &[Evidence]) -> Vec<v1::Evidence> {
-    let one = |evidence: &Evidence| v1::Evidence {
+fn evidence(evidence: &[EvidenceItem]) -> Vec<v1::Evidence> {
+    let one = |evidence: &EvidenceItem| v1::Evidence {
         kind: evidence.kind.to_string(),
         r#ref: evidence.reference.to_string(),
         summary: evidence.summary.to_string(),
@@ -149,7 +150,7 @@ fn evidence(evidence: &[Evidence]) -> Vec<v1::Evidence> {
     evidence.iter().map(one).collect()
 }
 
-fn kind(kind: CheckpointKind) -> v1::CheckpointKind {
+fn checkpoint_kind(kind: CheckpointKind) -> v1::CheckpointKind {
     match kind {
         CheckpointKind::Progress => v1::CheckpointKind::Progress,
         CheckpointKind::Blocked => v1::CheckpointKind::Blocked,
@@ -158,15 +159,15 @@ fn kind(kind: CheckpointKind) -> v1::CheckpointKind {
 
 #[cfg(test)]
 mod tests {
-    use baton_core::goal::{Clean, SUMMARY_CHARS};
+    use baton_core::goal::{SUMMARY_CHARS, SanitizedText};
     use baton_core::id::{CheckpointId, TaskId, TenantId};
-    use baton_core::time::Wall;
+    use baton_core::time::WallTime;
     use uuid::Uuid;
 
     use super::*;
 
     fn record(summary: &str, evidence: usize) -> CheckpointRecord {
-        let proof = Evidence {
+        let proof = EvidenceItem {
             kind: "log".into(),
             reference: "x".repeat(900).into(),
             summary: "".into(),
@@ -189,7 +190,7 @@ mod tests {
             after_revision: 2,
             to_revision: 9,
             redacted: false,
-            created: Wall(1),
+            created: WallTime(1),
             by: "rack-7".into(),
         }
     }
@@ -198,10 +199,14 @@ mod tests {
     fn a_short_checkpoint_is_told_whole_and_a_long_one_by_reference() {
         let previous = AttemptId(Uuid::from_u128(4));
         let short = record("half of it", 2);
-        let told = resume(previous, None, Some(&short)).checkpoint.unwrap();
+        let told = resume_context(previous, None, Some(&short))
+            .checkpoint
+            .unwrap();
         assert_eq!(told, checkpoint(&short));
         let long = record(&"é".repeat(SUMMARY_CHARS), 40);
-        let told = resume(previous, None, Some(&long)).checkpoint.unwrap();
+        let told = resume_context(previous, None, Some(&long))
+            .checkpoint
+            .unwrap();
         assert!(told.encoded_len() < RESUME_CHECKPOINT_BYTES);
         assert_eq!((told.number, &*told.cursor), (3, "page 3"));
         assert_eq!(told.state_refs, ["notes.md"]);
@@ -215,8 +220,8 @@ mod tests {
             resume_hint: " ".into(),
             checkpoint: None,
         };
-        let asked = asked_block(sent);
+        let asked = block_from_wire(sent);
         assert_eq!(asked.hint, None);
-        assert_eq!(Clean::new(asked.clone()), Clean::new(asked));
+        assert_eq!(SanitizedText::new(asked.clone()), SanitizedText::new(asked));
     }
 }

@@ -7,12 +7,13 @@ mod spec;
 pub(crate) mod words;
 
 pub(crate) use spec::{
-    asked_deadlines, contract, deadlines, inline, named, options, permission_rule, spec, workspace,
+    contract, deadlines, deadlines_from_wire, inline_profile, options, permission_rule,
+    profile_name, spec, workspace,
 };
 
 use baton_core::effects::AttemptRef;
 use baton_core::id::Incarnation;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 use baton_proto::v1;
 
 /// How an attempt is named to its holder.
@@ -38,6 +39,6 @@ fn traceparent(to: &AttemptRef) -> String {
 }
 
 /// For display only: no wall time on the wire decides anything.
-pub(crate) fn timestamp(wall: Wall) -> prost_types::Timestamp {
+pub(crate) fn timestamp(wall: WallTime) -> prost_types::Timestamp {
     baton_proto::timestamp_from_ms(wall.0)
 }

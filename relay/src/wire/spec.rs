@@ -1,8 +1,8 @@
 //! What a client submitted, put on the wire: to clients that ask for it, and in parts to the daemon that runs it.
 
 use baton_core::spec::{
-    AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RetryPolicy,
-    Target, TaskSpec, WorkspaceSpec,
+    AgentOptions, CompletionContract, DeadlineProfile, PermissionRule, PlacementTarget,
+    RequestedProfile, RetryPolicy, TaskSpec, WorkspaceSpec,
 };
 use baton_proto::v1;
 
@@ -27,8 +27,8 @@ pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
         placement: Some(placement(&spec.target)),
         priority: Some(spec.priority.into()),
         dispatch_policy: words::dispatch_policy(spec.dispatch_policy).into(),
-        profile: inline(&spec.requested_profile),
-        profile_name: named(&spec.requested_profile),
+        profile: inline_profile(&spec.requested_profile),
+        profile_name: profile_name(&spec.requested_profile),
         queue_ms: spec.queue_ms,
         total_ms: spec.total_ms,
         lease_ttl_ms: Some(spec.lease_ttl_ms),
@@ -75,7 +75,7 @@ pub(crate) fn options(options: &AgentOptions) -> v1::AgentOptions {
     }
 }
 
-fn placement(target: &Target) -> v1::Placement {
+fn placement(target: &PlacementTarget) -> v1::Placement {
     v1::Placement {
         daemon: target
             .daemon
@@ -115,22 +115,22 @@ pub(crate) fn contract(contract: &CompletionContract) -> v1::CompletionContract 
 }
 
 /// Absent stays absent, empty stays present and empty.
-pub(crate) fn inline(requested: &RequestedProfile) -> Option<v1::DeadlineProfile> {
+pub(crate) fn inline_profile(requested: &RequestedProfile) -> Option<v1::DeadlineProfile> {
     match requested {
         RequestedProfile::Inline(profile) => Some(deadlines(profile)),
         RequestedProfile::Absent | RequestedProfile::Named(_) => None,
     }
 }
 
-pub(crate) fn named(requested: &RequestedProfile) -> String {
+pub(crate) fn profile_name(requested: &RequestedProfile) -> String {
     match requested {
         RequestedProfile::Named(name) => name.clone(),
         RequestedProfile::Absent | RequestedProfile::Inline(_) => String::new(),
     }
 }
 
-pub(crate) fn deadlines(profile: &Profile) -> v1::DeadlineProfile {
-    let Profile {
+pub(crate) fn deadlines(profile: &DeadlineProfile) -> v1::DeadlineProfile {
+    let DeadlineProfile {
         process_start_ms,
         prompt_write_ms,
         first_event_ms,
@@ -153,7 +153,7 @@ pub(crate) fn deadlines(profile: &Profile) -> v1::DeadlineProfile {
 }
 
 /// Field for field: nothing is filled in and zero stays zero.
-pub(crate) fn asked_deadlines(profile: v1::DeadlineProfile) -> Profile {
+pub(crate) fn deadlines_from_wire(profile: v1::DeadlineProfile) -> DeadlineProfile {
     let v1::DeadlineProfile {
         process_start_ms,
         prompt_write_ms,
@@ -164,7 +164,7 @@ pub(crate) fn asked_deadlines(profile: v1::DeadlineProfile) -> Profile {
         user_input_ms,
         cleanup_term_ms,
     } = profile;
-    Profile {
+    DeadlineProfile {
         process_start_ms,
         prompt_write_ms,
         first_event_ms,

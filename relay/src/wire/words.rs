@@ -1,12 +1,13 @@
 //! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
 
-use baton_core::input::Loss;
+use baton_core::input::LossReason;
 use baton_core::record::{
-    AttemptState, AttentionCause, Decision, EndedBy, Phase, Receipt, TaskState, TimerKind,
+    AttemptStateKind, AttentionCause, EndedBy, InputDecision, LifecyclePhase, TaskState,
+    TerminationReceipt, TimerKind,
 };
 use baton_core::spec::{
-    DispatchPolicy, MissingPolicy, OnInputTimeout, PermissionEffect, TurnKind, WhenUnsafe,
-    WorkspaceMode,
+    DispatchPolicy, InputTimeoutPolicy, MissingPolicy, PermissionEffect, TurnKind,
+    UnsafeLossPolicy, WorkspaceMode,
 };
 use baton_proto::v1;
 
@@ -24,54 +25,54 @@ pub(crate) fn task_state(state: TaskState) -> v1::TaskState {
     }
 }
 
-pub(crate) fn attempt_state(state: AttemptState) -> v1::AttemptState {
+pub(crate) fn attempt_state(state: AttemptStateKind) -> v1::AttemptState {
     match state {
-        AttemptState::Queued => v1::AttemptState::Queued,
-        AttemptState::Offered => v1::AttemptState::Offered,
-        AttemptState::Accepted => v1::AttemptState::Accepted,
-        AttemptState::Starting => v1::AttemptState::Starting,
-        AttemptState::Prompted => v1::AttemptState::Prompted,
-        AttemptState::Streaming => v1::AttemptState::Streaming,
-        AttemptState::ToolRunning => v1::AttemptState::ToolRunning,
-        AttemptState::WaitingInput => v1::AttemptState::WaitingInput,
-        AttemptState::CleaningUp => v1::AttemptState::CleaningUp,
-        AttemptState::Parked => v1::AttemptState::Parked,
-        AttemptState::Completed => v1::AttemptState::Completed,
-        AttemptState::Failed => v1::AttemptState::Failed,
-        AttemptState::Canceled => v1::AttemptState::Canceled,
-        AttemptState::TimedOut => v1::AttemptState::TimedOut,
-        AttemptState::Lost => v1::AttemptState::Lost,
-        AttemptState::Released => v1::AttemptState::Released,
-        AttemptState::HandedOff => v1::AttemptState::HandedOff,
+        AttemptStateKind::Queued => v1::AttemptState::Queued,
+        AttemptStateKind::Offered => v1::AttemptState::Offered,
+        AttemptStateKind::Accepted => v1::AttemptState::Accepted,
+        AttemptStateKind::Starting => v1::AttemptState::Starting,
+        AttemptStateKind::Prompted => v1::AttemptState::Prompted,
+        AttemptStateKind::Streaming => v1::AttemptState::Streaming,
+        AttemptStateKind::ToolRunning => v1::AttemptState::ToolRunning,
+        AttemptStateKind::WaitingInput => v1::AttemptState::WaitingInput,
+        AttemptStateKind::CleaningUp => v1::AttemptState::CleaningUp,
+        AttemptStateKind::Parked => v1::AttemptState::Parked,
+        AttemptStateKind::Completed => v1::AttemptState::Completed,
+        AttemptStateKind::Failed => v1::AttemptState::Failed,
+        AttemptStateKind::Canceled => v1::AttemptState::Canceled,
+        AttemptStateKind::TimedOut => v1::AttemptState::TimedOut,
+        AttemptStateKind::Lost => v1::AttemptState::Lost,
+        AttemptStateKind::Released => v1::AttemptState::Released,
+        AttemptStateKind::HandedOff => v1::AttemptState::HandedOff,
     }
 }
 
-pub(crate) fn phase(phase: Phase) -> v1::LifecyclePhase {
+pub(crate) fn phase(phase: LifecyclePhase) -> v1::LifecyclePhase {
     match phase {
-        Phase::Accepted => v1::LifecyclePhase::Accepted,
-        Phase::Queued => v1::LifecyclePhase::Queued,
-        Phase::Started => v1::LifecyclePhase::Started,
-        Phase::AgentStarted => v1::LifecyclePhase::AgentStarted,
-        Phase::PromptWritten => v1::LifecyclePhase::PromptWritten,
-        Phase::FirstEventSeen => v1::LifecyclePhase::FirstEventSeen,
-        Phase::FirstVisibleEventSeen => v1::LifecyclePhase::FirstVisibleEventSeen,
-        Phase::Streaming => v1::LifecyclePhase::Streaming,
-        Phase::ToolStarted => v1::LifecyclePhase::ToolStarted,
-        Phase::ToolFinished => v1::LifecyclePhase::ToolFinished,
-        Phase::WaitingInput => v1::LifecyclePhase::WaitingInput,
-        Phase::InputReceived => v1::LifecyclePhase::InputReceived,
-        Phase::CleanupStarted => v1::LifecyclePhase::CleanupStarted,
-        Phase::CleanupFinished => v1::LifecyclePhase::CleanupFinished,
-        Phase::Heartbeat => v1::LifecyclePhase::Heartbeat,
-        Phase::RetryScheduled => v1::LifecyclePhase::RetryScheduled,
-        Phase::Completed => v1::LifecyclePhase::Completed,
-        Phase::Failed => v1::LifecyclePhase::Failed,
-        Phase::Canceled => v1::LifecyclePhase::Canceled,
-        Phase::TimedOut => v1::LifecyclePhase::TimedOut,
-        Phase::Lost => v1::LifecyclePhase::Lost,
-        Phase::Blocked => v1::LifecyclePhase::Blocked,
-        Phase::Checkpointed => v1::LifecyclePhase::Checkpointed,
-        Phase::Released => v1::LifecyclePhase::Released,
+        LifecyclePhase::Accepted => v1::LifecyclePhase::Accepted,
+        LifecyclePhase::Queued => v1::LifecyclePhase::Queued,
+        LifecyclePhase::Started => v1::LifecyclePhase::Started,
+        LifecyclePhase::AgentStarted => v1::LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten => v1::LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstEventSeen => v1::LifecyclePhase::FirstEventSeen,
+        LifecyclePhase::FirstVisibleEventSeen => v1::LifecyclePhase::FirstVisibleEventSeen,
+        LifecyclePhase::Streaming => v1::LifecyclePhase::Streaming,
+        LifecyclePhase::ToolStarted => v1::LifecyclePhase::ToolStarted,
+        LifecyclePhase::ToolFinished => v1::LifecyclePhase::ToolFinished,
+        LifecyclePhase::WaitingInput => v1::LifecyclePhase::WaitingInput,
+        LifecyclePhase::InputReceived => v1::LifecyclePhase::InputReceived,
+        LifecyclePhase::CleanupStarted => v1::LifecyclePhase::CleanupStarted,
+        LifecyclePhase::CleanupFinished => v1::LifecyclePhase::CleanupFinished,
+        LifecyclePhase::Heartbeat => v1::LifecyclePhase::Heartbeat,
+        LifecyclePhase::RetryScheduled => v1::LifecyclePhase::RetryScheduled,
+        LifecyclePhase::Completed => v1::LifecyclePhase::Completed,
+        LifecyclePhase::Failed => v1::LifecyclePhase::Failed,
+        LifecyclePhase::Canceled => v1::LifecyclePhase::Canceled,
+        LifecyclePhase::TimedOut => v1::LifecyclePhase::TimedOut,
+        LifecyclePhase::Lost => v1::LifecyclePhase::Lost,
+        LifecyclePhase::Blocked => v1::LifecyclePhase::Blocked,
+        LifecyclePhase::Checkpointed => v1::LifecyclePhase::Checkpointed,
+        LifecyclePhase::Released => v1::LifecyclePhase::Released,
     }
 }
 
@@ -92,7 +93,7 @@ pub(crate) fn timer(timer: TimerKind) -> v1::TimerKind {
     }
 }
 
-pub(crate) fn attention(cause: AttentionCause) -> v1::AttentionCause {
+pub(crate) fn attention_cause(cause: AttentionCause) -> v1::AttentionCause {
     match cause {
         AttentionCause::Blocked => v1::AttentionCause::Blocked,
         AttentionCause::Starved => v1::AttentionCause::Starved,
@@ -114,20 +115,20 @@ pub(crate) fn ended_by(by: EndedBy) -> v1::EndedBy {
 }
 
 /// Nothing ever ran: that is as good as confirmed.
-pub(crate) fn loss(sent: v1::LossCause) -> Option<Loss> {
+pub(crate) fn loss_from_wire(sent: v1::LossCause) -> Option<LossReason> {
     match sent {
         v1::LossCause::Unspecified => None,
-        v1::LossCause::LeaseEnded => Some(Loss::LeaseEnded),
-        v1::LossCause::DaemonStopped => Some(Loss::DaemonStopped),
-        v1::LossCause::SupervisorDied => Some(Loss::SupervisorDied),
+        v1::LossCause::LeaseEnded => Some(LossReason::LeaseEnded),
+        v1::LossCause::DaemonStopped => Some(LossReason::DaemonStopped),
+        v1::LossCause::SupervisorDied => Some(LossReason::SupervisorDied),
     }
 }
 
-pub(crate) fn termination(receipt: Receipt) -> v1::Termination {
+pub(crate) fn termination(receipt: TerminationReceipt) -> v1::Termination {
     match receipt {
-        Receipt::NotNeeded => v1::Termination::Unspecified,
-        Receipt::Confirmed => v1::Termination::Confirmed,
-        Receipt::Unconfirmed => v1::Termination::Unconfirmed,
+        TerminationReceipt::NotNeeded => v1::Termination::Unspecified,
+        TerminationReceipt::Confirmed => v1::Termination::Confirmed,
+        TerminationReceipt::Unconfirmed => v1::Termination::Unconfirmed,
     }
 }
 
@@ -140,7 +141,7 @@ pub(crate) fn workspace_mode(mode: Option<WorkspaceMode>) -> v1::WorkspaceMode {
     }
 }
 
-pub(crate) fn asked_workspace_mode(mode: v1::WorkspaceMode) -> Option<WorkspaceMode> {
+pub(crate) fn workspace_mode_from_wire(mode: v1::WorkspaceMode) -> Option<WorkspaceMode> {
     match mode {
         v1::WorkspaceMode::Unspecified => None,
         v1::WorkspaceMode::Shared => Some(WorkspaceMode::Shared),
@@ -159,7 +160,7 @@ pub(crate) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
     }
 }
 
-pub(crate) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
+pub(crate) fn turn_kind_from_wire(kind: v1::TurnKind) -> TurnKind {
     match kind {
         v1::TurnKind::Unspecified | v1::TurnKind::User => TurnKind::User,
         v1::TurnKind::SessionTitle => TurnKind::SessionTitle,
@@ -169,35 +170,35 @@ pub(crate) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
     }
 }
 
-pub(crate) fn when_unsafe(policy: WhenUnsafe) -> v1::WhenUnsafe {
+pub(crate) fn when_unsafe(policy: UnsafeLossPolicy) -> v1::WhenUnsafe {
     match policy {
-        WhenUnsafe::Park => v1::WhenUnsafe::Park,
-        WhenUnsafe::Retry => v1::WhenUnsafe::Retry,
-        WhenUnsafe::Fail => v1::WhenUnsafe::Fail,
+        UnsafeLossPolicy::Park => v1::WhenUnsafe::Park,
+        UnsafeLossPolicy::Retry => v1::WhenUnsafe::Retry,
+        UnsafeLossPolicy::Fail => v1::WhenUnsafe::Fail,
     }
 }
 
-pub(crate) fn asked_when_unsafe(policy: v1::WhenUnsafe) -> WhenUnsafe {
+pub(crate) fn when_unsafe_from_wire(policy: v1::WhenUnsafe) -> UnsafeLossPolicy {
     match policy {
-        v1::WhenUnsafe::Unspecified | v1::WhenUnsafe::Park => WhenUnsafe::Park,
-        v1::WhenUnsafe::Retry => WhenUnsafe::Retry,
-        v1::WhenUnsafe::Fail => WhenUnsafe::Fail,
+        v1::WhenUnsafe::Unspecified | v1::WhenUnsafe::Park => UnsafeLossPolicy::Park,
+        v1::WhenUnsafe::Retry => UnsafeLossPolicy::Retry,
+        v1::WhenUnsafe::Fail => UnsafeLossPolicy::Fail,
     }
 }
 
-pub(crate) fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
+pub(crate) fn on_input_timeout(policy: InputTimeoutPolicy) -> v1::OnInputTimeout {
     match policy {
-        OnInputTimeout::Fail => v1::OnInputTimeout::Fail,
-        OnInputTimeout::Deny => v1::OnInputTimeout::Deny,
-        OnInputTimeout::Park => v1::OnInputTimeout::Park,
+        InputTimeoutPolicy::Fail => v1::OnInputTimeout::Fail,
+        InputTimeoutPolicy::Deny => v1::OnInputTimeout::Deny,
+        InputTimeoutPolicy::Park => v1::OnInputTimeout::Park,
     }
 }
 
-pub(crate) fn asked_on_input_timeout(policy: v1::OnInputTimeout) -> OnInputTimeout {
+pub(crate) fn on_input_timeout_from_wire(policy: v1::OnInputTimeout) -> InputTimeoutPolicy {
     match policy {
-        v1::OnInputTimeout::Unspecified | v1::OnInputTimeout::Fail => OnInputTimeout::Fail,
-        v1::OnInputTimeout::Deny => OnInputTimeout::Deny,
-        v1::OnInputTimeout::Park => OnInputTimeout::Park,
+        v1::OnInputTimeout::Unspecified | v1::OnInputTimeout::Fail => InputTimeoutPolicy::Fail,
+        v1::OnInputTimeout::Deny => InputTimeoutPolicy::Deny,
+        v1::OnInputTimeout::Park => InputTimeoutPolicy::Park,
     }
 }
 
@@ -208,7 +209,7 @@ pub(crate) fn dispatch_policy(policy: DispatchPolicy) -> v1::DispatchPolicy {
     }
 }
 
-pub(crate) fn asked_dispatch_policy(policy: v1::DispatchPolicy) -> DispatchPolicy {
+pub(crate) fn dispatch_policy_from_wire(policy: v1::DispatchPolicy) -> DispatchPolicy {
     match policy {
         v1::DispatchPolicy::Unspecified | v1::DispatchPolicy::Queue => DispatchPolicy::Queue,
         v1::DispatchPolicy::FailFast => DispatchPolicy::FailFast,
@@ -223,7 +224,7 @@ pub(crate) fn missing_policy(policy: MissingPolicy) -> v1::MissingPolicy {
     }
 }
 
-pub(crate) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
+pub(crate) fn missing_policy_from_wire(policy: v1::MissingPolicy) -> MissingPolicy {
     match policy {
         v1::MissingPolicy::Unspecified | v1::MissingPolicy::Reject => MissingPolicy::Reject,
         v1::MissingPolicy::Fail => MissingPolicy::Fail,
@@ -231,12 +232,12 @@ pub(crate) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
     }
 }
 
-pub(crate) fn outcome(decision: Decision) -> v1::InputOutcome {
+pub(crate) fn outcome(decision: InputDecision) -> v1::InputOutcome {
     match decision {
-        Decision::Allowed => v1::InputOutcome::Allowed,
-        Decision::Denied => v1::InputOutcome::Denied,
-        Decision::Replied => v1::InputOutcome::Answered,
-        Decision::Expired => v1::InputOutcome::Expired,
+        InputDecision::Allowed => v1::InputOutcome::Allowed,
+        InputDecision::Denied => v1::InputOutcome::Denied,
+        InputDecision::Replied => v1::InputOutcome::Answered,
+        InputDecision::Expired => v1::InputOutcome::Expired,
     }
 }
 
@@ -248,7 +249,7 @@ pub(crate) fn permission_effect(effect: PermissionEffect) -> v1::PermissionEffec
     }
 }
 
-pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> PermissionEffect {
+pub(crate) fn permission_effect_from_wire(effect: v1::PermissionEffect) -> PermissionEffect {
     match effect {
         v1::PermissionEffect::Unspecified | v1::PermissionEffect::Ask => PermissionEffect::Ask,
         v1::PermissionEffect::Allow => PermissionEffect::Allow,
@@ -257,7 +258,7 @@ pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> Permissio
 }
 
 /// A deadline that a daemon watches too. The others are the relay's alone, and no daemon's word counts for them.
-pub(crate) fn daemons_deadline(timer: v1::TimerKind) -> Option<TimerKind> {
+pub(crate) fn daemon_timer_from_wire(timer: v1::TimerKind) -> Option<TimerKind> {
     use v1::TimerKind as Wire;
     Some(match timer {
         Wire::ProcessStart => TimerKind::ProcessStart,
@@ -295,21 +296,21 @@ mod tests {
             assert_eq!(task_state(state).short_name(), state.as_str());
         }
         for state in [
-            AttemptState::HandedOff,
-            AttemptState::CleaningUp,
-            AttemptState::Lost,
+            AttemptStateKind::HandedOff,
+            AttemptStateKind::CleaningUp,
+            AttemptStateKind::Lost,
         ] {
             assert_eq!(attempt_state(state).short_name(), state.as_str());
         }
         for word in [
-            Phase::FirstVisibleEventSeen,
-            Phase::AgentStarted,
-            Phase::CleanupFinished,
+            LifecyclePhase::FirstVisibleEventSeen,
+            LifecyclePhase::AgentStarted,
+            LifecyclePhase::CleanupFinished,
         ] {
             assert_eq!(phase(word).short_name(), word.as_str());
         }
         assert_eq!(
-            attention(AttentionCause::UnsafeLoss).short_name(),
+            attention_cause(AttentionCause::UnsafeLoss).short_name(),
             "unsafe_loss"
         );
     }

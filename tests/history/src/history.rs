@@ -7,16 +7,16 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::line::{Line, Op, Saw};
+use crate::line::{ClientOperation, HistoryLine, Observation};
 
 /// Where a line stands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct LineLocation {
     pub file: Arc<str>,
     pub line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for LineLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
@@ -24,37 +24,40 @@ impl fmt::Display for Place {
 
 /// A line and its place.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    pub place: Place,
-    pub line: Line,
+pub struct LocatedLine {
+    pub location: LineLocation,
+    pub line: HistoryLine,
 }
 
 /// A call with its answer. Without an answer nothing is known of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
-    pub(crate) call: &'a Seen,
-    pub(crate) op: Op,
+pub(crate) struct ClientCall<'a> {
+    pub(crate) call: &'a LocatedLine,
+    pub(crate) operation: ClientOperation,
     pub(crate) tenant: &'a str,
-    pub(crate) answer: Option<&'a Seen>,
+    pub(crate) answer: Option<&'a LocatedLine>,
 }
 
 #[derive(Debug, Default)]
 pub struct History {
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) located_lines: Vec<LocatedLine>,
 }
 
 impl History {
     /// The lines of one participant, in their order.
-    pub fn add(&mut self, file: &str, lines: impl IntoIterator<Item = Line>) {
+    pub fn add(&mut self, file: &str, lines: impl IntoIterator<Item = HistoryLine>) {
         let file: Arc<str> = file.into();
-        let placed = lines.into_iter().enumerate().map(|(number, line)| Seen {
-            place: Place {
-                file: file.clone(),
-                line: number + 1,
-            },
-            line,
-        });
-        self.seen.extend(placed);
+        let placed = lines
+            .into_iter()
+            .enumerate()
+            .map(|(number, line)| LocatedLine {
+                location: LineLocation {
+                    file: file.clone(),
+                    line: number + 1,
+                },
+                line,
+            });
+        self.located_lines.extend(placed);
     }
 
     /// All `*.jsonl` files of a directory. A last line that was cut short by a crash is left out; any other that cannot be
@@ -70,45 +73,49 @@ impl History {
         files.sort();
         for path in files {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            history.add(&name, read(&path)?);
+            history.add(&name, read_lines(&path)?);
         }
         Ok(history)
     }
 
-    pub fn lines(&self) -> usize {
-        self.seen.len()
+    pub fn line_count(&self) -> usize {
+        self.located_lines.len()
     }
 
-    pub(crate) fn calls(&self) -> Vec<Asked<'_>> {
-        let mut answers: BTreeMap<(&str, u64), &Seen> = BTreeMap::new();
-        for seen in &self.seen {
-            if let Saw::Answer { call, .. } = &seen.line.saw {
+    pub(crate) fn calls(&self) -> Vec<ClientCall<'_>> {
+        let mut answers: BTreeMap<(&str, u64), &LocatedLine> = BTreeMap::new();
+        for seen in &self.located_lines {
+            if let Observation::Answer { call, .. } = &seen.line.observation {
                 answers.insert((&seen.line.who, *call), seen);
             }
         }
-        let asked = self.seen.iter().filter_map(|seen| match &seen.line.saw {
-            Saw::Call {
-                call, op, tenant, ..
-            } => Some(Asked {
-                call: seen,
-                op: *op,
-                tenant,
-                answer: answers.get(&(seen.line.who.as_str(), *call)).copied(),
-            }),
-            _ => None,
-        });
+        let asked = self
+            .located_lines
+            .iter()
+            .filter_map(|seen| match &seen.line.observation {
+                Observation::Call {
+                    call, op, tenant, ..
+                } => Some(ClientCall {
+                    call: seen,
+                    operation: *op,
+                    tenant,
+                    answer: answers.get(&(seen.line.who.as_str(), *call)).copied(),
+                }),
+                _ => None,
+            });
         asked.collect()
     }
 
     /// Which task an attempt belongs to, by anybody's word.
-    pub(crate) fn task_of_attempt(&self) -> BTreeMap<&str, &str> {
+    pub(crate) fn tasks_by_attempt(&self) -> BTreeMap<&str, &str> {
         let mut tasks = BTreeMap::new();
-        for seen in &self.seen {
-            match &seen.line.saw {
-                Saw::Offered { task, attempt, .. } | Saw::Granted { task, attempt, .. } => {
+        for seen in &self.located_lines {
+            match &seen.line.observation {
+                Observation::Offered { task, attempt, .. }
+                | Observation::Granted { task, attempt, .. } => {
                     tasks.insert(attempt.as_str(), task.as_str());
                 }
-                Saw::Record { task, attempts, .. } => {
+                Observation::Record { task, attempts, .. } => {
                     tasks.extend(
                         attempts
                             .iter()
@@ -122,7 +129,7 @@ impl History {
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<Line>> {
+fn read_lines(path: &Path) -> io::Result<Vec<HistoryLine>> {
     let mut lines = Vec::new();
     let mut reader = BufReader::new(fs::File::open(path)?);
     let mut text = String::new();

@@ -12,11 +12,13 @@ mod recorder;
 mod rules;
 mod verdict;
 
-pub use history::{History, Place, Seen};
-pub use line::{Event, FinalAttempt, Line, Op, Outcome, Saw};
-pub use recorder::{Recorder, Viewpoint};
-pub use rules::judge;
-pub use verdict::{Verdict, Violation};
+pub use history::{History, LineLocation, LocatedLine};
+pub use line::{
+    CallOutcome, ClientOperation, FinalAttempt, HistoryEvent, HistoryLine, Observation,
+};
+pub use recorder::{HistoryRecorder, ParticipantLog};
+pub use rules::check_history;
+pub use verdict::{HistoryVerdict, RuleViolation};
 
 #[cfg(test)]
 mod samples;

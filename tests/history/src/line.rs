@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 /// One thing that one participant saw.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct HistoryLine {
     /// Milliseconds, by one clock for the whole run.
     pub at: u64,
     /// Who saw it.
     pub who: String,
     #[serde(flatten)]
-    pub saw: Saw,
+    pub observation: Observation,
 }
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Op {
+pub enum ClientOperation {
     Submit,
     Cancel,
     /// An operator's verb: it must be on record.
@@ -37,7 +37,7 @@ pub enum Op {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CallOutcome {
     Ok,
     /// Refused: it did not happen.
     Fail,
@@ -47,7 +47,7 @@ pub enum Outcome {
 
 /// An event of a task as the relay tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct HistoryEvent {
     pub revision: u64,
     pub kind: String,
     /// Empty for events of the task alone.
@@ -68,11 +68,11 @@ pub struct FinalAttempt {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "saw", rename_all = "snake_case")]
-pub enum Saw {
+pub enum Observation {
     /// A client calls. `call` is its own number for it.
     Call {
         call: u64,
-        op: Op,
+        op: ClientOperation,
         tenant: String,
         task: Option<String>,
         /// Idempotency key, for submits.
@@ -83,7 +83,7 @@ pub enum Saw {
     /// What came of a call.
     Answer {
         call: u64,
-        outcome: Outcome,
+        outcome: CallOutcome,
         task: Option<String>,
         revision: Option<u64>,
         /// The task's state, as answered.
@@ -108,7 +108,7 @@ pub enum Saw {
     },
     Watched {
         watch: u64,
-        event: Event,
+        event: HistoryEvent,
     },
     /// A daemon received Dispatch. Its tenant is `*` when it serves all.
     Offered {
@@ -203,7 +203,7 @@ pub enum Saw {
     /// One of its events, as told in the end.
     Timeline {
         task: String,
-        event: Event,
+        event: HistoryEvent,
     },
     /// A task that was removed as it may be: nothing is claimed of it any more.
     Removed {

@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use baton_history::{History, judge};
+use baton_history::{History, check_history};
 
 fn main() -> ExitCode {
     let dirs: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let mut held = true;
     for dir in &dirs {
         let history = match History::load(Path::new(dir)) {
-            Ok(history) if history.lines() > 0 => history,
+            Ok(history) if history.line_count() > 0 => history,
             Ok(_) => {
                 eprintln!("{dir}: no history here; a run keeps *.jsonl files");
                 return ExitCode::from(2);
@@ -30,9 +30,9 @@ fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
         };
-        let verdict = judge(&history);
-        println!("{dir}: {} lines, {verdict}", history.lines());
-        held &= verdict.holds();
+        let verdict = check_history(&history);
+        println!("{dir}: {} lines, {verdict}", history.line_count());
+        held &= verdict.is_clean();
     }
     if held {
         ExitCode::SUCCESS

@@ -5,15 +5,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::line::{Line, Saw};
+use crate::line::{HistoryLine, Observation};
 
 /// The directory of a run. Clones write to the same.
 #[derive(Clone, Debug)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     dir: PathBuf,
 }
 
-impl Recorder {
+impl HistoryRecorder {
     pub fn new(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self {
@@ -26,10 +26,10 @@ impl Recorder {
     }
 
     /// The place of one participant.
-    pub fn viewpoint(&self, who: &str) -> io::Result<Viewpoint> {
+    pub fn participant_log(&self, who: &str) -> io::Result<ParticipantLog> {
         let path = self.dir.join(format!("{who}.jsonl"));
         let file = File::options().create(true).append(true).open(path)?;
-        Ok(Viewpoint {
+        Ok(ParticipantLog {
             who: who.into(),
             file: Arc::new(Mutex::new(file)),
         })
@@ -38,17 +38,17 @@ impl Recorder {
 
 /// One participant. Clones write to the same file; their lines do not mix.
 #[derive(Clone, Debug)]
-pub struct Viewpoint {
+pub struct ParticipantLog {
     who: Arc<str>,
     file: Arc<Mutex<File>>,
 }
 
-impl Viewpoint {
-    pub fn saw(&self, at: u64, saw: Saw) -> io::Result<()> {
-        let line = Line {
+impl ParticipantLog {
+    pub fn record(&self, at: u64, saw: Observation) -> io::Result<()> {
+        let line = HistoryLine {
             at,
             who: self.who.to_string(),
-            saw,
+            observation: saw,
         };
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');

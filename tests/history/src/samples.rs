@@ -1,22 +1,24 @@
 //! A sound history in a few lines, for tests that break it in one place each.
 
 use crate::history::History;
-use crate::line::{Event, FinalAttempt, Line, Op, Outcome, Saw};
-use crate::rules::judge;
-use crate::verdict::Verdict;
+use crate::line::{
+    CallOutcome, ClientOperation, FinalAttempt, HistoryEvent, HistoryLine, Observation,
+};
+use crate::rules::check_history;
+use crate::verdict::HistoryVerdict;
 
 /// What each participant wrote.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Run {
-    pub(crate) client: Vec<Line>,
-    pub(crate) daemon: Vec<Line>,
-    pub(crate) children: Vec<Line>,
-    pub(crate) relay: Vec<Line>,
-    pub(crate) other: Vec<Line>,
+pub(crate) struct SampleRun {
+    pub(crate) client: Vec<HistoryLine>,
+    pub(crate) daemon: Vec<HistoryLine>,
+    pub(crate) children: Vec<HistoryLine>,
+    pub(crate) relay: Vec<HistoryLine>,
+    pub(crate) other: Vec<HistoryLine>,
 }
 
-impl Run {
-    pub(crate) fn judged(&self) -> Verdict {
+impl SampleRun {
+    pub(crate) fn verdict(&self) -> HistoryVerdict {
         let mut history = History::default();
         for (file, lines) in [
             ("client.jsonl", &self.client),
@@ -27,13 +29,13 @@ impl Run {
         ] {
             history.add(file, lines.iter().cloned());
         }
-        judge(&history)
+        check_history(&history)
     }
 }
 
 /// The rule is named, with the task and the lines that show it, and nothing else is found.
-pub(crate) fn expect(run: &Run, rule: &str, task: &str, lines: &str) {
-    let verdict = run.judged();
+pub(crate) fn expect_violation(run: &SampleRun, rule: &str, task: &str, lines: &str) {
+    let verdict = run.verdict();
     let own = verdict.violations.iter().find(|one| one.rule == rule);
     let told = own.map(ToString::to_string).unwrap_or_default();
     let named = told.starts_with(&format!("{rule} task {task}: ")) && told.contains(lines);
@@ -41,11 +43,11 @@ pub(crate) fn expect(run: &Run, rule: &str, task: &str, lines: &str) {
 }
 
 /// One task of acme: submitted, offered, run, completed, watched and read.
-pub(crate) fn sound() -> Run {
-    Run {
+pub(crate) fn sound_run() -> SampleRun {
+    SampleRun {
         client: vec![
-            keyed(1, "acme", "first", "b"),
-            answer(1, Outcome::Ok, Some("t1"), 1, "queued"),
+            submit_with_key(1, "acme", "first", "b"),
+            answer(1, CallOutcome::Ok, Some("t1"), 1, "queued"),
             watch_opened(1, "acme", "t1", 0),
             watched(1, 1, "submitted", "", "", "queued"),
             watched(1, 2, "offered", "a1", "offered", "queued"),
@@ -57,7 +59,7 @@ pub(crate) fn sound() -> Run {
             offered("acme", "t1", "a1"),
             line(
                 "daemon",
-                Saw::Confirmed {
+                Observation::Confirmed {
                     task: "t1".into(),
                     attempt: "a1".into(),
                 },
@@ -78,20 +80,25 @@ pub(crate) fn sound() -> Run {
             timeline("t1", 3, "confirmed", "a1", "accepted", "running"),
             timeline("t1", 4, "ended", "a1", "completed", "completed"),
         ],
-        ..Run::default()
+        ..SampleRun::default()
     }
 }
 
-pub(crate) fn line(who: &str, saw: Saw) -> Line {
-    Line {
+pub(crate) fn line(who: &str, saw: Observation) -> HistoryLine {
+    HistoryLine {
         at: 0,
         who: who.into(),
-        saw,
+        observation: saw,
     }
 }
 
-pub(crate) fn call(call: u64, op: Op, tenant: &str, task: Option<&str>) -> Line {
-    let saw = Saw::Call {
+pub(crate) fn call(
+    call: u64,
+    op: ClientOperation,
+    tenant: &str,
+    task: Option<&str>,
+) -> HistoryLine {
+    let saw = Observation::Call {
         call,
         op,
         tenant: tenant.into(),
@@ -99,16 +106,16 @@ pub(crate) fn call(call: u64, op: Op, tenant: &str, task: Option<&str>) -> Line 
         key: None,
         body: None,
     };
-    Line {
+    HistoryLine {
         at: call * 10,
         who: "client".into(),
-        saw,
+        observation: saw,
     }
 }
 
-pub(crate) fn keyed(number: u64, tenant: &str, with: &str, meaning: &str) -> Line {
-    let mut line = call(number, Op::Submit, tenant, None);
-    if let Saw::Call { key, body, .. } = &mut line.saw {
+pub(crate) fn submit_with_key(number: u64, tenant: &str, with: &str, meaning: &str) -> HistoryLine {
+    let mut line = call(number, ClientOperation::Submit, tenant, None);
+    if let Observation::Call { key, body, .. } = &mut line.observation {
         (*key, *body) = (Some(with.into()), Some(meaning.into()));
     }
     line
@@ -116,12 +123,12 @@ pub(crate) fn keyed(number: u64, tenant: &str, with: &str, meaning: &str) -> Lin
 
 pub(crate) fn answer(
     call: u64,
-    outcome: Outcome,
+    outcome: CallOutcome,
     task: Option<&str>,
     revision: u64,
     state: &str,
-) -> Line {
-    let saw = Saw::Answer {
+) -> HistoryLine {
+    let saw = Observation::Answer {
         call,
         outcome,
         task: task.map(Into::into),
@@ -130,15 +137,15 @@ pub(crate) fn answer(
         code: None,
         already: false,
     };
-    Line {
+    HistoryLine {
         at: call * 10 + 5,
         who: "client".into(),
-        saw,
+        observation: saw,
     }
 }
 
-fn event(revision: u64, kind: &str, attempt: &str, state: &str, task_state: &str) -> Event {
-    Event {
+fn event(revision: u64, kind: &str, attempt: &str, state: &str, task_state: &str) -> HistoryEvent {
+    HistoryEvent {
         revision,
         kind: kind.into(),
         attempt: attempt.into(),
@@ -147,8 +154,8 @@ fn event(revision: u64, kind: &str, attempt: &str, state: &str, task_state: &str
     }
 }
 
-pub(crate) fn watch_opened(watch: u64, tenant: &str, task: &str, after: u64) -> Line {
-    let saw = Saw::WatchOpened {
+pub(crate) fn watch_opened(watch: u64, tenant: &str, task: &str, after: u64) -> HistoryLine {
+    let saw = Observation::WatchOpened {
         watch,
         tenant: tenant.into(),
         task: task.into(),
@@ -164,9 +171,9 @@ pub(crate) fn watched(
     attempt: &str,
     state: &str,
     task_state: &str,
-) -> Line {
+) -> HistoryLine {
     let event = event(revision, kind, attempt, state, task_state);
-    line("client", Saw::Watched { watch, event })
+    line("client", Observation::Watched { watch, event })
 }
 
 pub(crate) fn timeline(
@@ -176,10 +183,10 @@ pub(crate) fn timeline(
     attempt: &str,
     state: &str,
     task_state: &str,
-) -> Line {
+) -> HistoryLine {
     let event = event(revision, kind, attempt, state, task_state);
     let task = task.into();
-    line("relay", Saw::Timeline { task, event })
+    line("relay", Observation::Timeline { task, event })
 }
 
 pub(crate) fn record(
@@ -187,7 +194,7 @@ pub(crate) fn record(
     task: &str,
     state: &str,
     attempts: &[(&str, u32, &str)],
-) -> Line {
+) -> HistoryLine {
     let attempts = attempts
         .iter()
         .map(|(attempt, number, state)| FinalAttempt {
@@ -195,7 +202,7 @@ pub(crate) fn record(
             number: *number,
             state: (*state).into(),
         });
-    let saw = Saw::Record {
+    let saw = Observation::Record {
         tenant: tenant.into(),
         task: task.into(),
         revision: 4,
@@ -205,8 +212,8 @@ pub(crate) fn record(
     line("relay", saw)
 }
 
-pub(crate) fn offered(tenant: &str, task: &str, attempt: &str) -> Line {
-    let saw = Saw::Offered {
+pub(crate) fn offered(tenant: &str, task: &str, attempt: &str) -> HistoryLine {
+    let saw = Observation::Offered {
         tenant: tenant.into(),
         task: task.into(),
         attempt: attempt.into(),
@@ -214,8 +221,8 @@ pub(crate) fn offered(tenant: &str, task: &str, attempt: &str) -> Line {
     line("daemon", saw)
 }
 
-pub(crate) fn sent(task: &str, attempt: &str) -> Line {
-    let saw = Saw::Sent {
+pub(crate) fn sent(task: &str, attempt: &str) -> HistoryLine {
+    let saw = Observation::Sent {
         task: task.into(),
         attempt: attempt.into(),
         seq: 3,
@@ -224,17 +231,17 @@ pub(crate) fn sent(task: &str, attempt: &str) -> Line {
     line("daemon", saw)
 }
 
-pub(crate) fn acked(attempt: &str) -> Line {
+pub(crate) fn acked(attempt: &str) -> HistoryLine {
     let attempt = attempt.into();
-    line("daemon", Saw::Acked { attempt, seq: 3 })
+    line("daemon", Observation::Acked { attempt, seq: 3 })
 }
 
-pub(crate) fn began(attempt: &str, pid: u32) -> Line {
+pub(crate) fn began(attempt: &str, pid: u32) -> HistoryLine {
     let attempt = attempt.into();
     let started = u64::from(pid);
     line(
         "children",
-        Saw::Began {
+        Observation::Began {
             attempt,
             pid,
             started,
@@ -242,12 +249,12 @@ pub(crate) fn began(attempt: &str, pid: u32) -> Line {
     )
 }
 
-pub(crate) fn ended(attempt: &str, pid: u32) -> Line {
+pub(crate) fn ended(attempt: &str, pid: u32) -> HistoryLine {
     let attempt = attempt.into();
     let started = u64::from(pid);
     line(
         "children",
-        Saw::Ended {
+        Observation::Ended {
             attempt,
             pid,
             started,
@@ -255,16 +262,22 @@ pub(crate) fn ended(attempt: &str, pid: u32) -> Line {
     )
 }
 
-fn wrote(text: &str) -> Line {
-    let saw = Saw::Wrote {
+fn wrote(text: &str) -> HistoryLine {
+    let saw = Observation::Wrote {
         attempt: "a1".into(),
         text: text.into(),
     };
     line("children", saw)
 }
 
-pub(crate) fn read(reading: u64, task: &str, attempt: &str, offset: u64, text: &str) -> Line {
-    let saw = Saw::Read {
+pub(crate) fn read(
+    reading: u64,
+    task: &str,
+    attempt: &str,
+    offset: u64,
+    text: &str,
+) -> HistoryLine {
+    let saw = Observation::Read {
         reading,
         tenant: "acme".into(),
         task: task.into(),
@@ -275,8 +288,8 @@ pub(crate) fn read(reading: u64, task: &str, attempt: &str, offset: u64, text: &
     line("client", saw)
 }
 
-pub(crate) fn read_cut(reading: u64, attempt: &str, offset: u64, length: u64) -> Line {
-    let saw = Saw::ReadCut {
+pub(crate) fn read_cut(reading: u64, attempt: &str, offset: u64, length: u64) -> HistoryLine {
+    let saw = Observation::ReadCut {
         reading,
         attempt: attempt.into(),
         offset,
@@ -285,8 +298,8 @@ pub(crate) fn read_cut(reading: u64, attempt: &str, offset: u64, length: u64) ->
     line("client", saw)
 }
 
-pub(crate) fn read_end(reading: u64, attempt: &str, offset: u64) -> Line {
-    let saw = Saw::ReadEnd {
+pub(crate) fn read_end(reading: u64, attempt: &str, offset: u64) -> HistoryLine {
+    let saw = Observation::ReadEnd {
         reading,
         attempt: attempt.into(),
         offset,

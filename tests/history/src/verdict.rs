@@ -3,44 +3,44 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::history::{Place, Seen};
+use crate::history::{LineLocation, LocatedLine};
 
 /// A promise that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct RuleViolation {
     /// Its id: those of docs/simulation.md, or `vacuous`.
     pub rule: &'static str,
     /// The task; empty where it is about the whole run.
     pub task: String,
-    pub what: String,
-    pub lines: Vec<Place>,
+    pub message: String,
+    pub locations: Vec<LineLocation>,
 }
 
-impl Violation {
+impl RuleViolation {
     pub(crate) fn new(
         rule: &'static str,
         task: &str,
         what: impl Into<String>,
-        lines: &[&Seen],
+        lines: &[&LocatedLine],
     ) -> Self {
         Self {
             rule,
             task: task.to_owned(),
-            what: what.into(),
-            lines: lines.iter().map(|seen| seen.place.clone()).collect(),
+            message: what.into(),
+            locations: lines.iter().map(|seen| seen.location.clone()).collect(),
         }
     }
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.rule)?;
         if !self.task.is_empty() {
             write!(f, " task {}", self.task)?;
         }
-        write!(f, ": {}", self.what)?;
-        if !self.lines.is_empty() {
-            let places: Vec<String> = self.lines.iter().map(ToString::to_string).collect();
+        write!(f, ": {}", self.message)?;
+        if !self.locations.is_empty() {
+            let places: Vec<String> = self.locations.iter().map(ToString::to_string).collect();
             write!(f, " ({})", places.join(", "))?;
         }
         Ok(())
@@ -48,14 +48,14 @@ impl fmt::Display for Violation {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct HistoryVerdict {
     /// What was looked at, by name.
     pub counts: BTreeMap<String, u64>,
-    pub violations: Vec<Violation>,
+    pub violations: Vec<RuleViolation>,
 }
 
-impl Verdict {
-    pub fn holds(&self) -> bool {
+impl HistoryVerdict {
+    pub fn is_clean(&self) -> bool {
         self.violations.is_empty()
     }
 
@@ -66,19 +66,19 @@ impl Verdict {
 }
 
 /// Violations that are shown; one cause often has many.
-const SHOWN: usize = 20;
+const VIOLATIONS_SHOWN: usize = 20;
 
-impl fmt::Display for Verdict {
+impl fmt::Display for HistoryVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "looked at:")?;
         for (name, count) in &self.counts {
             writeln!(f, "  {count:>9} {name}")?;
         }
-        if self.holds() {
+        if self.is_clean() {
             return write!(f, "every promise held");
         }
         writeln!(f, "{} violations:", self.violations.len())?;
-        for violation in self.violations.iter().take(SHOWN) {
+        for violation in self.violations.iter().take(VIOLATIONS_SHOWN) {
             writeln!(f, "  {violation}")?;
         }
         Ok(())

@@ -1,30 +1,35 @@
 //! Histories as files: written by several participants, read again, judged; and refused when they show too little.
 
-use baton_history::{FinalAttempt, History, Op, Outcome, Recorder, Saw, judge};
+use baton_history::{
+    CallOutcome, ClientOperation, FinalAttempt, History, HistoryRecorder, Observation,
+    check_history,
+};
 
-fn write(dir: &std::path::Path, least: u64) {
-    let recorder = Recorder::new(dir).expect("it can be written");
-    let client = recorder.viewpoint("client").expect("it can be written");
-    let submit = Saw::Call {
+fn write_history(dir: &std::path::Path, least: u64) {
+    let recorder = HistoryRecorder::new(dir).expect("it can be written");
+    let client = recorder
+        .participant_log("client")
+        .expect("it can be written");
+    let submit = Observation::Call {
         call: 1,
-        op: Op::Submit,
+        op: ClientOperation::Submit,
         tenant: "acme".into(),
         task: None,
         key: Some("key".into()),
         body: None,
     };
-    client.saw(1, submit).expect("it can be written");
-    let answer = Saw::Answer {
+    client.record(1, submit).expect("it can be written");
+    let answer = Observation::Answer {
         call: 1,
-        outcome: Outcome::Ok,
+        outcome: CallOutcome::Ok,
         task: Some("t1".into()),
         revision: Some(1),
         state: Some("queued".into()),
         code: None,
         already: false,
     };
-    client.saw(2, answer).expect("it can be written");
-    let record = Saw::Record {
+    client.record(2, answer).expect("it can be written");
+    let record = Observation::Record {
         tenant: "acme".into(),
         task: "t1".into(),
         revision: 4,
@@ -36,34 +41,36 @@ fn write(dir: &std::path::Path, least: u64) {
         }],
     };
     recorder
-        .viewpoint("relay")
+        .participant_log("relay")
         .expect("it can be written")
-        .saw(9, record)
+        .record(9, record)
         .expect("it can be written");
     let count = "submits acknowledged".to_owned();
-    let chaos = recorder.viewpoint("chaos").expect("it can be written");
+    let chaos = recorder
+        .participant_log("chaos")
+        .expect("it can be written");
     chaos
-        .saw(0, Saw::Least { count, least })
+        .record(0, Observation::Least { count, least })
         .expect("it can be written");
 }
 
 #[test]
 fn what_was_written_is_read_and_judged() {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), 1);
+    write_history(dir.path(), 1);
     let history = History::load(dir.path()).unwrap();
-    let verdict = judge(&history);
-    assert_eq!((history.lines(), verdict.count("records")), (4, 1));
-    assert!(verdict.holds(), "{verdict}");
+    let verdict = check_history(&history);
+    assert_eq!((history.line_count(), verdict.count("records")), (4, 1));
+    assert!(verdict.is_clean(), "{verdict}");
 }
 
 #[test]
 fn a_run_that_saw_too_little_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), 2);
-    let verdict = judge(&History::load(dir.path()).unwrap());
+    write_history(dir.path(), 2);
+    let verdict = check_history(&History::load(dir.path()).unwrap());
     let told = verdict.to_string();
-    assert!(!verdict.holds());
+    assert!(!verdict.is_clean());
     assert!(
         told.contains("vacuous: 1 submits acknowledged, and fewer than 2"),
         "{told}"
@@ -74,12 +81,12 @@ fn a_run_that_saw_too_little_is_refused() {
 #[test]
 fn a_line_that_a_crash_cut_short_is_left_out_and_any_other_damage_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), 1);
+    write_history(dir.path(), 1);
     let file = dir.path().join("client.jsonl");
     let mut text = std::fs::read_to_string(&file).unwrap();
     text.push_str("{\"at\":3,\"who\":\"cl");
     std::fs::write(&file, &text).unwrap();
-    assert_eq!(History::load(dir.path()).unwrap().lines(), 4);
+    assert_eq!(History::load(dir.path()).unwrap().line_count(), 4);
     text.push('\n');
     std::fs::write(&file, &text).unwrap();
     let refused = History::load(dir.path()).unwrap_err().to_string();

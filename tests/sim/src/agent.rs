@@ -3,24 +3,24 @@
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, InputId};
-use baton_core::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
-use baton_core::record::{Exit, FailureCode, Phase, TimerKind, Usage};
+use baton_core::input::{CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination};
+use baton_core::record::{FailureCode, LifecyclePhase, ProcessExitStatus, TimerKind, TokenUsage};
 use baton_core::spec::TaskSpec;
-use baton_core::time::Mint;
+use baton_core::time::IdSource;
 
-use crate::held::Kill;
-use crate::ruled::CASES;
-use crate::world::{Event, World};
+use crate::held::KillReason;
+use crate::ruled::PERMISSION_CASES;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// What this attempt will come to, if nobody interferes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plan {
+pub(crate) enum AgentPlan {
     Complete,
     Fail {
         retryable: bool,
     },
     /// Stops talking for ever; a deadline must end it.
-    Hang,
+    GoSilent,
     /// Prints without a pause for a long while, and then completes.
     Flood,
     Release,
@@ -31,70 +31,70 @@ pub(crate) enum Plan {
     Ignore,
 }
 
-impl Plan {
-    pub(crate) fn of(world: &mut World, _spec: &TaskSpec) -> Self {
+impl AgentPlan {
+    pub(crate) fn choose_plan(world: &mut Simulation, _spec: &TaskSpec) -> Self {
         let (failures, hangs) = (world.options.failures, world.options.hangs);
         if world.healing {
-            return Plan::Complete;
+            return AgentPlan::Complete;
         }
         if world.options.goals && world.rng.chance(15) {
-            return Plan::Block;
+            return AgentPlan::Block;
         }
         let (floods, refusals) = (world.options.floods, world.options.refusals);
         let rng = &mut world.rng;
         match rng.below(100) {
             0..=59 if refusals => rng
-                .pick(&[Plan::Reject, Plan::Ignore])
-                .unwrap_or(Plan::Reject),
-            38..=47 if floods => Plan::Flood,
-            0..=14 if failures => Plan::Fail {
+                .pick(&[AgentPlan::Reject, AgentPlan::Ignore])
+                .unwrap_or(AgentPlan::Reject),
+            38..=47 if floods => AgentPlan::Flood,
+            0..=14 if failures => AgentPlan::Fail {
                 retryable: rng.chance(60),
             },
-            15..=19 if failures => Plan::Reject,
-            20..=22 if failures => Plan::Release,
-            23..=25 if failures => Plan::Ignore,
-            26..=37 if hangs => Plan::Hang,
-            _ => Plan::Complete,
+            15..=19 if failures => AgentPlan::Reject,
+            20..=22 if failures => AgentPlan::Release,
+            23..=25 if failures => AgentPlan::Ignore,
+            26..=37 if hangs => AgentPlan::GoSilent,
+            _ => AgentPlan::Complete,
         }
     }
 }
 
 /// How often a flood prints.
-const FLOOD: u32 = 300;
+const FLOOD_STEPS: u32 = 300;
 
 /// The processes are gone.
-pub(crate) fn gone() -> Termination {
-    Termination {
-        exit: Some(Exit::Code(0)),
+pub(crate) fn confirmed_termination() -> ProcessTermination {
+    ProcessTermination {
+        exit: Some(ProcessExitStatus::Code(0)),
         group_empty: true,
-        ..Termination::default()
+        ..ProcessTermination::default()
     }
 }
 
-impl World {
+impl Simulation {
     /// Confirmed: the process starts, unless it did already or the daemon has given it back.
-    pub(crate) fn start(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn start_process(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         if held.confirmed || held.ended || !held.may_start(now) {
             return;
         }
         held.confirmed = true;
-        held.alive = true;
-        let (re, spec, until) = (held.re, Arc::clone(&held.spec), held.rights.until);
+        held.processes_alive = true;
+        let (re, spec, until) = (held.re, Arc::clone(&held.spec), held.granted_time.until);
         assert!(
             now < until,
             "S14: {attempt} starts, and its lease was over at {until}"
         );
-        self.born(re, &spec);
+        self.record_process_start(re, &spec);
         self.start_shim(index, attempt);
-        self.say(index, attempt, FrameBody::Started);
+        self.send_frame(index, attempt, FrameBody::Started);
         let at = now + self.rng.between(10, 3_000);
-        self.at(
+        self.schedule(
             at,
-            Event::Step {
+            ScheduledEvent::AgentStep {
                 daemon: index,
                 attempt,
             },
@@ -102,87 +102,92 @@ impl World {
     }
 
     /// The agent goes on by one step of its plan.
-    pub(crate) fn step(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+    pub(crate) fn step_agent(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
-        if !held.alive || held.ended || held.killing.is_some() {
+        if !held.processes_alive || held.ended || held.kill_reason.is_some() {
             return;
         }
-        let floods = held.plan == Plan::Flood && held.stage < FLOOD;
+        let floods = held.plan == AgentPlan::Flood && held.stage < FLOOD_STEPS;
         let pause = if floods { 10 } else { 4_000 };
         let again = self.now + self.rng.between(1, pause);
-        if held.asked.is_some() || !held.reachable {
+        if held.open_input.is_some() || !held.reachable {
             // Either a person is asked, or its shim does not answer the daemon for now.
             held.reachable |= self.rng.chance(5);
-            return self.at(
+            return self.schedule(
                 again,
-                Event::Step {
+                ScheduledEvent::AgentStep {
                     daemon: index,
                     attempt,
                 },
             );
         }
         held.stage += 1;
-        let (stage, plan, tool) = (held.stage, held.plan, held.tool.take());
+        let (stage, plan, tool) = (held.stage, held.plan, held.open_tool.take());
         if let Some(id) = tool {
-            self.say(index, attempt, FrameBody::ToolFinished { id });
+            self.send_frame(index, attempt, FrameBody::ToolFinished { id });
         } else {
-            self.work(index, attempt, stage, plan);
+            self.perform_stage(index, attempt, stage, plan);
         }
-        self.at(
+        self.schedule(
             again,
-            Event::Step {
+            ScheduledEvent::AgentStep {
                 daemon: index,
                 attempt,
             },
         );
     }
 
-    fn work(&mut self, index: usize, attempt: AttemptId, stage: u32, plan: Plan) {
+    fn perform_stage(&mut self, index: usize, attempt: AttemptId, stage: u32, plan: AgentPlan) {
         let phase = |phase| FrameBody::Phase {
             phase,
             message: None,
             deadline: None,
         };
         match stage {
-            1 => self.say(index, attempt, phase(Phase::AgentStarted)),
-            2 => self.say(index, attempt, phase(Phase::PromptWritten)),
-            3 if self.rng.chance(50) => self.say(index, attempt, phase(Phase::FirstEventSeen)),
-            _ if plan == Plan::Flood && stage < FLOOD => self.print(index, attempt),
+            1 => self.send_frame(index, attempt, phase(LifecyclePhase::AgentStarted)),
+            2 => self.send_frame(index, attempt, phase(LifecyclePhase::PromptWritten)),
+            3 if self.rng.chance(50) => {
+                self.send_frame(index, attempt, phase(LifecyclePhase::FirstEventSeen))
+            }
+            _ if plan == AgentPlan::Flood && stage < FLOOD_STEPS => {
+                self.print_output(index, attempt)
+            }
             _ => match self.rng.below(100) {
-                0..=29 => self.print(index, attempt),
+                0..=29 => self.print_output(index, attempt),
                 30..=36 if self.options.goals => {
-                    let word = self.some_word();
-                    self.say(index, attempt, FrameBody::Goal(word));
+                    let word = self.random_goal_update();
+                    self.send_frame(index, attempt, FrameBody::Goal(word));
                 }
-                30..=44 => self.open_tool(index, attempt),
-                45..=54 if self.options.inputs => self.ask_person(index, attempt),
-                55..=84 => self.finish(index, attempt, plan),
+                30..=44 => self.start_tool_call(index, attempt),
+                45..=54 if self.options.inputs => self.request_permission(index, attempt),
+                55..=84 => self.finish_agent(index, attempt, plan),
                 _ => {}
             },
         }
     }
 
     /// Printed into a pipe; a relay that is behind holds the child back.
-    fn print(&mut self, index: usize, attempt: AttemptId) {
+    fn print_output(&mut self, index: usize, attempt: AttemptId) {
         let daemon = &mut self.daemons[index];
         let (connected, most) = (daemon.welcomed, self.options.outbox_limit / 2);
-        let held = daemon.held.get_mut(&attempt);
-        let Some(held) = held.filter(|held| !(connected && held.outbox.held() > most)) else {
+        let held = daemon.attempts.get_mut(&attempt);
+        let Some(held) = held.filter(|held| !(connected && held.outbox.output_bytes() > most))
+        else {
             return;
         };
         let (length, visible) = (self.rng.between(1, 150), self.rng.chance(50));
-        held.print(length, visible);
-        self.fold(index, attempt);
+        held.append_output(length, visible);
+        self.forward_transcript(index, attempt);
     }
 
-    fn open_tool(&mut self, index: usize, attempt: AttemptId) {
-        let id: Arc<str> = format!("t{}", self.rng.bits()).into();
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-            held.tool = Some(Arc::clone(&id));
+    fn start_tool_call(&mut self, index: usize, attempt: AttemptId) {
+        let id: Arc<str> = format!("t{}", self.rng.next_u64()).into();
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
+            held.open_tool = Some(Arc::clone(&id));
         }
-        self.say(
+        self.send_frame(
             index,
             attempt,
             FrameBody::ToolStarted {
@@ -192,14 +197,14 @@ impl World {
         );
     }
 
-    fn ask_person(&mut self, index: usize, attempt: AttemptId) {
-        let input = InputId(self.mint.id());
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-            held.asked = Some(input);
+    fn request_permission(&mut self, index: usize, attempt: AttemptId) {
+        let input = InputId(self.id_source.new_id());
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
+            held.open_input = Some(input);
         }
-        let (tool, arguments, _) = CASES[self.rng.index(CASES.len())];
+        let (tool, arguments, _) = PERMISSION_CASES[self.rng.random_index(PERMISSION_CASES.len())];
         let arguments: Arc<[u8]> = arguments.as_bytes().into();
-        self.say(
+        self.send_frame(
             index,
             attempt,
             FrameBody::PermissionRequest {
@@ -212,116 +217,122 @@ impl World {
     }
 
     /// The agent comes to its end, most often with its processes gone, sometimes before.
-    fn finish(&mut self, index: usize, attempt: AttemptId, plan: Plan) {
-        if plan == Plan::Block {
-            return self.block(index, attempt);
+    fn finish_agent(&mut self, index: usize, attempt: AttemptId, plan: AgentPlan) {
+        if plan == AgentPlan::Block {
+            return self.block_task(index, attempt);
         }
-        let lingers = self.options.unproven_ends && self.rng.chance(30);
+        let lingers = self.options.ends_without_receipt && self.rng.chance(30);
         let termination = if lingers {
-            Termination::default()
+            ProcessTermination::default()
         } else {
-            gone()
+            confirmed_termination()
         };
         let body = match plan {
-            Plan::Complete | Plan::Flood => {
+            AgentPlan::Complete | AgentPlan::Flood => {
                 let all = self.rng.chance(50);
-                with_end(self.result(index, attempt, all), termination)
+                with_termination(self.build_result(index, attempt, all), termination)
             }
-            Plan::Fail { .. } if self.rng.chance(20) => unresumed(termination),
-            Plan::Fail { retryable } => failed(termination, retryable, self.rng.below(3)),
-            Plan::Release => FrameBody::Released {
+            AgentPlan::Fail { .. } if self.rng.chance(20) => resume_failed_frame(termination),
+            AgentPlan::Fail { retryable } => {
+                failed_frame(termination, retryable, self.rng.below(3))
+            }
+            AgentPlan::Release => FrameBody::Released {
                 reason: None,
                 termination,
             },
-            Plan::Hang => return self.pass_deadline(index, attempt),
-            Plan::Block | Plan::Reject | Plan::Ignore => return,
+            AgentPlan::GoSilent => return self.expire_own_deadline(index, attempt),
+            AgentPlan::Block | AgentPlan::Reject | AgentPlan::Ignore => return,
         };
         if !lingers {
-            self.bury(index, attempt);
+            self.remove_processes(index, attempt);
         }
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.ended = true;
         }
-        self.say(index, attempt, body);
+        self.send_frame(index, attempt, body);
         if lingers {
             let takes = self.rng.below(20_000);
-            self.kill(index, attempt, Kill::Lingering, takes, 0);
+            self.kill_attempt(index, attempt, KillReason::EndReported, takes, 0);
         }
     }
 
     /// The daemon's own timer is quicker than the relay's. Its shim may be stuck for longer than the relay waits.
-    fn pass_deadline(&mut self, index: usize, attempt: AttemptId) {
-        let held = self.daemons[index].held.get(&attempt);
-        let runs = held.is_some_and(|h| h.alive && h.reachable && h.killing.is_none() && !h.ended);
+    fn expire_own_deadline(&mut self, index: usize, attempt: AttemptId) {
+        let held = self.daemons[index].attempts.get(&attempt);
+        let runs = held.is_some_and(|h| {
+            h.processes_alive && h.reachable && h.kill_reason.is_none() && !h.ended
+        });
         if !runs || !self.rng.chance(10) {
             return;
         }
         let ends = FrameBody::Phase {
-            phase: Phase::CleanupStarted,
+            phase: LifecyclePhase::CleanupStarted,
             message: None,
             deadline: Some(TimerKind::StreamIdle),
         };
-        self.say(index, attempt, ends);
+        self.send_frame(index, attempt, ends);
         let takes = self.rng.below(20_000);
         let grace = self.rng.below(15_000);
-        self.kill(index, attempt, Kill::Deadline, takes, grace);
+        self.kill_attempt(index, attempt, KillReason::Deadline, takes, grace);
     }
 
     fn report_deadline(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         held.ended = true;
         let body = if held.fenced {
             FrameBody::Receipt {
-                termination: gone(),
+                termination: confirmed_termination(),
             }
         } else {
-            FrameBody::Errored(Errored {
-                in_lease: held.is_within_lease(now),
-                ..errored(FailureCode::StreamIdleTimeout, gone())
+            FrameBody::Errored(ErroredBody {
+                ended_in_lease: held.is_within_lease(now),
+                ..errored_body(FailureCode::StreamIdleTimeout, confirmed_termination())
             })
         };
-        self.say(index, attempt, body);
+        self.send_frame(index, attempt, body);
     }
 
     /// It says so, and waits to be ended.
-    fn block(&mut self, index: usize, attempt: AttemptId) {
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-            held.plan = Plan::Hang;
+    fn block_task(&mut self, index: usize, attempt: AttemptId) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
+            held.plan = AgentPlan::GoSilent;
         }
-        let word = self.some_block("I need a person");
-        self.say(index, attempt, FrameBody::Goal(word));
+        let word = self.random_block("I need a person");
+        self.send_frame(index, attempt, FrameBody::Goal(word));
     }
 
     /// The last process is gone; what the daemon says about it depends on why.
-    pub(crate) fn killed(&mut self, index: usize, attempt: AttemptId) {
-        let held = self.daemons[index].held.get(&attempt);
+    pub(crate) fn handle_process_exit(&mut self, index: usize, attempt: AttemptId) {
+        let held = self.daemons[index].attempts.get(&attempt);
         let Some((why, ended, unwanted)) = held
-            .filter(|h| h.alive)
-            .and_then(|h| Some((h.killing?, h.ended, h.unwanted)))
+            .filter(|h| h.processes_alive)
+            .and_then(|h| Some((h.kill_reason?, h.ended, h.receipt_unwanted)))
         else {
             return;
         };
-        self.bury(index, attempt);
+        self.remove_processes(index, attempt);
         match why {
-            Kill::Canceled => self.report_cancel(index, attempt),
-            Kill::Deadline => self.report_deadline(index, attempt),
-            Kill::GivenUp if !unwanted && (ended || self.rng.chance(50)) => {
-                self.report_death(index, attempt)
+            KillReason::Canceled => self.report_cancel(index, attempt),
+            KillReason::Deadline => self.report_deadline(index, attempt),
+            KillReason::Abandoned if !unwanted && (ended || self.rng.chance(50)) => {
+                self.report_termination(index, attempt)
             }
-            Kill::GivenUp => {
-                self.daemons[index].held.remove(&attempt);
+            KillReason::Abandoned => {
+                self.daemons[index].attempts.remove(&attempt);
             }
-            Kill::Limit | Kill::Lingering => self.report_death(index, attempt),
+            KillReason::LeaseExpired | KillReason::EndReported => {
+                self.report_termination(index, attempt)
+            }
         }
     }
 
     fn report_cancel(&mut self, index: usize, attempt: AttemptId) {
         if self.rng.chance(50) {
-            let phase = Phase::CleanupFinished;
-            self.say(
+            let phase = LifecyclePhase::CleanupFinished;
+            self.send_frame(
                 index,
                 attempt,
                 FrameBody::Phase {
@@ -332,56 +343,56 @@ impl World {
             );
         }
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         held.ended = true;
         let in_lease = held.is_within_lease(now);
         let body = if self.rng.chance(15) {
-            self.result(index, attempt, true)
+            self.build_result(index, attempt, true)
         } else {
             FrameBody::Canceled(CanceledBody {
-                termination: gone(),
-                in_lease,
+                termination: confirmed_termination(),
+                ended_in_lease: in_lease,
                 ..CanceledBody::default()
             })
         };
-        self.say(index, attempt, body);
+        self.send_frame(index, attempt, body);
     }
 
     /// Nothing is known but that no process is left.
-    pub(crate) fn report_gone(&mut self, index: usize, attempt: AttemptId) {
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+    pub(crate) fn report_receipt(&mut self, index: usize, attempt: AttemptId) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.ended = true;
-            let termination = gone();
-            self.say(index, attempt, FrameBody::Receipt { termination });
+            let termination = confirmed_termination();
+            self.send_frame(index, attempt, FrameBody::Receipt { termination });
         }
     }
 
     /// A receipt, or the worker's own word that its lease ran out.
-    pub(crate) fn report_death(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn report_termination(&mut self, index: usize, attempt: AttemptId) {
         let either = self.rng.chance(50);
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         let body = if held.ended || held.fenced || either {
             FrameBody::Receipt {
-                termination: gone(),
+                termination: confirmed_termination(),
             }
         } else {
-            FrameBody::Errored(Errored {
-                in_lease: false,
-                ..errored(FailureCode::RelayUnreachable, gone())
+            FrameBody::Errored(ErroredBody {
+                ended_in_lease: false,
+                ..errored_body(FailureCode::RelayUnreachable, confirmed_termination())
             })
         };
         held.ended = true;
-        self.say(index, attempt, body);
+        self.send_frame(index, attempt, body);
     }
 }
 
-pub(crate) fn with_end(result: FrameBody, termination: Termination) -> FrameBody {
+pub(crate) fn with_termination(result: FrameBody, termination: ProcessTermination) -> FrameBody {
     match result {
-        FrameBody::Completed(body) => FrameBody::Completed(Completed {
+        FrameBody::Completed(body) => FrameBody::Completed(CompletedBody {
             termination,
             ..body
         }),
@@ -389,25 +400,25 @@ pub(crate) fn with_end(result: FrameBody, termination: Termination) -> FrameBody
     }
 }
 
-pub(crate) fn completed(termination: Termination) -> FrameBody {
-    FrameBody::Completed(Completed {
+pub(crate) fn completed_frame(termination: ProcessTermination) -> FrameBody {
+    FrameBody::Completed(CompletedBody {
         result: Some(Arc::from(*b"done")),
         termination,
-        in_lease: true,
-        ..Completed::default()
+        ended_in_lease: true,
+        ..CompletedBody::default()
     })
 }
 
-fn failed(termination: Termination, retryable: bool, exit: u64) -> FrameBody {
+fn failed_frame(termination: ProcessTermination, retryable: bool, exit: u64) -> FrameBody {
     let code = if retryable {
         FailureCode::AgentExit
     } else {
         FailureCode::ProviderAuth
     };
-    let exit = Some(Exit::Code(i32::try_from(exit).unwrap_or(1)));
-    FrameBody::Errored(errored(
+    let exit = Some(ProcessExitStatus::Code(i32::try_from(exit).unwrap_or(1)));
+    FrameBody::Errored(errored_body(
         code,
-        Termination {
+        ProcessTermination {
             exit,
             ..termination
         },
@@ -415,23 +426,23 @@ fn failed(termination: Termination, retryable: bool, exit: u64) -> FrameBody {
 }
 
 /// The conversation that it should go on with is gone.
-fn unresumed(termination: Termination) -> FrameBody {
-    FrameBody::Errored(Errored {
+fn resume_failed_frame(termination: ProcessTermination) -> FrameBody {
+    FrameBody::Errored(ErroredBody {
         agent_session_id: Some("gone".into()),
-        ..errored(FailureCode::ResumeFailed, termination)
+        ..errored_body(FailureCode::ResumeFailed, termination)
     })
 }
 
-pub(crate) fn errored(code: FailureCode, termination: Termination) -> Errored {
-    Errored {
+pub(crate) fn errored_body(code: FailureCode, termination: ProcessTermination) -> ErroredBody {
+    ErroredBody {
         code,
         retryable_hint: None,
         message: None,
         user_message: None,
-        usage: Usage::default(),
+        usage: TokenUsage::default(),
         agent_session_id: None,
         final_offset: 0,
         termination,
-        in_lease: true,
+        ended_in_lease: true,
     }
 }

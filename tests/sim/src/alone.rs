@@ -7,55 +7,55 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_core::effects::Reply;
+use baton_core::effects::CoreReply;
 use baton_core::id::{AttemptId, Incarnation, TaskId, TenantId, TokenId};
-use baton_core::input::{Agent, Completed, FrameRef, HeldVerb, LeaseToken};
+use baton_core::input::{AgentLeaseVerb, AgentPrincipal, CompletedBody, FrameRef, LeaseToken};
 use baton_core::record::FailureCode;
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use uuid::Uuid;
 
-use crate::agent::{errored, gone};
-use crate::calling::{Call, Wish};
-use crate::contracts::found;
-use crate::world::{Event, World};
+use crate::agent::{confirmed_termination, errored_body};
+use crate::calling::{AgentRequest, PendingAgentCall};
+use crate::contracts::random_found_files;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// What it has at most at a time.
-const MOST_GRIPS: usize = 2;
+const MAX_AGENT_LEASES: usize = 2;
 /// Leases of before whose tokens it may still use.
-const REMEMBERED: usize = 12;
+const MAX_PAST_LEASES: usize = 12;
 
 #[derive(Debug)]
-pub(crate) struct Alone {
-    pub(crate) agent: Agent,
-    pub(crate) grips: Vec<Grip>,
+pub(crate) struct LeaseHoldingAgent {
+    pub(crate) agent: AgentPrincipal,
+    pub(crate) leases: Vec<SimAgentLease>,
     /// What it had, newest last.
-    pub(crate) past: Vec<Grip>,
-    pub(crate) calls: BTreeMap<u64, Call>,
+    pub(crate) past_leases: Vec<SimAgentLease>,
+    pub(crate) pending_calls: BTreeMap<u64, PendingAgentCall>,
     /// Answers on their way to it.
-    pub(crate) answers: BTreeMap<u64, Result<Reply, Rejection>>,
+    pub(crate) answers_in_flight: BTreeMap<u64, Result<CoreReply, Rejection>>,
     pub(crate) asleep_until: u64,
 }
 
 /// A lease as its holder knows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Grip {
+pub(crate) struct SimAgentLease {
     pub(crate) re: FrameRef,
     pub(crate) token: LeaseToken,
     pub(crate) spec: Arc<TaskSpec>,
     /// By its own count it has no right from here on.
-    pub(crate) until: u64,
+    pub(crate) expires_at: u64,
     pub(crate) renew_ms: u64,
     pub(crate) renew_at: u64,
     /// It has stopped, and only its last word is left to say.
     pub(crate) stopped: bool,
     /// Somebody wants it canceled.
-    pub(crate) told: bool,
+    pub(crate) cancel_requested: bool,
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn add_agents(&mut self) {
-        if !self.options.agents {
+        if !self.options.lease_holding_agents {
             return;
         }
         let crews = [
@@ -65,55 +65,59 @@ impl World {
             ("globex", "north"),
         ];
         for (index, (tenant, scope)) in crews.into_iter().enumerate() {
-            self.alone.push(Alone {
-                agent: Agent {
+            self.agents.push(LeaseHoldingAgent {
+                agent: AgentPrincipal {
                     token: TokenId(Uuid::from_u128(0xa6e27 << 8 | index as u128)),
                     name: format!("agent-{index}").into(),
                     tenant: TenantId::new(tenant).expect("a good name"),
                     scope: scope.into(),
                 },
-                grips: Vec::new(),
-                past: Vec::new(),
-                calls: BTreeMap::new(),
-                answers: BTreeMap::new(),
+                leases: Vec::new(),
+                past_leases: Vec::new(),
+                pending_calls: BTreeMap::new(),
+                answers_in_flight: BTreeMap::new(),
                 asleep_until: 0,
             });
             let at = self.rng.below(3_000);
-            self.at(at, Event::Alone { agent: index });
+            self.schedule(at, ScheduledEvent::AgentTurn { agent: index });
         }
     }
 
     /// It looks at what it has, and does one thing.
-    pub(crate) fn alone_acts(&mut self, index: usize) {
+    pub(crate) fn run_agent_turn(&mut self, index: usize) {
         let next = self.now + self.rng.between(100, 4_000);
-        self.at(next, Event::Alone { agent: index });
-        self.renew_due(index);
+        self.schedule(next, ScheduledEvent::AgentTurn { agent: index });
+        self.renew_due_leases(index);
         let careless = self.options.careless_agents && !self.healing;
         if careless {
             match self.rng.below(100) {
-                0 => return self.agent_sleeps(index),
-                1 => return self.agent_dies(index),
-                2..=6 => return self.misuse(index),
+                0 => return self.suspend_agent(index),
+                1 => return self.kill_agent(index),
+                2..=6 => return self.misuse_lease_token(index),
                 _ => {}
             }
         }
-        if self.alone[index].calls.values().any(Call::is_waited_for) {
+        if self.agents[index]
+            .pending_calls
+            .values()
+            .any(PendingAgentCall::blocks_agent)
+        {
             return;
         }
-        let grips = self.alone[index].grips.len();
-        let place = self.rng.index(grips);
+        let grips = self.agents[index].leases.len();
+        let place = self.rng.random_index(grips);
         match self.rng.below(100) {
-            0..=54 if grips > 0 => self.go_on(index, place),
-            55..=99 if grips < MOST_GRIPS => self.look_for_work(index),
-            _ if self.healing && grips > 0 => self.go_on(index, place),
+            0..=54 if grips > 0 => self.continue_lease(index, place),
+            55..=99 if grips < MAX_AGENT_LEASES => self.request_work(index),
+            _ if self.healing && grips > 0 => self.continue_lease(index, place),
             _ => {}
         }
     }
 
-    fn renew_due(&mut self, index: usize) {
+    fn renew_due_leases(&mut self, index: usize) {
         let careless = self.options.careless_agents && !self.healing;
         let now = self.now;
-        let due = self.alone[index].grips.iter_mut();
+        let due = self.agents[index].leases.iter_mut();
         let due = due.filter(|grip| grip.renew_at <= now);
         let due: Vec<_> = due
             .map(|grip| {
@@ -127,10 +131,10 @@ impl World {
                 continue;
             }
             for _ in 0..=u32::from(careless && twice) {
-                let verb = Box::new(HeldVerb::Renew);
-                self.call(
+                let verb = Box::new(AgentLeaseVerb::Renew);
+                self.send_agent_call(
                     index,
-                    Wish::Held {
+                    AgentRequest::LeaseCall {
                         re,
                         token: token.clone(),
                         verb,
@@ -141,119 +145,127 @@ impl World {
     }
 
     /// One step with what it holds.
-    fn go_on(&mut self, index: usize, place: usize) {
-        let grip = self.alone[index].grips[place].clone();
-        if grip.told {
-            return self.stop_and_say(index, grip.re.attempt, HeldVerb::Cancel { reason: None });
+    fn continue_lease(&mut self, index: usize, place: usize) {
+        let grip = self.agents[index].leases[place].clone();
+        if grip.cancel_requested {
+            return self.stop_and_report(
+                index,
+                grip.re.attempt,
+                AgentLeaseVerb::Cancel { reason: None },
+            );
         }
         if grip.stopped || self.healing {
-            let body = self.result_of_agent(&grip, true);
-            return self.stop_and_say(index, grip.re.attempt, HeldVerb::Complete(body, None));
+            let body = self.agent_result(&grip, true);
+            return self.stop_and_report(
+                index,
+                grip.re.attempt,
+                AgentLeaseVerb::Complete(body, None),
+            );
         }
         let goals = self.options.goals;
         let verb = match self.rng.below(100) {
-            0..=24 if goals => return self.tell_goal(index, &grip),
-            25..=32 if goals => HeldVerb::Goal(self.some_block("stuck")),
-            33..=40 => HeldVerb::Release { reason: None },
+            0..=24 if goals => return self.send_goal_update(index, &grip),
+            25..=32 if goals => AgentLeaseVerb::Goal(self.random_block("stuck")),
+            33..=40 => AgentLeaseVerb::Release { reason: None },
             41..=48 => {
                 let code = if self.rng.chance(50) {
                     FailureCode::AgentExit
                 } else {
                     FailureCode::ProviderAuth
                 };
-                HeldVerb::Fail(errored(code, gone()))
+                AgentLeaseVerb::Fail(errored_body(code, confirmed_termination()))
             }
-            49..=50 => HeldVerb::Cancel { reason: None },
+            49..=50 => AgentLeaseVerb::Cancel { reason: None },
             51..=75 => {
                 let all = self.rng.chance(60);
-                let last = goals.then(|| self.some_update());
-                HeldVerb::Complete(self.result_of_agent(&grip, all), last)
+                let last = goals.then(|| self.random_progress());
+                AgentLeaseVerb::Complete(self.agent_result(&grip, all), last)
             }
             _ => return,
         };
-        self.stop_and_say(index, grip.re.attempt, verb);
+        self.stop_and_report(index, grip.re.attempt, verb);
     }
 
-    fn tell_goal(&mut self, index: usize, grip: &Grip) {
-        let word = self.some_word();
+    fn send_goal_update(&mut self, index: usize, grip: &SimAgentLease) {
+        let word = self.random_goal_update();
         let (re, token) = (grip.re, grip.token.clone());
-        let verb = Box::new(HeldVerb::Goal(word));
-        self.call(index, Wish::Held { re, token, verb });
+        let verb = Box::new(AgentLeaseVerb::Goal(word));
+        self.send_agent_call(index, AgentRequest::LeaseCall { re, token, verb });
     }
 
-    fn result_of_agent(&mut self, grip: &Grip, all: bool) -> Completed {
+    fn agent_result(&mut self, grip: &SimAgentLease, all: bool) -> CompletedBody {
         let all = all || self.healing;
-        Completed {
+        CompletedBody {
             result: Some(Arc::from(*b"done")),
-            artifacts: found(&grip.spec, all, &mut self.rng),
-            in_lease: true,
-            ..Completed::default()
+            artifacts: random_found_files(&grip.spec, all, &mut self.rng),
+            ended_in_lease: true,
+            ..CompletedBody::default()
         }
     }
 
     /// First it stops, then it says so.
-    fn stop_and_say(&mut self, index: usize, attempt: AttemptId, verb: HeldVerb) {
-        let grips = &mut self.alone[index].grips;
+    fn stop_and_report(&mut self, index: usize, attempt: AttemptId, verb: AgentLeaseVerb) {
+        let grips = &mut self.agents[index].leases;
         let Some(grip) = grips.iter_mut().find(|grip| grip.re.attempt == attempt) else {
             return;
         };
         grip.stopped = true;
         let (re, token, spec) = (grip.re, grip.token.clone(), Arc::clone(&grip.spec));
-        self.died(re.task, attempt, &spec);
+        self.record_process_end(re.task, attempt, &spec);
         let verb = Box::new(verb);
-        self.call(index, Wish::Held { re, token, verb });
+        self.send_agent_call(index, AgentRequest::LeaseCall { re, token, verb });
     }
 
-    fn look_for_work(&mut self, index: usize) {
-        let agent = self.alone[index].agent.clone();
+    fn request_work(&mut self, index: usize) {
+        let agent = self.agents[index].agent.clone();
         match self.rng.below(100) {
-            0..=44 => self.call(index, Wish::Claim(None)),
+            0..=44 => self.send_agent_call(index, AgentRequest::Claim(None)),
             45..=54 => {
-                let task = self.some_task().map(|(_, task)| task);
-                self.call(index, Wish::Claim(task));
+                let task = self.pick_task().map(|(_, task)| task);
+                self.send_agent_call(index, AgentRequest::Claim(task));
             }
             55..=64 if !self.healing && self.clients.submitted.len() < self.options.tasks => {
-                let mut spec = self.new_spec();
+                let mut spec = self.random_spec();
                 spec.tenant = agent.tenant.clone();
                 spec.agent_scope = Some((*agent.scope).to_owned());
                 let key = format!("start-{}", self.clients.submitted.len());
                 spec.idempotency_key = Some(key);
                 let spec = Arc::new(spec);
                 self.clients.submitted.push(Arc::clone(&spec));
-                self.call(index, Wish::Start(spec));
+                self.send_agent_call(index, AgentRequest::Start(spec));
             }
-            _ if !self.healing => self.pick_up_some(index),
+            _ if !self.healing => self.pick_up_parked_task(index),
             _ => {}
         }
     }
 
     /// Often several want the same one, and a person sends it on as well.
-    fn pick_up_some(&mut self, index: usize) {
-        let agent = &self.alone[index].agent;
-        let Some((task, seen)) = self.some_parked(&agent.tenant.clone()) else {
+    fn pick_up_parked_task(&mut self, index: usize) {
+        let agent = &self.agents[index].agent;
+        let Some((task, seen)) = self.pick_parked_task(&agent.tenant.clone()) else {
             return;
         };
         let rival = self
             .rng
             .chance(50)
-            .then(|| self.rng.index(self.alone.len()));
+            .then(|| self.rng.random_index(self.agents.len()));
         for agent in [Some(index), rival].into_iter().flatten() {
             let seen = self.rng.chance(70).then_some(seen);
-            self.call(agent, Wish::PickUp { task, seen });
+            self.send_agent_call(agent, AgentRequest::PickUp { task, seen });
         }
         if self.options.goals && self.rng.chance(25) {
-            self.resume(task, Some(seen));
+            self.resume_task(task, Some(seen));
         }
     }
 
     /// A token of before, one that fits nothing, or somebody else's.
-    fn misuse(&mut self, index: usize) {
-        let other = self.rng.index(self.alone.len());
+    fn misuse_lease_token(&mut self, index: usize) {
+        let other = self.rng.random_index(self.agents.len());
         let from = if self.rng.chance(60) { index } else { other };
-        let agent = &self.alone[from];
-        let known = agent.past.iter().chain(&agent.grips);
-        let known: Vec<Grip> = known.cloned().collect();
-        let Some(grip) = known.get(self.rng.index(known.len())).cloned() else {
+        let agent = &self.agents[from];
+        let known = agent.past_leases.iter().chain(&agent.leases);
+        let known: Vec<SimAgentLease> = known.cloned().collect();
+        let Some(grip) = known.get(self.rng.random_index(known.len())).cloned() else {
             return;
         };
         let forged = self.rng.chance(30);
@@ -270,79 +282,89 @@ impl World {
                 .view
                 .live
                 .get(&re.task)
-                .and_then(|t| t.newest())
+                .and_then(|t| t.newest_attempt())
         {
             re.attempt = newest.id;
         }
         // Nobody who works says that he has stopped.
-        let works = from == index && !forged && self.works_on(re.task, re.attempt).is_some();
+        let works =
+            from == index && !forged && self.active_lease_expiry(re.task, re.attempt).is_some();
         let verb = match self.rng.below(6) {
-            0 if !works => HeldVerb::Complete(self.result_of_agent(&grip, true), None),
-            1 if !works => HeldVerb::Release { reason: None },
-            2 => HeldVerb::Goal(self.some_word()),
-            _ => HeldVerb::Renew,
+            0 if !works => AgentLeaseVerb::Complete(self.agent_result(&grip, true), None),
+            1 if !works => AgentLeaseVerb::Release { reason: None },
+            2 => AgentLeaseVerb::Goal(self.random_goal_update()),
+            _ => AgentLeaseVerb::Renew,
         };
         self.counts.misuses += 1;
         let verb = Box::new(verb);
-        self.call(index, Wish::Held { re, token, verb });
+        self.send_agent_call(index, AgentRequest::LeaseCall { re, token, verb });
     }
 
     /// Asleep it cannot stop in time, and awake it sees first what is over.
-    fn agent_sleeps(&mut self, index: usize) {
+    fn suspend_agent(&mut self, index: usize) {
         self.counts.agents_asleep += 1;
         let until = self.now + self.rng.between(1_000, 60_000);
-        self.note(|| format!("agent {index} sleeps until {until}"));
-        self.alone[index].asleep_until = until;
-        let over = |grip: &Grip| grip.until <= until;
-        self.let_grips_go(index, over);
+        self.add_trace(|| format!("agent {index} sleeps until {until}"));
+        self.agents[index].asleep_until = until;
+        let over = |grip: &SimAgentLease| grip.expires_at <= until;
+        self.drop_agent_leases(index, over);
     }
 
     /// Its process ends by force: it knows nothing of what it had.
-    fn agent_dies(&mut self, index: usize) {
+    fn kill_agent(&mut self, index: usize) {
         self.counts.agents_dead += 1;
-        self.note(|| format!("agent {index} dies"));
-        self.let_grips_go(index, |_| true);
-        let agent = &mut self.alone[index];
-        agent.calls.clear();
-        agent.answers.clear();
+        self.add_trace(|| format!("agent {index} dies"));
+        self.drop_agent_leases(index, |_| true);
+        let agent = &mut self.agents[index];
+        agent.pending_calls.clear();
+        agent.answers_in_flight.clear();
     }
 
-    pub(crate) fn let_grips_go(&mut self, index: usize, which: impl Fn(&Grip) -> bool) {
-        let agent = &mut self.alone[index];
-        let (gone, kept) = std::mem::take(&mut agent.grips)
+    pub(crate) fn drop_agent_leases(
+        &mut self,
+        index: usize,
+        which: impl Fn(&SimAgentLease) -> bool,
+    ) {
+        let agent = &mut self.agents[index];
+        let (gone, kept) = std::mem::take(&mut agent.leases)
             .into_iter()
             .partition(which);
-        agent.grips = kept;
-        let gone: Vec<Grip> = gone;
+        agent.leases = kept;
+        let gone: Vec<SimAgentLease> = gone;
         for grip in gone {
-            self.died(grip.re.task, grip.re.attempt, &grip.spec);
-            let past = &mut self.alone[index].past;
+            self.record_process_end(grip.re.task, grip.re.attempt, &grip.spec);
+            let past = &mut self.agents[index].past_leases;
             past.push(grip);
-            let many = past.len().saturating_sub(REMEMBERED);
+            let many = past.len().saturating_sub(MAX_PAST_LEASES);
             past.drain(..many);
         }
     }
 
     /// By its own clock it may go no further.
-    pub(crate) fn grip_over(&mut self, index: usize) {
+    pub(crate) fn expire_agent_leases(&mut self, index: usize) {
         let now = self.now;
-        let over = |grip: &Grip| grip.until <= now;
+        let over = |grip: &SimAgentLease| grip.expires_at <= now;
         let late = self.options.careless_agents && !self.healing && self.rng.chance(50);
-        let last = self.alone[index].grips.iter().find(|grip| over(grip));
+        let last = self.agents[index].leases.iter().find(|grip| over(grip));
         let last = last.map(|grip| (grip.re, grip.token.clone()));
-        self.let_grips_go(index, over);
+        self.drop_agent_leases(index, over);
         if let Some((re, token)) = last.filter(|_| late) {
             // Too late, and yet before the relay has looked: that is not in time either.
             let (grace, delay) = (self.options.grace_ms, 2 * self.options.delay_ms);
             let travel = grace + self.rng.between(1, delay + 20);
-            let verb = Box::new(HeldVerb::Renew);
-            self.call_again(index, Wish::Held { re, token, verb }, 1, travel);
+            let verb = Box::new(AgentLeaseVerb::Renew);
+            self.send_agent_call_try(
+                index,
+                AgentRequest::LeaseCall { re, token, verb },
+                1,
+                travel,
+            );
         }
     }
 
     /// What it got counts from the send of the call.
-    pub(crate) fn gripped(&mut self, index: usize, sent_at: u64, grip: Grip) {
-        let until = grip.until;
+    pub(crate) fn add_agent_lease(&mut self, index: usize, sent_at: u64, grip: SimAgentLease) {
+        let until = grip.expires_at;
         assert!(
             until >= sent_at,
             "a grant that is over before it was asked for"
@@ -350,20 +372,20 @@ impl World {
         if until <= self.now {
             return;
         }
-        self.born(grip.re, &grip.spec);
-        self.alone[index].grips.push(grip);
-        self.at(until, Event::GripOver { agent: index });
+        self.record_process_start(grip.re, &grip.spec);
+        self.agents[index].leases.push(grip);
+        self.schedule(until, ScheduledEvent::AgentLeaseExpiry { agent: index });
     }
 
     /// Works on this task at this instant under what an earlier life of the data granted.
-    pub(crate) fn agents_of_before(&self, incarnation: Incarnation) -> bool {
-        let mut grips = self.alone.iter().flat_map(|agent| &agent.grips);
+    pub(crate) fn has_agents_of_earlier_incarnation(&self, incarnation: Incarnation) -> bool {
+        let mut grips = self.agents.iter().flat_map(|agent| &agent.leases);
         grips.any(|grip| grip.re.incarnation != incarnation && !grip.stopped)
     }
 
-    pub(crate) fn works_on(&self, task: TaskId, attempt: AttemptId) -> Option<u64> {
-        let mut grips = self.alone.iter().flat_map(|agent| &agent.grips);
+    pub(crate) fn active_lease_expiry(&self, task: TaskId, attempt: AttemptId) -> Option<u64> {
+        let mut grips = self.agents.iter().flat_map(|agent| &agent.leases);
         let grip = grips.find(|grip| (grip.re.task, grip.re.attempt) == (task, attempt))?;
-        (!grip.stopped).then_some(grip.until)
+        (!grip.stopped).then_some(grip.expires_at)
     }
 }

@@ -3,32 +3,34 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{Grant, Reply};
-use baton_core::goal::GoalWord;
+use baton_core::effects::{AgentLeaseGrant, CoreReply};
+use baton_core::goal::GoalReport;
 use baton_core::id::{AttemptId, RequestId, TaskId};
-use baton_core::input::{FrameRef, HeldCall, HeldVerb, Input, LeaseToken, Submit};
+use baton_core::input::{
+    AgentLeaseCall, AgentLeaseVerb, CoreCommand, FrameRef, LeaseToken, SubmitTask,
+};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
-use baton_core::time::Mint;
+use baton_core::time::IdSource;
 
-use crate::alone::Grip;
-use crate::clients::Asked;
-use crate::submissions::digest;
-use crate::world::{Event, World};
+use crate::alone::SimAgentLease;
+use crate::clients::SimClientRequest;
+use crate::submissions::spec_digest;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// Nobody waits longer for an answer.
-const PATIENCE_MS: u64 = 5_000;
-const MOST_TRIES: u32 = 4;
+const ANSWER_TIMEOUT_MS: u64 = 5_000;
+const MAX_CALL_TRIES: u32 = 4;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct PendingAgentCall {
     pub(crate) sent_at: u64,
-    pub(crate) wish: Wish,
+    pub(crate) request: AgentRequest,
     tries: u32,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum AgentRequest {
     Claim(Option<TaskId>),
     Start(Arc<TaskSpec>),
     PickUp {
@@ -36,269 +38,302 @@ pub(crate) enum Wish {
         /// The parked attempt that it saw.
         seen: Option<AttemptId>,
     },
-    Held {
+    LeaseCall {
         re: FrameRef,
         token: LeaseToken,
-        verb: Box<HeldVerb>,
+        verb: Box<AgentLeaseVerb>,
     },
 }
 
-impl Call {
+impl PendingAgentCall {
     /// Renewals go on beside whatever it does.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        !is_renewal(&self.wish)
+    pub(crate) fn blocks_agent(&self) -> bool {
+        !is_renewal(&self.request)
     }
 }
 
-fn is_renewal(wish: &Wish) -> bool {
-    matches!(wish, Wish::Held { verb, .. } if matches!(**verb, HeldVerb::Renew))
+fn is_renewal(wish: &AgentRequest) -> bool {
+    matches!(wish, AgentRequest::LeaseCall { verb, .. } if matches!(**verb, AgentLeaseVerb::Renew))
 }
 
-impl World {
-    pub(crate) fn call(&mut self, agent: usize, wish: Wish) {
-        let travel = self.travel_ms();
-        self.call_again(agent, wish, 1, travel);
+impl Simulation {
+    pub(crate) fn send_agent_call(&mut self, agent: usize, wish: AgentRequest) {
+        let travel = self.pick_travel_ms();
+        self.send_agent_call_try(agent, wish, 1, travel);
     }
 
     /// The call takes this long to get there.
-    pub(crate) fn call_again(&mut self, agent: usize, wish: Wish, tries: u32, travel: u64) {
+    pub(crate) fn send_agent_call_try(
+        &mut self,
+        agent: usize,
+        wish: AgentRequest,
+        tries: u32,
+        travel: u64,
+    ) {
         self.counts.calls += 1;
         let call = self.clients.next_request();
         let sent_at = self.now;
-        let made = Call {
+        let made = PendingAgentCall {
             sent_at,
-            wish,
+            request: wish,
             tries,
         };
-        self.saw_wish(agent, call, &made.wish);
-        self.alone[agent].calls.insert(call, made);
-        self.at(sent_at + PATIENCE_MS, Event::Unheard { agent, call });
-        if !self.is_lost_on_the_way() {
-            self.at(sent_at + travel, Event::Call { agent, call });
+        self.record_agent_request(agent, call, &made.request);
+        self.agents[agent].pending_calls.insert(call, made);
+        self.schedule(
+            sent_at + ANSWER_TIMEOUT_MS,
+            ScheduledEvent::AnswerTimeout { agent, call },
+        );
+        if !self.is_message_lost() {
+            self.schedule(
+                sent_at + travel,
+                ScheduledEvent::CallArrival { agent, call },
+            );
         }
     }
 
-    fn travel_ms(&mut self) -> u64 {
+    fn pick_travel_ms(&mut self) -> u64 {
         let slow = !self.healing && self.rng.chance(5);
         let most = if slow { 4_000 } else { self.options.delay_ms };
         self.rng.between(1, most)
     }
 
-    fn is_lost_on_the_way(&mut self) -> bool {
+    fn is_message_lost(&mut self) -> bool {
         self.options.careless_agents && !self.healing && self.rng.chance(6)
     }
 
     /// The request is at the relay. Calls of agents pass with the frames of daemons.
-    pub(crate) fn call_arrives(&mut self, agent: usize, call: u64) {
-        let made = self.alone[agent].calls.get(&call).cloned();
+    pub(crate) fn deliver_agent_call(&mut self, agent: usize, call: u64) {
+        let made = self.agents[agent].pending_calls.get(&call).cloned();
         let Some(made) = made.filter(|_| self.relay.core.is_some()) else {
             return;
         };
-        let input = self.input_of(agent, RequestId(call), made.wish);
-        self.expect(call, Asked::Agent(agent));
-        self.relay_is_called(input);
+        let input = self.core_input_of(agent, RequestId(call), made.request);
+        self.track_agent_request(call, SimClientRequest::AgentCall(agent));
+        self.send_agent_input(input);
     }
 
-    fn input_of(&mut self, agent: usize, request: RequestId, wish: Wish) -> Input {
-        let agent = self.alone[agent].agent.clone();
+    fn core_input_of(
+        &mut self,
+        agent: usize,
+        request: RequestId,
+        wish: AgentRequest,
+    ) -> CoreCommand {
+        let agent = self.agents[agent].agent.clone();
         match wish {
-            Wish::Claim(task) => Input::Claim {
+            AgentRequest::Claim(task) => CoreCommand::Claim {
                 request,
                 agent,
                 task,
-                mark: None,
+                fingerprint: None,
                 finished: None,
             },
-            Wish::Start(spec) => Input::Start {
-                submit: Submit {
+            AgentRequest::Start(spec) => CoreCommand::Start {
+                submit: SubmitTask {
                     request,
-                    task: TaskId(self.mint.id()),
-                    digest: digest(&spec),
+                    task: TaskId(self.id_source.new_id()),
+                    digest: spec_digest(&spec),
                     spec,
-                    prior: Ok(None),
+                    prior_submission: Ok(None),
                 },
                 agent,
-                mark: None,
+                fingerprint: None,
             },
-            Wish::PickUp { task, seen } => Input::PickUp {
+            AgentRequest::PickUp { task, seen } => CoreCommand::PickUp {
                 request,
                 agent,
                 task,
                 attempt: seen,
                 reason: None,
-                mark: None,
+                fingerprint: None,
                 finished: None,
             },
-            Wish::Held { re, token, verb } => Input::Held(Box::new(HeldCall {
-                request,
-                agent,
-                task: re.task,
-                attempt: re.attempt,
-                proof: token,
-                mark: None,
-                verb: *verb,
-                known: Ok(None),
-                finished: None,
-            })),
+            AgentRequest::LeaseCall { re, token, verb } => {
+                CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
+                    request,
+                    agent,
+                    task: re.task,
+                    attempt: re.attempt,
+                    proof: token,
+                    fingerprint: None,
+                    verb: *verb,
+                    stored_progress: Ok(None),
+                    finished: None,
+                }))
+            }
         }
     }
 
     /// What the relay has acknowledged counts, whether or not anybody hears of it.
-    pub(crate) fn agent_answered(
+    pub(crate) fn record_agent_reply(
         &mut self,
         agent: usize,
         call: u64,
-        outcome: Result<Reply, Rejection>,
+        outcome: Result<CoreReply, Rejection>,
     ) {
-        let wish = self.alone[agent].calls.get(&call).map(|call| &call.wish);
-        let picks_up = matches!(wish, Some(Wish::PickUp { .. }));
-        let promised = &mut self.clients.promised;
+        let wish = self.agents[agent]
+            .pending_calls
+            .get(&call)
+            .map(|call| &call.request);
+        let picks_up = matches!(wish, Some(AgentRequest::PickUp { .. }));
+        let promised = &mut self.clients.acknowledged_goals;
         match &outcome {
-            Ok(Reply::Granted(Some(grant))) if picks_up => promised.sent_on(&grant.record),
-            Ok(Reply::Progressed { progress, .. }) => promised.progressed(progress),
-            Ok(Reply::Task(_)) => self.counts.agent_ends += 1,
-            Ok(Reply::Checkpointed { checkpoint, .. }) => promised.checkpointed(checkpoint),
+            Ok(CoreReply::Granted(Some(grant))) if picks_up => {
+                promised.record_hand_off(&grant.record)
+            }
+            Ok(CoreReply::Progressed { progress, .. }) => promised.record_progress(progress),
+            Ok(CoreReply::Task(_)) => self.counts.agent_ends += 1,
+            Ok(CoreReply::Checkpointed { checkpoint, .. }) => {
+                promised.record_checkpoint(checkpoint)
+            }
             _ => {}
         }
-        if let Ok(Reply::Granted(Some(grant))) = &outcome {
+        if let Ok(CoreReply::Granted(Some(grant))) = &outcome {
             let attempt = grant.to.attempt;
             let first = self.dispatched.insert(attempt);
             assert!(first, "S2: {attempt} was granted twice");
             let (spec, record) = (Arc::clone(&grant.spec), Arc::clone(&grant.record));
-            self.known_by_agents(&spec, &record);
+            self.record_agent_task(&spec, &record);
         }
-        self.call_answered(agent, call, outcome);
+        self.send_agent_answer(agent, call, outcome);
     }
 
     /// The relay has answered.
-    fn call_answered(&mut self, agent: usize, call: u64, outcome: Result<Reply, Rejection>) {
-        if self.is_lost_on_the_way() {
+    fn send_agent_answer(
+        &mut self,
+        agent: usize,
+        call: u64,
+        outcome: Result<CoreReply, Rejection>,
+    ) {
+        if self.is_message_lost() {
             self.counts.lost_answers += 1;
             return;
         }
-        self.alone[agent].answers.insert(call, outcome);
-        let at = self.now + self.travel_ms();
-        self.at(at, Event::Heard { agent, call });
+        self.agents[agent].answers_in_flight.insert(call, outcome);
+        let at = self.now + self.pick_travel_ms();
+        self.schedule(at, ScheduledEvent::AnswerArrival { agent, call });
     }
 
     /// No answer came: it may have happened or not, so it is said again.
-    pub(crate) fn unheard(&mut self, agent: usize, call: u64) {
-        let Some(made) = self.alone[agent].calls.remove(&call) else {
+    pub(crate) fn retry_unanswered_call(&mut self, agent: usize, call: u64) {
+        let Some(made) = self.agents[agent].pending_calls.remove(&call) else {
             return;
         };
-        self.alone[agent].answers.remove(&call);
-        if !is_renewal(&made.wish) && (made.tries < MOST_TRIES || self.healing) {
+        self.agents[agent].answers_in_flight.remove(&call);
+        if !is_renewal(&made.request) && (made.tries < MAX_CALL_TRIES || self.healing) {
             self.counts.repeated_calls += 1;
-            let travel = self.travel_ms();
-            self.call_again(agent, made.wish, made.tries + 1, travel);
-        } else if let Wish::Held { re, .. } = made.wish {
-            self.give_grip_up(agent, re.attempt, !is_renewal(&made.wish));
+            let travel = self.pick_travel_ms();
+            self.send_agent_call_try(agent, made.request, made.tries + 1, travel);
+        } else if let AgentRequest::LeaseCall { re, .. } = made.request {
+            self.drop_agent_lease_if(agent, re.attempt, !is_renewal(&made.request));
         }
     }
 
-    fn give_grip_up(&mut self, agent: usize, attempt: AttemptId, over: bool) {
+    fn drop_agent_lease_if(&mut self, agent: usize, attempt: AttemptId, over: bool) {
         if over {
-            self.let_grips_go(agent, |grip| grip.re.attempt == attempt);
+            self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt);
         }
     }
 
-    pub(crate) fn heard(&mut self, agent: usize, call: u64) {
-        let answer = self.alone[agent].answers.remove(&call);
-        let made = self.alone[agent].calls.remove(&call);
+    pub(crate) fn handle_agent_answer(&mut self, agent: usize, call: u64) {
+        let answer = self.agents[agent].answers_in_flight.remove(&call);
+        let made = self.agents[agent].pending_calls.remove(&call);
         let (Some(answer), Some(made)) = (answer, made) else {
             return;
         };
-        self.saw_wish_answered(agent, call, &made.wish, &answer);
-        match made.wish {
-            Wish::Claim(_) | Wish::Start(_) | Wish::PickUp { .. } => {
-                if let Ok(Reply::Granted(Some(grant))) = answer {
-                    self.granted_to_agent(agent, made.sent_at, *grant);
+        self.record_agent_answer(agent, call, &made.request, &answer);
+        match made.request {
+            AgentRequest::Claim(_) | AgentRequest::Start(_) | AgentRequest::PickUp { .. } => {
+                if let Ok(CoreReply::Granted(Some(grant))) = answer {
+                    self.accept_agent_grant(agent, made.sent_at, *grant);
                 }
             }
-            Wish::Held { re, token, verb } => {
-                let grips = &self.alone[agent].grips;
-                let own = |grip: &&Grip| grip.re.attempt == re.attempt && grip.token == token;
+            AgentRequest::LeaseCall { re, token, verb } => {
+                let grips = &self.agents[agent].leases;
+                let own =
+                    |grip: &&SimAgentLease| grip.re.attempt == re.attempt && grip.token == token;
                 if grips.iter().any(|grip| own(&grip)) {
-                    self.obeyed(agent, made.sent_at, re.attempt, &verb, answer);
+                    self.apply_lease_answer(agent, made.sent_at, re.attempt, &verb, answer);
                 }
             }
         }
     }
 
-    fn granted_to_agent(&mut self, agent: usize, sent_at: u64, grant: Grant) {
+    fn accept_agent_grant(&mut self, agent: usize, sent_at: u64, grant: AgentLeaseGrant) {
         self.counts.grants += 1;
-        let grip = Grip {
+        let grip = SimAgentLease {
             re: FrameRef {
                 task: grant.to.task,
                 attempt: grant.to.attempt,
                 number: grant.to.number,
-                incarnation: self.granted_in(grant.to.attempt),
+                incarnation: self.granting_incarnation(grant.to.attempt),
             },
             token: grant.token,
             spec: grant.spec,
-            until: sent_at + grant.granted_ms,
+            expires_at: sent_at + grant.granted_ms,
             renew_ms: grant.renew_ms,
             renew_at: sent_at + grant.renew_ms,
             stopped: false,
-            told: false,
+            cancel_requested: false,
         };
-        self.gripped(agent, sent_at, grip);
+        self.add_agent_lease(agent, sent_at, grip);
     }
 
     /// What it was told about a lease that it has.
-    fn obeyed(
+    fn apply_lease_answer(
         &mut self,
         agent: usize,
         sent_at: u64,
         attempt: AttemptId,
-        verb: &HeldVerb,
-        answer: Result<Reply, Rejection>,
+        verb: &AgentLeaseVerb,
+        answer: Result<CoreReply, Rejection>,
     ) {
-        let over = ends(verb);
+        let over = ends_attempt(verb);
         match answer {
-            Ok(Reply::Renewed {
+            Ok(CoreReply::Renewed {
                 granted_ms,
                 cancel_requested,
                 ..
-            }) => self.renewed_grip(agent, attempt, sent_at + granted_ms, cancel_requested),
-            Ok(_) if over => self.let_grips_go(agent, |grip| grip.re.attempt == attempt),
+            }) => self.extend_agent_lease(agent, attempt, sent_at + granted_ms, cancel_requested),
+            Ok(_) if over => self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt),
             Ok(_) => {}
             Err(Rejection::BeingCanceled | Rejection::BeingEnded) => {
-                self.tell_grip(agent, attempt);
+                self.mark_cancel_requested(agent, attempt);
             }
             Err(Rejection::ContractUnmet) => self.counts.refused_results += 1,
-            Err(_) => self.let_grips_go(agent, |grip| grip.re.attempt == attempt),
+            Err(_) => self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt),
         }
     }
 
-    fn tell_grip(&mut self, agent: usize, attempt: AttemptId) {
-        let mut grips = self.alone[agent].grips.iter_mut();
+    fn mark_cancel_requested(&mut self, agent: usize, attempt: AttemptId) {
+        let mut grips = self.agents[agent].leases.iter_mut();
         if let Some(grip) = grips.find(|grip| grip.re.attempt == attempt) {
-            grip.told = true;
+            grip.cancel_requested = true;
         }
     }
 
-    fn renewed_grip(&mut self, agent: usize, attempt: AttemptId, until: u64, told: bool) {
+    fn extend_agent_lease(&mut self, agent: usize, attempt: AttemptId, until: u64, told: bool) {
         self.counts.agent_renewals += 1;
-        let mut grips = self.alone[agent].grips.iter_mut();
+        let mut grips = self.agents[agent].leases.iter_mut();
         let Some(grip) = grips.find(|grip| grip.re.attempt == attempt) else {
             return;
         };
-        grip.told |= told;
-        grip.until = grip.until.max(until);
-        let until = grip.until;
-        self.at(until, Event::GripOver { agent });
+        grip.cancel_requested |= told;
+        grip.expires_at = grip.expires_at.max(until);
+        let until = grip.expires_at;
+        self.schedule(until, ScheduledEvent::AgentLeaseExpiry { agent });
     }
 }
 
 /// Whoever says this has stopped.
-pub(crate) fn ends(verb: &HeldVerb) -> bool {
+pub(crate) fn ends_attempt(verb: &AgentLeaseVerb) -> bool {
     match verb {
-        HeldVerb::Complete(..)
-        | HeldVerb::Fail(_)
-        | HeldVerb::Release { .. }
-        | HeldVerb::Cancel { .. }
-        | HeldVerb::Goal(GoalWord::Block(_)) => true,
-        HeldVerb::Renew | HeldVerb::Goal(GoalWord::Progress(_) | GoalWord::Checkpoint(_)) => false,
+        AgentLeaseVerb::Complete(..)
+        | AgentLeaseVerb::Fail(_)
+        | AgentLeaseVerb::Release { .. }
+        | AgentLeaseVerb::Cancel { .. }
+        | AgentLeaseVerb::Goal(GoalReport::Block(_)) => true,
+        AgentLeaseVerb::Renew
+        | AgentLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => false,
     }
 }

@@ -4,26 +4,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_core::effects::{Effects, Reply, Send};
+use baton_core::effects::{CoreReply, Delivery, Effects};
 use baton_core::id::{AttemptId, Incarnation, RequestId, TaskId, TenantId};
-use baton_core::input::{HeldCall, HeldVerb, Input, LeaseToken};
-use baton_core::parked::Place;
-use baton_core::record::{AttemptRecord, State, TaskRecord};
+use baton_core::input::{AgentLeaseCall, AgentLeaseVerb, CoreCommand, LeaseToken};
+use baton_core::parked::ParkedListCursor;
+use baton_core::record::{AttemptRecord, AttemptState, TaskRecord};
 use baton_core::reject::Rejection;
 
-use crate::judges::unchanged;
-use crate::world::World;
+use crate::judges::assert_attempts_unchanged;
+use crate::world::Simulation;
 
 /// What the relay granted to agents, by its own clock.
 #[derive(Debug, Default)]
-pub(crate) struct Grants {
+pub(crate) struct AgentGrants {
     tokens: BTreeMap<AttemptId, (LeaseToken, Incarnation)>,
-    counted: BTreeMap<AttemptId, Counted>,
+    counted: BTreeMap<AttemptId, CountedGrant>,
 }
 
 /// A grant as the relay must count it, as long as it neither starts again nor stalls.
 #[derive(Clone, Copy, Debug)]
-struct Counted {
+struct CountedGrant {
     boot: u64,
     stall: u64,
     at: u64,
@@ -32,86 +32,88 @@ struct Counted {
 
 /// A call and what was true before it.
 #[derive(Debug)]
-pub(crate) struct Called {
+pub(crate) struct LeaseCallCheck {
     request: RequestId,
     attempt: AttemptId,
-    right: Right,
-    renews: bool,
+    right: CallerRight,
+    is_renewal: bool,
     task: Arc<TaskRecord>,
 }
 
 #[derive(Debug)]
-enum Right {
+enum CallerRight {
     /// Its own lease; whether that is over, where this is sure.
-    Own {
-        over: Option<bool>,
+    OwnLease {
+        expired: Option<bool>,
     },
     /// It was its own.
-    Past,
-    Nobody(&'static str),
+    EndedLease,
+    NoRight(&'static str),
 }
 
 /// Somebody wants a parked task to go on.
 #[derive(Debug)]
-pub(crate) struct SendOn {
+pub(crate) struct HandOffCheck {
     request: RequestId,
     seen: Option<AttemptId>,
-    picks_up: bool,
+    is_pick_up: bool,
     task: Arc<TaskRecord>,
 }
 
 /// Somebody looks at what waits for a person.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct ParkedListCheck {
     request: RequestId,
     tenant: TenantId,
     scope: Option<Arc<str>>,
-    after: Option<Place>,
+    after: Option<ParkedListCursor>,
     limit: usize,
 }
 
 #[derive(Debug)]
-pub(crate) enum Asking {
-    Call(Called),
-    SendOn(SendOn),
-    Listing(Listing),
+pub(crate) enum RequestCheck {
+    LeaseCall(LeaseCallCheck),
+    HandOff(HandOffCheck),
+    ParkedList(ParkedListCheck),
 }
 
-impl World {
-    pub(crate) fn asking(&self, input: &Input) -> Option<Asking> {
+impl Simulation {
+    pub(crate) fn request_check(&self, input: &CoreCommand) -> Option<RequestCheck> {
         let record = |task: &TaskId| self.relay.store.view.record(*task).cloned();
         Some(match input {
-            Input::Held(call) => Asking::Call(self.called(call, record(&call.task)?)),
-            Input::PickUp {
+            CoreCommand::AgentLeaseCall(call) => {
+                RequestCheck::LeaseCall(self.lease_call_check(call, record(&call.task)?))
+            }
+            CoreCommand::PickUp {
                 request,
                 task,
                 attempt,
                 ..
-            } => Asking::SendOn(SendOn {
+            } => RequestCheck::HandOff(HandOffCheck {
                 request: *request,
                 seen: *attempt,
-                picks_up: true,
+                is_pick_up: true,
                 task: record(task)?,
             }),
-            Input::Resume {
+            CoreCommand::Resume {
                 request,
                 task,
                 attempt,
                 ..
-            } => Asking::SendOn(SendOn {
+            } => RequestCheck::HandOff(HandOffCheck {
                 request: *request,
                 seen: *attempt,
-                picks_up: false,
+                is_pick_up: false,
                 task: record(task)?,
             }),
-            Input::ListParked {
+            CoreCommand::ListParked {
                 request,
                 tenant,
                 agent_scope,
                 after,
                 limit,
                 ..
-            } => Asking::Listing(Listing {
+            } => RequestCheck::ParkedList(ParkedListCheck {
                 request: *request,
                 tenant: tenant.clone(),
                 scope: agent_scope.clone(),
@@ -122,40 +124,45 @@ impl World {
         })
     }
 
-    fn called(&self, call: &HeldCall, task: Arc<TaskRecord>) -> Called {
+    fn lease_call_check(&self, call: &AgentLeaseCall, task: Arc<TaskRecord>) -> LeaseCallCheck {
         let right = match task.attempt(call.attempt) {
-            Some(attempt) => self.right_of(call, &task, attempt),
-            None => Right::Nobody("of no attempt"),
+            Some(attempt) => self.caller_right(call, &task, attempt),
+            None => CallerRight::NoRight("of no attempt"),
         };
-        Called {
+        LeaseCallCheck {
             request: call.request,
             attempt: call.attempt,
             right,
-            renews: matches!(call.verb, HeldVerb::Renew),
+            is_renewal: matches!(call.verb, AgentLeaseVerb::Renew),
             task,
         }
     }
 
-    fn right_of(&self, call: &HeldCall, task: &TaskRecord, attempt: &AttemptRecord) -> Right {
-        let token = self.relay.grants.tokens.get(&attempt.id);
-        let holder = attempt.agent().map(|agent| agent.token);
+    fn caller_right(
+        &self,
+        call: &AgentLeaseCall,
+        task: &TaskRecord,
+        attempt: &AttemptRecord,
+    ) -> CallerRight {
+        let token = self.relay.agent_grants.tokens.get(&attempt.id);
+        let holder = attempt.agent_holder().map(|agent| agent.token);
         if holder != Some(call.agent.token) || task.tenant != call.agent.tenant {
-            Right::Nobody("of another's attempt")
+            CallerRight::NoRight("of another's attempt")
         } else if token.is_none_or(|(token, _)| *token != call.proof) {
-            Right::Nobody("with a wrong token")
+            CallerRight::NoRight("with a wrong token")
         } else if token.is_some_and(|(_, life)| *life != self.relay.incarnation()) {
-            Right::Nobody("of another life of the data")
+            CallerRight::NoRight("of another life of the data")
         } else if attempt.state.is_leased() {
-            let over = self.is_lease_over(attempt);
-            Right::Own { over }
+            let over = self.has_lease_expired(attempt);
+            CallerRight::OwnLease { expired: over }
         } else {
-            Right::Past
+            CallerRight::EndedLease
         }
     }
 
-    fn is_lease_over(&self, attempt: &AttemptRecord) -> Option<bool> {
-        let counted = self.relay.grants.counted.get(&attempt.id)?;
-        if (counted.boot, counted.stall) != (self.relay.boot, self.relay.stall) {
+    fn has_lease_expired(&self, attempt: &AttemptRecord) -> Option<bool> {
+        let counted = self.relay.agent_grants.counted.get(&attempt.id)?;
+        if (counted.boot, counted.stall) != (self.relay.boot, self.relay.stall_count) {
             return None;
         }
         let ttl = attempt.lease.as_ref().map_or(0, |lease| lease.ttl_ms);
@@ -169,60 +176,65 @@ impl World {
     }
 
     /// In which life of the data an agent got its lease.
-    pub(crate) fn granted_in(&self, attempt: AttemptId) -> Incarnation {
-        let known = self.relay.grants.tokens.get(&attempt);
+    pub(crate) fn granting_incarnation(&self, attempt: AttemptId) -> Incarnation {
+        let known = self.relay.agent_grants.tokens.get(&attempt);
         known.map_or_else(|| self.relay.incarnation(), |(_, life)| *life)
     }
 
-    pub(crate) fn note_grants(&mut self, effects: &Effects) {
-        for outgoing in &effects.sends {
-            if let Send::Reply {
-                outcome: Ok(Reply::Granted(Some(grant))),
+    pub(crate) fn record_agent_grants(&mut self, effects: &Effects) {
+        for outgoing in &effects.deliveries {
+            if let Delivery::Reply {
+                outcome: Ok(CoreReply::Granted(Some(grant))),
                 ..
-            } = &outgoing.send
+            } = &outgoing.delivery
             {
                 let (attempt, life) = (grant.to.attempt, self.relay.incarnation());
                 let token = (grant.token.clone(), life);
                 // One that was not durable before a crash was told to nobody.
-                self.relay.grants.tokens.insert(attempt, token);
-                self.count_grant(attempt, grant.granted_ms);
+                self.relay.agent_grants.tokens.insert(attempt, token);
+                self.count_granted_lease(attempt, grant.granted_ms);
             }
         }
     }
 
-    fn count_grant(&mut self, attempt: AttemptId, granted_ms: u64) {
-        let counted = Counted {
+    fn count_granted_lease(&mut self, attempt: AttemptId, granted_ms: u64) {
+        let counted = CountedGrant {
             boot: self.relay.boot,
-            stall: self.relay.stall,
+            stall: self.relay.stall_count,
             at: self.now,
             granted_ms,
         };
-        self.relay.grants.counted.insert(attempt, counted);
-        self.renewed_in.insert(attempt, self.relay.stall);
+        self.relay.agent_grants.counted.insert(attempt, counted);
+        self.renewed_in_stall
+            .insert(attempt, self.relay.stall_count);
     }
 
-    pub(crate) fn judge_asking(&mut self, asking: Option<&Asking>, effects: &Effects) {
+    pub(crate) fn check_request(&mut self, asking: Option<&RequestCheck>, effects: &Effects) {
         match asking {
-            Some(Asking::Call(called)) => {
-                let outcome = outcome(effects, called.request);
-                self.judge_call(called, outcome);
+            Some(RequestCheck::LeaseCall(called)) => {
+                let outcome = reply_outcome(effects, called.request);
+                self.check_lease_call(called, outcome);
             }
-            Some(Asking::SendOn(asked)) => {
-                if let Some(outcome) = outcome(effects, asked.request) {
-                    self.judge_send_on(asked, outcome);
+            Some(RequestCheck::HandOff(asked)) => {
+                if let Some(outcome) = reply_outcome(effects, asked.request) {
+                    self.check_hand_off(asked, outcome);
                 }
             }
-            Some(Asking::Listing(listing)) => {
-                if let Some(Ok(Reply::Parked(rows))) = outcome(effects, listing.request) {
+            Some(RequestCheck::ParkedList(listing)) => {
+                if let Some(Ok(CoreReply::Parked(rows))) = reply_outcome(effects, listing.request) {
                     let rows: Vec<TaskId> = rows.iter().map(|(task, _)| task.task).collect();
-                    self.judge_listing(listing, &rows);
+                    self.check_parked_list(listing, &rows);
                 }
             }
             None => {}
         }
     }
 
-    fn judge_call(&mut self, called: &Called, outcome: Option<&Result<Reply, Rejection>>) {
+    fn check_lease_call(
+        &mut self,
+        called: &LeaseCallCheck,
+        outcome: Option<&Result<CoreReply, Rejection>>,
+    ) {
         let Some(outcome) = outcome else { return };
         let attempt = called.attempt;
         let view = &self.relay.store.view;
@@ -230,23 +242,23 @@ impl World {
             return;
         };
         match called.right {
-            Right::Nobody(why) => {
+            CallerRight::NoRight(why) => {
                 assert!(outcome.is_err(), "S3: a call {why} was taken: {outcome:?}");
                 self.counts.refused_calls += 1;
-                same(&called.task, &after, why);
+                assert_task_unchanged(&called.task, &after, why);
             }
-            Right::Past => {
-                let again = matches!(outcome, Err(_) | Ok(Reply::Task(_)));
+            CallerRight::EndedLease => {
+                let again = matches!(outcome, Err(_) | Ok(CoreReply::Task(_)));
                 assert!(again, "S3: {attempt} is over and was heard: {outcome:?}");
-                same(&called.task, &after, "of a lease that is over");
+                assert_task_unchanged(&called.task, &after, "of a lease that is over");
             }
-            Right::Own { over } => {
-                judge_own(called, over, outcome);
+            CallerRight::OwnLease { expired: over } => {
+                check_own_lease(called, over, outcome);
                 let other = |was: &AttemptRecord| was.id != attempt;
-                unchanged(&called.task, &after, &other, "of another attempt");
+                assert_attempts_unchanged(&called.task, &after, &other, "of another attempt");
             }
         }
-        if let Ok(Reply::Renewed {
+        if let Ok(CoreReply::Renewed {
             granted_ms,
             cancel_requested,
             ..
@@ -258,17 +270,19 @@ impl World {
                 "cancel: {attempt} was renewed and not told"
             );
             if !cancel_requested {
-                self.count_grant(attempt, *granted_ms);
+                self.count_granted_lease(attempt, *granted_ms);
             }
-            self.judge_agent_total(&after, attempt);
+            self.check_agent_total_time(&after, attempt);
         }
     }
 
-    fn judge_send_on(&mut self, asked: &SendOn, outcome: &Result<Reply, Rejection>) {
+    fn check_hand_off(&mut self, asked: &HandOffCheck, outcome: &Result<CoreReply, Rejection>) {
         let (before, task) = (&asked.task, asked.task.task);
-        let parked = before.newest().filter(|_| before.attention.is_some());
+        let parked = before
+            .newest_attempt()
+            .filter(|_| before.attention.is_some());
         let seen = asked.seen.and_then(|seen| before.attempt(seen));
-        let late = seen.is_some_and(|seen| seen.handed_to.is_some());
+        let late = seen.is_some_and(|seen| seen.handed_off_to.is_some());
         match outcome {
             Ok(_) => {
                 let stood = parked.unwrap_or_else(|| panic!("hand-off: {task} was not parked"));
@@ -278,7 +292,7 @@ impl World {
                     "hand-off: {task} stood elsewhere than {:?}",
                     asked.seen
                 );
-                self.counts.pick_ups += u64::from(asked.picks_up);
+                self.counts.pick_ups += u64::from(asked.is_pick_up);
             }
             Err(code) => {
                 let foreign =
@@ -288,7 +302,7 @@ impl World {
                     !late || *code == Rejection::HandedOff || foreign || canceled,
                     "hand-off: who came too late for {task} was told {code:?}"
                 );
-                self.judge_loser(before, *code);
+                self.check_refused_hand_off(before, *code);
                 let refused = matches!(code, Rejection::HandedOff | Rejection::NotParked);
                 let stands = parked.is_some_and(|stood| asked.seen.is_none_or(|id| id == stood.id));
                 assert!(
@@ -300,21 +314,21 @@ impl World {
     }
 
     /// Whoever is too late can be told who was not.
-    fn judge_loser(&mut self, before: &TaskRecord, code: Rejection) {
+    fn check_refused_hand_off(&mut self, before: &TaskRecord, code: Rejection) {
         if code != Rejection::HandedOff {
             return;
         }
         self.counts.losers += 1;
         let mut attempts = before.attempts.iter();
         assert!(
-            attempts.any(|attempt| attempt.handed_to.is_some()),
+            attempts.any(|attempt| attempt.handed_off_to.is_some()),
             "hand-off: nobody knows who has {}",
             before.task
         );
     }
 
     /// Each task that waits for a person once, newest first, and no other.
-    fn judge_listing(&mut self, listing: &Listing, rows: &[TaskId]) {
+    fn check_parked_list(&mut self, listing: &ParkedListCheck, rows: &[TaskId]) {
         let view = &self.relay.store.view;
         let own = view
             .live
@@ -327,7 +341,7 @@ impl World {
                 listing.scope.is_none() || spec.agent_scope.as_deref() == listing.scope.as_deref();
             wanted.then_some((std::cmp::Reverse(since), task.task))
         });
-        let mut waiting: Vec<Place> = waiting.collect();
+        let mut waiting: Vec<ParkedListCursor> = waiting.collect();
         waiting.sort_unstable();
         let behind = waiting
             .iter()
@@ -338,28 +352,34 @@ impl World {
     }
 
     /// L4: an agent's lease is given up only when the agent has counted it down, and not by a relay that was away.
-    pub(crate) fn judge_agent_given_up(&self, task: TaskId, attempt: &AttemptRecord) {
-        if attempt.agent().is_none() {
+    pub(crate) fn check_agent_lease_loss(&self, task: TaskId, attempt: &AttemptRecord) {
+        if attempt.agent_holder().is_none() {
             return;
         }
-        if let Some(until) = self.works_on(task, attempt.id) {
+        if let Some(until) = self.active_lease_expiry(task, attempt.id) {
             assert!(
-                until <= self.now || self.granted_in(attempt.id) != self.relay.incarnation(),
+                until <= self.now
+                    || self.granting_incarnation(attempt.id) != self.relay.incarnation(),
                 "L4: {} was given up at {}, and its agent may go on until {until}",
                 attempt.id,
                 self.now
             );
         }
-        let first = self.renewed_in.get(&attempt.id) == Some(&self.relay.stall.wrapping_sub(1));
+        let first =
+            self.renewed_in_stall.get(&attempt.id) == Some(&self.relay.stall_count.wrapping_sub(1));
         assert!(
-            !(self.relay.is_back && first),
+            !(self.relay.is_first_turn_after_stall && first),
             "L4: the relay was away and gave up {}",
             attempt.id
         );
     }
 }
 
-fn judge_own(called: &Called, over: Option<bool>, outcome: &Result<Reply, Rejection>) {
+fn check_own_lease(
+    called: &LeaseCallCheck,
+    over: Option<bool>,
+    outcome: &Result<CoreReply, Rejection>,
+) {
     use Rejection::{
         BadProof, LeaseExpired, NotLeased, StaleIncarnation, TaskTerminal, UnknownAttempt,
         UnknownTask,
@@ -383,13 +403,13 @@ fn judge_own(called: &Called, over: Option<bool>, outcome: &Result<Reply, Reject
         Some(false) => assert!(!unheard, "L4: {attempt} was not heard: {outcome:?}"),
         None => {}
     }
-    let ends_total = called.renews && outcome.is_ok();
+    let ends_total = called.is_renewal && outcome.is_ok();
     let cleaning = called.task.attempt(attempt).map(|a| &a.state);
-    let cleaning = matches!(cleaning, Some(State::CleaningUp { .. }));
+    let cleaning = matches!(cleaning, Some(AttemptState::CleaningUp { .. }));
     if let (
         true,
         true,
-        Ok(Reply::Renewed {
+        Ok(CoreReply::Renewed {
             cancel_requested, ..
         }),
     ) = (ends_total, cleaning, outcome)
@@ -401,25 +421,25 @@ fn judge_own(called: &Called, over: Option<bool>, outcome: &Result<Reply, Reject
     }
 }
 
-fn outcome(effects: &Effects, asked: RequestId) -> Option<&Result<Reply, Rejection>> {
+fn reply_outcome(effects: &Effects, asked: RequestId) -> Option<&Result<CoreReply, Rejection>> {
     effects
-        .sends
+        .deliveries
         .iter()
-        .find_map(|outgoing| match &outgoing.send {
-            Send::Reply { request, outcome } if *request == asked => Some(outcome),
-            Send::Reply { .. }
-            | Send::ToSession { .. }
-            | Send::CloseSession { .. }
-            | Send::Published { .. } => None,
+        .find_map(|outgoing| match &outgoing.delivery {
+            Delivery::Reply { request, outcome } if *request == asked => Some(outcome),
+            Delivery::Reply { .. }
+            | Delivery::ToSession { .. }
+            | Delivery::CloseSession { .. }
+            | Delivery::Published { .. } => None,
         })
 }
 
 /// Nothing is different; but what waits may have been placed in the same turn.
-fn same(old: &TaskRecord, new: &TaskRecord, why: &str) {
-    unchanged(old, new, &|_| true, why);
+fn assert_task_unchanged(old: &TaskRecord, new: &TaskRecord, why: &str) {
+    assert_attempts_unchanged(old, new, &|_| true, why);
     let waits = old
-        .newest()
-        .is_some_and(|newest| newest.state == State::Queued);
+        .newest_attempt()
+        .is_some_and(|newest| newest.state == AttemptState::Queued);
     assert!(
         waits || *old == *new,
         "S3: a call {why} changed {}",

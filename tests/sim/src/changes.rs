@@ -1,46 +1,46 @@
 //! What one change of a task may do to it: budgets, pauses, answers, cancels and retries.
 
 use baton_core::record::{
-    AttemptRecord, End, EndState, EndedBy, FailureCode, InputRecord, Pending, State, TaskRecord,
-    TimerKind,
+    AttemptEnd, AttemptRecord, AttemptState, EndState, EndedBy, FailureCode, InputRecord,
+    PendingEnd, TaskRecord, TimerKind,
 };
-use baton_core::spec::{RetryPolicy, TaskSpec, WhenUnsafe};
+use baton_core::spec::{RetryPolicy, TaskSpec, UnsafeLossPolicy};
 
-use crate::checks::pairs;
+use crate::checks::attempt_pairs;
 use crate::contracts;
 use crate::ruled;
-use crate::store::State as Stored;
+use crate::store::StoreState as Stored;
 
 pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
-    counted(new);
-    taken_away(old, new);
-    begun_anew(new);
-    within_budget(&before.specs[&new.task].retry, old, new);
-    for (was, is) in pairs(old, new) {
-        same_answers(was, is);
+    check_end_counters(new);
+    check_operator_release(old, new);
+    check_fresh_conversation(new);
+    check_retry_budget(&before.specs[&new.task].retry, old, new);
+    for (was, is) in attempt_pairs(old, new) {
+        check_answers_unchanged(was, is);
         ruled::check(&before.specs[&new.task], is);
         contracts::check(&before.specs[&new.task], was, is);
         let (from, to) = (&was.state, &is.state);
-        if *from == State::Queued && *to == State::Offered {
-            offered(before, old, is);
+        if *from == AttemptState::Queued && *to == AttemptState::Offered {
+            check_offer(before, old, is);
         }
-        cancel_wins(was, is);
-        own_deadline_is_known(was, is);
+        check_cancel_wins(was, is);
+        check_own_deadline_kept(was, is);
         assert!(
             is.output_end >= was.output_end,
             "S10: output of {} is gone",
             is.id
         );
-        tool_was_open(was, is);
+        check_idle_tool_open(was, is);
         if from.is_leased() && !to.is_leased() {
             let spec = &before.specs[&new.task];
-            unsafe_loss(spec, is, new);
+            check_unsafe_loss(spec, is, new);
         }
     }
 }
 
 /// Every end is counted once, in its own budget.
-fn counted(task: &TaskRecord) {
+fn check_end_counters(task: &TaskRecord) {
     if task.cancel.is_some() {
         return;
     }
@@ -53,9 +53,9 @@ fn counted(task: &TaskRecord) {
         .attempts
         .iter()
         .zip(next)
-        .filter(|(was, is)| is.fresh && is_failure(was))
+        .filter(|(was, is)| is.fresh_conversation && is_failure(was))
         .count();
-    let anew = u32::try_from(anew).unwrap_or(u32::MAX) + u32::from(is_cut_short(task));
+    let anew = u32::try_from(anew).unwrap_or(u32::MAX) + u32::from(is_fresh_attempt_cut(task));
     let (failures, losses) = (ends(is_failure) - anew, ends(is_loss));
     let counters = &task.counters;
     assert_eq!(
@@ -67,13 +67,16 @@ fn counted(task: &TaskRecord) {
 }
 
 /// An attempt that an operator takes away was no offer: another one follows it, however many there were.
-fn taken_away(old: &TaskRecord, new: &TaskRecord) {
-    let was_leased = old.newest().filter(|newest| newest.state.is_leased());
+fn check_operator_release(old: &TaskRecord, new: &TaskRecord) {
+    let was_leased = old
+        .newest_attempt()
+        .filter(|newest| newest.state.is_leased());
     let Some(was) = was_leased else {
         return;
     };
     let end = new.attempt(was.id).and_then(|is| is.state.end());
-    let by_operator = |end: &&End| end.state == EndState::Released && end.by == EndedBy::Operator;
+    let by_operator =
+        |end: &&AttemptEnd| end.state == EndState::Released && end.ended_by == EndedBy::Operator;
     if end.filter(by_operator).is_some() {
         assert!(
             new.attempts.len() > old.attempts.len()
@@ -85,14 +88,19 @@ fn taken_away(old: &TaskRecord, new: &TaskRecord) {
 }
 
 /// A conversation begins anew once, after a resume that failed; what was then given back without a try stays so.
-fn begun_anew(task: &TaskRecord) {
+fn check_fresh_conversation(task: &TaskRecord) {
     let next = task.attempts.iter().skip(1);
-    for (was, is) in task.attempts.iter().zip(next).filter(|(_, is)| is.fresh) {
+    for (was, is) in task
+        .attempts
+        .iter()
+        .zip(next)
+        .filter(|(_, is)| is.fresh_conversation)
+    {
         let end = was.state.end();
         let failed = end.is_some_and(|end| end.failure_code == Some(FailureCode::ResumeFailed));
         let given_back = end.is_some_and(|end| end.state == EndState::Released);
         assert!(
-            (failed && !was.fresh) || (given_back && was.fresh),
+            (failed && !was.fresh_conversation) || (given_back && was.fresh_conversation),
             "resume: {} begins anew after {}",
             is.id,
             was.id
@@ -101,11 +109,15 @@ fn begun_anew(task: &TaskRecord) {
 }
 
 /// It would have begun anew, uncounted, had it not been offered as often as it may.
-fn is_cut_short(task: &TaskRecord) -> bool {
-    let spent = task.retry_stop.as_deref() == Some("dispatch_limit");
-    let newest = task.newest().filter(|newest| spent && !newest.fresh);
+fn is_fresh_attempt_cut(task: &TaskRecord) -> bool {
+    let spent = task.retry_stop_reason.as_deref() == Some("dispatch_limit");
+    let newest = task
+        .newest_attempt()
+        .filter(|newest| spent && !newest.fresh_conversation);
     let end = newest.and_then(|newest| newest.state.end());
-    end.is_some_and(|end| end.failure_code == Some(FailureCode::ResumeFailed) && !end.adopted_late)
+    end.is_some_and(|end| {
+        end.failure_code == Some(FailureCode::ResumeFailed) && !end.is_adopted_late
+    })
 }
 
 fn is_failure(attempt: &AttemptRecord) -> bool {
@@ -113,7 +125,8 @@ fn is_failure(attempt: &AttemptRecord) -> bool {
     end.is_some_and(|end| match end.state {
         // What a person decided, and what only a limit made a failure, counts in no budget.
         EndState::Failed => {
-            end.by != EndedBy::Operator && end.failure_code != Some(FailureCode::DispatchLimit)
+            end.ended_by != EndedBy::Operator
+                && end.failure_code != Some(FailureCode::DispatchLimit)
         }
         EndState::TimedOut => true,
         EndState::Completed
@@ -130,8 +143,8 @@ fn is_loss(attempt: &AttemptRecord) -> bool {
 }
 
 /// S12: nothing is tried again by itself once its budget is spent.
-fn within_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
-    let Some(last) = new.newest().filter(|_| new.retry.is_some()) else {
+fn check_retry_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
+    let Some(last) = new.newest_attempt().filter(|_| new.retry.is_some()) else {
         return;
     };
     if old.retry.is_some() {
@@ -144,21 +157,26 @@ fn within_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
 }
 
 /// Nothing that is paused is offered, nobody who is drained or busy is asked, and nobody for another tenant.
-fn offered(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
+fn check_offer(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
     assert!(task.paused.is_none(), "pause: {} was offered", attempt.id);
     assert!(
-        before.scheduler.paused.is_none() && before.pauses.of(&task.tenant).is_none(),
+        before.scheduler.paused.is_none() && before.pauses.pause_of_tenant(&task.tenant).is_none(),
         "pause: {} was offered",
         attempt.id
     );
-    let daemon = attempt.daemon().and_then(|h| before.daemons.get(&h.daemon));
+    let daemon = attempt
+        .daemon_holder()
+        .and_then(|h| before.daemons.get(&h.daemon));
     let drained = daemon.is_some_and(|daemon| daemon.drained.is_some());
     assert!(!drained, "drain: {} was offered to {daemon:?}", attempt.id);
     let covers = daemon.is_none_or(|daemon| daemon.scope.covers(&task.tenant));
     assert!(covers, "S9: {} was offered to {daemon:?}", attempt.id);
-    let newest = before.live.values().filter_map(|other| other.newest());
+    let newest = before
+        .live
+        .values()
+        .filter_map(|other| other.newest_attempt());
     let held = newest.filter(|other| {
-        let theirs = other.daemon().map(|holder| holder.daemon);
+        let theirs = other.daemon_holder().map(|holder| holder.daemon);
         other.state.is_leased() && theirs == daemon.map(|daemon| daemon.daemon)
     });
     let room = daemon.is_none_or(|daemon| held.count() < daemon.slots as usize);
@@ -166,11 +184,11 @@ fn offered(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
 }
 
 /// Exactly one terminal: a cancel that is under way is what it ends as.
-fn cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
+fn check_cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
     let canceling = matches!(
         was.state,
-        State::CleaningUp {
-            pending: Some(Pending::Cancel { .. })
+        AttemptState::CleaningUp {
+            pending: Some(PendingEnd::Cancel { .. })
         }
     );
     let completed = is
@@ -181,11 +199,11 @@ fn cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
 }
 
 /// A daemon that said which deadline it ends an attempt for need not say more.
-fn own_deadline_is_known(was: &AttemptRecord, is: &AttemptRecord) {
+fn check_own_deadline_kept(was: &AttemptRecord, is: &AttemptRecord) {
     let own = matches!(
         was.state,
-        State::CleaningUp {
-            pending: Some(Pending::OwnDeadline { .. })
+        AttemptState::CleaningUp {
+            pending: Some(PendingEnd::DaemonDeadline { .. })
         }
     );
     let code = is.state.end().and_then(|end| end.failure_code.as_ref());
@@ -194,40 +212,43 @@ fn own_deadline_is_known(was: &AttemptRecord, is: &AttemptRecord) {
 }
 
 /// A tool that has finished times nobody out.
-fn tool_was_open(was: &AttemptRecord, is: &AttemptRecord) {
+fn check_idle_tool_open(was: &AttemptRecord, is: &AttemptRecord) {
     let named = match &is.state {
-        State::CleaningUp {
+        AttemptState::CleaningUp {
             pending:
-                Some(Pending::Deadline {
+                Some(PendingEnd::Deadline {
                     timer: TimerKind::ToolIdle,
                     tool,
                     ..
                 }),
-        } if !matches!(was.state, State::CleaningUp { .. }) => tool.as_ref(),
+        } if !matches!(was.state, AttemptState::CleaningUp { .. }) => tool.as_ref(),
         _ => return,
     };
-    let open = named.is_some_and(|tool| was.tools.iter().any(|open| open.id == *tool));
+    let open = named.is_some_and(|tool| was.open_tools.iter().any(|open| open.id == *tool));
     assert!(open, "tool_idle: {} had finished {named:?}", is.id);
 }
 
 /// What may have had effects is tried again only where the task says so.
-fn unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
+fn check_unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
     let lost = is
         .state
         .end()
-        .is_some_and(|end| end.state == EndState::Lost && end.by == EndedBy::Relay);
+        .is_some_and(|end| end.state == EndState::Lost && end.ended_by == EndedBy::Relay);
     let confirmed = is.lease.as_ref().is_some_and(|lease| lease.confirmed);
     let unsafe_loss = lost && confirmed && is.prompt_written != Some(false);
-    let retried = task.retry.is_some() || task.newest().is_some_and(|newest| newest.id != is.id);
+    let retried = task.retry.is_some()
+        || task
+            .newest_attempt()
+            .is_some_and(|newest| newest.id != is.id);
     assert!(
-        !unsafe_loss || !retried || spec.retry.when_unsafe == WhenUnsafe::Retry,
+        !unsafe_loss || !retried || spec.retry.when_unsafe == UnsafeLossPolicy::Retry,
         "unsafe: {} was lost and is tried again",
         is.id
     );
 }
 
 /// S8: of an answered input only what happens to the answer changes, and what is closed takes none.
-fn same_answers(was: &AttemptRecord, is: &AttemptRecord) {
+fn check_answers_unchanged(was: &AttemptRecord, is: &AttemptRecord) {
     let given = |input: &InputRecord| {
         let answer = input.state.answer()?;
         Some((answer.decision, answer.by.clone(), answer.at))

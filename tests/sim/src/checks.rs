@@ -6,29 +6,29 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_core::effects::Write;
+use baton_core::effects::RecordChange;
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    AUDITS_MAX, AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, Receipt,
-    State as AttemptStage, TaskRecord, TaskState,
+    AUDITS_MAX, AttemptEnd, AttemptRecord, AttemptState as AttemptStage, EndState, EndedBy,
+    FailureCode, TaskRecord, TaskState, TerminationReceipt, TimelineEventKind,
 };
 
 use crate::changes;
 use crate::goals;
-use crate::options::MOST_DISPATCHES;
+use crate::options::MAX_DISPATCHES;
 use crate::parks;
-use crate::store::State;
-use crate::world::World;
+use crate::store::StoreState;
+use crate::world::Simulation;
 
-impl World {
+impl Simulation {
     /// S13, L1: what is open is bounded and guarded by a timer.
-    pub(crate) fn check_bounds(&self) {
+    pub(crate) fn check_open_task_bounds(&self) {
         let Some(core) = &self.relay.core else {
             return;
         };
         let live = self.relay.store.view.live.len();
         assert_eq!(
-            core.open_tasks(),
+            core.open_task_count(),
             live,
             "S13: the core and its records disagree on what is open"
         );
@@ -37,21 +37,21 @@ impl World {
             core.counts_are_true(),
             "S13: the counts of open tasks are not a recount"
         );
-        let forgotten = core.waits_for_ever();
+        let forgotten = core.find_untimed_task();
         assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
     }
 }
 
 /// S1, S2, S6: one write against what was handed over before it.
-pub(crate) fn write(before: &State, write: &Write) {
+pub(crate) fn check_record_change(before: &StoreState, write: &RecordChange) {
     match write {
-        Write::PutSpec { task, .. } => {
+        RecordChange::PutSpec { task, .. } => {
             assert!(
                 !before.specs.contains_key(task),
                 "S2: a spec is written twice: {task}"
             );
         }
-        Write::PutLive(record) => {
+        RecordChange::PutLive(record) => {
             assert!(
                 !before.removed.contains_key(&record.task),
                 "S6: {} came back after its removal",
@@ -67,9 +67,9 @@ pub(crate) fn write(before: &State, write: &Write) {
                 "S6: {} came back without Reopen",
                 record.task
             );
-            change(before, record);
+            check_task_change(before, record);
         }
-        Write::PutDone(record) => {
+        RecordChange::PutDone(record) => {
             assert!(
                 !before.removed.contains_key(&record.task),
                 "S6: {} changed after its removal",
@@ -80,31 +80,33 @@ pub(crate) fn write(before: &State, write: &Write) {
                 "S6: {:?} stored as done",
                 record.state
             );
-            change(before, record);
+            check_task_change(before, record);
         }
-        Write::Reopen(record) => reopened(before, record),
-        Write::RemoveTask { task, .. } => {
+        RecordChange::Reopen(record) => check_reopen(before, record),
+        RecordChange::RemoveTask { task, .. } => {
             assert!(
                 before.done.contains_key(task) && !before.live.contains_key(task),
                 "S6: {task} was removed before its end"
             );
         }
-        Write::PutProgress(record) => goals::progress(before, record),
-        Write::PutCheckpoint(record) => goals::checkpoint(before, record),
-        Write::DropCheckpoint { task, number, .. } => goals::pushed_out(before, *task, *number),
-        Write::PutIdempotency { .. }
-        | Write::PutForgotten(_)
-        | Write::PutDaemonChanges(_)
-        | Write::PutPauses(_)
-        | Write::DropDaemon(_)
-        | Write::PutDaemon(_)
-        | Write::PutScheduler(_)
-        | Write::PutFence(_)
-        | Write::DropFence(_) => {}
+        RecordChange::PutProgress(record) => goals::check_progress(before, record),
+        RecordChange::PutCheckpoint(record) => goals::check_checkpoint(before, record),
+        RecordChange::DropCheckpoint { task, number, .. } => {
+            goals::check_checkpoint_drop(before, *task, *number)
+        }
+        RecordChange::PutIdempotency { .. }
+        | RecordChange::PutForgotten(_)
+        | RecordChange::PutDaemonChanges(_)
+        | RecordChange::PutPauses(_)
+        | RecordChange::DropDaemon(_)
+        | RecordChange::PutDaemon(_)
+        | RecordChange::PutScheduler(_)
+        | RecordChange::PutFence(_)
+        | RecordChange::DropFence(_) => {}
     }
 }
 
-fn reopened(before: &State, record: &TaskRecord) {
+fn check_reopen(before: &StoreState, record: &TaskRecord) {
     let old = before.done.get(&record.task);
     let old = old.unwrap_or_else(|| panic!("S6: {} was not finished", record.task));
     let allowed = matches!(
@@ -112,21 +114,21 @@ fn reopened(before: &State, record: &TaskRecord) {
         TaskState::Failed | TaskState::TimedOut | TaskState::Lost
     );
     assert!(allowed, "S6: {:?} was reopened", old.state);
-    let asked = |event: &Arc<_>| is_retry_asked(event);
+    let asked = |event: &Arc<_>| is_retry_request(event);
     assert!(
         record.timeline.events.iter().any(asked),
         "S6: reopened without a person"
     );
-    change(before, record);
+    check_task_change(before, record);
 }
 
-fn is_retry_asked(event: &Arc<baton_core::record::TimelineEvent>) -> bool {
-    matches!(event.kind, EventKind::RetryAsked)
+fn is_retry_request(event: &Arc<baton_core::record::TimelineEvent>) -> bool {
+    matches!(event.kind, TimelineEventKind::RetryAsked)
 }
 
-fn change(before: &State, new: &TaskRecord) {
-    shape(before, new);
-    parks::shape(new);
+fn check_task_change(before: &StoreState, new: &TaskRecord) {
+    check_task_shape(before, new);
+    parks::check_parked_shape(new);
     let Some(old) = before.record(new.task) else {
         return;
     };
@@ -142,17 +144,20 @@ fn change(before: &State, new: &TaskRecord) {
     );
     changes::check(before, old, new);
     parks::check(before, old, new);
-    goals::counted(before, old, new);
-    let adopted = adoptions(new) > adoptions(old);
+    goals::check_checkpoint_count(before, old, new);
+    let adopted = count_adoptions(new) > count_adoptions(old);
     for was in &old.attempts {
         let Some(is) = new.attempt(was.id) else {
-            let refused = was.state.end().is_some_and(End::is_free_refusal);
+            let refused = was
+                .state
+                .end()
+                .is_some_and(AttemptEnd::is_uncounted_refusal);
             assert!(refused, "S2: attempt {} is gone", was.id);
             continue;
         };
         assert_eq!(was.number, is.number, "S2: the number of {}", was.id);
         if let Some(end) = was.state.end() {
-            same_end(was, end, is);
+            check_end_unchanged(was, end, is);
         }
         assert!(
             is.control_seq >= was.control_seq,
@@ -166,7 +171,7 @@ fn change(before: &State, new: &TaskRecord) {
 }
 
 /// Each attempt before and after. Of those that machines refused only some are kept.
-pub(crate) fn pairs<'a>(
+pub(crate) fn attempt_pairs<'a>(
     old: &'a TaskRecord,
     new: &'a TaskRecord,
 ) -> impl Iterator<Item = (&'a AttemptRecord, &'a AttemptRecord)> {
@@ -174,13 +179,13 @@ pub(crate) fn pairs<'a>(
     old.attempts.iter().filter_map(both)
 }
 
-fn adoptions(record: &TaskRecord) -> usize {
-    let adopted = |a: &&AttemptRecord| a.state.end().is_some_and(|end| end.adopted_late);
+fn count_adoptions(record: &TaskRecord) -> usize {
+    let adopted = |a: &&AttemptRecord| a.state.end().is_some_and(|end| end.is_adopted_late);
     record.attempts.iter().filter(adopted).count()
 }
 
 /// Of one record alone.
-fn shape(before: &State, new: &TaskRecord) {
+fn check_task_shape(before: &StoreState, new: &TaskRecord) {
     let leased = new.attempts.iter().filter(|a| a.state.is_leased()).count();
     assert!(leased <= 1, "S1: {leased} leased attempts of {}", new.task);
     let rising = new
@@ -188,8 +193,11 @@ fn shape(before: &State, new: &TaskRecord) {
         .is_sorted_by(|one, next| one.number < next.number);
     assert!(rising, "S2: numbers of {}", new.task);
     // More than are kept were refused by machines, or none is missing.
-    let refused = |a: &&AttemptRecord| a.state.end().is_some_and(End::is_free_refusal);
-    let whole = new.newest().map_or(0, |newest| newest.number as usize) == new.attempts.len();
+    let refused = |a: &&AttemptRecord| a.state.end().is_some_and(AttemptEnd::is_uncounted_refusal);
+    let whole = new
+        .newest_attempt()
+        .map_or(0, |newest| newest.number as usize)
+        == new.attempts.len();
     assert!(
         whole || new.attempts.iter().filter(refused).count() >= 8,
         "S2: attempts of {} are gone",
@@ -210,12 +218,12 @@ fn shape(before: &State, new: &TaskRecord) {
         );
     }
     assert!(
-        new.counters.dispatches <= MOST_DISPATCHES,
+        new.counters.dispatches <= MAX_DISPATCHES,
         "S12: {} dispatches of {}",
         new.counters.dispatches,
         new.task
     );
-    let first = new.timeline.dropped + 1;
+    let first = new.timeline.dropped_through + 1;
     let events = new.timeline.events.iter();
     let numbers = events
         .map(|event| event.revision)
@@ -225,14 +233,14 @@ fn shape(before: &State, new: &TaskRecord) {
         "S11: a gap in the timeline of {}",
         new.task
     );
-    audits_stay(before, new);
+    check_audits_kept(before, new);
     if leased == 1 {
-        one_per_conversation(before, new);
+        check_one_lease_per_conversation(before, new);
     }
 }
 
 /// What operators did gives way to nothing but newer words of theirs.
-fn audits_stay(before: &State, new: &TaskRecord) {
+fn check_audits_kept(before: &StoreState, new: &TaskRecord) {
     let audits = |record: &TaskRecord| -> BTreeSet<u64> {
         let events = record.timeline.events.iter();
         let audits = events.filter(|event| event.is_audit());
@@ -250,7 +258,7 @@ fn audits_stay(before: &State, new: &TaskRecord) {
 }
 
 /// The successor rule for conversations, as far as records show it.
-fn one_per_conversation(before: &State, new: &TaskRecord) {
+fn check_one_lease_per_conversation(before: &StoreState, new: &TaskRecord) {
     let Some(spec) = before.specs.get(&new.task) else {
         return;
     };
@@ -270,18 +278,18 @@ fn one_per_conversation(before: &State, new: &TaskRecord) {
 }
 
 /// An end is final, but for a receipt that arrives, a result adopted late, and a limit that becomes the failure.
-fn same_end(was: &AttemptRecord, old: &End, is: &AttemptRecord) {
+fn check_end_unchanged(was: &AttemptRecord, old: &AttemptEnd, is: &AttemptRecord) {
     let Some(new) = is.state.end() else {
         panic!(
             "S6: attempt {} was over and is {:?}",
             was.id,
-            is.state.name()
+            is.state.kind()
         );
     };
-    if new.adopted_late && !old.adopted_late {
+    if new.is_adopted_late && !old.is_adopted_late {
         let given_up = matches!(old.state, EndState::Lost | EndState::TimedOut)
             || old.failure_code == Some(FailureCode::NoResult);
-        let by_relay = old.by == EndedBy::Relay && given_up;
+        let by_relay = old.ended_by == EndedBy::Relay && given_up;
         assert!(by_relay, "S6: adopted over {old:?}");
         return;
     }
@@ -289,23 +297,27 @@ fn same_end(was: &AttemptRecord, old: &End, is: &AttemptRecord) {
     expected.receipt = new.receipt;
     assert_eq!(expected, *new, "S6: the end of {} changed", was.id);
     let forward = old.receipt == new.receipt
-        || (old.receipt, new.receipt) == (Receipt::Unconfirmed, Receipt::Confirmed);
+        || (old.receipt, new.receipt)
+            == (
+                TerminationReceipt::Unconfirmed,
+                TerminationReceipt::Confirmed,
+            );
     assert!(forward, "S6: the receipt of {} went back", was.id);
 }
 
 /// S3: what a frame of an attempt that holds no lease may have changed in its task.
-pub(crate) fn stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord) {
+pub(crate) fn check_stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord) {
     let adopted = new
         .attempt(attempt)
         .and_then(|a| a.state.end())
-        .is_some_and(|e| e.adopted_late);
-    for (was, is) in pairs(old, new) {
+        .is_some_and(|e| e.is_adopted_late);
+    for (was, is) in attempt_pairs(old, new) {
         // Its receipt may have let the successor be placed in the same turn.
         let placed = was.state == AttemptStage::Queued && is.state == AttemptStage::Offered;
         // A result that came late makes needless what nobody has ever run.
         let waited = match &was.state {
             AttemptStage::Queued => true,
-            AttemptStage::Parked(parked) => parked.receipt == Receipt::NotNeeded,
+            AttemptStage::Parked(parked) => parked.receipt == TerminationReceipt::NotNeeded,
             _ => false,
         };
         let needless = adopted && waited && is.state.end().is_some();

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use baton_core::contract::{FoundFile, Unmet};
+use baton_core::contract::{FoundArtifact, UnmetRequirement};
 use baton_core::id::AttemptId;
-use baton_core::input::{Completed, FrameBody, Termination};
-use baton_core::record::{AttemptRecord, EndState, EndedBy, FailureCode, State};
+use baton_core::input::{CompletedBody, FrameBody, ProcessTermination};
+use baton_core::record::{AttemptRecord, AttemptState, EndState, EndedBy, FailureCode};
 use baton_core::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
 
-use crate::agent::{completed, errored, gone, with_end};
-use crate::rng::Rng;
-use crate::world::World;
+use crate::agent::{completed_frame, confirmed_termination, errored_body, with_termination};
+use crate::rng::SeededRng;
+use crate::world::Simulation;
 
-const LEAST: u64 = 10;
+const MIN_FILE_BYTES: u64 = 10;
 
 /// What a task asks for, if it does.
-pub(crate) fn asked(rng: &mut Rng, may_ask: bool) -> Option<CompletionContract> {
+pub(crate) fn random_contract(rng: &mut SeededRng, may_ask: bool) -> Option<CompletionContract> {
     let required = |n: u64| RequiredArtifact {
         path: format!("out/{n}"),
-        min_size: Some(LEAST),
+        min_size: Some(MIN_FILE_BYTES),
         sha256: None,
     };
     let policies = [
@@ -34,21 +34,25 @@ pub(crate) fn asked(rng: &mut Rng, may_ask: bool) -> Option<CompletionContract> 
 }
 
 /// What a worker finds at its end: all of it, or each with a lack of its own.
-pub(crate) fn found(spec: &TaskSpec, all: bool, rng: &mut Rng) -> Vec<FoundFile> {
+pub(crate) fn random_found_files(
+    spec: &TaskSpec,
+    all: bool,
+    rng: &mut SeededRng,
+) -> Vec<FoundArtifact> {
     let mut found = Vec::new();
     for wanted in spec.contract.iter().flat_map(|c| &c.artifacts) {
-        let mut file = FoundFile {
+        let mut file = FoundArtifact {
             path: wanted.path.as_str().into(),
             exists: true,
             is_file: true,
-            size: LEAST,
-            ..FoundFile::default()
+            size: MIN_FILE_BYTES,
+            ..FoundArtifact::default()
         };
         if !all {
             match rng.below(6) {
                 0 => file.exists = false,
                 1 => file.is_file = false,
-                2 => file.size = LEAST - 1,
+                2 => file.size = MIN_FILE_BYTES - 1,
                 3 => file.problem = Some("it leads out of the workspace".into()),
                 4 => continue,
                 _ => {}
@@ -60,11 +64,13 @@ pub(crate) fn found(spec: &TaskSpec, all: bool, rng: &mut Rng) -> Vec<FoundFile>
 }
 
 /// Nothing in it but what the receipts say, one by one.
-pub(crate) fn is_met(spec: &TaskSpec, found: &[FoundFile]) -> bool {
+pub(crate) fn is_contract_met(spec: &TaskSpec, found: &[FoundArtifact]) -> bool {
     let mut wanted = spec.contract.iter().flat_map(|c| &c.artifacts);
     wanted.all(|wanted| {
         let file = found.iter().find(|file| *file.path == *wanted.path);
-        file.is_some_and(|f| f.exists && f.is_file && f.size >= LEAST && f.problem.is_none())
+        file.is_some_and(|f| {
+            f.exists && f.is_file && f.size >= MIN_FILE_BYTES && f.problem.is_none()
+        })
     })
 }
 
@@ -74,19 +80,19 @@ pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
     let asked = spec.contract.as_ref().map_or(0, |c| c.artifacts.len());
     let (id, seen) = (is.id, &is.artifacts);
     match &is.state {
-        State::Ended(end) if was.state.end().is_none_or(|old| old.state != end.state) => {
-            let good = |a: &&baton_core::record::Artifact| {
-                a.exists && a.is_file && a.size >= LEAST && a.problem.is_none()
+        AttemptState::Ended(end) if was.state.end().is_none_or(|old| old.state != end.state) => {
+            let good = |a: &&baton_core::record::ArtifactEvidence| {
+                a.exists && a.is_file && a.size >= MIN_FILE_BYTES && a.problem.is_none()
             };
             let met = seen.iter().filter(good).count() == asked;
             // An operator's word is judged apart, by its audit.
-            let by_hand = end.by == EndedBy::Operator;
+            let by_hand = end.ended_by == EndedBy::Operator;
             assert!(
                 end.state != EndState::Completed || met || by_hand,
                 "contract: {id} is completed, and the relay saw {seen:?}"
             );
         }
-        State::Parked(parked) if was.state.is_leased() => {
+        AttemptState::Parked(parked) if was.state.is_leased() => {
             let unmet = parked.cause == baton_core::record::ParkCause::ReceiptsMissing;
             assert!(
                 !unmet || policy == Some(MissingPolicy::Park),
@@ -97,30 +103,35 @@ pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
     }
 }
 
-impl World {
+impl Simulation {
     /// The result of a worker, with what it finds.
-    pub(crate) fn result(&mut self, index: usize, attempt: AttemptId, all: bool) -> FrameBody {
+    pub(crate) fn build_result(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        all: bool,
+    ) -> FrameBody {
         let all = all || self.healing;
-        let held = self.daemons[index].held.get(&attempt);
+        let held = self.daemons[index].attempts.get(&attempt);
         let artifacts = held.map_or_else(Vec::new, |held| {
-            found(&Arc::clone(&held.spec), all, &mut self.rng)
+            random_found_files(&Arc::clone(&held.spec), all, &mut self.rng)
         });
-        match completed(gone()) {
-            FrameBody::Completed(body) => FrameBody::Completed(Completed { artifacts, ..body }),
+        match completed_frame(confirmed_termination()) {
+            FrameBody::Completed(body) => FrameBody::Completed(CompletedBody { artifacts, ..body }),
             other => other,
         }
     }
 
     /// Refused for want of files: every one of them is named, only where the task asks for that, and the worker tries again
     /// or gives up.
-    pub(crate) fn completion_refused(
+    pub(crate) fn handle_refused_completion(
         &mut self,
         index: usize,
         attempt: AttemptId,
         control_seq: u64,
-        unmet: &[Unmet],
+        unmet: &[UnmetRequirement],
     ) {
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
         let spec = Arc::clone(&held.spec);
@@ -131,8 +142,8 @@ impl World {
             Some(MissingPolicy::Reject),
             "contract: the result of {attempt} was refused"
         );
-        let last = held.outbox.last_control_seq() == control_seq && held.is_folded();
-        if !held.ended || !last || held.fenced || held.unwanted {
+        let last = held.outbox.last_control_seq() == control_seq && held.is_transcript_read();
+        if !held.ended || !last || held.fenced || held.receipt_unwanted {
             return;
         }
         assert!(
@@ -140,17 +151,17 @@ impl World {
             "contract: nothing is missing of {attempt}"
         );
         // Its processes may still be there.
-        let termination = if held.alive {
-            Termination::default()
+        let termination = if held.processes_alive {
+            ProcessTermination::default()
         } else {
-            gone()
+            confirmed_termination()
         };
         self.counts.refused_results += 1;
         let body = if self.rng.chance(60) {
-            with_end(self.result(index, attempt, true), termination)
+            with_termination(self.build_result(index, attempt, true), termination)
         } else {
-            FrameBody::Errored(errored(FailureCode::ReceiptsMissing, termination))
+            FrameBody::Errored(errored_body(FailureCode::ReceiptsMissing, termination))
         };
-        self.say(index, attempt, body);
+        self.send_frame(index, attempt, body);
     }
 }

@@ -2,10 +2,12 @@
 
 use std::ops::AddAssign;
 
-use baton_core::effects::Count;
-use baton_core::record::{AttemptState, AttentionCause, EventKind, TimelineEvent, TimerKind};
+use baton_core::effects::CoreMetric;
+use baton_core::record::{
+    AttemptStateKind, AttentionCause, TimelineEvent, TimelineEventKind, TimerKind,
+};
 
-use crate::world::World;
+use crate::world::Simulation;
 
 macro_rules! counts {
     ($($name:ident,)*) => {
@@ -38,37 +40,44 @@ counts! {
     pick_ups, losers, resumes, blocks, parks, progress, checkpoints, listings, agent_ends, truncated,
 }
 
-impl World {
-    pub(crate) fn count_odd(&mut self, count: &Count) {
+impl Simulation {
+    pub(crate) fn count_core_event(&mut self, count: &CoreMetric) {
         match count {
-            Count::FrameRejected(_) => self.counts.rejected_frames += 1,
-            Count::LateTerminal => self.counts.late_terminals += 1,
-            Count::AdoptedLate => self.counts.adopted_late += 1,
-            Count::StallCredit { .. } => self.counts.credits += 1,
-            Count::ForeignAttempt { .. } | Count::PhaseRegression | Count::UnknownFrame => {}
+            CoreMetric::FrameRejected(_) => self.counts.rejected_frames += 1,
+            CoreMetric::LateTerminal => self.counts.late_terminals += 1,
+            CoreMetric::AdoptedLate => self.counts.adopted_late += 1,
+            CoreMetric::StallCredit { .. } => self.counts.credits += 1,
+            CoreMetric::ForeignAttempt { .. }
+            | CoreMetric::PhaseRegression
+            | CoreMetric::UnknownFrame => {}
         }
     }
 
-    pub(crate) fn count_event(&mut self, event: &TimelineEvent) {
+    pub(crate) fn count_timeline_event(&mut self, event: &TimelineEvent) {
         let counts = &mut self.counts;
         let counted = match (&event.kind, event.state) {
             (
-                EventKind::DeadlineExpired {
+                TimelineEventKind::DeadlineExpired {
                     timer: TimerKind::Lease,
                 },
                 _,
             ) => &mut counts.expiries,
-            (EventKind::DeadlineExpired { .. }, _) => &mut counts.deadlines,
-            (EventKind::RetryScheduled { .. } | EventKind::RetryAsked, _) => &mut counts.retries,
-            (EventKind::CancelRequested, _) => &mut counts.cancels,
-            (EventKind::Ended { .. }, Some(AttemptState::Completed)) => &mut counts.completions,
-            (EventKind::Ended { .. }, Some(AttemptState::Lost)) => &mut counts.losses,
-            (EventKind::Ended { .. }, Some(AttemptState::Failed | AttemptState::TimedOut)) => {
-                &mut counts.failures
+            (TimelineEventKind::DeadlineExpired { .. }, _) => &mut counts.deadlines,
+            (TimelineEventKind::RetryScheduled { .. } | TimelineEventKind::RetryAsked, _) => {
+                &mut counts.retries
             }
-            (EventKind::Offered { .. }, _) => &mut counts.dispatches,
-            (EventKind::Attention(AttentionCause::Blocked), _) => &mut counts.parks,
-            (EventKind::Checkpoint { .. }, _) => &mut counts.checkpoints,
+            (TimelineEventKind::CancelRequested, _) => &mut counts.cancels,
+            (TimelineEventKind::Ended { .. }, Some(AttemptStateKind::Completed)) => {
+                &mut counts.completions
+            }
+            (TimelineEventKind::Ended { .. }, Some(AttemptStateKind::Lost)) => &mut counts.losses,
+            (
+                TimelineEventKind::Ended { .. },
+                Some(AttemptStateKind::Failed | AttemptStateKind::TimedOut),
+            ) => &mut counts.failures,
+            (TimelineEventKind::Offered { .. }, _) => &mut counts.dispatches,
+            (TimelineEventKind::Attention(AttentionCause::Blocked), _) => &mut counts.parks,
+            (TimelineEventKind::Checkpoint { .. }, _) => &mut counts.checkpoints,
             _ => return,
         };
         *counted += 1;

@@ -1,43 +1,44 @@
 //! The disk under one outbox: what is on its way to it, what is written, and what is synced. A daemon that is killed loses the first,
 //! a machine without power any of what is not synced.
 
-use baton_core::time::Wall;
-use baton_daemon_core::outbox::{Durable, Leaves, Logged};
+use baton_core::time::WallTime;
+use baton_daemon_core::outbox::{DurablePosition, LoggedEntry, RequiredDurability};
 
-use crate::held::{Sayings, Word};
-use crate::rng::Rng;
+use crate::held::{NumberedFrame, SimOutbox};
+use crate::rng::SeededRng;
 
-pub(crate) type Entry = Logged<Word, bool, Wall>;
+pub(crate) type SimOutboxEntry = LoggedEntry<NumberedFrame, bool, WallTime>;
 
 /// As if entries were long: so that files of some dozens are worth rewriting.
 const ENTRY_BYTES: u64 = 40_000;
 
 #[derive(Debug, Default)]
-pub(crate) struct Disk {
-    on_way: Vec<Entry>,
-    file: Vec<Entry>,
+pub(crate) struct OutboxDisk {
+    in_flight: Vec<SimOutboxEntry>,
+    written: Vec<SimOutboxEntry>,
     synced: usize,
     wants_sync: bool,
 }
 
-impl Disk {
-    pub(crate) fn take(&mut self, entries: Vec<Entry>) {
-        self.on_way.extend(entries);
+impl OutboxDisk {
+    pub(crate) fn enqueue(&mut self, entries: Vec<SimOutboxEntry>) {
+        self.in_flight.extend(entries);
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.on_way.is_empty() && !self.wants_sync
+        self.in_flight.is_empty() && !self.wants_sync
     }
 
     /// Whether anybody who looks finds something of it.
-    pub(crate) fn is_begun(&self) -> bool {
-        !self.file.is_empty()
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.written.is_empty()
     }
 
     pub(crate) fn write(&mut self) {
-        let urgent = |entry: &Entry| entry.leaves == Leaves::Synced;
-        self.wants_sync |= self.on_way.iter().any(urgent);
-        self.file.append(&mut self.on_way);
+        let urgent =
+            |entry: &SimOutboxEntry| entry.required_durability == RequiredDurability::Synced;
+        self.wants_sync |= self.in_flight.iter().any(urgent);
+        self.written.append(&mut self.in_flight);
     }
 
     /// Syncs, if something went in that must survive the machine.
@@ -48,56 +49,56 @@ impl Disk {
     }
 
     fn sync(&mut self) {
-        self.synced = self.file.len();
+        self.synced = self.written.len();
         self.wants_sync = false;
     }
 
     /// A new file takes the place of this one, whole and synced.
-    pub(crate) fn replace(&mut self, file: Vec<Entry>) {
-        self.on_way.clear();
-        self.file = file;
+    pub(crate) fn replace(&mut self, file: Vec<SimOutboxEntry>) {
+        self.in_flight.clear();
+        self.written = file;
         self.sync();
     }
 
-    pub(crate) fn durable(&self) -> Durable {
+    pub(crate) fn durable(&self) -> DurablePosition {
         let serial = |count: usize| {
-            let last = count.checked_sub(1).map(|last| self.file[last].serial);
+            let last = count.checked_sub(1).map(|last| self.written[last].serial);
             last.unwrap_or_default()
         };
-        Durable {
-            written: serial(self.file.len()),
+        DurablePosition {
+            written: serial(self.written.len()),
             synced: serial(self.synced),
-            file_bytes: self.file.len() as u64 * ENTRY_BYTES,
+            file_bytes: self.written.len() as u64 * ENTRY_BYTES,
         }
     }
 
     /// The daemon is gone: what it had not handed over is, too.
-    pub(crate) fn lose_daemon(&mut self) {
-        self.on_way.clear();
+    pub(crate) fn drop_in_flight(&mut self) {
+        self.in_flight.clear();
     }
 
     /// The power is gone, and with it any of what was not synced.
-    pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
-        self.on_way.clear();
-        let kept = self.synced + rng.index(self.file.len() - self.synced + 1);
-        self.file.truncate(kept);
+    pub(crate) fn lose_unsynced(&mut self, rng: &mut SeededRng) {
+        self.in_flight.clear();
+        let kept = self.synced + rng.random_index(self.written.len() - self.synced + 1);
+        self.written.truncate(kept);
     }
 
     /// What the next daemon makes of it. It syncs before it says anything.
-    pub(crate) fn restored(&mut self, limit: usize) -> Sayings {
-        let mut outbox = Sayings::restore(limit, self.file.iter().cloned());
+    pub(crate) fn restore_outbox(&mut self, limit: usize) -> SimOutbox {
+        let mut outbox = SimOutbox::restore(limit, self.written.iter().cloned());
         self.sync();
         outbox.log_mut().on_durable(self.durable());
         outbox
     }
 
     /// Judges with it: whoever took over now, after a kill or a loss of power, would know of what leaves.
-    pub(crate) fn knows(&self, control_seq: u64, leaves: Leaves) -> bool {
+    pub(crate) fn has_durable_frame(&self, control_seq: u64, leaves: RequiredDurability) -> bool {
         let sure = match leaves {
-            Leaves::Written => self.file.len(),
-            Leaves::Synced => self.synced,
+            RequiredDurability::Written => self.written.len(),
+            RequiredDurability::Synced => self.synced,
         };
-        let found = Sayings::restore(usize::MAX, self.file[..sure].iter().cloned());
+        let found = SimOutbox::restore(usize::MAX, self.written[..sure].iter().cloned());
         control_seq <= found.last_control_seq()
     }
 }

@@ -1,22 +1,22 @@
 //! What goes wrong in a storm, and how it stops.
 
-use baton_core::input::Input;
+use baton_core::input::CoreCommand;
 
-use crate::daemon::Hold;
-use crate::links::Up;
-use crate::world::{Event, World};
+use crate::daemon::PlannedRestart;
+use crate::links::UpstreamItem;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// What a lease of fifteen seconds outlasts by two heartbeats.
 const SHORT_STALL_MS: u64 = 5_000;
 
-impl World {
-    pub(crate) fn fault(&mut self) {
+impl Simulation {
+    pub(crate) fn inject_fault(&mut self) {
         if self.healing {
             return;
         }
         let next = self.now + self.rng.between(200, 12_000);
-        self.at(next, Event::Fault);
-        let index = self.rng.index(self.daemons.len());
+        self.schedule(next, ScheduledEvent::FaultInjection);
+        let index = self.rng.random_index(self.daemons.len());
         if self.options.short_stalls {
             // One after the other would be one long one.
             let heard = self.now > self.relay.stalled_until + 2 * SHORT_STALL_MS;
@@ -43,19 +43,23 @@ impl World {
                 self.counts.reboots += 1;
                 self.crash_daemon(index, true);
             }
-            75..=82 if self.options.holds && self.options.shims && self.options.disk_outbox => {
-                self.ask_hold(index)
+            75..=82
+                if self.options.lease_extensions
+                    && self.options.shims
+                    && self.options.disk_outbox =>
+            {
+                self.request_lease_extension(index)
             }
-            83..=87 if self.options.wall_jumps => self.jump_wall(),
+            83..=87 if self.options.wall_jumps => self.jump_wall_clock(),
             88..=90 if self.options.drains => self.daemons[index].draining = self.rng.chance(50),
             101..=108 if self.options.daemon_stalls && self.options.shims => {
                 self.stop_daemon(index)
             }
             109..=115 if self.options.shim_kills && self.options.shims => self.kill_shim(index),
-            116..=119 if self.options.imports => self.import(),
-            91..=100 | 128..=137 if self.options.ghosts => self.haunt(index),
-            120..=127 if self.options.one_way => self.deafen_daemon(index),
-            152..=157 if self.options.suspends && self.options.shims => self.suspend(index),
+            116..=119 if self.options.imports => self.import_old_data(),
+            91..=100 | 128..=137 if self.options.replayed_frames => self.replay_something(index),
+            120..=127 if self.options.one_way_cuts => self.cut_daemon_one_way(index),
+            152..=157 if self.options.suspends && self.options.shims => self.suspend_machine(index),
             138..=141 if self.options.full_disks => self.fill_disk(index),
             _ => {}
         }
@@ -65,61 +69,64 @@ impl World {
         self.counts.full_disks += 1;
         let lasts = self.rng.between(1_000, 120_000);
         let daemon = &mut self.daemons[index];
-        daemon.full_until = self.now + lasts;
-        daemon.says_full = self.rng.chance(50);
+        daemon.disk_full_until = self.now + lasts;
+        daemon.reports_full_disk = self.rng.chance(50);
     }
 
     fn cut_daemon(&mut self, index: usize) {
-        if let Some(conn) = self.daemons[index].conn {
-            self.cut(conn);
+        if let Some(conn) = self.daemons[index].stream {
+            self.cut_stream(conn);
         }
     }
 
     fn freeze_daemon(&mut self, index: usize) {
-        if let Some(conn) = self.daemons[index].conn {
-            self.freeze(conn);
+        if let Some(conn) = self.daemons[index].stream {
+            self.freeze_stream(conn);
         }
     }
 
-    fn deafen_daemon(&mut self, index: usize) {
-        if let Some(conn) = self.daemons[index].conn {
-            self.cut_one_way(conn);
+    fn cut_daemon_one_way(&mut self, index: usize) {
+        if let Some(conn) = self.daemons[index].stream {
+            self.cut_stream_one_way(conn);
         }
     }
 
     fn stall_relay(&mut self, longest: u64) {
         self.counts.stalls += 1;
         let away = self.rng.between(500, longest);
-        self.note(|| format!("the loop is away for {away} ms"));
+        self.add_trace(|| format!("the loop is away for {away} ms"));
         self.relay.stalled_until = self.now + away;
     }
 
-    fn jump_wall(&mut self) {
+    fn jump_wall_clock(&mut self) {
         let by = i64::try_from(self.rng.below(400_000_000)).unwrap_or(0);
-        self.wall_shift += if self.rng.chance(50) { by } else { -by };
+        self.wall_clock_shift_ms += if self.rng.chance(50) { by } else { -by };
     }
 
     /// A restart on purpose: more time is asked for first.
-    fn ask_hold(&mut self, index: usize) {
+    fn request_lease_extension(&mut self, index: usize) {
         let daemon = &mut self.daemons[index];
-        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
+        let (Some(conn), true) = (daemon.stream, daemon.welcomed) else {
             return;
         };
         self.counts.holds += 1;
         let (request, at) = (self.now, self.now);
-        daemon.hold = Some(Hold { request, at });
+        daemon.planned_restart = Some(PlannedRestart {
+            request,
+            requested_at: at,
+        });
         let running = daemon
-            .held
+            .attempts
             .values()
-            .filter(|held| held.alive && !held.ended && held.reachable);
+            .filter(|held| held.processes_alive && !held.ended && held.reachable);
         let attempts = running
             .map(|held| (held.re.attempt, held.token.clone()))
             .collect();
-        let session = self.conns[conn].session;
+        let session = self.streams[conn].session;
         let granted_ms = self.rng.between(10_000, 90_000);
-        self.send_up(
+        self.send_to_relay(
             conn,
-            Up::Input(Input::Hold {
+            UpstreamItem::Input(CoreCommand::ExtendLeases {
                 session,
                 request,
                 attempts,
@@ -129,14 +136,14 @@ impl World {
     }
 
     /// The loop comes back, streams that are dead are found out, and nobody is away for long.
-    pub(crate) fn wake_all_daemons(&mut self) {
+    pub(crate) fn reconnect_all_daemons(&mut self) {
         self.relay.stalled_until = self.relay.stalled_until.min(self.now + 1_000);
         for index in 0..self.daemons.len() {
-            let life = self.daemons[index].life;
-            if self.daemons[index].conn.is_none() {
-                self.at(
+            let life = self.daemons[index].generation;
+            if self.daemons[index].stream.is_none() {
+                self.schedule(
                     self.now + 1_000,
-                    Event::Connect {
+                    ScheduledEvent::DaemonConnect {
                         daemon: index,
                         life,
                     },

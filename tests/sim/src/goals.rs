@@ -1,13 +1,13 @@
 //! What outlives attempts: progress only adds up, and a milestone is written once, under the next number.
 
-use baton_core::goal::CHECKPOINTS_KEPT;
+use baton_core::goal::MAX_CHECKPOINTS;
 use baton_core::id::TaskId;
 use baton_core::record::{CheckpointRecord, ProgressRecord, TaskRecord};
 
-use crate::store::State;
+use crate::store::StoreState;
 
-pub(crate) fn progress(before: &State, new: &ProgressRecord) {
-    open(before, new.task, "progress");
+pub(crate) fn check_progress(before: &StoreState, new: &ProgressRecord) {
+    assert_task_open(before, new.task, "progress");
     let Some(old) = before.progress.get(&new.task) else {
         return;
     };
@@ -26,9 +26,11 @@ pub(crate) fn progress(before: &State, new: &ProgressRecord) {
     assert!(grown, "goals: counters of {} went back", new.task);
 }
 
-pub(crate) fn checkpoint(before: &State, new: &CheckpointRecord) {
-    open(before, new.task, "a checkpoint");
-    let written = before.record(new.task).map_or(0, |task| task.checkpoints);
+pub(crate) fn check_checkpoint(before: &StoreState, new: &CheckpointRecord) {
+    assert_task_open(before, new.task, "a checkpoint");
+    let written = before
+        .record(new.task)
+        .map_or(0, |task| task.checkpoint_count);
     assert_eq!(
         new.number,
         written + 1,
@@ -45,8 +47,8 @@ pub(crate) fn checkpoint(before: &State, new: &CheckpointRecord) {
 }
 
 /// The record knows of no checkpoint that is not there, and forgets none.
-pub(crate) fn counted(before: &State, old: &TaskRecord, new: &TaskRecord) {
-    let (was, is) = (old.checkpoints, new.checkpoints);
+pub(crate) fn check_checkpoint_count(before: &StoreState, old: &TaskRecord, new: &TaskRecord) {
+    let (was, is) = (old.checkpoint_count, new.checkpoint_count);
     assert!(was <= is, "goals: {} forgot a checkpoint", new.task);
     let missing = (was + 1..=is).find(|n| !before.checkpoints.contains_key(&(new.task, *n)));
     assert!(
@@ -56,16 +58,16 @@ pub(crate) fn counted(before: &State, old: &TaskRecord, new: &TaskRecord) {
     );
 }
 
-pub(crate) fn pushed_out(before: &State, task: TaskId, number: u64) {
-    let newest = before.record(task).map_or(0, |task| task.checkpoints);
+pub(crate) fn check_checkpoint_drop(before: &StoreState, task: TaskId, number: u64) {
+    let newest = before.record(task).map_or(0, |task| task.checkpoint_count);
     assert!(
-        number + CHECKPOINTS_KEPT <= newest + 1,
+        number + MAX_CHECKPOINTS <= newest + 1,
         "goals: checkpoint {number} of {task} is gone too early"
     );
 }
 
 /// What is over is final.
-fn open(before: &State, task: TaskId, what: &str) {
+fn assert_task_open(before: &StoreState, task: TaskId, what: &str) {
     assert!(
         !before.done.contains_key(&task) && !before.removed.contains_key(&task),
         "goals: {task} is over and got {what}"

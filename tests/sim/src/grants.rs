@@ -2,74 +2,74 @@
 
 use std::time::Duration;
 
-use baton_core::effects::Renewal;
+use baton_core::effects::LeaseRenewal;
 use baton_core::id::AttemptId;
 use baton_daemon_core::lease::LeaseClock;
-use baton_daemon_core::time::Moment;
+use baton_daemon_core::time::BootTime;
 
-use crate::held::moment;
-use crate::world::{Event, World};
+use crate::held::monotonic_time;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// What an answer of the relay gives: counted from a send as the daemon knows it, and as it was.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grant {
-    sent_at: Moment,
-    truly_at: u64,
+pub(crate) struct CountedLeaseGrant {
+    sent_at: BootTime,
+    true_sent_at: u64,
     granted_ms: u64,
 }
 
-impl Grant {
-    pub(crate) fn since(sent: u64, granted_ms: u64) -> Self {
+impl CountedLeaseGrant {
+    pub(crate) fn from_send_time(sent: u64, granted_ms: u64) -> Self {
         Self {
-            sent_at: moment(sent),
-            truly_at: sent,
+            sent_at: monotonic_time(sent),
+            true_sent_at: sent,
             granted_ms,
         }
     }
 }
 
-impl World {
-    pub(crate) fn beat_answered(
+impl Simulation {
+    pub(crate) fn handle_heartbeat_ack(
         &mut self,
         index: usize,
         seq: u64,
         heartbeat_ms: u64,
-        results: Vec<(AttemptId, Renewal)>,
+        results: Vec<(AttemptId, LeaseRenewal)>,
     ) {
-        let now = moment(self.now);
+        let now = monotonic_time(self.now);
         let daemon = &mut self.daemons[index];
         let every = Duration::from_millis(heartbeat_ms);
-        daemon.beats.set_interval(every, now);
-        let truly_at = daemon.beats_sent.get(&seq).copied();
-        daemon.beats_sent.retain(|known, _| *known > seq);
-        let answered = daemon.beats.answered(seq);
+        daemon.heartbeats.set_interval(every, now);
+        let truly_at = daemon.heartbeats_sent_at.get(&seq).copied();
+        daemon.heartbeats_sent_at.retain(|known, _| *known > seq);
+        let answered = daemon.heartbeats.record_answer(seq);
         let (Some(sent_at), Some(truly_at)) = (answered, truly_at) else {
             return;
         };
         for (attempt, renewal) in results {
             match renewal {
-                Renewal::Renewed { granted_ms, .. } => {
-                    let grant = Grant {
+                LeaseRenewal::Renewed { granted_ms, .. } => {
+                    let grant = CountedLeaseGrant {
                         sent_at,
-                        truly_at,
+                        true_sent_at: truly_at,
                         granted_ms,
                     };
-                    self.renewed(index, attempt, grant);
+                    self.renew_lease(index, attempt, grant);
                 }
-                Renewal::Revoked { .. } => self.give_up(index, attempt),
+                LeaseRenewal::Revoked { .. } => self.abandon_attempt(index, attempt),
             }
         }
     }
 
     /// The hold is durable: now it may restart, and its processes go on alone.
-    pub(crate) fn hold_answered(
+    pub(crate) fn handle_lease_extension_ack(
         &mut self,
         index: usize,
         request: u64,
-        results: Vec<(AttemptId, Renewal)>,
+        results: Vec<(AttemptId, LeaseRenewal)>,
     ) {
         let Some(hold) = self.daemons[index]
-            .hold
+            .planned_restart
             .filter(|hold| hold.request == request)
         else {
             return;
@@ -77,26 +77,35 @@ impl World {
         self.counts.holds_granted += 1;
         for (attempt, renewal) in results {
             match renewal {
-                Renewal::Renewed { granted_ms, .. } => {
-                    self.renewed(index, attempt, Grant::since(hold.at, granted_ms));
+                LeaseRenewal::Renewed { granted_ms, .. } => {
+                    self.renew_lease(
+                        index,
+                        attempt,
+                        CountedLeaseGrant::from_send_time(hold.requested_at, granted_ms),
+                    );
                 }
-                Renewal::Revoked { .. } => self.give_up(index, attempt),
+                LeaseRenewal::Revoked { .. } => self.abandon_attempt(index, attempt),
             }
         }
         self.crash_daemon(index, false);
     }
 
     /// Of one that is leased already: its limit moves, and its shim is told.
-    fn renewed(&mut self, index: usize, attempt: AttemptId, grant: Grant) {
-        let held = self.daemons[index].held.get(&attempt);
+    fn renew_lease(&mut self, index: usize, attempt: AttemptId, grant: CountedLeaseGrant) {
+        let held = self.daemons[index].attempts.get(&attempt);
         if held.is_some_and(|held| held.lease.is_some()) {
-            self.granted(index, attempt, grant);
+            self.apply_grant(index, attempt, grant);
         }
     }
 
-    pub(crate) fn granted(&mut self, index: usize, attempt: AttemptId, grant: Grant) {
-        let now = moment(self.now);
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+    pub(crate) fn apply_grant(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        grant: CountedLeaseGrant,
+    ) {
+        let now = monotonic_time(self.now);
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         if held.ended {
@@ -108,19 +117,20 @@ impl World {
                 lease.renew(grant.sent_at, span);
                 lease
             }
-            None => LeaseClock::granted(grant.sent_at, span),
+            None => LeaseClock::from_grant(grant.sent_at, span),
         };
         held.lease = Some(lease);
         if let Some(shim) = held.shim.as_mut().filter(|_| held.reachable) {
-            shim.course.on_lease(lease.for_shim(held.cleanup_term), now);
+            shim.shutdown_plan
+                .on_lease(lease.shim_deadlines(held.cleanup_term), now);
         }
-        let rights = &mut held.rights;
-        rights.until = rights.until.max(grant.truly_at + grant.granted_ms);
-        rights.least_granted = rights.least_granted.min(grant.granted_ms);
+        let rights = &mut held.granted_time;
+        rights.until = rights.until.max(grant.true_sent_at + grant.granted_ms);
+        rights.shortest_grant_ms = rights.shortest_grant_ms.min(grant.granted_ms);
         let until = rights.until;
-        self.at(
+        self.schedule(
             until,
-            Event::Limit {
+            ScheduledEvent::LeaseLimit {
                 daemon: index,
                 attempt,
             },

@@ -3,141 +3,150 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_core::contract::Unmet;
-use baton_core::effects::{Dispatch, Downstream, Settlement, Verdict};
+use baton_core::contract::UnmetRequirement;
+use baton_core::effects::{AttemptDispatch, AttemptSettlement, DaemonMessage, SettlementVerdict};
 use baton_core::id::AttemptId;
 use baton_core::input::{CanceledBody, FrameBody, FrameRef, LeaseToken};
-use baton_core::record::{Phase, RejectCode};
+use baton_core::record::{LifecyclePhase, RejectCode};
 use baton_core::reject::Rejection;
 
-use baton_daemon_core::heartbeats::Heartbeats;
-use baton_daemon_core::outbox::Acked;
+use baton_daemon_core::heartbeats::HeartbeatTracker;
+use baton_daemon_core::outbox::AckedPosition;
 
-use crate::agent::{Plan, gone};
-use crate::grants::Grant;
-use crate::held::{Held, Kill, Offer, Sayings, moment};
-use crate::links::Down;
-use crate::world::{Event, World};
+use crate::agent::{AgentPlan, confirmed_termination};
+use crate::grants::CountedLeaseGrant;
+use crate::held::{AttemptOffer, KillReason, SimAttempt, SimOutbox, monotonic_time};
+use crate::links::DownstreamItem;
+use crate::world::{ScheduledEvent, Simulation};
 
 /// A frame that the relay would not have.
-struct Refusal {
+struct FrameRefusal {
     attempt: AttemptId,
     control_seq: u64,
     code: Rejection,
     expected: Option<u64>,
-    unmet: Vec<Unmet>,
+    unmet: Vec<UnmetRequirement>,
 }
 
-impl World {
-    pub(crate) fn daemon_hears(&mut self, conn: usize, item: Down) {
-        let index = self.conns[conn].daemon;
-        if !self.conns[conn].daemon_open || self.daemons[index].conn != Some(conn) {
+impl Simulation {
+    pub(crate) fn deliver_to_daemon(&mut self, conn: usize, item: DownstreamItem) {
+        let index = self.streams[conn].daemon;
+        if !self.streams[conn].daemon_open || self.daemons[index].stream != Some(conn) {
             return;
         }
         match item {
-            Down::Message(message) => {
-                self.note(|| {
+            DownstreamItem::Message(message) => {
+                self.add_trace(|| {
                     format!(
                         "d{index} <- {}",
-                        crate::shown::short(&format!("{message:?}"))
+                        crate::shown::truncate_text(&format!("{message:?}"))
                     )
                 });
-                self.obey(index, conn, message);
+                self.handle_relay_message(index, conn, message);
             }
-            Down::OutputAck { attempt, offset } => {
-                let acked = Acked {
+            DownstreamItem::OutputAck { attempt, offset } => {
+                let acked = AckedPosition {
                     control_seq: 0,
                     output_offset: offset,
                 };
-                self.acknowledged(index, attempt, acked);
+                self.handle_frame_ack(index, attempt, acked);
             }
-            Down::Offsets(offsets) => self.daemons[index].offsets = offsets,
-            Down::End => {
-                self.conns[conn].daemon_open = false;
-                self.lost_conn(index);
+            DownstreamItem::Offsets(offsets) => self.daemons[index].relay_output_offsets = offsets,
+            DownstreamItem::End => {
+                self.streams[conn].daemon_open = false;
+                self.handle_lost_stream(index);
             }
         }
     }
 
-    fn obey(&mut self, index: usize, conn: usize, message: Downstream) {
-        self.saw_message(index, &message);
+    fn handle_relay_message(&mut self, index: usize, conn: usize, message: DaemonMessage) {
+        self.record_daemon_message(index, &message);
         match message {
-            Downstream::Welcome {
+            DaemonMessage::Welcome {
                 heartbeat_ms,
                 settlements,
             } => {
-                self.welcomed(index, conn, heartbeat_ms, settlements);
+                self.handle_welcome(index, conn, heartbeat_ms, settlements);
             }
-            Downstream::HeartbeatAck {
+            DaemonMessage::HeartbeatAck {
                 seq,
                 heartbeat_ms,
                 results,
             } => {
-                self.beat_answered(index, seq, heartbeat_ms, results);
+                self.handle_heartbeat_ack(index, seq, heartbeat_ms, results);
             }
-            Downstream::HoldAck { request, results } => self.hold_answered(index, request, results),
-            Downstream::Ack {
+            DaemonMessage::ExtensionAck { request, results } => {
+                self.handle_lease_extension_ack(index, request, results)
+            }
+            DaemonMessage::Ack {
                 attempt,
                 control_seq,
             } => {
-                let acked = Acked {
+                let acked = AckedPosition {
                     control_seq,
                     output_offset: 0,
                 };
-                self.acknowledged(index, attempt, acked);
+                self.handle_frame_ack(index, attempt, acked);
             }
-            Downstream::Dispatch(dispatch) => self.dispatched(index, conn, *dispatch),
-            Downstream::LeaseConfirmed { to, granted_ms, .. } => {
-                self.lease_confirmed(index, to.attempt, granted_ms);
+            DaemonMessage::Dispatch(dispatch) => self.handle_dispatch(index, conn, *dispatch),
+            DaemonMessage::LeaseConfirmed { to, granted_ms, .. } => {
+                self.handle_lease_confirmed(index, to.attempt, granted_ms);
             }
-            Downstream::Cancel { to, grace_ms, .. } => self.canceled(index, to.attempt, grace_ms),
-            Downstream::Answer {
+            DaemonMessage::Cancel { to, grace_ms, .. } => {
+                self.handle_cancel(index, to.attempt, grace_ms)
+            }
+            DaemonMessage::Answer {
                 to,
                 input,
                 decision,
                 ..
             } => {
-                let given = *self.daemons[index].answers.entry(input).or_insert(decision);
+                let given = *self.daemons[index]
+                    .input_answers
+                    .entry(input)
+                    .or_insert(decision);
                 assert_eq!(given, decision, "S8: {input} was answered twice");
-                let held = self.daemons[index].held.get_mut(&to.attempt);
-                if let Some(held) = held.filter(|h| h.asked == Some(input) && !h.ended && h.alive) {
-                    held.asked = None;
-                    self.say(index, to.attempt, FrameBody::InputReceived { input });
+                let held = self.daemons[index].attempts.get_mut(&to.attempt);
+                if let Some(held) =
+                    held.filter(|h| h.open_input == Some(input) && !h.ended && h.processes_alive)
+                {
+                    held.open_input = None;
+                    self.send_frame(index, to.attempt, FrameBody::InputReceived { input });
                 }
             }
-            Downstream::Abandon { attempt, .. } => self.give_up(index, attempt),
-            Downstream::FrameRejected {
+            DaemonMessage::Abandon { attempt, .. } => self.abandon_attempt(index, attempt),
+            DaemonMessage::FrameRejected {
                 attempt,
                 control_seq,
                 code,
                 expected,
                 unmet,
             } => {
-                let refusal = Refusal {
+                let refusal = FrameRefusal {
                     attempt,
                     control_seq,
                     code,
                     expected,
                     unmet,
                 };
-                self.on_refusal(index, &refusal);
+                self.handle_frame_refusal(index, &refusal);
             }
-            Downstream::Drain { withdrawn } => self.daemons[index].draining = !withdrawn,
+            DaemonMessage::Drain { withdrawn } => self.daemons[index].draining = !withdrawn,
         }
     }
 
-    fn on_refusal(&mut self, index: usize, refusal: &Refusal) {
-        let Refusal {
+    fn handle_frame_refusal(&mut self, index: usize, refusal: &FrameRefusal) {
+        let FrameRefusal {
             attempt,
             control_seq,
             code,
             expected,
             ref unmet,
         } = *refusal;
-        if self.is_ghost(index, attempt, control_seq) {
+        if self.is_replayed_frame(index, attempt, control_seq) {
             return;
         }
-        if code == Rejection::Gap && self.starts_again(index, attempt, expected) {
+        if code == Rejection::Gap && self.restart_control_seq(index, attempt, expected) {
             return;
         }
         assert!(
@@ -149,47 +158,50 @@ impl World {
             "S10: output before the last word of {attempt} is missing"
         );
         if code == Rejection::ContractUnmet {
-            return self.completion_refused(index, attempt, control_seq, unmet);
+            return self.handle_refused_completion(index, attempt, control_seq, unmet);
         }
-        self.refused(index, attempt, control_seq);
+        self.drop_refused_attempt(index, attempt, control_seq);
     }
 
-    fn welcomed(
+    fn handle_welcome(
         &mut self,
         index: usize,
         conn: usize,
         heartbeat_ms: u64,
-        settlements: Vec<Settlement>,
+        settlements: Vec<AttemptSettlement>,
     ) {
         let daemon = &mut self.daemons[index];
         daemon.welcomed = true;
-        daemon.beats = Heartbeats::new(Duration::from_millis(heartbeat_ms), moment(self.now));
-        for held in daemon.held.values_mut() {
-            held.outbox.rewind();
+        daemon.heartbeats = HeartbeatTracker::new(
+            Duration::from_millis(heartbeat_ms),
+            monotonic_time(self.now),
+        );
+        for held in daemon.attempts.values_mut() {
+            held.outbox.resend_unacked();
         }
-        for Settlement { attempt, verdict } in settlements {
+        for AttemptSettlement { attempt, verdict } in settlements {
             match verdict {
-                Verdict::Keep { acked, granted_ms } => {
+                SettlementVerdict::Keep { acked, granted_ms } => {
                     self.counts.settled_keep += 1;
                     self.counts.settled_unrenewed += u64::from(granted_ms.is_none());
-                    self.kept(index, attempt, acked, granted_ms);
+                    self.keep_attempt(index, attempt, acked, granted_ms);
                 }
-                Verdict::Adopt { acked } => {
+                SettlementVerdict::Adopt { acked } => {
                     self.counts.settled_adopt += 1;
-                    self.settled(index, attempt, acked);
+                    self.settle_attempt(index, attempt, acked);
                 }
-                Verdict::Kill { acked, .. } => {
+                SettlementVerdict::Kill { acked, .. } => {
                     self.counts.settled_kill += 1;
-                    if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-                        held.unwanted |= acked.is_none();
+                    if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
+                        held.receipt_unwanted |= acked.is_none();
                     }
-                    self.give_up(index, attempt);
+                    self.abandon_attempt(index, attempt);
                 }
             }
         }
-        self.at(
+        self.schedule(
             self.now,
-            Event::Beat {
+            ScheduledEvent::DaemonHeartbeat {
                 daemon: index,
                 conn,
             },
@@ -197,45 +209,58 @@ impl World {
     }
 
     /// The relay's knowledge of an attempt on a new stream: everything beyond it goes out again.
-    fn settled(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
+    fn settle_attempt(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
         let daemon = &mut self.daemons[index];
-        let offset = daemon.offsets.iter().find(|(known, _)| *known == attempt);
+        let offset = daemon
+            .relay_output_offsets
+            .iter()
+            .find(|(known, _)| *known == attempt);
         let output_offset = offset.map_or(0, |(_, offset)| *offset);
-        let Some(held) = daemon.held.get_mut(&attempt) else {
+        let Some(held) = daemon.attempts.get_mut(&attempt) else {
             return;
         };
-        held.settled(Acked {
+        held.apply_settlement(AckedPosition {
             control_seq,
             output_offset,
         });
-        if held.is_over() {
-            return self.told(index, attempt);
+        if held.is_finished() {
+            return self.remove_acked_attempt(index, attempt);
         }
-        self.fold(index, attempt);
+        self.forward_transcript(index, attempt);
     }
 
-    fn kept(&mut self, index: usize, attempt: AttemptId, acked: u64, granted_ms: Option<u64>) {
-        self.settled(index, attempt, acked);
+    fn keep_attempt(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        acked: u64,
+        granted_ms: Option<u64>,
+    ) {
+        self.settle_attempt(index, attempt, acked);
         if let Some(granted_ms) = granted_ms {
-            let sent = self.daemons[index].hello_at;
-            self.granted(index, attempt, Grant::since(sent, granted_ms));
-            self.start(index, attempt);
+            let sent = self.daemons[index].hello_sent_at;
+            self.apply_grant(
+                index,
+                attempt,
+                CountedLeaseGrant::from_send_time(sent, granted_ms),
+            );
+            self.start_process(index, attempt);
         }
     }
 
-    fn acknowledged(&mut self, index: usize, attempt: AttemptId, acked: Acked) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+    fn handle_frame_ack(&mut self, index: usize, attempt: AttemptId, acked: AckedPosition) {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
-        held.acked(acked);
-        if held.is_over() {
-            self.told(index, attempt);
+        held.record_ack(acked);
+        if held.is_finished() {
+            self.remove_acked_attempt(index, attempt);
         }
     }
 
     /// S4: the relay has all of an attempt's words in its keeping, so it knows that the attempt is over.
-    fn told(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.remove(&attempt) else {
+    fn remove_acked_attempt(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.remove(&attempt) else {
             return;
         };
         let known = self.relay.store.view.attempt(held.re.task, attempt);
@@ -248,48 +273,53 @@ impl World {
     }
 
     /// Its frames were dropped when the relay took it away: the receipt takes their place.
-    fn starts_again(&mut self, index: usize, attempt: AttemptId, expected: Option<u64>) -> bool {
-        let held = self.daemons[index].held.get_mut(&attempt);
+    fn restart_control_seq(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        expected: Option<u64>,
+    ) -> bool {
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(held) = held.filter(|held| held.fenced) else {
             return false;
         };
-        if let Some(expected) = expected.filter(|_| held.ended && !held.alive) {
-            held.drop_words();
+        if let Some(expected) = expected.filter(|_| held.ended && !held.processes_alive) {
+            held.discard_unacked();
             held.outbox.restart_at(expected);
-            self.report_death(index, attempt);
+            self.report_termination(index, attempt);
         }
         true
     }
 
     /// Used up, and kept until it is acknowledged; but where it was the last word there is nothing left to say.
-    fn refused(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
-        let held = self.daemons[index].held.get(&attempt);
+    fn drop_refused_attempt(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
+        let held = self.daemons[index].attempts.get(&attempt);
         if held.is_some_and(|held| {
-            held.ended && !held.alive && held.outbox.last_control_seq() == control_seq
+            held.ended && !held.processes_alive && held.outbox.last_control_seq() == control_seq
         }) {
-            self.daemons[index].held.remove(&attempt);
+            self.daemons[index].attempts.remove(&attempt);
         }
     }
 
-    fn dispatched(&mut self, index: usize, conn: usize, dispatch: Dispatch) {
+    fn handle_dispatch(&mut self, index: usize, conn: usize, dispatch: AttemptDispatch) {
         let attempt = dispatch.to.attempt;
         assert!(
             self.dispatched.insert(attempt),
             "S2: {attempt} was dispatched twice"
         );
-        let plan = Plan::of(self, &dispatch.spec);
-        if plan == Plan::Ignore {
+        let plan = AgentPlan::choose_plan(self, &dispatch.spec);
+        if plan == AgentPlan::Ignore {
             return;
         }
         let re = FrameRef {
             task: dispatch.to.task,
             attempt,
             number: dispatch.to.number,
-            incarnation: self.conns[conn].incarnation,
+            incarnation: self.streams[conn].incarnation,
         };
         let (limit, kept) = (self.options.outbox_limit, self.options.disk_outbox);
         let cleanup = self.rng.pick(&[300, 400, 2_000]).unwrap_or(400);
-        let held = Held::new(Offer {
+        let held = SimAttempt::new(AttemptOffer {
             re,
             token: LeaseToken(dispatch.token.0),
             spec: Arc::clone(&dispatch.spec),
@@ -297,27 +327,27 @@ impl World {
             at: self.now,
             cleanup_term: Duration::from_millis(cleanup),
             outbox: if kept {
-                Sayings::new(limit)
+                SimOutbox::new(limit)
             } else {
-                Sayings::in_memory(limit)
+                SimOutbox::in_memory(limit)
             },
         });
-        self.daemons[index].held.insert(attempt, held);
-        if self.daemons[index].full_until > self.now {
+        self.daemons[index].attempts.insert(attempt, held);
+        if self.daemons[index].disk_full_until > self.now {
             self.counts.machine_refusals += 1;
-            return self.reject(index, attempt, RejectCode::DiskFull);
+            return self.reject_dispatch(index, attempt, RejectCode::DiskFull);
         }
-        if self.is_place_taken(index, attempt) {
+        if self.is_workspace_busy(index, attempt) {
             self.counts.place_refusals += 1;
-            return self.reject(index, attempt, RejectCode::WorkspaceBusy);
+            return self.reject_dispatch(index, attempt, RejectCode::WorkspaceBusy);
         }
-        if plan == Plan::Reject {
-            return self.reject(index, attempt, RejectCode::parse("bad_cwd"));
+        if plan == AgentPlan::Reject {
+            return self.reject_dispatch(index, attempt, RejectCode::parse("bad_cwd"));
         }
-        self.say(index, attempt, FrameBody::Accepted);
-        self.at(
+        self.send_frame(index, attempt, FrameBody::Accepted);
+        self.schedule(
             self.now + dispatch.accept_ms,
-            Event::Unconfirmed {
+            ScheduledEvent::ConfirmationTimeout {
                 daemon: index,
                 attempt,
             },
@@ -325,9 +355,9 @@ impl World {
     }
 
     /// Another attempt of the daemon is in the one shared workspace that there is here.
-    fn is_place_taken(&self, index: usize, attempt: AttemptId) -> bool {
-        let held = &self.daemons[index].held;
-        let shares = |held: &Held| held.spec.workspace.is_some() && !held.ended;
+    fn is_workspace_busy(&self, index: usize, attempt: AttemptId) -> bool {
+        let held = &self.daemons[index].attempts;
+        let shares = |held: &SimAttempt| held.spec.workspace.is_some() && !held.ended;
         let wants = held.get(&attempt).is_some_and(shares);
         wants
             && held
@@ -335,11 +365,11 @@ impl World {
                 .any(|(id, other)| *id != attempt && shares(other))
     }
 
-    pub(crate) fn reject(&mut self, index: usize, attempt: AttemptId, code: RejectCode) {
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+    pub(crate) fn reject_dispatch(&mut self, index: usize, attempt: AttemptId, code: RejectCode) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.ended = true;
         }
-        self.say(
+        self.send_frame(
             index,
             attempt,
             FrameBody::Rejected {
@@ -349,35 +379,35 @@ impl World {
         );
     }
 
-    pub(crate) fn not_confirmed(&mut self, index: usize, attempt: AttemptId) {
-        let held = self.daemons[index].held.get(&attempt);
+    pub(crate) fn handle_confirmation_timeout(&mut self, index: usize, attempt: AttemptId) {
+        let held = self.daemons[index].attempts.get(&attempt);
         if held.is_some_and(|held| !held.confirmed && !held.ended) {
-            self.reject(index, attempt, RejectCode::parse("not_confirmed"));
+            self.reject_dispatch(index, attempt, RejectCode::parse("not_confirmed"));
         }
     }
 
-    fn lease_confirmed(&mut self, index: usize, attempt: AttemptId, granted_ms: u64) {
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+    fn handle_lease_confirmed(&mut self, index: usize, attempt: AttemptId, granted_ms: u64) {
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
-        let grant = Grant::since(held.accepted_at, granted_ms);
-        self.granted(index, attempt, grant);
-        self.start(index, attempt);
+        let grant = CountedLeaseGrant::from_send_time(held.accepted_at, granted_ms);
+        self.apply_grant(index, attempt, grant);
+        self.start_process(index, attempt);
     }
 
-    fn canceled(&mut self, index: usize, attempt: AttemptId, grace_ms: u64) {
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+    fn handle_cancel(&mut self, index: usize, attempt: AttemptId, grace_ms: u64) {
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
-        if held.ended || held.killing.is_some() || !held.reachable {
+        if held.ended || held.kill_reason.is_some() || !held.reachable {
             return;
         }
-        if held.alive {
-            self.say(
+        if held.processes_alive {
+            self.send_frame(
                 index,
                 attempt,
                 FrameBody::Phase {
-                    phase: Phase::CleanupStarted,
+                    phase: LifecyclePhase::CleanupStarted,
                     message: None,
                     deadline: None,
                 },
@@ -388,37 +418,37 @@ impl World {
             } else {
                 self.rng.below(grace_ms)
             };
-            return self.kill(index, attempt, Kill::Canceled, takes, grace_ms);
+            return self.kill_attempt(index, attempt, KillReason::Canceled, takes, grace_ms);
         }
         let body = CanceledBody {
-            termination: gone(),
-            in_lease: true,
+            termination: confirmed_termination(),
+            ended_in_lease: true,
             ..CanceledBody::default()
         };
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.ended = true;
         }
-        self.say(index, attempt, FrameBody::Canceled(body));
+        self.send_frame(index, attempt, FrameBody::Canceled(body));
     }
 
     /// Nothing of it counts any more: its processes must go, and then it is forgotten.
-    pub(crate) fn give_up(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+    pub(crate) fn abandon_attempt(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
-        if held.alive {
+        if held.processes_alive {
             held.fenced = true;
-            held.drop_words();
+            held.discard_unacked();
             let grace = u64::try_from(held.cleanup_term.as_millis()).unwrap_or(0);
             let takes = self.rng.below(6_000);
-            return self.kill(index, attempt, Kill::GivenUp, takes, grace);
+            return self.kill_attempt(index, attempt, KillReason::Abandoned, takes, grace);
         }
         // A result that is on its way may still be adopted; anything else is forgotten.
-        if !held.ended || held.unwanted {
-            self.daemons[index].held.remove(&attempt);
+        if !held.ended || held.receipt_unwanted {
+            self.daemons[index].attempts.remove(&attempt);
         } else {
-            held.keep_last_word();
-            self.fold(index, attempt);
+            held.retain_last_frame();
+            self.forward_transcript(index, attempt);
         }
     }
 }

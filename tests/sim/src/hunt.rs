@@ -5,27 +5,27 @@ use std::fmt;
 use baton_core::mutants as relay;
 use baton_daemon_core::mutants as worker;
 
-use crate::run;
+use crate::run_seed;
 
 /// One breakage, of what the relay or of what a worker decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutant {
+pub enum CoreMutant {
     Relay(relay::Mutant),
     Worker(worker::Mutant),
 }
 
-impl Mutant {
+impl CoreMutant {
     pub fn all() -> impl Iterator<Item = Self> {
         let relay = relay::Mutant::ALL.iter().copied().map(Self::Relay);
         relay.chain(worker::Mutant::ALL.iter().copied().map(Self::Worker))
     }
 
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::all().find(|mutant| mutant.to_string() == name)
     }
 
     /// What is broken.
-    pub fn what(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Relay(mutant) => mutant.what(),
             Self::Worker(mutant) => mutant.what(),
@@ -33,7 +33,7 @@ impl Mutant {
     }
 }
 
-impl fmt::Display for Mutant {
+impl fmt::Display for CoreMutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Relay(mutant) => write!(f, "{mutant:?}"),
@@ -43,42 +43,49 @@ impl fmt::Display for Mutant {
 }
 
 /// Breaks this thread's world in this way, or mends it.
-pub fn activate(mutant: Option<Mutant>) {
+pub fn activate(mutant: Option<CoreMutant>) {
     relay::activate(match mutant {
-        Some(Mutant::Relay(mutant)) => Some(mutant),
-        Some(Mutant::Worker(_)) | None => None,
+        Some(CoreMutant::Relay(mutant)) => Some(mutant),
+        Some(CoreMutant::Worker(_)) | None => None,
     });
     worker::activate(match mutant {
-        Some(Mutant::Worker(mutant)) => Some(mutant),
-        Some(Mutant::Relay(_)) | None => None,
+        Some(CoreMutant::Worker(mutant)) => Some(mutant),
+        Some(CoreMutant::Relay(_)) | None => None,
     });
 }
 
 #[derive(Debug)]
-pub enum Hunt {
+pub enum MutantSearchResult {
     /// After so many seeds, by this broken promise.
-    Found {
-        seeds: u64,
-        by: String,
+    Detected {
+        seeds_needed: u64,
+        broken_promise: String,
     },
     Survived,
     /// Without any breakage a promise is broken under this seed: nothing can be learned from it.
-    Blameless {
+    FailsWithoutMutant {
         seed: u64,
     },
 }
 
 /// Runs seeds under this breakage until one fails.
-pub fn hunt(mutant: Mutant, seeds: u64) -> Hunt {
+pub fn search_mutant(mutant: CoreMutant, seeds: u64) -> MutantSearchResult {
     activate(Some(mutant));
-    let failure = (0..seeds).find_map(|seed| run(seed).err());
+    let failure = (0..seeds).find_map(|seed| run_seed(seed).err());
     activate(None);
     match failure {
-        Some(failure) if run(failure.seed).is_err() => Hunt::Blameless { seed: failure.seed },
-        Some(failure) => Hunt::Found {
-            seeds: failure.seed + 1,
-            by: failure.what.lines().next().unwrap_or_default().to_owned(),
+        Some(failure) if run_seed(failure.seed).is_err() => {
+            MutantSearchResult::FailsWithoutMutant { seed: failure.seed }
+        }
+        Some(failure) => MutantSearchResult::Detected {
+            seeds_needed: failure.seed + 1,
+            broken_promise: failure
+                .message
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
         },
-        None => Hunt::Survived,
+        None => MutantSearchResult::Survived,
     }
 }

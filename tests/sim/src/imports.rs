@@ -5,29 +5,29 @@
 
 use std::sync::Arc;
 
-use baton_core::input::{Actor, Input};
+use baton_core::input::{CoreCommand, RequestActor};
 
-use crate::clients::actor;
-use crate::world::World;
+use crate::clients::client_actor;
+use crate::world::Simulation;
 
-impl World {
-    pub(crate) fn import(&mut self) {
-        if self.relay.core.is_none() || self.relay.store.copies() == 0 {
+impl Simulation {
+    pub(crate) fn import_old_data(&mut self) {
+        if self.relay.core.is_none() || self.relay.store.backup_count() == 0 {
             return;
         }
         self.crash_relay();
         self.counts.imports += 1;
-        let copy = self.rng.index(self.relay.store.copies());
-        self.note(|| format!("the data are those of copy {copy}"));
-        self.relay.store.restore(copy);
+        let copy = self.rng.random_index(self.relay.store.backup_count());
+        self.add_trace(|| format!("the data are those of copy {copy}"));
+        self.relay.store.restore_backup(copy);
         self.relay.incarnation += 1;
-        self.relay.inherits = true;
-        self.relay.forget_hold();
+        self.relay.has_unknown_grants = true;
+        self.relay.clear_inherited_task();
         let state = self.relay.store.durable.clone();
-        self.clients.accept_loss(&state);
+        self.clients.forget_lost_data(&state);
         self.confirmed_at.clear();
         // Nothing tells of a conversation whose open turns are all gone.
-        let alive = &mut self.alive;
+        let alive = &mut self.running;
         let open = |attempt| {
             let task = alive.tasks.iter().find(|(_, other)| **other == attempt);
             task.is_some_and(|(task, _)| state.live.contains_key(task))
@@ -36,23 +36,35 @@ impl World {
     }
 
     /// An operator looks at the machines and sees that nothing runs there any more that this relay did not start.
-    pub(crate) fn release_inherited(&mut self) {
+    pub(crate) fn release_inherited_tasks(&mut self) {
         let incarnation = self.relay.incarnation();
-        let held = self.daemons.iter().flat_map(|daemon| daemon.held.values());
+        let held = self
+            .daemons
+            .iter()
+            .flat_map(|daemon| daemon.attempts.values());
         let old = held.filter(|held| held.re.incarnation != incarnation);
-        let mut running = old.filter(|held| held.alive || !held.ended);
-        let at_work = running.next().is_some() || self.agents_of_before(incarnation);
-        if self.relay.store.view.scheduler.hold().is_none() || at_work {
+        let mut running = old.filter(|held| held.processes_alive || !held.ended);
+        let at_work =
+            running.next().is_some() || self.has_agents_of_earlier_incarnation(incarnation);
+        if self
+            .relay
+            .store
+            .view
+            .scheduler
+            .active_suspension()
+            .is_none()
+            || at_work
+        {
             return;
         }
         self.counts.releases += 1;
-        let by = Actor {
+        let by = RequestActor {
             name: "olga".into(),
             operator: true,
-            ..actor()
+            ..client_actor()
         };
         let reason = Arc::from("nothing of before runs");
-        self.ask(|request| Input::ReleaseInherited {
+        self.send_request(|request| CoreCommand::ReleaseInherited {
             request,
             by,
             reason,

@@ -3,44 +3,48 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{Downstream, Effects, Send, Settlement, Verdict};
+use baton_core::effects::{AttemptSettlement, DaemonMessage, Delivery, Effects, SettlementVerdict};
 use baton_core::id::{AttemptId, DaemonId, SessionId, TaskId};
-use baton_core::input::{ActiveState, Activity, Frame, FrameBody, FrameRef, Hello, Input};
-use baton_core::record::{AttemptRecord, FailureCode, Runner, State as AttemptStage, TaskRecord};
+use baton_core::input::{
+    ActiveAttemptState, AttemptFrame, CoreCommand, DaemonHello, FrameBody, FrameRef, OutputActivity,
+};
+use baton_core::record::{
+    AttemptRecord, AttemptState as AttemptStage, FailureCode, PossibleRunner, TaskRecord,
+};
 
-use crate::calls::Asking;
+use crate::calls::RequestCheck;
 use crate::checks;
-use crate::ghosts::FORGED;
-use crate::late::LateWord;
-use crate::links::Conn;
+use crate::ghosts::FORGED_TOKEN;
+use crate::late::LateResult;
+use crate::links::SimStream;
 use crate::operators;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// What was true before an input was handled.
 #[derive(Debug, Default)]
-pub(crate) struct Before {
-    word: Option<Word>,
-    hello: Option<Greeting>,
-    late: Option<LateWord>,
-    beats: Vec<AttemptId>,
-    pub(crate) operated: Option<operators::Word>,
-    pub(crate) asking: Option<Asking>,
+pub(crate) struct StateBefore {
+    frame: Option<FrameCheck>,
+    hello: Option<HelloCheck>,
+    late_result: Option<LateResult>,
+    renewed_attempts: Vec<AttemptId>,
+    pub(crate) operation: Option<operators::OperationCheck>,
+    pub(crate) request: Option<RequestCheck>,
 }
 
 /// A frame or a sign of life of one attempt, and its task.
 #[derive(Debug)]
-struct Word {
+struct FrameCheck {
     attempt: AttemptId,
-    right: Right,
+    right: SpeakerRight,
     task: Arc<TaskRecord>,
     control_seq: Option<u64>,
     /// Which of its words it is, if its worker says it.
-    nth: Option<u64>,
+    frame_number: Option<u64>,
     body: Option<FrameBody>,
 }
 
 #[derive(Debug)]
-enum Right {
+enum SpeakerRight {
     /// It speaks for its own lease.
     Leased,
     /// The same, but under a number that is not the next: it may only find that the lease has run out.
@@ -48,248 +52,260 @@ enum Right {
     /// Its attempt is over: the late rules apply.
     Stale,
     /// Nobody who may speak for it has said it.
-    None(&'static str),
+    NotEntitled(&'static str),
 }
 
 #[derive(Debug)]
-struct Greeting {
+struct HelloCheck {
     session: SessionId,
     daemon: DaemonId,
     boot_id: Arc<str>,
     /// The relay has another stream of this daemon that it takes for open.
     takes_over: bool,
     /// A newer stream of this daemon was heard before.
-    overtaken: bool,
+    is_superseded: bool,
     leased: Vec<(TaskId, AttemptId)>,
     finished: Vec<AttemptId>,
 }
 
-impl World {
-    pub(crate) fn before(&self, input: &Input, nth: Option<u64>) -> Before {
+impl Simulation {
+    pub(crate) fn state_before(&self, input: &CoreCommand, nth: Option<u64>) -> StateBefore {
         match input {
-            Input::Frame(frame) => Before {
-                word: self.word_of(frame, nth),
-                late: self.late_word(input),
-                ..Before::default()
+            CoreCommand::Frame(frame) => StateBefore {
+                frame: self.frame_check(frame, nth),
+                late_result: self.late_result(input),
+                ..StateBefore::default()
             },
-            Input::Activity(activity) => Before {
-                word: self.output_of(activity),
-                ..Before::default()
+            CoreCommand::Activity(activity) => StateBefore {
+                frame: self.output_check(activity),
+                ..StateBefore::default()
             },
-            Input::SessionOpened { session, hello } => Before {
-                hello: Some(self.greeting(*session, hello)),
-                ..Before::default()
+            CoreCommand::SessionOpened { session, hello } => StateBefore {
+                hello: Some(self.hello_check(*session, hello)),
+                ..StateBefore::default()
             },
-            Input::Operate(operate) => Before {
-                operated: Some(operators::Word::of(operate)),
-                ..Before::default()
+            CoreCommand::Operate(operate) => StateBefore {
+                operation: Some(operators::OperationCheck::from_operate(operate)),
+                ..StateBefore::default()
             },
-            Input::Heartbeat { heartbeat, .. } => Before {
-                beats: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
-                ..Before::default()
+            CoreCommand::Heartbeat { heartbeat, .. } => StateBefore {
+                renewed_attempts: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
+                ..StateBefore::default()
             },
-            Input::Held(_)
-            | Input::PickUp { .. }
-            | Input::Resume { .. }
-            | Input::ListParked { .. } => Before {
-                asking: self.asking(input),
-                ..Before::default()
+            CoreCommand::AgentLeaseCall(_)
+            | CoreCommand::PickUp { .. }
+            | CoreCommand::Resume { .. }
+            | CoreCommand::ListParked { .. } => StateBefore {
+                request: self.request_check(input),
+                ..StateBefore::default()
             },
-            Input::Submit(_)
-            | Input::Start { .. }
-            | Input::Claim { .. }
-            | Input::Cancel { .. }
-            | Input::Answer { .. }
-            | Input::UpdateProgress { .. }
-            | Input::Block { .. }
-            | Input::PauseScheduler { .. }
-            | Input::UnpauseScheduler { .. }
-            | Input::SchedulerStatus { .. }
-            | Input::OperateDaemon(_)
-            | Input::ReleaseInherited { .. }
-            | Input::Inspect { .. }
-            | Input::ListDaemons { .. }
-            | Input::FindDaemon { .. }
-            | Input::RemoveFinished { .. }
-            | Input::HoldDispatch { .. }
-            | Input::ForgetDaemon { .. }
-            | Input::ForgetDaemons { .. }
-            | Input::SessionClosed { .. }
-            | Input::Hold { .. }
-            | Input::DeliveryFailed { .. }
-            | Input::Tick => Before::default(),
+            CoreCommand::Submit(_)
+            | CoreCommand::Start { .. }
+            | CoreCommand::Claim { .. }
+            | CoreCommand::Cancel { .. }
+            | CoreCommand::Answer { .. }
+            | CoreCommand::UpdateProgress { .. }
+            | CoreCommand::Block { .. }
+            | CoreCommand::PauseScheduler { .. }
+            | CoreCommand::UnpauseScheduler { .. }
+            | CoreCommand::SchedulerStatus { .. }
+            | CoreCommand::OperateDaemon(_)
+            | CoreCommand::ReleaseInherited { .. }
+            | CoreCommand::Inspect { .. }
+            | CoreCommand::ListDaemons { .. }
+            | CoreCommand::FindDaemon { .. }
+            | CoreCommand::RemoveFinished { .. }
+            | CoreCommand::SuspendDispatch { .. }
+            | CoreCommand::ForgetDaemon { .. }
+            | CoreCommand::ForgetDaemons { .. }
+            | CoreCommand::SessionClosed { .. }
+            | CoreCommand::ExtendLeases { .. }
+            | CoreCommand::DeliveryFailed { .. }
+            | CoreCommand::Tick => StateBefore::default(),
         }
     }
 
-    fn word_of(&self, frame: &Frame, nth: Option<u64>) -> Option<Word> {
-        let (task, attempt, right) = self.speaks(frame.session, frame.re)?;
+    fn frame_check(&self, frame: &AttemptFrame, nth: Option<u64>) -> Option<FrameCheck> {
+        let (task, attempt, right) = self.speaker_right(frame.session, frame.frame_ref)?;
         // A park takes the hash of the token with the lease: then the daemon's own credential proves it, as without a token.
-        let forged = frame.proof.as_ref() == Some(&FORGED) && attempt.lease.is_some();
+        let forged = frame.proof.as_ref() == Some(&FORGED_TOKEN) && attempt.lease.is_some();
         let right = match right {
-            Right::Leased | Right::Stale if forged => Right::None("with a forged token"),
-            Right::Leased if frame.control_seq != self.heard_seq(attempt) + 1 => Right::OutOfOrder,
-            Right::Leased if lacks_output(&frame.body) => Right::OutOfOrder,
+            SpeakerRight::Leased | SpeakerRight::Stale if forged => {
+                SpeakerRight::NotEntitled("with a forged token")
+            }
+            SpeakerRight::Leased if frame.control_seq != self.last_control_seq(attempt) + 1 => {
+                SpeakerRight::OutOfOrder
+            }
+            SpeakerRight::Leased if lacks_output(&frame.body) => SpeakerRight::OutOfOrder,
             right => right,
         };
-        Some(Word {
+        Some(FrameCheck {
             attempt: attempt.id,
             right,
             task: Arc::clone(task),
             control_seq: Some(frame.control_seq),
-            nth,
+            frame_number: nth,
             body: nth.map(|_| frame.body.clone()),
         })
     }
 
     /// Frames that change nothing are not written; the relay has heard them all the same.
-    fn heard_seq(&self, attempt: &AttemptRecord) -> u64 {
-        let heard = self.relay.heard.get(&attempt.id).copied();
+    fn last_control_seq(&self, attempt: &AttemptRecord) -> u64 {
+        let heard = self.relay.heard_control_seqs.get(&attempt.id).copied();
         heard.unwrap_or_default().max(attempt.control_seq)
     }
 
-    fn output_of(&self, activity: &Activity) -> Option<Word> {
-        let (task, attempt, right) = self.speaks(activity.session, activity.re)?;
+    fn output_check(&self, activity: &OutputActivity) -> Option<FrameCheck> {
+        let (task, attempt, right) = self.speaker_right(activity.session, activity.frame_ref)?;
         let right = match right {
-            Right::Stale => Right::None("of an attempt that is over"),
+            SpeakerRight::Stale => SpeakerRight::NotEntitled("of an attempt that is over"),
             right => right,
         };
-        Some(Word {
+        Some(FrameCheck {
             attempt: attempt.id,
             right,
             task: Arc::clone(task),
             control_seq: None,
-            nth: None,
+            frame_number: None,
             body: None,
         })
     }
 
-    pub(crate) fn may_speak(&self, session: SessionId, re: FrameRef) -> bool {
-        let spoken = self.speaks(session, re);
-        spoken.is_some_and(|(_, _, right)| !matches!(right, Right::None(_)))
+    pub(crate) fn may_send_frames(&self, session: SessionId, re: FrameRef) -> bool {
+        let spoken = self.speaker_right(session, re);
+        spoken.is_some_and(|(_, _, right)| !matches!(right, SpeakerRight::NotEntitled(_)))
     }
 
     /// Who says it, and of what.
-    fn speaks(
+    fn speaker_right(
         &self,
         session: SessionId,
         re: FrameRef,
-    ) -> Option<(&Arc<TaskRecord>, &AttemptRecord, Right)> {
+    ) -> Option<(&Arc<TaskRecord>, &AttemptRecord, SpeakerRight)> {
         let task = self.relay.store.view.record(re.task)?;
         let attempt = task.attempt(re.attempt)?;
-        let conn = self.conns.iter().rev().find(|c| c.session == session);
+        let conn = self.streams.iter().rev().find(|c| c.session == session);
         let speaker = conn.map(|conn| self.daemons[conn.daemon].id);
-        let holder = attempt.daemon().map(|holder| holder.daemon);
-        let right = if !self.is_current(session) {
-            Right::None("on a stream that was replaced")
+        let holder = attempt.daemon_holder().map(|holder| holder.daemon);
+        let right = if !self.is_current_session(session) {
+            SpeakerRight::NotEntitled("on a stream that was replaced")
         } else if re.incarnation != self.relay.incarnation() {
-            Right::None("of another life of the data")
+            SpeakerRight::NotEntitled("of another life of the data")
         } else if holder != speaker {
-            Right::None("of another daemon's attempt")
+            SpeakerRight::NotEntitled("of another daemon's attempt")
         } else if attempt.state.is_leased() {
-            Right::Leased
+            SpeakerRight::Leased
         } else {
-            Right::Stale
+            SpeakerRight::Stale
         };
         Some((task, attempt, right))
     }
 
-    fn greeting(&self, session: SessionId, hello: &Hello) -> Greeting {
+    fn hello_check(&self, session: SessionId, hello: &DaemonHello) -> HelloCheck {
         let view = &self.relay.store.view;
         let open = view
             .live
             .values()
-            .filter_map(|task| Some((task.task, task.newest()?)));
+            .filter_map(|task| Some((task.task, task.newest_attempt()?)));
         let leased = open.filter(|(_, newest)| {
-            let holder = newest.daemon();
+            let holder = newest.daemon_holder();
             newest.state.is_leased() && holder.is_some_and(|h| h.daemon == hello.daemon)
         });
         let finished = hello
             .active
             .iter()
-            .filter(|a| a.state == ActiveState::Finished);
-        let own = |conn: &&Conn| self.daemons[conn.daemon].id == hello.daemon;
-        let mut streams = self.conns.iter().filter(own);
-        Greeting {
+            .filter(|a| a.state == ActiveAttemptState::Finished);
+        let own = |conn: &&SimStream| self.daemons[conn.daemon].id == hello.daemon;
+        let mut streams = self.streams.iter().filter(own);
+        HelloCheck {
             session,
             daemon: hello.daemon,
             boot_id: Arc::clone(&hello.boot_id),
-            takes_over: streams.clone().any(|conn| conn.known),
-            overtaken: streams.any(|conn| conn.welcomed && conn.session > session),
+            takes_over: streams.clone().any(|conn| conn.is_current),
+            is_superseded: streams.any(|conn| conn.was_current && conn.session > session),
             leased: leased.map(|(task, newest)| (task, newest.id)).collect(),
-            finished: finished.map(|active| active.re.attempt).collect(),
+            finished: finished.map(|active| active.frame_ref.attempt).collect(),
         }
     }
 
     /// Follows which streams the relay takes for open.
-    pub(crate) fn note_streams(&mut self, closed: Option<SessionId>, effects: &Effects) {
+    pub(crate) fn record_stream_changes(&mut self, closed: Option<SessionId>, effects: &Effects) {
         if let Some(session) = closed {
-            self.set_known(session, false);
+            self.set_stream_current(session, false);
         }
-        for outgoing in &effects.sends {
-            match &outgoing.send {
-                Send::ToSession {
+        for outgoing in &effects.deliveries {
+            match &outgoing.delivery {
+                Delivery::ToSession {
                     session,
-                    message: Downstream::Welcome { .. },
-                } => self.set_known(*session, true),
-                Send::CloseSession { session, .. } => self.set_known(*session, false),
-                Send::ToSession { .. } | Send::Reply { .. } | Send::Published { .. } => {}
+                    message: DaemonMessage::Welcome { .. },
+                } => self.set_stream_current(*session, true),
+                Delivery::CloseSession { session, .. } => self.set_stream_current(*session, false),
+                Delivery::ToSession { .. }
+                | Delivery::Reply { .. }
+                | Delivery::Published { .. } => {}
             }
         }
     }
 
-    fn set_known(&mut self, session: SessionId, known: bool) {
-        if let Some(conn) = self.conns.iter_mut().rev().find(|c| c.session == session) {
-            conn.known = known;
-            conn.welcomed |= known;
+    fn set_stream_current(&mut self, session: SessionId, known: bool) {
+        if let Some(conn) = self.streams.iter_mut().rev().find(|c| c.session == session) {
+            conn.is_current = known;
+            conn.was_current |= known;
         }
     }
 
-    pub(crate) fn judge(&mut self, before: Before, welcome: Option<Vec<Settlement>>) {
-        if let Some(word) = &before.word {
-            self.judge_word(word);
+    pub(crate) fn check_after_input(
+        &mut self,
+        before: StateBefore,
+        welcome: Option<Vec<AttemptSettlement>>,
+    ) {
+        if let Some(word) = &before.frame {
+            self.check_frame(word);
         }
         if let (Some(hello), Some(settled)) = (&before.hello, welcome) {
-            self.judge_hello(hello, &settled);
+            self.check_hello(hello, &settled);
         }
-        self.judge_late(before.late);
-        self.judge_deadlines(&before.beats);
+        self.check_late_result(before.late_result);
+        self.check_deadlines(&before.renewed_attempts);
     }
 
-    fn judge_word(&mut self, word: &Word) {
-        if let (Right::Leased, Some(seq)) = (&word.right, word.control_seq) {
-            self.relay.heard.insert(word.attempt, seq);
-            self.judge_order(word);
+    fn check_frame(&mut self, word: &FrameCheck) {
+        if let (SpeakerRight::Leased, Some(seq)) = (&word.right, word.control_seq) {
+            self.relay.heard_control_seqs.insert(word.attempt, seq);
+            self.check_frame_order(word);
         }
         let Some(after) = self.relay.store.view.record(word.task.task) else {
             return;
         };
         match word.right {
-            Right::Stale => checks::stale_frame(word.attempt, &word.task, after),
-            Right::None(why) => unchanged(&word.task, after, &|_| true, why),
-            Right::OutOfOrder => {
-                let expired = after.attempt(word.attempt).is_some_and(has_expired);
-                unchanged(&word.task, after, &|_| !expired, "out of order");
+            SpeakerRight::Stale => checks::check_stale_frame(word.attempt, &word.task, after),
+            SpeakerRight::NotEntitled(why) => {
+                assert_attempts_unchanged(&word.task, after, &|_| true, why)
             }
-            Right::Leased => {
+            SpeakerRight::OutOfOrder => {
+                let expired = after.attempt(word.attempt).is_some_and(has_expired);
+                assert_attempts_unchanged(&word.task, after, &|_| !expired, "out of order");
+            }
+            SpeakerRight::Leased => {
                 let other = |attempt: &AttemptRecord| attempt.id != word.attempt;
-                unchanged(&word.task, after, &other, "of another attempt");
+                assert_attempts_unchanged(&word.task, after, &other, "of another attempt");
             }
         }
     }
 
     /// A worker leaves nothing out: every word before this one was heard, or is acknowledged. A refused result is not
     /// acknowledged, and the relay knows it from its records all the same: a double of what follows may come before it does.
-    fn judge_order(&mut self, word: &Word) {
-        let (attempt, Some(nth)) = (word.attempt, word.nth) else {
+    fn check_frame_order(&mut self, word: &FrameCheck) {
+        let (attempt, Some(nth)) = (word.attempt, word.frame_number) else {
             return;
         };
-        let held = self.daemons.iter().find_map(|d| d.held.get(&attempt));
-        let heard = &self.relay.heard_words;
+        let held = self.daemons.iter().find_map(|d| d.attempts.get(&attempt));
+        let heard = &self.relay.heard_frames;
         let known = word.task.attempt(attempt);
         let missed = held.and_then(|held| {
-            let refused = known.and_then(|known| known.refused_seq);
-            let refused = refused.and_then(|seq| held.spoken.get(&seq));
-            let mut earlier = held.untold.range(..nth);
+            let refused = known.and_then(|known| known.refused_completion_seq);
+            let refused = refused.and_then(|seq| held.sent_frames.get(&seq));
+            let mut earlier = held.unacked_frames.range(..nth);
             earlier
                 .find(|earlier| !heard.contains(&(attempt, **earlier)) && Some(*earlier) != refused)
         });
@@ -297,30 +313,30 @@ impl World {
             missed.is_none(),
             "S10: word {nth} of {attempt} is heard, and {missed:?} never was"
         );
-        self.relay.heard_words.insert((attempt, nth));
+        self.relay.heard_frames.insert((attempt, nth));
         if let Some(body) = &word.body {
-            self.judge_output(attempt, body);
+            self.check_final_output(attempt, body);
         }
     }
 
-    pub(crate) fn may_print(&self, session: SessionId, re: FrameRef) -> bool {
-        let spoken = self.speaks(session, re);
-        spoken.is_some_and(|(_, _, right)| matches!(right, Right::Leased))
+    pub(crate) fn may_send_output(&self, session: SessionId, re: FrameRef) -> bool {
+        let spoken = self.speaker_right(session, re);
+        spoken.is_some_and(|(_, _, right)| matches!(right, SpeakerRight::Leased))
     }
 
     /// Whatever this daemon held goes on by its word or is over, and nothing outlives its machine's boot.
-    fn judge_hello(&mut self, hello: &Greeting, settled: &[Settlement]) {
+    fn check_hello(&mut self, hello: &HelloCheck, settled: &[AttemptSettlement]) {
         let session = hello.session;
-        assert!(!hello.overtaken, "settlement: {session} came too late");
+        assert!(!hello.is_superseded, "settlement: {session} came too late");
         let view = &self.relay.store.view;
         let still = |task: TaskId, attempt: AttemptId| {
             let attempt = view.attempt(task, attempt);
             attempt.is_some_and(|attempt| attempt.state.is_leased())
         };
         for (task, attempt) in hello.leased.iter().filter(|(t, a)| still(*t, *a)) {
-            let goes_on = settled
-                .iter()
-                .any(|one| one.attempt == *attempt && !matches!(one.verdict, Verdict::Kill { .. }));
+            let goes_on = settled.iter().any(|one| {
+                one.attempt == *attempt && !matches!(one.verdict, SettlementVerdict::Kill { .. })
+            });
             assert!(
                 goes_on,
                 "settlement: {attempt} of {task} is leased to a daemon without it"
@@ -328,29 +344,31 @@ impl World {
         }
         let kept = settled
             .iter()
-            .filter(|one| matches!(one.verdict, Verdict::Keep { .. }));
+            .filter(|one| matches!(one.verdict, SettlementVerdict::Keep { .. }));
         for attempt in kept.map(|one| one.attempt) {
-            let leased = view.find(attempt).is_some_and(|a| a.state.is_leased());
+            let leased = view
+                .find_attempt(attempt)
+                .is_some_and(|a| a.state.is_leased());
             assert!(leased, "settlement: {attempt} is kept and holds no lease");
         }
         if hello.takes_over {
-            self.doubt(hello);
+            self.mark_boot_unproven(hello);
         }
-        let sure = |attempt: &AttemptId| !self.doubted.contains(attempt);
+        let sure = |attempt: &AttemptId| !self.boot_proves_nothing.contains(attempt);
         let view = &self.relay.store.view;
         let mut fences = view.fences.values().filter(|fence| sure(&fence.attempt));
         let fence = fences.find(|f| match &f.runner {
-            Runner::Machine { daemon, boot_id } => {
+            PossibleRunner::Machine { daemon, boot_id } => {
                 *daemon == hello.daemon && *boot_id != hello.boot_id
             }
-            Runner::Agent { .. } => false,
+            PossibleRunner::Agent { .. } => false,
         });
         assert!(fence.is_none(), "settlement: a boot did not lift {fence:?}");
         for (task, attempt) in hello.leased.iter().filter(|(_, attempt)| sure(attempt)) {
             let leased = view
                 .attempt(*task, *attempt)
                 .filter(|a| a.state.is_leased());
-            let Some(holder) = leased.and_then(|attempt| attempt.daemon()) else {
+            let Some(holder) = leased.and_then(|attempt| attempt.daemon_holder()) else {
                 continue;
             };
             assert!(
@@ -363,12 +381,12 @@ impl World {
 
     /// A stream that takes over from one that was heard just now proves nothing by its boot id, then or later: two
     /// machines may share an identity.
-    fn doubt(&mut self, hello: &Greeting) {
+    fn mark_boot_unproven(&mut self, hello: &HelloCheck) {
         let fences = self.relay.store.view.fences.values();
         let fenced = fences.filter(|fence| fence.runner.daemon() == Some(hello.daemon));
         let fenced: Vec<AttemptId> = fenced.map(|fence| fence.attempt).collect();
-        self.doubted.extend(fenced);
-        self.doubted
+        self.boot_proves_nothing.extend(fenced);
+        self.boot_proves_nothing
             .extend(hello.leased.iter().map(|(_, attempt)| attempt));
     }
 }
@@ -384,17 +402,21 @@ fn has_expired(attempt: &AttemptRecord) -> bool {
 }
 
 /// What waits may be placed in the same turn; everything else stays as it was.
-pub(crate) fn unchanged(
+pub(crate) fn assert_attempts_unchanged(
     old: &TaskRecord,
     new: &TaskRecord,
     which: &dyn Fn(&AttemptRecord) -> bool,
     why: &str,
 ) {
     let waits = |attempt: &AttemptRecord| attempt.state == AttemptStage::Queued;
-    for (was, is) in checks::pairs(old, new) {
+    for (was, is) in checks::attempt_pairs(old, new) {
         let meant = which(was) && !waits(was);
-        let same = (&was.state, was.reached, was.retry_safe, was.output_end)
-            == (&is.state, is.reached, is.retry_safe, is.output_end);
+        let same = (
+            &was.state,
+            was.furthest_phase,
+            was.retry_safe,
+            was.output_end,
+        ) == (&is.state, is.furthest_phase, is.retry_safe, is.output_end);
         assert!(!meant || same, "S3: a word {why} changed {}", was.id);
     }
 }

@@ -55,27 +55,27 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use counts::Counts;
-pub use options::Options;
-pub use witness::history;
-use world::World;
+pub use options::SimulationOptions;
+pub use witness::record_history;
+use world::Simulation;
 
 /// Lines of trace that a failure shows.
-const SHOWN: usize = 60;
+const TRACE_LINES_SHOWN: usize = 60;
 
 /// A seed that broke a promise.
 #[derive(Debug)]
-pub struct Failure {
+pub struct SeedFailure {
     pub seed: u64,
-    pub what: String,
-    pub options: Options,
+    pub message: String,
+    pub options: SimulationOptions,
     pub trace: Vec<String>,
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for SeedFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "seed {}: {}", self.seed, self.what)?;
+        writeln!(f, "seed {}: {}", self.seed, self.message)?;
         writeln!(f, "{:?}", self.options)?;
-        let from = self.trace.len().saturating_sub(SHOWN);
+        let from = self.trace.len().saturating_sub(TRACE_LINES_SHOWN);
         self.trace[from..]
             .iter()
             .try_for_each(|line| writeln!(f, "  {line}"))
@@ -83,9 +83,9 @@ impl std::fmt::Display for Failure {
 }
 
 /// Runs one seed to its end. A failure is run again with its trace on, which changes nothing else.
-pub fn run(seed: u64) -> Result<Counts, Box<Failure>> {
-    let options = Options::of(seed);
-    let mut world = World::new(seed, options.clone(), false);
+pub fn run_seed(seed: u64) -> Result<Counts, Box<SeedFailure>> {
+    let options = SimulationOptions::from_seed(seed);
+    let mut world = Simulation::new(seed, options.clone(), false);
     let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) else {
         return Ok(world.counts);
     };
@@ -93,20 +93,20 @@ pub fn run(seed: u64) -> Result<Counts, Box<Failure>> {
         .downcast_ref::<String>()
         .cloned()
         .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-    Err(Box::new(Failure {
+    Err(Box::new(SeedFailure {
         seed,
-        what: what.unwrap_or_default(),
+        message: what.unwrap_or_default(),
         options,
-        trace: trace(seed),
+        trace: trace_seed(seed),
     }))
 }
 
 /// Everything that happened under this seed, up to its end or its failure.
-pub fn trace(seed: u64) -> Vec<String> {
-    let mut world = World::new(seed, Options::of(seed), true);
+pub fn trace_seed(seed: u64) -> Vec<String> {
+    let mut world = Simulation::new(seed, SimulationOptions::from_seed(seed), true);
     let end = catch_unwind(AssertUnwindSafe(|| world.run()));
     if end.is_err() {
-        world.note(|| "here it broke".into());
+        world.add_trace(|| "here it broke".into());
     }
     world.trace
 }

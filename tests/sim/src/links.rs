@@ -3,30 +3,30 @@
 
 use std::collections::VecDeque;
 
-use baton_core::effects::Downstream;
+use baton_core::effects::DaemonMessage;
 use baton_core::id::{AttemptId, Incarnation, SessionId};
-use baton_core::input::{Frame, Hello, Input};
+use baton_core::input::{AttemptFrame, CoreCommand, DaemonHello};
 
-use crate::outputs::Chunk;
-use crate::world::{Event, World};
+use crate::outputs::UpstreamOutput;
+use crate::world::{ScheduledEvent, Simulation};
 
 #[derive(Debug)]
-pub(crate) enum Up {
-    Hello(Box<Hello>),
-    Input(Input),
+pub(crate) enum UpstreamItem {
+    Hello(Box<DaemonHello>),
+    Input(CoreCommand),
     /// A frame of an attempt, and which of its words it is.
-    Said {
-        frame: Box<Frame>,
-        nth: Option<u64>,
-        ghost: bool,
+    Frame {
+        frame: Box<AttemptFrame>,
+        frame_number: Option<u64>,
+        is_replay: bool,
     },
-    Output(Box<Chunk>),
+    Output(Box<UpstreamOutput>),
     End,
 }
 
 #[derive(Debug)]
-pub(crate) enum Down {
-    Message(Downstream),
+pub(crate) enum DownstreamItem {
+    Message(DaemonMessage),
     /// The session's own word: output up to here is stored.
     OutputAck {
         attempt: AttemptId,
@@ -38,39 +38,39 @@ pub(crate) enum Down {
 }
 
 #[derive(Debug)]
-pub(crate) struct Pipe<T> {
+pub(crate) struct StreamPipe<T> {
     queue: VecDeque<(u64, T)>,
-    last: u64,
+    last_arrival: u64,
     /// Nothing enters any more.
-    shut: bool,
+    is_closed: bool,
     /// What enters is never seen again, and its sender does not know.
-    swallows: bool,
+    drops_silently: bool,
 }
 
-impl<T> Pipe<T> {
+impl<T> StreamPipe<T> {
     fn new() -> Self {
         Self {
             queue: VecDeque::new(),
-            last: 0,
-            shut: false,
-            swallows: false,
+            last_arrival: 0,
+            is_closed: false,
+            drops_silently: false,
         }
     }
 
     fn push(&mut self, at: u64, item: T) -> u64 {
-        if self.swallows {
+        if self.drops_silently {
             return at;
         }
-        self.last = self.last.max(at);
-        self.queue.push_back((self.last, item));
-        self.last
+        self.last_arrival = self.last_arrival.max(at);
+        self.queue.push_back((self.last_arrival, item));
+        self.last_arrival
     }
 
     fn freeze(&mut self, until: u64) {
         for (at, _) in &mut self.queue {
             *at = (*at).max(until);
         }
-        self.last = self.last.max(until);
+        self.last_arrival = self.last_arrival.max(until);
     }
 
     fn pop(&mut self, now: u64) -> Option<T> {
@@ -83,129 +83,129 @@ impl<T> Pipe<T> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Conn {
+pub(crate) struct SimStream {
     pub(crate) session: SessionId,
     pub(crate) daemon: usize,
     /// Of the relay at its other end.
     pub(crate) incarnation: Incarnation,
-    pub(crate) up: Pipe<Up>,
-    pub(crate) down: Pipe<Down>,
+    pub(crate) upstream: StreamPipe<UpstreamItem>,
+    pub(crate) downstream: StreamPipe<DownstreamItem>,
     /// Hello has been read by the relay.
-    pub(crate) greeted: bool,
+    pub(crate) hello_read: bool,
     /// The relay takes it for its daemon's stream.
-    pub(crate) known: bool,
+    pub(crate) is_current: bool,
     /// This run of the relay has taken it for that at some time.
-    pub(crate) welcomed: bool,
+    pub(crate) was_current: bool,
     pub(crate) relay_open: bool,
     pub(crate) daemon_open: bool,
 }
 
-impl World {
-    pub(crate) fn open_conn(&mut self, daemon: usize) -> usize {
-        let session = SessionId(baton_core::time::Mint::id(&mut self.mint));
-        self.conns.push(Conn {
+impl Simulation {
+    pub(crate) fn open_stream(&mut self, daemon: usize) -> usize {
+        let session = SessionId(baton_core::time::IdSource::new_id(&mut self.id_source));
+        self.streams.push(SimStream {
             session,
             daemon,
             incarnation: self.relay.incarnation(),
-            up: Pipe::new(),
-            down: Pipe::new(),
-            greeted: false,
-            known: false,
-            welcomed: false,
+            upstream: StreamPipe::new(),
+            downstream: StreamPipe::new(),
+            hello_read: false,
+            is_current: false,
+            was_current: false,
             relay_open: true,
             daemon_open: true,
         });
-        self.conns.len() - 1
+        self.streams.len() - 1
     }
 
     /// Whether the relay hears this stream.
-    pub(crate) fn is_current(&self, session: SessionId) -> bool {
-        let mut own = self.conns.iter().filter(|c| c.session == session);
-        own.any(|conn| conn.known)
+    pub(crate) fn is_current_session(&self, session: SessionId) -> bool {
+        let mut own = self.streams.iter().filter(|c| c.session == session);
+        own.any(|conn| conn.is_current)
     }
 
-    fn delay(&mut self) -> u64 {
+    fn pick_delay(&mut self) -> u64 {
         let most = self.options.delay_ms;
         self.rng.between(1, most)
     }
 
-    pub(crate) fn send_up(&mut self, conn: usize, item: Up) {
-        let at = self.now + self.delay();
-        let pipe = &mut self.conns[conn].up;
-        if !pipe.shut {
+    pub(crate) fn send_to_relay(&mut self, conn: usize, item: UpstreamItem) {
+        let at = self.now + self.pick_delay();
+        let pipe = &mut self.streams[conn].upstream;
+        if !pipe.is_closed {
             let at = pipe.push(at, item);
-            self.at(at, Event::Arrive { conn, up: true });
+            self.schedule(at, ScheduledEvent::StreamArrival { conn, up: true });
         }
     }
 
-    pub(crate) fn send_down(&mut self, conn: usize, item: Down) {
-        let at = self.now + self.delay();
-        let pipe = &mut self.conns[conn].down;
-        if !pipe.shut {
+    pub(crate) fn send_to_daemon(&mut self, conn: usize, item: DownstreamItem) {
+        let at = self.now + self.pick_delay();
+        let pipe = &mut self.streams[conn].downstream;
+        if !pipe.is_closed {
             let at = pipe.push(at, item);
-            self.at(at, Event::Arrive { conn, up: false });
+            self.schedule(at, ScheduledEvent::StreamArrival { conn, up: false });
         }
     }
 
-    pub(crate) fn arrive(&mut self, conn: usize, up: bool) {
+    pub(crate) fn deliver_arrivals(&mut self, conn: usize, up: bool) {
         if up {
-            while let Some(item) = self.conns[conn].up.pop(self.now) {
-                self.counts.late_arrivals += u64::from(!self.conns[conn].daemon_open);
-                self.relay_hears(conn, item);
+            while let Some(item) = self.streams[conn].upstream.pop(self.now) {
+                self.counts.late_arrivals += u64::from(!self.streams[conn].daemon_open);
+                self.deliver_to_relay(conn, item);
             }
         } else {
-            while let Some(item) = self.conns[conn].down.pop(self.now) {
-                self.daemon_hears(conn, item);
+            while let Some(item) = self.streams[conn].downstream.pop(self.now) {
+                self.deliver_to_daemon(conn, item);
             }
         }
     }
 
     /// Nothing moves for a while, then all of it does: long-delayed frames, often of a stream that was given up since.
-    pub(crate) fn freeze(&mut self, conn: usize) {
+    pub(crate) fn freeze_stream(&mut self, conn: usize) {
         let until = self.now + self.rng.between(1_000, 70_000);
-        self.note(|| format!("stream {conn} is frozen until {until}"));
+        self.add_trace(|| format!("stream {conn} is frozen until {until}"));
         let (up, down) = (self.rng.chance(80), self.rng.chance(50));
-        let conn_ref = &mut self.conns[conn];
+        let conn_ref = &mut self.streams[conn];
         if up {
-            conn_ref.up.freeze(until);
+            conn_ref.upstream.freeze(until);
         }
         if down {
-            conn_ref.down.freeze(until);
+            conn_ref.downstream.freeze(until);
         }
-        self.at(until, Event::Arrive { conn, up: true });
-        self.at(until, Event::Arrive { conn, up: false });
+        self.schedule(until, ScheduledEvent::StreamArrival { conn, up: true });
+        self.schedule(until, ScheduledEvent::StreamArrival { conn, up: false });
     }
 
     /// One direction is dead from now on, and nobody is told; in the end the silence is.
-    pub(crate) fn cut_one_way(&mut self, conn: usize) {
+    pub(crate) fn cut_stream_one_way(&mut self, conn: usize) {
         self.counts.one_way_cuts += 1;
         let up = self.rng.chance(50);
-        self.note(|| {
+        self.add_trace(|| {
             format!(
                 "stream {conn} carries nothing {}",
                 if up { "up" } else { "down" }
             )
         });
         let found_out = self.now + 90_000;
-        let link = &mut self.conns[conn];
+        let link = &mut self.streams[conn];
         if up {
-            link.up.push(found_out, Up::End);
-            link.up.swallows = true;
+            link.upstream.push(found_out, UpstreamItem::End);
+            link.upstream.drops_silently = true;
         } else {
-            link.down.push(found_out, Down::End);
-            link.down.swallows = true;
+            link.downstream.push(found_out, DownstreamItem::End);
+            link.downstream.drops_silently = true;
         }
-        self.at(found_out, Event::Arrive { conn, up });
+        self.schedule(found_out, ScheduledEvent::StreamArrival { conn, up });
     }
 
     /// The stream breaks. A prefix of what is on its way still arrives, perhaps late; each side learns of the end in
     /// its own time, or finds out by silence.
-    pub(crate) fn cut(&mut self, conn: usize) {
-        if self.conns[conn].up.shut && self.conns[conn].down.shut {
+    pub(crate) fn cut_stream(&mut self, conn: usize) {
+        if self.streams[conn].upstream.is_closed && self.streams[conn].downstream.is_closed {
             return;
         }
         self.counts.cuts += 1;
-        self.note(|| format!("stream {conn} is cut"));
+        self.add_trace(|| format!("stream {conn} is cut"));
         let late = self.options.late_frames && !self.healing && self.rng.chance(50);
         let extra = if late {
             self.rng.between(500, 60_000)
@@ -218,77 +218,77 @@ impl World {
         } else {
             self.rng.between(1, 2_000)
         };
-        let (kept_up, kept_down) = (self.rng.bits(), self.rng.bits());
+        let (kept_up, kept_down) = (self.rng.next_u64(), self.rng.next_u64());
         let now = self.now;
-        let greeted = self.conns[conn].greeted || self.options.stale_hellos;
-        let up = &mut self.conns[conn].up;
+        let greeted = self.streams[conn].hello_read || self.options.stale_hellos;
+        let up = &mut self.streams[conn].upstream;
         let kept = if greeted { kept_up } else { 0 };
-        shorten(up, kept, extra);
-        let end = up.push(now + known, Up::End);
-        up.shut = true;
+        truncate_pipe(up, kept, extra);
+        let end = up.push(now + known, UpstreamItem::End);
+        up.is_closed = true;
         let times: Vec<u64> = up.queue.iter().map(|(at, _)| *at).collect();
         times
             .into_iter()
             .chain([end])
-            .for_each(|at| self.at(at, Event::Arrive { conn, up: true }));
+            .for_each(|at| self.schedule(at, ScheduledEvent::StreamArrival { conn, up: true }));
         let known = if silent {
             90_000
         } else {
             self.rng.between(1, 2_000)
         };
-        let down = &mut self.conns[conn].down;
-        shorten(down, kept_down, extra);
-        let end = down.push(now + known, Down::End);
-        down.shut = true;
+        let down = &mut self.streams[conn].downstream;
+        truncate_pipe(down, kept_down, extra);
+        let end = down.push(now + known, DownstreamItem::End);
+        down.is_closed = true;
         let times: Vec<u64> = down.queue.iter().map(|(at, _)| *at).collect();
         times
             .into_iter()
             .chain([end])
-            .for_each(|at| self.at(at, Event::Arrive { conn, up: false }));
+            .for_each(|at| self.schedule(at, ScheduledEvent::StreamArrival { conn, up: false }));
     }
 
     /// One side hangs up; the other learns it behind what was sent before.
-    pub(crate) fn relay_hangs_up(&mut self, conn: usize) {
-        self.conns[conn].relay_open = false;
-        self.send_down(conn, Down::End);
-        self.conns[conn].down.shut = true;
+    pub(crate) fn close_from_relay(&mut self, conn: usize) {
+        self.streams[conn].relay_open = false;
+        self.send_to_daemon(conn, DownstreamItem::End);
+        self.streams[conn].downstream.is_closed = true;
     }
 
-    pub(crate) fn daemon_hangs_up(&mut self, conn: usize) {
-        if !self.conns[conn].greeted && !self.options.stale_hellos {
-            self.conns[conn].up.queue.clear();
+    pub(crate) fn close_from_daemon(&mut self, conn: usize) {
+        if !self.streams[conn].hello_read && !self.options.stale_hellos {
+            self.streams[conn].upstream.queue.clear();
         }
-        self.conns[conn].daemon_open = false;
-        self.send_up(conn, Up::End);
-        self.conns[conn].up.shut = true;
+        self.streams[conn].daemon_open = false;
+        self.send_to_relay(conn, UpstreamItem::End);
+        self.streams[conn].upstream.is_closed = true;
     }
 
     /// The relay's process is gone: what it sent may arrive, what it was sent is lost.
-    pub(crate) fn relay_dies(&mut self, conn: usize) {
-        self.conns[conn].known = false;
-        self.conns[conn].welcomed = false;
-        self.conns[conn].relay_open = false;
-        self.conns[conn].up.queue.clear();
-        self.conns[conn].up.shut = true;
-        if !self.conns[conn].down.shut {
-            let kept = self.rng.bits();
-            shorten(&mut self.conns[conn].down, kept, 0);
+    pub(crate) fn break_from_relay(&mut self, conn: usize) {
+        self.streams[conn].is_current = false;
+        self.streams[conn].was_current = false;
+        self.streams[conn].relay_open = false;
+        self.streams[conn].upstream.queue.clear();
+        self.streams[conn].upstream.is_closed = true;
+        if !self.streams[conn].downstream.is_closed {
+            let kept = self.rng.next_u64();
+            truncate_pipe(&mut self.streams[conn].downstream, kept, 0);
             let at = self.now + self.rng.between(1, 3_000);
-            let at = self.conns[conn].down.push(at, Down::End);
-            self.conns[conn].down.shut = true;
-            self.at(at, Event::Arrive { conn, up: false });
+            let at = self.streams[conn].downstream.push(at, DownstreamItem::End);
+            self.streams[conn].downstream.is_closed = true;
+            self.schedule(at, ScheduledEvent::StreamArrival { conn, up: false });
         }
     }
 
     /// The daemon's process is gone; the kernel closes its streams, or the machine is off and nobody says so.
-    pub(crate) fn daemon_dies(&mut self, conn: usize, silent: bool) {
-        self.conns[conn].daemon_open = false;
-        if !self.conns[conn].greeted && !self.options.stale_hellos {
-            self.conns[conn].up.queue.clear();
+    pub(crate) fn break_from_daemon(&mut self, conn: usize, silent: bool) {
+        self.streams[conn].daemon_open = false;
+        if !self.streams[conn].hello_read && !self.options.stale_hellos {
+            self.streams[conn].upstream.queue.clear();
         }
-        self.conns[conn].down.queue.clear();
-        self.conns[conn].down.shut = true;
-        if self.conns[conn].up.shut {
+        self.streams[conn].downstream.queue.clear();
+        self.streams[conn].downstream.is_closed = true;
+        if self.streams[conn].upstream.is_closed {
             return;
         }
         let after = if silent {
@@ -297,18 +297,18 @@ impl World {
             self.rng.between(1, 1_000)
         };
         let at = self.now + after;
-        let at = self.conns[conn].up.push(at, Up::End);
-        self.conns[conn].up.shut = true;
-        self.at(at, Event::Arrive { conn, up: true });
+        let at = self.streams[conn].upstream.push(at, UpstreamItem::End);
+        self.streams[conn].upstream.is_closed = true;
+        self.schedule(at, ScheduledEvent::StreamArrival { conn, up: true });
     }
 }
 
 /// Keeps some prefix of what is on its way and delays it.
-fn shorten<T>(pipe: &mut Pipe<T>, chance: u64, extra: u64) {
+fn truncate_pipe<T>(pipe: &mut StreamPipe<T>, chance: u64, extra: u64) {
     let kept = chance % (pipe.queue.len() as u64 + 1);
     pipe.queue.truncate(usize::try_from(kept).unwrap_or(0));
     for (at, _) in &mut pipe.queue {
         *at += extra;
     }
-    pipe.last = pipe.queue.back().map_or(0, |(at, _)| *at);
+    pipe.last_arrival = pipe.queue.back().map_or(0, |(at, _)| *at);
 }

@@ -3,79 +3,79 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{Effects, Reply, Send};
+use baton_core::effects::{CoreReply, Delivery, Effects};
 use baton_core::fleet::OperateDaemon;
-use baton_core::force::{Operate, Verb};
+use baton_core::force::{OperateTask, TaskOperation};
 use baton_core::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope, TokenId};
-use baton_core::input::{Actor, Input};
-use baton_core::record::{DaemonOperation, EventKind, Operation, TaskRecord};
+use baton_core::input::{CoreCommand, RequestActor};
+use baton_core::record::{AuditedOperation, DaemonOperation, TaskRecord, TimelineEventKind};
 use uuid::Uuid;
 
-use crate::clients::{Asked, actor};
-use crate::judges::Before;
-use crate::world::World;
+use crate::clients::{SimClientRequest, client_actor};
+use crate::judges::StateBefore;
+use crate::world::Simulation;
 
 /// What one credential may ask of one task within a minute.
-const MOST: usize = 10;
+const MAX_OPERATIONS_PER_MINUTE: usize = 10;
 const MINUTE_MS: u64 = 60_000;
 
 /// An operator's word that the relay took, in which of its lives and when.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct AcceptedOperation {
     boot: u64,
     at: u64,
-    who: TokenId,
+    operator: TokenId,
     task: TaskId,
 }
 
 /// A word as it was asked.
 #[derive(Debug)]
-pub(crate) struct Word {
+pub(crate) struct OperationCheck {
     request: RequestId,
-    who: TokenId,
+    operator: TokenId,
     task: TaskId,
-    operation: Operation,
+    operation: AuditedOperation,
 }
 
-impl Word {
-    pub(crate) fn of(operate: &Operate) -> Self {
+impl OperationCheck {
+    pub(crate) fn from_operate(operate: &OperateTask) -> Self {
         Self {
             request: operate.request,
-            who: operate.by.token,
+            operator: operate.by.token,
             task: operate.task,
-            operation: match operate.verb {
-                Verb::ForceRelease { .. } => Operation::ForceRelease,
-                Verb::ForceFail { .. } => Operation::ForceFail,
-                Verb::Retry { .. } => Operation::Retry,
-                Verb::Complete {
+            operation: match operate.operation {
+                TaskOperation::ForceRelease { .. } => AuditedOperation::ForceRelease,
+                TaskOperation::ForceFail { .. } => AuditedOperation::ForceFail,
+                TaskOperation::Retry { .. } => AuditedOperation::Retry,
+                TaskOperation::Complete {
                     overridden: true, ..
-                } => Operation::CompleteOverridden,
-                Verb::Complete {
+                } => AuditedOperation::CompleteOverridden,
+                TaskOperation::Complete {
                     overridden: false, ..
-                } => Operation::Complete,
-                Verb::Pause => Operation::Pause,
-                Verb::Unpause => Operation::Unpause,
+                } => AuditedOperation::Complete,
+                TaskOperation::Pause => AuditedOperation::Pause,
+                TaskOperation::Unpause => AuditedOperation::Unpause,
             },
         }
     }
 }
 
 /// Somebody who puts things right after the storm: nobody has asked in this name before.
-pub(crate) fn healer(n: u64) -> Actor {
-    Actor {
+pub(crate) fn healing_operator(n: u64) -> RequestActor {
+    RequestActor {
         name: "olga".into(),
         token: TokenId(Uuid::from_u128(0xbeef << 64 | u128::from(n))),
         operator: true,
     }
 }
 
-pub(crate) fn on_daemon(
+pub(crate) fn daemon_operation_input(
     daemon: DaemonId,
-    by: Actor,
+    by: RequestActor,
     operation: DaemonOperation,
-) -> impl FnOnce(RequestId) -> Input {
+) -> impl FnOnce(RequestId) -> CoreCommand {
     move |request| {
-        Input::OperateDaemon(Box::new(OperateDaemon {
+        CoreCommand::OperateDaemon(Box::new(OperateDaemon {
             request,
             scope: TenantScope::All,
             daemon,
@@ -86,85 +86,91 @@ pub(crate) fn on_daemon(
     }
 }
 
-pub(crate) fn operate(
+pub(crate) fn task_operation_input(
     tenant: TenantId,
     task: TaskId,
-    by: Actor,
-    verb: Verb,
-) -> impl FnOnce(RequestId) -> Input {
+    by: RequestActor,
+    verb: TaskOperation,
+) -> impl FnOnce(RequestId) -> CoreCommand {
     move |request| {
-        Input::Operate(Box::new(Operate {
+        CoreCommand::Operate(Box::new(OperateTask {
             request,
             tenant,
             task,
             by,
             reason: Arc::from("look"),
-            verb,
+            operation: verb,
             finished: None,
         }))
     }
 }
 
-impl World {
-    pub(crate) fn retry_some(&mut self) {
-        self.operate_some(Verb::Retry { allow_unsafe: true });
+impl Simulation {
+    pub(crate) fn retry_random_task(&mut self) {
+        self.operate_random_task(TaskOperation::Retry { allow_unsafe: true });
     }
 
-    pub(crate) fn force_some(&mut self) {
+    pub(crate) fn force_random_task(&mut self) {
         let verb = match self.rng.below(8) {
-            0..=3 => Verb::ForceRelease { attempt: None },
-            4..=5 => Verb::ForceFail { attempt: None },
-            6 => Verb::Complete {
+            0..=3 => TaskOperation::ForceRelease { attempt: None },
+            4..=5 => TaskOperation::ForceFail { attempt: None },
+            6 => TaskOperation::Complete {
                 overridden: true,
                 result: Some(Arc::from(*b"by hand")),
             },
-            _ => return self.insist(),
+            _ => return self.exceed_operation_limit(),
         };
         self.counts.forced += 1;
-        self.operate_some(verb);
+        self.operate_random_task(verb);
     }
 
-    fn operate_some(&mut self, verb: Verb) {
-        if let Some((tenant, task)) = self.some_task() {
-            let request = self.ask(operate(tenant, task, actor(), verb));
-            self.remember(request, Asked::Operated(task));
+    fn operate_random_task(&mut self, verb: TaskOperation) {
+        if let Some((tenant, task)) = self.pick_task() {
+            let request =
+                self.send_request(task_operation_input(tenant, task, client_actor(), verb));
+            self.track_request(request, SimClientRequest::Operate(task));
         }
     }
 
     /// A script that went wrong.
-    fn insist(&mut self) {
-        let Some((tenant, task)) = self.some_task() else {
+    fn exceed_operation_limit(&mut self) {
+        let Some((tenant, task)) = self.pick_task() else {
             return;
         };
-        for n in 0..MOST + 4 {
+        for n in 0..MAX_OPERATIONS_PER_MINUTE + 4 {
             let verb = if n % 2 == 0 {
-                Verb::Pause
+                TaskOperation::Pause
             } else {
-                Verb::Unpause
+                TaskOperation::Unpause
             };
-            let request = self.ask(operate(tenant.clone(), task, actor(), verb));
-            self.remember(request, Asked::Other);
+            let request = self.send_request(task_operation_input(
+                tenant.clone(),
+                task,
+                client_actor(),
+                verb,
+            ));
+            self.track_request(request, SimClientRequest::Other);
         }
     }
 
-    pub(crate) fn pause_some(&mut self) {
-        let (tenant, kind) = (self.some_tenant(), self.rng.below(6));
-        let (by, reason) = (actor(), Arc::from("look"));
+    pub(crate) fn pause_randomly(&mut self) {
+        let (tenant, kind) = (self.pick_tenant(), self.rng.below(6));
+        let (by, reason) = (client_actor(), Arc::from("look"));
         let scope = if kind < 4 {
             TenantScope::One(tenant)
         } else {
             TenantScope::All
         };
         let request = match kind {
-            0 => return self.operate_some(Verb::Pause),
-            1 => return self.operate_some(Verb::Unpause),
-            2 | 4 => self.ask(|request| Input::PauseScheduler {
+            0 => return self.operate_random_task(TaskOperation::Pause),
+            1 => return self.operate_random_task(TaskOperation::Unpause),
+            2 | 4 => self.send_request(|request| CoreCommand::PauseScheduler {
                 request,
                 scope,
                 by,
                 reason,
             }),
-            _ => self.ask(|request| Input::UnpauseScheduler {
+            _ => self.send_request(|request| CoreCommand::UnpauseScheduler {
                 request,
                 scope,
                 by,
@@ -172,10 +178,10 @@ impl World {
             }),
         };
         self.counts.pauses += 1;
-        self.remember(request, Asked::Other);
+        self.track_request(request, SimClientRequest::Other);
     }
 
-    pub(crate) fn some_tenant(&mut self) -> TenantId {
+    pub(crate) fn pick_tenant(&mut self) -> TenantId {
         let name = if self.rng.chance(60) {
             "acme"
         } else {
@@ -187,7 +193,7 @@ impl World {
     /// Nothing stays paused.
     pub(crate) fn unpause_all(&mut self) {
         let view = &self.relay.store.view;
-        let tenants = view.pauses.standing();
+        let tenants = view.pauses.active_pauses();
         let mut scopes: Vec<TenantScope> = tenants
             .map(|(tenant, _)| TenantScope::One(tenant.clone()))
             .collect();
@@ -197,8 +203,8 @@ impl World {
         let paused = view.live.values().filter(|r| r.paused.is_some());
         let paused: Vec<_> = paused.map(|r| (r.tenant.clone(), r.task)).collect();
         for scope in scopes {
-            let by = healer(self.now);
-            self.ask(|request| Input::UnpauseScheduler {
+            let by = healing_operator(self.now);
+            self.send_request(|request| CoreCommand::UnpauseScheduler {
                 request,
                 scope,
                 by,
@@ -206,31 +212,36 @@ impl World {
             });
         }
         for (tenant, task) in paused {
-            let by = healer(self.now);
-            self.ask(operate(tenant, task, by, Verb::Unpause));
+            let by = healing_operator(self.now);
+            self.send_request(task_operation_input(
+                tenant,
+                task,
+                by,
+                TaskOperation::Unpause,
+            ));
         }
     }
 
     /// Not too many, and what was done is on record with who did it.
-    pub(crate) fn judge_operated(&mut self, before: &Before, effects: &Effects) {
-        let Some(word) = &before.operated else {
+    pub(crate) fn check_operation(&mut self, before: &StateBefore, effects: &Effects) {
+        let Some(word) = &before.operation else {
             return;
         };
         let reply = effects
-            .sends
+            .deliveries
             .iter()
-            .find_map(|outgoing| match &outgoing.send {
-                Send::Reply { request, outcome } if *request == word.request => Some(outcome),
-                Send::Reply { .. }
-                | Send::ToSession { .. }
-                | Send::CloseSession { .. }
-                | Send::Published { .. } => None,
+            .find_map(|outgoing| match &outgoing.delivery {
+                Delivery::Reply { request, outcome } if *request == word.request => Some(outcome),
+                Delivery::Reply { .. }
+                | Delivery::ToSession { .. }
+                | Delivery::CloseSession { .. }
+                | Delivery::Published { .. } => None,
             });
         let Some(Ok(reply)) = reply else {
             return;
         };
-        if let Reply::Task(record) = reply {
-            let known = is_on_record(record, word.operation);
+        if let CoreReply::Task(record) = reply {
+            let known = has_newest_audit(record, word.operation);
             assert!(
                 known,
                 "audit: {:?} of {} is not on record",
@@ -238,30 +249,31 @@ impl World {
             );
         }
         let (boot, at) = (self.relay.boot, self.now);
-        let taken = Taken {
+        let taken = AcceptedOperation {
             boot,
             at,
-            who: word.who,
+            operator: word.operator,
             task: word.task,
         };
-        self.relay.taken.push(taken);
+        self.relay.accepted_operations.push(taken);
         self.relay
-            .taken
+            .accepted_operations
             .retain(|taken| taken.boot == boot && at - taken.at < MINUTE_MS);
-        let same = |taken: &&Taken| (taken.who, taken.task) == (word.who, word.task);
-        let count = self.relay.taken.iter().filter(same).count();
+        let same =
+            |taken: &&AcceptedOperation| (taken.operator, taken.task) == (word.operator, word.task);
+        let count = self.relay.accepted_operations.iter().filter(same).count();
         assert!(
-            count <= MOST,
+            count <= MAX_OPERATIONS_PER_MINUTE,
             "limit: {count} words on {} within a minute",
             word.task
         );
     }
 }
 
-fn is_on_record(record: &TaskRecord, wanted: Operation) -> bool {
+fn has_newest_audit(record: &TaskRecord, wanted: AuditedOperation) -> bool {
     let events = record.timeline.events.iter().rev();
     let mut audits = events.filter_map(|event| match &event.kind {
-        EventKind::Forced(audit) => Some(audit.operation),
+        TimelineEventKind::Forced(audit) => Some(audit.operation),
         _other => None,
     });
     audits.next() == Some(wanted)

@@ -4,18 +4,18 @@ use baton_core::config::Config;
 use baton_core::id::{Incarnation, RelayEpoch};
 use uuid::Uuid;
 
-use crate::rng::Rng;
+use crate::rng::SeededRng;
 
-pub(crate) const LONGEST_TTL_MS: u64 = 40_000;
-pub(crate) const LONGEST_HOLD_MS: u64 = 60_000;
+pub(crate) const MAX_LEASE_TTL_MS: u64 = 40_000;
+pub(crate) const MAX_LEASE_EXTENSION_MS: u64 = 60_000;
 /// After so many offers a task ends.
-pub(crate) const MOST_DISPATCHES: u32 = 6;
+pub(crate) const MAX_DISPATCHES: u32 = 6;
 /// How long a lost task may still be completed.
 pub(crate) const ADOPT_LATE_MS: u64 = 120_000;
 
 /// A swarm of switches and sizes; percentages are of the chances to do it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SimulationOptions {
     pub daemons: usize,
     pub tasks: usize,
     /// How long faults and new work go on, in virtual milliseconds.
@@ -44,11 +44,11 @@ pub struct Options {
     /// Whole machines are asleep for a while.
     pub suspends: bool,
     /// Frames that were sent long ago come again, on the stream of today.
-    pub ghosts: bool,
+    pub replayed_frames: bool,
     /// Links give frames twice, and some before those that they follow.
-    pub doubles: bool,
+    pub duplicate_frames: bool,
     /// One direction of a stream is dead and the other is not.
-    pub one_way: bool,
+    pub one_way_cuts: bool,
     pub slow_disk: bool,
     /// The disk refuses a commit, and the relay's process ends by that.
     pub disk_errors: bool,
@@ -63,19 +63,19 @@ pub struct Options {
     pub disk_outbox: bool,
     /// Workers' disks take their time.
     pub slow_outbox: bool,
-    pub holds: bool,
+    pub lease_extensions: bool,
     pub hangs: bool,
     /// Children that print without end.
     pub floods: bool,
     pub failures: bool,
     /// Daemons that want nothing most of the time.
     pub refusals: bool,
-    pub unproven_ends: bool,
+    pub ends_without_receipt: bool,
     pub cancels: bool,
     pub retries: bool,
     pub pauses: bool,
     /// Operators take attempts away, fail and complete tasks, and insist.
-    pub forces: bool,
+    pub forced_operations: bool,
     pub drains: bool,
     /// Workers' disks fill up for a while.
     pub full_disks: bool,
@@ -88,7 +88,7 @@ pub struct Options {
     /// Tasks ask for files, and workers do not always leave them.
     pub contracts: bool,
     /// Agents without a daemon hold leases themselves.
-    pub agents: bool,
+    pub lease_holding_agents: bool,
     /// They sleep, die, renew late, lose answers and use tokens that are not theirs.
     pub careless_agents: bool,
     /// Workers and people tell of progress, write milestones, block and send on.
@@ -101,9 +101,9 @@ pub struct Options {
     pub short_ttl: bool,
 }
 
-impl Options {
-    pub fn of(seed: u64) -> Self {
-        let mut rng = Rng::new(seed.wrapping_mul(0x1_0001) ^ 0xface);
+impl SimulationOptions {
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = SeededRng::new(seed.wrapping_mul(0x1_0001) ^ 0xface);
         let calm = rng.chance(8);
         let short_stalls = calm && rng.chance(50);
         let mut on = |percent| !calm && rng.chance(percent);
@@ -122,9 +122,9 @@ impl Options {
             imports: on(20),
             daemon_stalls: on(30),
             suspends: on(25),
-            ghosts: on(40),
-            doubles: on(30),
-            one_way: on(30),
+            replayed_frames: on(40),
+            duplicate_frames: on(30),
+            one_way_cuts: on(30),
             slow_disk: on(30),
             disk_errors: on(20),
             wall_jumps: on(25),
@@ -134,12 +134,12 @@ impl Options {
             shim_kills: on(30),
             disk_outbox: on(60),
             slow_outbox: on(40),
-            holds: on(30),
+            lease_extensions: on(30),
             hangs: on(40),
             floods: on(20),
             failures: on(60),
             refusals: on(15),
-            unproven_ends: on(40),
+            ends_without_receipt: on(40),
             cancels: on(60),
             retries: on(50),
             pauses: on(25),
@@ -151,8 +151,8 @@ impl Options {
             conversations: on(60),
             short_ttl: on(50),
             contracts: on(40),
-            forces: on(40),
-            agents: on(45),
+            forced_operations: on(40),
+            lease_holding_agents: on(45),
             careless_agents: on(60),
             goals: on(55),
             daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
@@ -165,16 +165,16 @@ impl Options {
         }
     }
 
-    pub fn config(&self, incarnation: u128, epoch: u64) -> Config {
+    pub fn core_config(&self, incarnation: u128, epoch: u64) -> Config {
         let incarnation = Incarnation(Uuid::from_u128(incarnation));
         let mut config = Config::new(incarnation, RelayEpoch(epoch));
         config.grace_ms = self.grace_ms;
-        config.max_lease_ms = LONGEST_TTL_MS;
-        config.max_hold_ms = LONGEST_HOLD_MS;
+        config.max_lease_ms = MAX_LEASE_TTL_MS;
+        config.max_extension_ms = MAX_LEASE_EXTENSION_MS;
         config.sick_ms = 15_000;
-        config.unfit_most_ms = 15_000;
-        config.max_dispatches = MOST_DISPATCHES;
-        config.max_open = self.max_open;
+        config.unfit_max_ms = 15_000;
+        config.max_dispatches = MAX_DISPATCHES;
+        config.max_open_tasks = self.max_open;
         config.adopt_late_ms = ADOPT_LATE_MS;
         config
     }

@@ -4,38 +4,40 @@
 use std::collections::BTreeMap;
 
 use baton_core::id::AttemptId;
-use baton_core::input::{Activity, Frame, FrameBody, FrameRef, Input, Sign};
-use baton_daemon_core::outbox::Record;
+use baton_core::input::{
+    AttemptFrame, CoreCommand, FrameBody, FrameRef, OutputActivity, OutputSignal,
+};
+use baton_daemon_core::outbox::QueuedRecord;
 
-use crate::held::Word;
-use crate::links::{Down, Up};
-use crate::rng::Rng;
-use crate::world::World;
+use crate::held::NumberedFrame;
+use crate::links::{DownstreamItem, UpstreamItem};
+use crate::rng::SeededRng;
+use crate::world::Simulation;
 
 /// Output as it goes up: bytes, or how many of them will never come.
 #[derive(Clone, Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct UpstreamOutput {
     pub(crate) re: FrameRef,
-    pub(crate) record: Record<Word, bool, baton_core::time::Wall>,
+    pub(crate) record: QueuedRecord<NumberedFrame, bool, baton_core::time::WallTime>,
 }
 
 /// How much of one attempt's output the relay has, and how much of that would survive it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Extent {
+struct LoggedExtent {
     end: u64,
     durable: u64,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Outputs(BTreeMap<AttemptId, Extent>);
+pub(crate) struct SimOutputLog(BTreeMap<AttemptId, LoggedExtent>);
 
-impl Outputs {
+impl SimOutputLog {
     /// What may be acknowledged.
-    pub(crate) fn durable(&self, attempt: AttemptId) -> u64 {
+    pub(crate) fn durable_end(&self, attempt: AttemptId) -> u64 {
         self.0.get(&attempt).map_or(0, |extent| extent.durable)
     }
 
-    fn end(&self, attempt: AttemptId) -> u64 {
+    fn stored_end(&self, attempt: AttemptId) -> u64 {
         self.0.get(&attempt).map_or(0, |extent| extent.end)
     }
 
@@ -46,7 +48,7 @@ impl Outputs {
     }
 
     /// What was not synced is gone, but for some that had just reached the disk.
-    pub(crate) fn crash(&mut self, rng: &mut Rng) {
+    pub(crate) fn lose_unsynced(&mut self, rng: &mut SeededRng) {
         for extent in self.0.values_mut() {
             extent.end = rng.between(extent.durable, extent.end);
             extent.durable = extent.end;
@@ -64,62 +66,64 @@ fn final_offset(body: &FrameBody) -> Option<u64> {
 }
 
 /// What every child prints: any byte tells where it belongs.
-pub(crate) fn printed(from: u64, length: u64) -> impl Iterator<Item = u8> {
+pub(crate) fn expected_output(from: u64, length: u64) -> impl Iterator<Item = u8> {
     (from..from + length).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
 }
 
-impl World {
+impl Simulation {
     /// A session takes output of attempts that its daemon holds, where it goes on with what is there.
-    pub(crate) fn relay_takes(&mut self, conn: usize, chunk: &Chunk) {
-        let session = self.conns[conn].session;
-        if !self.may_print(session, chunk.re) {
+    pub(crate) fn store_output(&mut self, conn: usize, chunk: &UpstreamOutput) {
+        let session = self.streams[conn].session;
+        if !self.may_send_output(session, chunk.re) {
             return;
         }
         let attempt = chunk.re.attempt;
-        let end = self.relay.outputs.end(attempt);
+        let end = self.relay.output_log.stored_end(attempt);
         let (offset, length) = match &chunk.record {
-            Record::Output { offset, bytes, .. } => {
-                let right = printed(*offset, bytes.len() as u64).eq(bytes.iter().copied());
+            QueuedRecord::Output { offset, bytes, .. } => {
+                let right = expected_output(*offset, bytes.len() as u64).eq(bytes.iter().copied());
                 assert!(
                     right,
                     "S10: other bytes at {offset} of {attempt} than were printed"
                 );
                 (*offset, bytes.len() as u64)
             }
-            Record::Cut { offset, length, .. } => {
+            QueuedRecord::Cut { offset, length, .. } => {
                 self.counts.output_cuts += 1;
                 (*offset, *length)
             }
-            Record::Control { .. } => return,
+            QueuedRecord::Control { .. } => return,
         };
         assert!(
             offset <= end,
             "S10: output of {attempt} goes on at {offset} after {end}"
         );
-        let visible = matches!(chunk.record, Record::Output { label: true, .. });
+        let visible = matches!(chunk.record, QueuedRecord::Output { label: true, .. });
         let end = end.max(offset + length);
-        let extent = self.relay.outputs.0.entry(attempt).or_default();
+        let extent = self.relay.output_log.0.entry(attempt).or_default();
         extent.end = end;
         self.counts.output_bytes += length;
-        let activity = Activity {
+        let activity = OutputActivity {
             session,
-            re: chunk.re,
-            sign: if visible {
-                Sign::VisibleEvent
+            frame_ref: chunk.re,
+            signal: if visible {
+                OutputSignal::VisibleEvent
             } else {
-                Sign::Event
+                OutputSignal::Event
             },
             tools: Vec::new(),
             output_end: end,
         };
-        let daemon = self.conns[conn].daemon;
-        self.daemons[daemon].past.printed(activity.clone());
-        self.relay_hears(conn, Up::Input(Input::Activity(activity)));
+        let daemon = self.streams[conn].daemon;
+        self.daemons[daemon]
+            .sent_history
+            .record_output(activity.clone());
+        self.deliver_to_relay(conn, UpstreamItem::Input(CoreCommand::Activity(activity)));
         if self.rng.chance(50) {
-            self.relay.outputs.sync(attempt);
-            self.send_down(
+            self.relay.output_log.sync(attempt);
+            self.send_to_daemon(
                 conn,
-                Down::OutputAck {
+                DownstreamItem::OutputAck {
                     attempt,
                     offset: end,
                 },
@@ -128,14 +132,17 @@ impl World {
     }
 
     /// The last word of an attempt whose output is not all there.
-    pub(crate) fn is_early(&self, frame: &Frame) -> bool {
-        let end = self.relay.outputs.end(frame.re.attempt);
+    pub(crate) fn is_before_its_output(&self, frame: &AttemptFrame) -> bool {
+        let end = self.relay.output_log.stored_end(frame.frame_ref.attempt);
         final_offset(&frame.body).is_some_and(|told| told > end)
     }
 
     /// The same as its session says it, if it is a result.
-    pub(crate) fn without_output(&self, mut frame: Box<Frame>) -> Option<Box<Frame>> {
-        let end = self.relay.outputs.end(frame.re.attempt);
+    pub(crate) fn mark_output_missing(
+        &self,
+        mut frame: Box<AttemptFrame>,
+    ) -> Option<Box<AttemptFrame>> {
+        let end = self.relay.output_log.stored_end(frame.frame_ref.attempt);
         let FrameBody::Completed(body) = &mut frame.body else {
             return None;
         };
@@ -144,22 +151,22 @@ impl World {
     }
 
     /// The last word of an attempt: everything that it printed is stored or said to be missing.
-    pub(crate) fn judge_output(&mut self, attempt: AttemptId, body: &FrameBody) {
+    pub(crate) fn check_final_output(&mut self, attempt: AttemptId, body: &FrameBody) {
         let Some(told) = final_offset(body) else {
             return;
         };
-        let end = self.relay.outputs.end(attempt);
+        let end = self.relay.output_log.stored_end(attempt);
         assert!(
             end == told,
             "S10: {attempt} ends after {told} bytes, and the relay has {end}"
         );
-        self.relay.outputs.sync(attempt);
-        let held = self.daemons.iter().find_map(|d| d.held.get(&attempt));
+        self.relay.output_log.sync(attempt);
+        let held = self.daemons.iter().find_map(|d| d.attempts.get(&attempt));
         if let Some(held) = held {
             assert!(
-                told == held.printed,
+                told == held.printed_bytes,
                 "S10: {attempt} printed {} bytes and tells of {told}",
-                held.printed
+                held.printed_bytes
             );
         }
     }

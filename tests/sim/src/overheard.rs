@@ -1,63 +1,66 @@
 //! What agents without a daemon ask and are told, in the words of histories.
 
-use baton_core::effects::Reply;
-use baton_core::goal::GoalWord;
-use baton_core::input::HeldVerb;
+use baton_core::effects::CoreReply;
+use baton_core::goal::GoalReport;
+use baton_core::input::AgentLeaseVerb;
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
-use baton_history::{Op, Outcome, Saw};
+use baton_history::{CallOutcome, ClientOperation, Observation};
 
-use crate::calling::{Wish, ends};
-use crate::witness::answer;
-use crate::world::World;
+use crate::calling::{AgentRequest, ends_attempt};
+use crate::witness::answer_observation;
+use crate::world::Simulation;
 
-impl World {
-    pub(crate) fn saw_wish(&mut self, agent: usize, call: u64, wish: &Wish) {
+impl Simulation {
+    pub(crate) fn record_agent_request(&mut self, agent: usize, call: u64, wish: &AgentRequest) {
         let who = format!("agent-{agent}");
-        let tenant = self.alone[agent].agent.tenant.to_string();
+        let tenant = self.agents[agent].agent.tenant.to_string();
         match wish {
-            Wish::Held { re, verb, .. } if ends(verb) => self.saw(&who, || Saw::Sent {
-                task: re.task.to_string(),
-                attempt: re.attempt.to_string(),
-                // Calls are not numbered as frames are.
-                seq: 0,
-                word: word_of(verb).to_owned(),
-            }),
-            Wish::PickUp { task, .. } => {
+            AgentRequest::LeaseCall { re, verb, .. } if ends_attempt(verb) => self
+                .record_observation(&who, || Observation::Sent {
+                    task: re.task.to_string(),
+                    attempt: re.attempt.to_string(),
+                    // Calls are not numbered as frames are.
+                    seq: 0,
+                    word: terminal_word(verb).to_owned(),
+                }),
+            AgentRequest::PickUp { task, .. } => {
                 let task = Some(task.to_string());
-                self.saw(&who, || asks(call, Op::PickUp, tenant, task));
+                self.record_observation(&who, || {
+                    call_observation(call, ClientOperation::PickUp, tenant, task)
+                });
             }
-            Wish::Held { re, verb, .. } => {
+            AgentRequest::LeaseCall { re, verb, .. } => {
                 let task = Some(re.task.to_string());
-                if let Some(op) = op_of(verb) {
-                    self.saw(&who, || asks(call, op, tenant, task));
+                if let Some(op) = operation_of(verb) {
+                    self.record_observation(&who, || call_observation(call, op, tenant, task));
                 }
             }
-            Wish::Claim(_) | Wish::Start(_) => {}
+            AgentRequest::Claim(_) | AgentRequest::Start(_) => {}
         }
     }
 
-    pub(crate) fn saw_wish_answered(
+    pub(crate) fn record_agent_answer(
         &mut self,
         agent: usize,
         call: u64,
-        wish: &Wish,
-        told: &Result<Reply, Rejection>,
+        wish: &AgentRequest,
+        told: &Result<CoreReply, Rejection>,
     ) {
         let who = format!("agent-{agent}");
-        if let Ok(Reply::Granted(Some(grant))) = told {
+        if let Ok(CoreReply::Granted(Some(grant))) = told {
             let (record, attempt) = (&grant.record, grant.to.attempt.to_string());
-            let granted = Saw::Granted {
+            let granted = Observation::Granted {
                 tenant: record.tenant.to_string(),
                 task: record.task.to_string(),
                 attempt: attempt.clone(),
             };
-            self.saw(&who, || granted);
-            if matches!(wish, Wish::PickUp { .. }) {
-                self.saw(&who, || {
-                    answer(call, Outcome::Ok, Some(record), None, false)
+            self.record_observation(&who, || granted);
+            if matches!(wish, AgentRequest::PickUp { .. }) {
+                self.record_observation(&who, || {
+                    answer_observation(call, CallOutcome::Ok, Some(record), None, false)
                 });
-                self.saw(&who, || Saw::Made {
+                self.record_observation(&who, || Observation::Made {
                     call,
                     made: attempt,
                 });
@@ -65,48 +68,54 @@ impl World {
             return;
         }
         let asked = match wish {
-            Wish::PickUp { .. } => true,
-            Wish::Held { re, verb, .. } if ends(verb) => {
+            AgentRequest::PickUp { .. } => true,
+            AgentRequest::LeaseCall { re, verb, .. } if ends_attempt(verb) => {
                 if told.is_ok() {
                     let attempt = re.attempt.to_string();
-                    self.saw(&who, || Saw::Acked { attempt, seq: 0 });
+                    self.record_observation(&who, || Observation::Acked { attempt, seq: 0 });
                 }
                 false
             }
-            Wish::Held { verb, .. } => op_of(verb).is_some(),
-            Wish::Claim(_) | Wish::Start(_) => false,
+            AgentRequest::LeaseCall { verb, .. } => operation_of(verb).is_some(),
+            AgentRequest::Claim(_) | AgentRequest::Start(_) => false,
         };
         if asked {
-            self.saw_told(&who, call, told);
+            self.record_agent_outcome(&who, call, told);
         }
     }
 
-    fn saw_told(&mut self, who: &str, call: u64, told: &Result<Reply, Rejection>) {
+    fn record_agent_outcome(&mut self, who: &str, call: u64, told: &Result<CoreReply, Rejection>) {
         match told {
-            Ok(Reply::Progressed { record, .. }) => {
-                self.saw(who, || answer(call, Outcome::Ok, Some(record), None, false));
+            Ok(CoreReply::Progressed { record, .. }) => {
+                self.record_observation(who, || {
+                    answer_observation(call, CallOutcome::Ok, Some(record), None, false)
+                });
             }
-            Ok(Reply::Checkpointed { record, checkpoint }) => {
-                self.saw(who, || answer(call, Outcome::Ok, Some(record), None, false));
+            Ok(CoreReply::Checkpointed { record, checkpoint }) => {
+                self.record_observation(who, || {
+                    answer_observation(call, CallOutcome::Ok, Some(record), None, false)
+                });
                 let made = checkpoint.number.to_string();
-                self.saw(who, || Saw::Made { call, made });
+                self.record_observation(who, || Observation::Made { call, made });
             }
             Err(code) => {
                 let code = Some(code.as_str().to_owned());
-                self.saw(who, || answer(call, Outcome::Fail, None, code, false));
+                self.record_observation(who, || {
+                    answer_observation(call, CallOutcome::Fail, None, code, false)
+                });
             }
             Ok(_) => {}
         }
     }
 
     /// What is kept of a task's goal in the end.
-    pub(crate) fn goal_of(&self, record: &TaskRecord) -> Saw {
+    pub(crate) fn goal_observation(&self, record: &TaskRecord) -> Observation {
         let durable = &self.relay.store.durable;
         let progress = durable.progress.get(&record.task);
         let completed = progress.map_or(&[][..], |progress| &progress.completed);
         let checkpoints = durable.checkpoints.keys();
         let checkpoints = checkpoints.filter(|(task, _)| *task == record.task);
-        Saw::Goal {
+        Observation::Goal {
             task: record.task.to_string(),
             completed: completed.iter().map(ToString::to_string).collect(),
             dropped: progress.map_or(0, |progress| progress.completed_truncated),
@@ -115,8 +124,13 @@ impl World {
     }
 }
 
-fn asks(call: u64, op: Op, tenant: String, task: Option<String>) -> Saw {
-    Saw::Call {
+fn call_observation(
+    call: u64,
+    op: ClientOperation,
+    tenant: String,
+    task: Option<String>,
+) -> Observation {
+    Observation::Call {
         call,
         op,
         tenant,
@@ -126,26 +140,26 @@ fn asks(call: u64, op: Op, tenant: String, task: Option<String>) -> Saw {
     }
 }
 
-fn op_of(verb: &HeldVerb) -> Option<Op> {
+fn operation_of(verb: &AgentLeaseVerb) -> Option<ClientOperation> {
     match verb {
-        HeldVerb::Goal(GoalWord::Progress(_)) => Some(Op::Progress),
-        HeldVerb::Goal(GoalWord::Checkpoint(_)) => Some(Op::Checkpoint),
-        HeldVerb::Goal(GoalWord::Block(_))
-        | HeldVerb::Renew
-        | HeldVerb::Complete(..)
-        | HeldVerb::Fail(_)
-        | HeldVerb::Release { .. }
-        | HeldVerb::Cancel { .. } => None,
+        AgentLeaseVerb::Goal(GoalReport::Progress(_)) => Some(ClientOperation::Progress),
+        AgentLeaseVerb::Goal(GoalReport::Checkpoint(_)) => Some(ClientOperation::Checkpoint),
+        AgentLeaseVerb::Goal(GoalReport::Block(_))
+        | AgentLeaseVerb::Renew
+        | AgentLeaseVerb::Complete(..)
+        | AgentLeaseVerb::Fail(_)
+        | AgentLeaseVerb::Release { .. }
+        | AgentLeaseVerb::Cancel { .. } => None,
     }
 }
 
-fn word_of(verb: &HeldVerb) -> &'static str {
+fn terminal_word(verb: &AgentLeaseVerb) -> &'static str {
     match verb {
-        HeldVerb::Complete(..) => "complete",
-        HeldVerb::Fail(_) => "error",
-        HeldVerb::Cancel { .. } => "canceled",
-        HeldVerb::Release { .. } => "released",
-        HeldVerb::Goal(_) => "block",
-        HeldVerb::Renew => "renew",
+        AgentLeaseVerb::Complete(..) => "complete",
+        AgentLeaseVerb::Fail(_) => "error",
+        AgentLeaseVerb::Cancel { .. } => "canceled",
+        AgentLeaseVerb::Release { .. } => "released",
+        AgentLeaseVerb::Goal(_) => "block",
+        AgentLeaseVerb::Renew => "renew",
     }
 }

@@ -1,24 +1,29 @@
 //! What waits for a person: it holds nothing, is leased to nobody, and goes on once, by a successor that appears in the same write.
 
 use baton_core::record::{
-    AttemptRecord, CheckpointKind, EndState, EndedBy, ParkCause, Receipt, State, TaskRecord,
-    TaskState,
+    AttemptRecord, AttemptState, CheckpointKind, EndState, EndedBy, ParkCause, TaskRecord,
+    TaskState, TerminationReceipt,
 };
 
-use crate::checks::pairs;
-use crate::store::State as Stored;
+use crate::checks::attempt_pairs;
+use crate::store::StoreState as Stored;
 
 /// Of one record alone.
-pub(crate) fn shape(task: &TaskRecord) {
-    let Some(newest) = task.newest() else { return };
+pub(crate) fn check_parked_shape(task: &TaskRecord) {
+    let Some(newest) = task.newest_attempt() else {
+        return;
+    };
     let waits = task.attention.is_some();
     if waits {
-        let over = matches!(newest.state, State::Parked(_) | State::Ended(_));
+        let over = matches!(
+            newest.state,
+            AttemptState::Parked(_) | AttemptState::Ended(_)
+        );
         assert!(
             over,
             "parked: {} waits for a person and is {:?}",
             task.task,
-            newest.state.name()
+            newest.state.kind()
         );
         assert_eq!(
             task.state,
@@ -28,33 +33,33 @@ pub(crate) fn shape(task: &TaskRecord) {
         );
     }
     for attempt in &task.attempts {
-        if matches!(attempt.state, State::Parked(_)) {
+        if matches!(attempt.state, AttemptState::Parked(_)) {
             assert!(waits, "parked: {} waits for nobody", attempt.id);
-            holds_nothing(attempt);
+            check_nothing_reserved(attempt);
         }
     }
 }
 
-fn holds_nothing(attempt: &AttemptRecord) {
+fn check_nothing_reserved(attempt: &AttemptRecord) {
     let id = attempt.id;
     assert!(attempt.lease.is_none(), "parked: {id} still has a lease");
     assert!(attempt.budgets.is_empty(), "parked: {id} still has a timer");
     let asks = attempt.inputs.iter().any(|input| input.state.is_pending());
     assert!(
-        attempt.tools.is_empty() && !asks,
+        attempt.open_tools.is_empty() && !asks,
         "parked: {id} has something open"
     );
 }
 
 pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
-    for (was, is) in pairs(old, new) {
+    for (was, is) in attempt_pairs(old, new) {
         match (&was.state, &is.state) {
-            (State::Parked(_), State::Parked(_)) => {}
-            (State::Parked(_), _) => sent_on(is, new),
-            (_, State::Parked(parked)) if parked.cause == ParkCause::Blocked => {
-                blocked(before, old, is, new);
+            (AttemptState::Parked(_), AttemptState::Parked(_)) => {}
+            (AttemptState::Parked(_), _) => check_hand_off(is, new),
+            (_, AttemptState::Parked(parked)) if parked.cause == ParkCause::Blocked => {
+                check_block_checkpoint(before, old, is, new);
             }
-            (was, State::Ended(end)) if was.end().is_none() => assert!(
+            (was, AttemptState::Ended(end)) if was.end().is_none() => assert!(
                 end.state != EndState::HandedOff,
                 "hand-off: {} was not parked",
                 is.id
@@ -66,20 +71,20 @@ pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
 
 /// It ends as handed off to the one who follows it, or a person has ended it, or a late result of an earlier attempt made it
 /// needless before anybody ran it.
-fn sent_on(is: &AttemptRecord, task: &TaskRecord) {
+fn check_hand_off(is: &AttemptRecord, task: &TaskRecord) {
     let id = is.id;
     let Some(end) = is.state.end() else {
-        panic!("hand-off: {id} was parked and is {:?}", is.state.name());
+        panic!("hand-off: {id} was parked and is {:?}", is.state.kind());
     };
     if end.state != EndState::HandedOff {
-        let by_person = matches!(end.by, EndedBy::Operator | EndedBy::Client);
+        let by_person = matches!(end.ended_by, EndedBy::Operator | EndedBy::Client);
         let needless = end.state == EndState::Released
-            && end.receipt == Receipt::NotNeeded
+            && end.receipt == TerminationReceipt::NotNeeded
             && task.state == TaskState::Completed;
         assert!(
             by_person || needless,
             "hand-off: {id} was parked and ended by {:?}",
-            end.by
+            end.ended_by
         );
         return;
     }
@@ -93,7 +98,7 @@ fn sent_on(is: &AttemptRecord, task: &TaskRecord) {
         is.successor.map(|successor| (successor, Some(id))),
         "hand-off: {id} has no successor"
     );
-    assert!(is.handed_to.is_some(), "hand-off: nobody has {id}");
+    assert!(is.handed_off_to.is_some(), "hand-off: nobody has {id}");
     let waits = task.attention.as_ref().map(|attention| attention.since);
     assert!(
         waits.is_none(),
@@ -103,8 +108,8 @@ fn sent_on(is: &AttemptRecord, task: &TaskRecord) {
 }
 
 /// What the next one should know was written with it.
-fn blocked(before: &Stored, old: &TaskRecord, is: &AttemptRecord, new: &TaskRecord) {
-    let written = before.checkpoints.get(&(new.task, new.checkpoints));
+fn check_block_checkpoint(before: &Stored, old: &TaskRecord, is: &AttemptRecord, new: &TaskRecord) {
+    let written = before.checkpoints.get(&(new.task, new.checkpoint_count));
     let tells = written.is_some_and(|written| {
         let named = new
             .attention
@@ -115,7 +120,7 @@ fn blocked(before: &Stored, old: &TaskRecord, is: &AttemptRecord, new: &TaskReco
             && named == Some(written.id)
     });
     assert!(
-        tells && new.checkpoints > old.checkpoints,
+        tells && new.checkpoint_count > old.checkpoint_count,
         "block: {} is parked without a checkpoint",
         is.id
     );

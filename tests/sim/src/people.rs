@@ -6,33 +6,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use baton_core::goal::{
-    BlockDraft, CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate,
+    BlockDraft, CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
 };
 use baton_core::id::{AttemptId, CheckpointId, TaskId, TenantId};
-use baton_core::input::Input;
+use baton_core::input::CoreCommand;
 use baton_core::record::{
-    CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume, TaskRecord,
+    CheckpointRecord, EvidenceItem, FailedItem, ProgressRecord, ResumeInstructions, TaskRecord,
 };
 
-use crate::clients::{Asked, actor};
-use crate::store::State;
-use crate::world::World;
+use crate::clients::{SimClientRequest, client_actor};
+use crate::store::StoreState;
+use crate::world::Simulation;
 
 /// What was acknowledged about goals.
 #[derive(Debug, Default)]
-pub(crate) struct Promised {
+pub(crate) struct AcknowledgedGoals {
     progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     checkpoints: BTreeMap<(TaskId, u64), CheckpointId>,
     /// Who sent the task on from where it stood.
-    sent_on: BTreeMap<AttemptId, AttemptId>,
+    successors: BTreeMap<AttemptId, AttemptId>,
     /// Parked attempts that somebody saw.
-    seen: Vec<(TaskId, AttemptId)>,
-    words: u64,
+    seen_parked: Vec<(TaskId, AttemptId)>,
+    texts_made: u64,
 }
 
-impl Promised {
+impl AcknowledgedGoals {
     /// The relay's data are those of an earlier time.
-    pub(crate) fn accept_loss(&mut self, state: &State) {
+    pub(crate) fn forget_lost_data(&mut self, state: &StoreState) {
         self.progress.clone_from(&state.progress);
         let there = |key: &(TaskId, u64), id: &mut CheckpointId| {
             state
@@ -41,20 +41,20 @@ impl Promised {
                 .is_some_and(|kept| kept.id == *id)
         };
         self.checkpoints.retain(there);
-        self.sent_on.clear();
+        self.successors.clear();
     }
 
-    pub(crate) fn progressed(&mut self, progress: &Arc<ProgressRecord>) {
+    pub(crate) fn record_progress(&mut self, progress: &Arc<ProgressRecord>) {
         let known = self
             .progress
             .entry(progress.task)
             .or_insert_with(|| Arc::clone(progress));
-        if items(known) <= items(progress) {
+        if count_items(known) <= count_items(progress) {
             *known = Arc::clone(progress);
         }
     }
 
-    pub(crate) fn checkpointed(&mut self, written: &CheckpointRecord) {
+    pub(crate) fn record_checkpoint(&mut self, written: &CheckpointRecord) {
         let at = (written.task, written.number);
         let known = *self.checkpoints.entry(at).or_insert(written.id);
         assert_eq!(
@@ -64,12 +64,12 @@ impl Promised {
     }
 
     /// A task goes on from where it stood, once.
-    pub(crate) fn sent_on(&mut self, record: &TaskRecord) {
-        let Some(newest) = record.newest() else {
+    pub(crate) fn record_hand_off(&mut self, record: &TaskRecord) {
+        let Some(newest) = record.newest_attempt() else {
             return;
         };
         let Some(from) = newest.previous else { return };
-        let to = *self.sent_on.entry(from).or_insert(newest.id);
+        let to = *self.successors.entry(from).or_insert(newest.id);
         assert_eq!(
             to, newest.id,
             "hand-off: {} was sent on from {from} twice",
@@ -78,96 +78,105 @@ impl Promised {
     }
 }
 
-fn items(progress: &ProgressRecord) -> (u64, u64) {
+fn count_items(progress: &ProgressRecord) -> (u64, u64) {
     let completed = progress.completed.len() as u64 + progress.completed_truncated;
     let evidence = progress.evidence.len() as u64 + progress.evidence_truncated;
     (completed, evidence)
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn act_on_goals(&mut self) {
         match self.rng.below(100) {
-            0..=29 => self.progress_some(),
-            30..=49 => self.block_some(),
-            50..=69 => self.resume_some(),
-            70..=79 => self.resume_old(),
-            _ => self.list_parked(),
+            0..=29 => self.update_random_progress(),
+            30..=49 => self.block_random_task(),
+            50..=69 => self.resume_random_task(),
+            70..=79 => self.resume_stale_attempt(),
+            _ => self.list_parked_tasks(),
         }
     }
 
-    fn progress_some(&mut self) {
-        let Some((tenant, task)) = self.some_task() else {
+    fn update_random_progress(&mut self) {
+        let Some((tenant, task)) = self.pick_task() else {
             return;
         };
-        let (item, update) = self.told_item();
-        let request = self.ask(|request| Input::UpdateProgress {
+        let (item, update) = self.random_progress_item();
+        let request = self.send_request(|request| CoreCommand::UpdateProgress {
             request,
             tenant,
             task,
             update: Box::new(update),
-            known: Ok(None),
+            stored_progress: Ok(None),
             finished: None,
         });
-        self.remember(request, Asked::Progress(task, item));
+        self.track_request(request, SimClientRequest::Progress(task, item));
     }
 
-    fn block_some(&mut self) {
-        let Some((tenant, task)) = self.some_task() else {
+    fn block_random_task(&mut self) {
+        let Some((tenant, task)) = self.pick_task() else {
             return;
         };
-        let GoalWord::Block(block) = self.some_block("look at it") else {
+        let GoalReport::Block(block) = self.random_block("look at it") else {
             return;
         };
-        let by = actor();
-        let request = self.ask(|request| Input::Block {
+        let by = client_actor();
+        let request = self.send_request(|request| CoreCommand::Block {
             request,
             tenant,
             task,
             by,
             block: Box::new(block),
-            known: Ok(None),
+            stored_progress: Ok(None),
             finished: None,
         });
-        self.remember(request, Asked::Block(task));
+        self.track_request(request, SimClientRequest::Block(task));
     }
 
-    fn resume_some(&mut self) {
-        let tenant = self.some_tenant();
-        let Some((task, seen)) = self.some_parked(&tenant) else {
+    fn resume_random_task(&mut self) {
+        let tenant = self.pick_tenant();
+        let Some((task, seen)) = self.pick_parked_task(&tenant) else {
             return;
         };
         let twice = self.rng.chance(30);
         for _ in 0..=u32::from(twice) {
             let seen = self.rng.chance(60).then_some(seen);
-            self.resume(task, seen);
+            self.resume_task(task, seen);
         }
     }
 
     /// Somebody comes back to what he saw long ago.
-    fn resume_old(&mut self) {
-        let place = self.rng.index(self.clients.promised.seen.len());
-        if let Some((task, seen)) = self.clients.promised.seen.get(place).copied() {
-            self.resume(task, Some(seen));
+    fn resume_stale_attempt(&mut self) {
+        let place = self
+            .rng
+            .random_index(self.clients.acknowledged_goals.seen_parked.len());
+        if let Some((task, seen)) = self
+            .clients
+            .acknowledged_goals
+            .seen_parked
+            .get(place)
+            .copied()
+        {
+            self.resume_task(task, Some(seen));
         }
     }
 
-    pub(crate) fn resume(&mut self, task: TaskId, seen: Option<AttemptId>) {
+    pub(crate) fn resume_task(&mut self, task: TaskId, seen: Option<AttemptId>) {
         let Some(record) = self.relay.store.view.record(task) else {
             return;
         };
         let tenant = record.tenant.clone();
-        self.clients.promised.words += 1;
-        let reason: Arc<str> = format!("go on {}", self.clients.promised.words).into();
-        let mut resume = Resume {
+        self.clients.acknowledged_goals.texts_made += 1;
+        let reason: Arc<str> =
+            format!("go on {}", self.clients.acknowledged_goals.texts_made).into();
+        let mut resume = ResumeInstructions {
             by: "alice".into(),
             reason: Arc::clone(&reason),
-            ..Resume::default()
+            ..ResumeInstructions::default()
         };
         if self.rng.chance(50) {
             resume.instructions = "use the other branch".into();
             resume.answers = vec![("which".into(), "this".into())];
         }
-        let request = self.ask(|request| Input::Resume {
+        let request = self.send_request(|request| CoreCommand::Resume {
             request,
             tenant,
             task,
@@ -175,11 +184,11 @@ impl World {
             attempt: seen,
             finished: None,
         });
-        self.remember(request, Asked::Resume(task, reason));
+        self.track_request(request, SimClientRequest::Resume(task, reason));
     }
 
-    fn list_parked(&mut self) {
-        let tenant = self.some_tenant();
+    fn list_parked_tasks(&mut self) {
+        let tenant = self.pick_tenant();
         let scope = self.rng.chance(30).then(|| Arc::from("north"));
         let view = &self.relay.store.view;
         let mut parked = view.live.values().filter(|task| task.tenant == tenant);
@@ -188,7 +197,7 @@ impl World {
         let after = after.map(|(since, task)| (Reverse(since), task));
         let limit = self.rng.pick(&[2, 50]).unwrap_or(50);
         let limit = usize::try_from(limit).unwrap_or(50);
-        let request = self.ask(|request| Input::ListParked {
+        let request = self.send_request(|request| CoreCommand::ListParked {
             request,
             tenant,
             causes: Vec::new(),
@@ -196,45 +205,50 @@ impl World {
             after,
             limit,
         });
-        self.remember(request, Asked::Other);
+        self.track_request(request, SimClientRequest::Other);
     }
 
     /// A task that waits for a person, and the attempt that it waits with.
-    pub(crate) fn some_parked(&mut self, tenant: &TenantId) -> Option<(TaskId, AttemptId)> {
+    pub(crate) fn pick_parked_task(&mut self, tenant: &TenantId) -> Option<(TaskId, AttemptId)> {
         let live = self.relay.store.view.live.values();
         let parked = live.filter(|task| task.tenant == *tenant && task.attention.is_some());
         let parked: Vec<_> = parked
-            .filter_map(|task| Some((task.task, task.newest()?.id)))
+            .filter_map(|task| Some((task.task, task.newest_attempt()?.id)))
             .collect();
         let picked = self.rng.pick(&parked)?;
-        if !self.clients.promised.seen.contains(&picked) {
-            self.clients.promised.seen.push(picked);
+        if !self
+            .clients
+            .acknowledged_goals
+            .seen_parked
+            .contains(&picked)
+        {
+            self.clients.acknowledged_goals.seen_parked.push(picked);
         }
         Some(picked)
     }
 
     /// A word about the goal from whoever works.
-    pub(crate) fn some_word(&mut self) -> GoalWord {
+    pub(crate) fn random_goal_update(&mut self) -> GoalReport {
         if self.rng.chance(50) {
-            GoalWord::Progress(self.some_update())
+            GoalReport::Progress(self.random_progress())
         } else {
-            GoalWord::Checkpoint(Clean::new(self.some_milestone()))
+            GoalReport::Checkpoint(SanitizedText::new(self.random_checkpoint()))
         }
     }
 
-    pub(crate) fn some_update(&mut self) -> Clean<ProgressUpdate> {
-        self.told_item().1
+    pub(crate) fn random_progress(&mut self) -> SanitizedText<ProgressUpdate> {
+        self.random_progress_item().1
     }
 
-    fn told_item(&mut self) -> (Arc<str>, Clean<ProgressUpdate>) {
-        self.clients.promised.words += 1;
-        let item: Arc<str> = format!("item {}", self.clients.promised.words).into();
+    fn random_progress_item(&mut self) -> (Arc<str>, SanitizedText<ProgressUpdate>) {
+        self.clients.acknowledged_goals.texts_made += 1;
+        let item: Arc<str> = format!("item {}", self.clients.acknowledged_goals.texts_made).into();
         let failed = self.rng.chance(20).then(|| FailedItem {
             item: "half".into(),
             reason: "no".into(),
         });
         let seen = if self.rng.chance(25) { 27 } else { 1 };
-        let evidence = (0..seen).map(|_| Evidence {
+        let evidence = (0..seen).map(|_| EvidenceItem {
             kind: "file".into(),
             reference: Arc::clone(&item),
             summary: "".into(),
@@ -246,20 +260,20 @@ impl World {
             cursor: None,
             evidence: evidence.collect(),
         };
-        (item, Clean::new(update))
+        (item, SanitizedText::new(update))
     }
 
-    fn some_milestone(&mut self) -> CheckpointDraft {
-        self.clients.promised.words += 1;
+    fn random_checkpoint(&mut self) -> CheckpointDraft {
+        self.clients.acknowledged_goals.texts_made += 1;
         CheckpointDraft {
-            summary: format!("milestone {}", self.clients.promised.words).into(),
+            summary: format!("milestone {}", self.clients.acknowledged_goals.texts_made).into(),
             ..CheckpointDraft::default()
         }
     }
 
-    pub(crate) fn some_block(&mut self, reason: &str) -> GoalWord {
-        let checkpoint = self.rng.chance(50).then(|| self.some_milestone());
-        GoalWord::Block(Clean::new(BlockDraft {
+    pub(crate) fn random_block(&mut self, reason: &str) -> GoalReport {
+        let checkpoint = self.rng.chance(50).then(|| self.random_checkpoint());
+        GoalReport::Block(SanitizedText::new(BlockDraft {
             reason: reason.into(),
             hint: None,
             checkpoint,
@@ -267,30 +281,32 @@ impl World {
     }
 
     /// What he has to say goes with the task.
-    pub(crate) fn resume_acked(&mut self, reason: &str, record: &TaskRecord) {
+    pub(crate) fn record_resume_ack(&mut self, reason: &str, record: &TaskRecord) {
         self.counts.resumes += 1;
-        let words = record.newest().and_then(|newest| newest.resume.as_ref());
+        let words = record
+            .newest_attempt()
+            .and_then(|newest| newest.resume.as_ref());
         assert!(
             words.is_some_and(|words| *words.reason == *reason),
             "hand-off: {} was sent on without what was said",
             record.task
         );
-        self.clients.promised.sent_on(record);
+        self.clients.acknowledged_goals.record_hand_off(record);
     }
 
-    pub(crate) fn progress_acked(&mut self, item: &str, progress: &Arc<ProgressRecord>) {
+    pub(crate) fn record_progress_ack(&mut self, item: &str, progress: &Arc<ProgressRecord>) {
         self.counts.progress += 1;
         self.counts.truncated += u64::from(progress.evidence_truncated > 0);
         let there = progress.completed.iter().any(|known| **known == *item);
         assert!(there, "goals: {item} of {} was not taken in", progress.task);
-        self.clients.promised.progressed(progress);
+        self.clients.acknowledged_goals.record_progress(progress);
     }
 
     /// The last look: what was acknowledged is there, or something newer took its place and is counted.
-    pub(crate) fn check_goals(&self) {
+    pub(crate) fn check_acknowledged_goals(&self) {
         let durable = &self.relay.store.durable;
         let gone = |task: &TaskId| durable.removed.contains_key(task);
-        for (task, told) in &self.clients.promised.progress {
+        for (task, told) in &self.clients.acknowledged_goals.progress {
             let Some(kept) = durable.progress.get(task) else {
                 assert!(
                     gone(task),
@@ -298,7 +314,7 @@ impl World {
                 );
                 continue;
             };
-            let (was, is) = (items(told), items(kept));
+            let (was, is) = (count_items(told), count_items(kept));
             assert!(
                 was.0 <= is.0 && was.1 <= is.1,
                 "S4: progress of {task} is gone"
@@ -312,10 +328,12 @@ impl World {
                 "S4: {lost:?} of {task} was acknowledged and is gone"
             );
         }
-        for ((task, number), id) in &self.clients.promised.checkpoints {
-            let newest = durable.record(*task).map_or(0, |record| record.checkpoints);
+        for ((task, number), id) in &self.clients.acknowledged_goals.checkpoints {
+            let newest = durable
+                .record(*task)
+                .map_or(0, |record| record.checkpoint_count);
             let kept = durable.checkpoints.get(&(*task, *number));
-            let pushed_out = number + CHECKPOINTS_KEPT <= newest;
+            let pushed_out = number + MAX_CHECKPOINTS <= newest;
             assert!(
                 kept.is_some_and(|kept| kept.id == *id) || pushed_out || gone(task),
                 "S4: checkpoint {number} of {task} was acknowledged and is gone"

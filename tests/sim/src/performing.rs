@@ -1,70 +1,70 @@
 //! What the relay's gate lets go: to streams, to whoever asked, and to watchers.
 
-use baton_core::effects::{Downstream, Send};
-use baton_core::input::Input;
+use baton_core::effects::{DaemonMessage, Delivery};
+use baton_core::input::CoreCommand;
 
-use crate::links::Down;
+use crate::links::DownstreamItem;
 use crate::sent;
-use crate::world::World;
+use crate::world::Simulation;
 
-impl World {
+impl Simulation {
     /// What the core says, and what the session adds to it: how much output is stored.
-    fn tell(&mut self, conn: usize, message: Downstream) {
+    fn send_core_message(&mut self, conn: usize, message: DaemonMessage) {
         match &message {
-            Downstream::Ack { attempt, .. } => {
-                let (attempt, offset) = (*attempt, self.relay.outputs.durable(*attempt));
-                self.send_down(conn, Down::OutputAck { attempt, offset });
+            DaemonMessage::Ack { attempt, .. } => {
+                let (attempt, offset) = (*attempt, self.relay.output_log.durable_end(*attempt));
+                self.send_to_daemon(conn, DownstreamItem::OutputAck { attempt, offset });
             }
-            Downstream::Welcome { settlements, .. } => {
+            DaemonMessage::Welcome { settlements, .. } => {
                 let known = settlements.iter().map(|one| {
-                    let offset = self.relay.outputs.durable(one.attempt);
+                    let offset = self.relay.output_log.durable_end(one.attempt);
                     (one.attempt, offset)
                 });
                 let known = known.collect();
-                self.send_down(conn, Down::Offsets(known));
+                self.send_to_daemon(conn, DownstreamItem::Offsets(known));
             }
             _ => {}
         }
-        self.send_down(conn, Down::Message(message));
+        self.send_to_daemon(conn, DownstreamItem::Message(message));
     }
 
-    pub(crate) fn perform(&mut self, send: Send) {
+    pub(crate) fn deliver(&mut self, send: Delivery) {
         sent::check(&self.relay.store.durable, &send, self.now);
         match send {
-            Send::Reply { request, outcome } => self.replied(request, outcome),
-            Send::ToSession { session, message } => {
+            Delivery::Reply { request, outcome } => self.handle_reply(request, outcome),
+            Delivery::ToSession { session, message } => {
                 let conn = self
-                    .conns
+                    .streams
                     .iter()
                     .rposition(|c| c.session == session && c.relay_open);
                 match (conn, message) {
-                    (Some(conn), message) => self.tell(conn, message),
-                    (None, Downstream::Dispatch(dispatch)) if self.rng.chance(50) => {
+                    (Some(conn), message) => self.send_core_message(conn, message),
+                    (None, DaemonMessage::Dispatch(dispatch)) if self.rng.chance(50) => {
                         let attempt = dispatch.to.attempt;
                         self.relay
                             .inbox
-                            .push_back((Input::DeliveryFailed { session, attempt }, None));
+                            .push_back((CoreCommand::DeliveryFailed { session, attempt }, None));
                         self.wake_relay();
                     }
                     (None, _) => {}
                 }
             }
-            Send::CloseSession { session, .. } => {
+            Delivery::CloseSession { session, .. } => {
                 let conn = self
-                    .conns
+                    .streams
                     .iter()
                     .rposition(|c| c.session == session && c.relay_open);
                 if let Some(conn) = conn {
-                    self.relay_hangs_up(conn);
-                    let closed = Input::SessionClosed { session };
+                    self.close_from_relay(conn);
+                    let closed = CoreCommand::SessionClosed { session };
                     self.relay.inbox.push_back((closed, None));
                     self.wake_relay();
                 }
             }
-            Send::Published { record, events, .. } => {
-                self.watchers_see(&record, events.iter().map(AsRef::as_ref));
+            Delivery::Published { record, events, .. } => {
+                self.notify_watchers(&record, events.iter().map(AsRef::as_ref));
                 for event in events {
-                    self.count_event(&event);
+                    self.count_timeline_event(&event);
                 }
             }
         }

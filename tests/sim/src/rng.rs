@@ -1,18 +1,18 @@
 //! The only source of chance: one seed gives one history. Also mints ids and secrets for the core.
 
-use baton_core::time::Mint;
+use baton_core::time::IdSource;
 use uuid::Uuid;
 
 /// Splitmix64: small, and good enough to choose faults.
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub(crate) struct SeededRng(u64);
 
-impl Rng {
+impl SeededRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed ^ 0x5ea1_ed00_b470_0000)
     }
 
-    pub(crate) fn bits(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ impl Rng {
 
     /// Uniform in `0..n`; zero for zero.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        if n == 0 { 0 } else { self.bits() % n }
+        if n == 0 { 0 } else { self.next_u64() % n }
     }
 
     /// Uniform in `least..=most`.
@@ -40,42 +40,42 @@ impl Rng {
         from.get(at).copied()
     }
 
-    pub(crate) fn index(&mut self, len: usize) -> usize {
+    pub(crate) fn random_index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 }
 
 /// Ids that rise with time, as UUIDv7 do, and never repeat over restarts of the relay.
 #[derive(Debug)]
-pub(crate) struct Minter {
-    rng: Rng,
+pub(crate) struct SeededIdSource {
+    rng: SeededRng,
     count: u64,
 }
 
-impl Minter {
+impl SeededIdSource {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            rng: Rng::new(seed.wrapping_mul(31)),
+            rng: SeededRng::new(seed.wrapping_mul(31)),
             count: 0,
         }
     }
 }
 
-impl Mint for Minter {
-    fn id(&mut self) -> Uuid {
+impl IdSource for SeededIdSource {
+    fn new_id(&mut self) -> Uuid {
         self.count += 1;
-        Uuid::from_u64_pair(self.count, self.rng.bits())
+        Uuid::from_u64_pair(self.count, self.rng.next_u64())
     }
 
-    fn secret(&mut self) -> [u8; 32] {
+    fn new_secret(&mut self) -> [u8; 32] {
         self.count += 1;
         let mut secret = [0; 32];
         secret[..8].copy_from_slice(&self.count.to_be_bytes());
-        secret[8..16].copy_from_slice(&self.rng.bits().to_be_bytes());
+        secret[8..16].copy_from_slice(&self.rng.next_u64().to_be_bytes());
         secret
     }
 
-    fn millionth(&mut self) -> u32 {
+    fn jitter_millionths(&mut self) -> u32 {
         u32::try_from(self.rng.below(1_000_000)).unwrap_or(0)
     }
 }

@@ -1,54 +1,58 @@
 //! S5: whatever leaves the relay is implied by what is durable at that instant.
 
-use baton_core::effects::{Downstream, Renewal, Reply, Send, Verdict};
+use baton_core::effects::{CoreReply, DaemonMessage, Delivery, LeaseRenewal, SettlementVerdict};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::record::{
-    AttemptRecord, InputState, ProgressRecord, State as AttemptStage, TaskRecord,
+    AttemptRecord, AttemptState as AttemptStage, InputState, ProgressRecord, TaskRecord,
 };
 use baton_core::reject::Rejection;
 
-use crate::store::State;
+use crate::store::StoreState;
 
 /// S5: whatever is let go is implied by what is durable.
-pub(crate) fn check(durable: &State, send: &Send, now: u64) {
+pub(crate) fn check(durable: &StoreState, send: &Delivery, now: u64) {
     match send {
-        Send::Reply {
+        Delivery::Reply {
             outcome:
-                Ok(Reply::Submitted { record, .. } | Reply::Task(record) | Reply::Finished(record)),
+                Ok(
+                    CoreReply::Submitted { record, .. }
+                    | CoreReply::Task(record)
+                    | CoreReply::Finished(record),
+                ),
             ..
-        } => known(durable, record),
-        Send::Reply {
-            outcome: Ok(Reply::Granted(Some(grant))),
+        } => check_record_durable(durable, record),
+        Delivery::Reply {
+            outcome: Ok(CoreReply::Granted(Some(grant))),
             ..
         } => {
-            known(durable, &grant.record);
-            let stored = attempt(durable, grant.to.task, grant.to.attempt);
+            check_record_durable(durable, &grant.record);
+            let stored = stored_attempt(durable, grant.to.task, grant.to.attempt);
             let begun = stored.state != AttemptStage::Queued;
             assert!(begun, "S5: {} was granted and is not leased", stored.id);
         }
-        Send::Reply {
-            outcome: Ok(Reply::Progressed { record, progress }),
+        Delivery::Reply {
+            outcome: Ok(CoreReply::Progressed { record, progress }),
             ..
         } => {
-            known(durable, record);
-            told(durable, progress);
+            check_record_durable(durable, record);
+            check_progress_durable(durable, progress);
         }
-        Send::Reply {
-            outcome: Ok(Reply::Checkpointed { record, checkpoint }),
+        Delivery::Reply {
+            outcome: Ok(CoreReply::Checkpointed { record, checkpoint }),
             ..
         } => {
-            known(durable, record);
+            check_record_durable(durable, record);
             let stored = durable.record(record.task);
-            let counts = stored.is_some_and(|stored| stored.checkpoints >= checkpoint.number);
+            let counts = stored.is_some_and(|stored| stored.checkpoint_count >= checkpoint.number);
             assert!(counts, "S5: a checkpoint was told and is not durable");
         }
-        Send::Published { record, .. } => known(durable, record),
-        Send::ToSession { message, .. } => message_sent(durable, message, now),
-        Send::Reply { .. } | Send::CloseSession { .. } => {}
+        Delivery::Published { record, .. } => check_record_durable(durable, record),
+        Delivery::ToSession { message, .. } => check_message(durable, message, now),
+        Delivery::Reply { .. } | Delivery::CloseSession { .. } => {}
     }
 }
 
-fn told(durable: &State, progress: &ProgressRecord) {
+fn check_progress_durable(durable: &StoreState, progress: &ProgressRecord) {
     let stored = durable.progress.get(&progress.task);
     let count = |of: &ProgressRecord| of.completed.len() as u64 + of.completed_truncated;
     let gone = durable.removed.contains_key(&progress.task);
@@ -59,7 +63,7 @@ fn told(durable: &State, progress: &ProgressRecord) {
     );
 }
 
-fn known(durable: &State, record: &TaskRecord) {
+fn check_record_durable(durable: &StoreState, record: &TaskRecord) {
     let stored = durable.record(record.task);
     let stored =
         stored.unwrap_or_else(|| panic!("S5: {} was told of and is not durable", record.task));
@@ -72,25 +76,25 @@ fn known(durable: &State, record: &TaskRecord) {
     );
 }
 
-fn message_sent(durable: &State, message: &Downstream, now: u64) {
+fn check_message(durable: &StoreState, message: &DaemonMessage, now: u64) {
     match message {
-        Downstream::Welcome { settlements, .. } => {
+        DaemonMessage::Welcome { settlements, .. } => {
             for settlement in settlements {
-                settled(durable, settlement.attempt, &settlement.verdict);
+                check_settlement(durable, settlement.attempt, &settlement.verdict);
             }
         }
-        Downstream::HeartbeatAck { results, .. } => results
+        DaemonMessage::HeartbeatAck { results, .. } => results
             .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, None)),
+            .for_each(|(a, r)| check_renewal(durable, *a, r, None)),
         // A request is named by the time at which it was made.
-        Downstream::HoldAck { request, results } => results
+        DaemonMessage::ExtensionAck { request, results } => results
             .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, Some(now - request))),
-        Downstream::Ack {
+            .for_each(|(a, r)| check_renewal(durable, *a, r, Some(now - request))),
+        DaemonMessage::Ack {
             attempt,
             control_seq,
         } => {
-            let stored = durable.find(*attempt);
+            let stored = durable.find_attempt(*attempt);
             let kept =
                 stored.is_some_and(|a| a.control_seq >= *control_seq || !a.state.is_leased());
             assert!(
@@ -98,29 +102,29 @@ fn message_sent(durable: &State, message: &Downstream, now: u64) {
                 "S5: frame {control_seq} of {attempt} was acknowledged and is not durable"
             );
         }
-        Downstream::Dispatch(_)
-        | Downstream::LeaseConfirmed { .. }
-        | Downstream::Cancel { .. }
-        | Downstream::Answer { .. } => ordered(durable, message),
-        Downstream::Abandon { attempt, .. } => over(durable, *attempt),
-        Downstream::FrameRejected { attempt, code, .. } => {
+        DaemonMessage::Dispatch(_)
+        | DaemonMessage::LeaseConfirmed { .. }
+        | DaemonMessage::Cancel { .. }
+        | DaemonMessage::Answer { .. } => check_order(durable, message),
+        DaemonMessage::Abandon { attempt, .. } => check_not_leased(durable, *attempt),
+        DaemonMessage::FrameRejected { attempt, code, .. } => {
             let stale = matches!(
                 code,
                 Rejection::StaleAttempt | Rejection::TaskTerminal | Rejection::NotLeased
             );
             if stale {
-                over(durable, *attempt);
+                check_not_leased(durable, *attempt);
             }
         }
-        Downstream::Drain { .. } => {}
+        DaemonMessage::Drain { .. } => {}
     }
 }
 
 /// What tells a daemon to do something with an attempt.
-fn ordered(durable: &State, message: &Downstream) {
+fn check_order(durable: &StoreState, message: &DaemonMessage) {
     match message {
-        Downstream::Dispatch(dispatch) => {
-            let stored = attempt(durable, dispatch.to.task, dispatch.to.attempt);
+        DaemonMessage::Dispatch(dispatch) => {
+            let stored = stored_attempt(durable, dispatch.to.task, dispatch.to.attempt);
             // What was parked in the same turn has lost its lease again.
             let parked = stored.holder.is_some() && !stored.state.is_leased();
             assert!(
@@ -129,13 +133,14 @@ fn ordered(durable: &State, message: &Downstream) {
                 stored.id
             );
             assert!(
-                !stored.fresh || (dispatch.fresh && dispatch.agent_session_id.is_none()),
+                !stored.fresh_conversation
+                    || (dispatch.fresh_conversation && dispatch.agent_session_id.is_none()),
                 "resume: {} goes on with what is gone",
                 stored.id
             );
         }
-        Downstream::LeaseConfirmed { to, .. } => {
-            let stored = attempt(durable, to.task, to.attempt);
+        DaemonMessage::LeaseConfirmed { to, .. } => {
+            let stored = stored_attempt(durable, to.task, to.attempt);
             let confirmed = stored.lease.as_ref().is_some_and(|lease| lease.confirmed);
             assert!(
                 confirmed || !stored.state.is_leased(),
@@ -143,21 +148,21 @@ fn ordered(durable: &State, message: &Downstream) {
                 stored.id
             );
         }
-        Downstream::Cancel { to, .. } => {
-            let stored = attempt(durable, to.task, to.attempt);
+        DaemonMessage::Cancel { to, .. } => {
+            let stored = stored_attempt(durable, to.task, to.attempt);
             let ending = matches!(stored.state, AttemptStage::CleaningUp { .. })
                 || !stored.state.is_leased();
             assert!(
                 ending,
                 "S5: {} was told to end and is {:?}",
                 stored.id,
-                stored.state.name()
+                stored.state.kind()
             );
         }
-        Downstream::Answer {
+        DaemonMessage::Answer {
             to, input, digest, ..
         } => {
-            let stored = attempt(durable, to.task, to.attempt);
+            let stored = stored_attempt(durable, to.task, to.attempt);
             let asked = stored.inputs.iter().find(|asked| asked.id == *input);
             let answered = asked.filter(|asked| asked.state != InputState::Open);
             assert!(
@@ -167,43 +172,50 @@ fn ordered(durable: &State, message: &Downstream) {
             let bound = answered.is_some_and(|asked| asked.digest == *digest);
             assert!(bound, "S8: the answer to {input} is not bound to it");
         }
-        Downstream::Welcome { .. }
-        | Downstream::HeartbeatAck { .. }
-        | Downstream::HoldAck { .. }
-        | Downstream::Ack { .. }
-        | Downstream::Abandon { .. }
-        | Downstream::FrameRejected { .. }
-        | Downstream::Drain { .. } => {}
+        DaemonMessage::Welcome { .. }
+        | DaemonMessage::HeartbeatAck { .. }
+        | DaemonMessage::ExtensionAck { .. }
+        | DaemonMessage::Ack { .. }
+        | DaemonMessage::Abandon { .. }
+        | DaemonMessage::FrameRejected { .. }
+        | DaemonMessage::Drain { .. } => {}
     }
 }
 
-fn attempt(durable: &State, task: TaskId, id: AttemptId) -> &AttemptRecord {
+fn stored_attempt(durable: &StoreState, task: TaskId, id: AttemptId) -> &AttemptRecord {
     let stored = durable.attempt(task, id);
     stored.unwrap_or_else(|| panic!("S5: attempt {id} was told of and is not durable"))
 }
 
-fn over(durable: &State, attempt: AttemptId) {
-    let leased = durable.find(attempt).is_some_and(|a| a.state.is_leased());
+fn check_not_leased(durable: &StoreState, attempt: AttemptId) {
+    let leased = durable
+        .find_attempt(attempt)
+        .is_some_and(|a| a.state.is_leased());
     assert!(!leased, "S5: {attempt} was given up and is leased on disk");
 }
 
-fn settled(durable: &State, attempt: AttemptId, verdict: &Verdict) {
+fn check_settlement(durable: &StoreState, attempt: AttemptId, verdict: &SettlementVerdict) {
     match verdict {
-        Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => {
-            let stored = durable.find(attempt);
+        SettlementVerdict::Keep { acked, .. } | SettlementVerdict::Adopt { acked } => {
+            let stored = durable.find_attempt(attempt);
             let kept = stored.is_some_and(|a| a.control_seq >= *acked || !a.state.is_leased());
             assert!(kept, "S5: {attempt} was acknowledged up to {acked}");
         }
-        Verdict::Kill { .. } => over(durable, attempt),
+        SettlementVerdict::Kill { .. } => check_not_leased(durable, attempt),
     }
 }
 
 /// A hold counts from the send of its request, `elapsed` ago: what is left of it must be durable.
-fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, elapsed: Option<u64>) {
+fn check_renewal(
+    durable: &StoreState,
+    attempt: AttemptId,
+    renewal: &LeaseRenewal,
+    elapsed: Option<u64>,
+) {
     match (renewal, elapsed) {
-        (Renewal::Revoked { .. }, _) => over(durable, attempt),
-        (Renewal::Renewed { granted_ms, .. }, Some(elapsed)) => {
-            let stored = durable.find(attempt);
+        (LeaseRenewal::Revoked { .. }, _) => check_not_leased(durable, attempt),
+        (LeaseRenewal::Renewed { granted_ms, .. }, Some(elapsed)) => {
+            let stored = durable.find_attempt(attempt);
             let lease = stored.and_then(|a| a.lease.as_ref());
             // What was parked since has no lease; as long as it may run, a fence stands for it.
             let fence = durable.fences.get(&attempt).map(|fence| fence.full_ms);
@@ -214,6 +226,6 @@ fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, elapsed: Opti
             };
             assert!(kept, "S5: the hold of {attempt} is not durable");
         }
-        (Renewal::Renewed { .. }, None) => {}
+        (LeaseRenewal::Renewed { .. }, None) => {}
     }
 }

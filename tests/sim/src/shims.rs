@@ -3,51 +3,52 @@
 //! The world decides how processes take a signal: some end at once, some after a while, some only by KILL.
 
 use baton_core::id::AttemptId;
-use baton_daemon_core::course::{Course, Look};
-use baton_daemon_core::ladder::{Rung, Sight};
+use baton_daemon_core::course::{ChildLifecycle, ProcessScan};
+use baton_daemon_core::ladder::{ScanResult, TerminationSignal};
 
-use crate::held::{Kill, Shim, moment};
-use crate::world::{Event, World};
+use crate::held::{KillReason, SimShim, monotonic_time};
+use crate::world::{ScheduledEvent, Simulation};
 
 /// Between KILL and the end of what was killed.
-const DYING_MS: u64 = 60;
+const MAX_KILL_DELAY_MS: u64 = 60;
 
-impl World {
+impl Simulation {
     /// The processes start under a shim of their own.
     pub(crate) fn start_shim(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         let Some(lease) = held.lease else { return };
-        let course = Course::new(lease.for_shim(held.cleanup_term), held.cleanup_term);
+        let course =
+            ChildLifecycle::new(lease.shim_deadlines(held.cleanup_term), held.cleanup_term);
         let heeds = self.rng.chance(60);
         let takes = heeds.then(|| self.rng.below(1_500));
-        held.shim = Some(Shim {
-            course,
-            tend_at: None,
-            takes,
+        held.shim = Some(SimShim {
+            shutdown_plan: course,
+            next_poll_at: None,
+            exit_delay_ms: takes,
             term_at: None,
             is_killed: false,
-            over_by: None,
+            must_end_by: None,
         });
-        self.tend_again(index, attempt);
+        self.schedule_shim_poll(index, attempt);
     }
 
-    fn tend_again(&mut self, index: usize, attempt: AttemptId) {
+    fn schedule_shim_poll(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         let Some(shim) = &mut held.shim else { return };
-        let Some(next) = shim.course.next(moment(now)) else {
+        let Some(next) = shim.shutdown_plan.next_wakeup_at(monotonic_time(now)) else {
             return;
         };
         let at = next.as_millis().max(now);
-        if shim.tend_at.is_none_or(|planned| at < planned) {
-            shim.tend_at = Some(at);
-            self.at(
+        if shim.next_poll_at.is_none_or(|planned| at < planned) {
+            shim.next_poll_at = Some(at);
+            self.schedule(
                 at,
-                Event::Tend {
+                ScheduledEvent::ShimPoll {
                     daemon: index,
                     attempt,
                 },
@@ -55,42 +56,45 @@ impl World {
         }
     }
 
-    pub(crate) fn tend(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn poll_shim(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         let Some(shim) = held
             .shim
             .as_mut()
-            .filter(|s| s.tend_at.is_some_and(|at| at <= now))
+            .filter(|s| s.next_poll_at.is_some_and(|at| at <= now))
         else {
             return;
         };
-        shim.tend_at = None;
-        shim.course.advance(moment(now), true);
-        let sight = shim.course.wants_look(moment(now)).map(|look| match look {
-            Look::AtKnown => Sight::Known,
-            Look::AtAll => Sight::Members {
-                living: 1,
-                outside: 0,
-            },
-        });
-        let rung = sight.and_then(|sight| shim.course.on_sight(sight, moment(now)));
-        if shim.course.is_ending() {
-            held.killing.get_or_insert(Kill::Limit);
+        shim.next_poll_at = None;
+        shim.shutdown_plan.advance(monotonic_time(now), true);
+        let sight = shim
+            .shutdown_plan
+            .due_scan(monotonic_time(now))
+            .map(|look| match look {
+                ProcessScan::KnownOnly => ScanResult::KnownRemain,
+                ProcessScan::Full => ScanResult::Members {
+                    living: 1,
+                    outside_group: 0,
+                },
+            });
+        let rung = sight.and_then(|sight| shim.shutdown_plan.on_scan(sight, monotonic_time(now)));
+        if shim.shutdown_plan.is_ending() {
+            held.kill_reason.get_or_insert(KillReason::LeaseExpired);
         }
         match rung {
-            Some(Rung::Term) => self.terminated(index, attempt),
-            Some(Rung::Kill) => self.struck(index, attempt),
+            Some(TerminationSignal::Term) => self.handle_term_signal(index, attempt),
+            Some(TerminationSignal::Kill) => self.handle_kill_signal(index, attempt),
             None => {}
         }
-        self.tend_again(index, attempt);
+        self.schedule_shim_poll(index, attempt);
     }
 
-    fn terminated(&mut self, index: usize, attempt: AttemptId) {
+    fn handle_term_signal(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
-        let held = self.daemons[index].held.get_mut(&attempt);
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(shim) = held.and_then(|held| held.shim.as_mut()) else {
             return;
         };
@@ -98,10 +102,10 @@ impl World {
             return;
         }
         shim.term_at = Some(now);
-        if let Some(takes) = shim.takes {
-            self.at(
+        if let Some(takes) = shim.exit_delay_ms {
+            self.schedule(
                 now + takes,
-                Event::Dead {
+                ScheduledEvent::ProcessExit {
                     daemon: index,
                     attempt,
                 },
@@ -109,18 +113,18 @@ impl World {
         }
     }
 
-    fn struck(&mut self, index: usize, attempt: AttemptId) {
-        self.judge_term(index, attempt);
-        let held = self.daemons[index].held.get_mut(&attempt);
+    fn handle_kill_signal(&mut self, index: usize, attempt: AttemptId) {
+        self.check_term_time(index, attempt);
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(shim) = held.and_then(|held| held.shim.as_mut()) else {
             return;
         };
         if !std::mem::replace(&mut shim.is_killed, true) {
             self.counts.kills += 1;
-            let at = self.now + self.rng.between(1, DYING_MS);
-            self.at(
+            let at = self.now + self.rng.between(1, MAX_KILL_DELAY_MS);
+            self.schedule(
                 at,
-                Event::Dead {
+                ScheduledEvent::ProcessExit {
                     daemon: index,
                     attempt,
                 },
@@ -129,21 +133,21 @@ impl World {
     }
 
     /// Who is ended because the lease is had time to end by itself: TERM came when it should.
-    fn judge_term(&self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+    fn check_term_time(&self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
-        let slept = self.has_slept(index);
+        let slept = self.slept_recently(index);
         let Some(shim) = held
             .shim
             .as_ref()
-            .filter(|_| held.killing == Some(Kill::Limit) && !slept)
+            .filter(|_| held.kill_reason == Some(KillReason::LeaseExpired) && !slept)
         else {
             return;
         };
         let lead = u64::try_from(held.cleanup_term.as_millis()).unwrap_or(u64::MAX);
-        let lead = lead.min(held.rights.least_granted / 4);
-        let due = self.awake_at(index, held.rights.until.saturating_sub(lead));
+        let lead = lead.min(held.granted_time.shortest_grant_ms / 4);
+        let due = self.awake_at(index, held.granted_time.until.saturating_sub(lead));
         assert!(
             shim.term_at.is_some_and(|at| at <= due),
             "S14: {attempt} is killed, and TERM was due at {due} and came at {:?}",
@@ -152,19 +156,19 @@ impl World {
     }
 
     /// What the relay granted is over: nothing of it runs any more.
-    pub(crate) fn limit_reached(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+    pub(crate) fn check_lease_limit(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
-        if !held.alive || self.has_slept(index) {
+        if !held.processes_alive || self.slept_recently(index) {
             return;
         }
-        let until = held.rights.until;
+        let until = held.granted_time.until;
         assert!(
             self.now < until,
             "S14: {attempt} runs, and its lease was over at {until}"
         );
-        let over_by = held.shim.as_ref().and_then(|shim| shim.over_by);
+        let over_by = held.shim.as_ref().and_then(|shim| shim.must_end_by);
         assert!(
             over_by.is_none_or(|by| self.now < by),
             "S14: {attempt} runs, and was to be ended by {over_by:?}"
@@ -172,52 +176,55 @@ impl World {
     }
 
     /// It is to end: by an order, or because its child did.
-    pub(crate) fn kill(
+    pub(crate) fn kill_attempt(
         &mut self,
         index: usize,
         attempt: AttemptId,
-        why: Kill,
+        why: KillReason,
         takes: u64,
         grace: u64,
     ) {
         let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
-        held.killing = Some(why);
+        held.kill_reason = Some(why);
         // A shim that does not answer cannot be told; it ends by its lease.
         let Some(shim) = held.shim.as_mut().filter(|_| held.reachable) else {
             return;
         };
-        shim.takes = Some(takes);
+        shim.exit_delay_ms = Some(takes);
         match why {
-            Kill::Lingering => shim.course.on_exit(moment(now)),
-            Kill::Canceled | Kill::GivenUp | Kill::Limit | Kill::Deadline => {
-                shim.course.on_stop(moment(now + grace));
-                let over_by = now + grace + 2 * DYING_MS;
-                shim.over_by = Some(shim.over_by.map_or(over_by, |by| by.min(over_by)));
-                self.at(
+            KillReason::EndReported => shim.shutdown_plan.on_exit(monotonic_time(now)),
+            KillReason::Canceled
+            | KillReason::Abandoned
+            | KillReason::LeaseExpired
+            | KillReason::Deadline => {
+                shim.shutdown_plan.on_stop(monotonic_time(now + grace));
+                let over_by = now + grace + 2 * MAX_KILL_DELAY_MS;
+                shim.must_end_by = Some(shim.must_end_by.map_or(over_by, |by| by.min(over_by)));
+                self.schedule(
                     over_by,
-                    Event::Limit {
+                    ScheduledEvent::LeaseLimit {
                         daemon: index,
                         attempt,
                     },
                 );
             }
         }
-        self.tend_again(index, attempt);
+        self.schedule_shim_poll(index, attempt);
     }
 
-    pub(crate) fn bury(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+    pub(crate) fn remove_processes(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         // A shim that is gone can no longer be silent: the daemon finds its report.
         held.reachable = true;
         held.shim = None;
-        if std::mem::take(&mut held.alive) {
+        if std::mem::take(&mut held.processes_alive) {
             let (task, spec) = (held.re.task, std::sync::Arc::clone(&held.spec));
-            self.died(task, attempt, &spec);
+            self.record_process_end(task, attempt, &spec);
         }
     }
 }

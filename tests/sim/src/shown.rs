@@ -1,43 +1,43 @@
 //! How inputs, writes and messages look in a trace: short, and the same for the same seed.
 
-use baton_core::effects::Write;
-use baton_core::input::Input;
+use baton_core::effects::RecordChange;
+use baton_core::input::CoreCommand;
 
-pub(crate) fn shown(input: &Input) -> String {
+pub(crate) fn describe_input(input: &CoreCommand) -> String {
     match input {
-        Input::Frame(frame) => format!(
+        CoreCommand::Frame(frame) => format!(
             "relay <- frame {} of {} {:?}",
-            frame.control_seq, frame.re.attempt, frame.body
+            frame.control_seq, frame.frame_ref.attempt, frame.body
         ),
-        Input::Heartbeat { session, heartbeat } => {
+        CoreCommand::Heartbeat { session, heartbeat } => {
             let named: Vec<_> = heartbeat.renewals.iter().map(|(a, _)| *a).collect();
             format!(
                 "relay <- heartbeat {} on {session} {named:?}",
                 heartbeat.seq
             )
         }
-        Input::SessionOpened { session, hello } => {
+        CoreCommand::SessionOpened { session, hello } => {
             let active: Vec<_> = hello
                 .active
                 .iter()
-                .map(|a| (a.re.attempt, a.state, a.control_seq))
+                .map(|a| (a.frame_ref.attempt, a.state, a.control_seq))
                 .collect();
             format!(
                 "relay <- hello on {session} of {} boot {} {active:?}",
                 hello.name, hello.boot_id
             )
         }
-        other => format!("relay <- {}", short(&format!("{other:?}"))),
+        other => format!("relay <- {}", truncate_text(&format!("{other:?}"))),
     }
 }
 
-pub(crate) fn shown_write(write: &Write) -> String {
+pub(crate) fn describe_change(write: &RecordChange) -> String {
     match write {
-        Write::PutLive(r) | Write::PutDone(r) | Write::Reopen(r) => {
+        RecordChange::PutLive(r) | RecordChange::PutDone(r) | RecordChange::Reopen(r) => {
             let attempts: Vec<_> = r
                 .attempts
                 .iter()
-                .map(|a| (a.id, a.state.name().as_str(), a.control_seq))
+                .map(|a| (a.id, a.state.kind().as_str(), a.control_seq))
                 .collect();
             format!(
                 "   write {} r{} {} {attempts:?}",
@@ -46,11 +46,11 @@ pub(crate) fn shown_write(write: &Write) -> String {
                 r.state.as_str()
             )
         }
-        other => format!("   write {}", short(&format!("{other:?}"))),
+        other => format!("   write {}", truncate_text(&format!("{other:?}"))),
     }
 }
 
-pub(crate) fn short(text: &str) -> &str {
+pub(crate) fn truncate_text(text: &str) -> &str {
     text.char_indices()
         .nth(180)
         .map_or(text, |(at, _)| &text[..at])

@@ -2,81 +2,81 @@
 
 use baton_core::id::AttemptId;
 use baton_core::input::{FrameBody, FrameRef};
-use baton_core::time::Wall;
-use baton_daemon_core::outbox::{Leaves, Record};
+use baton_core::time::WallTime;
+use baton_daemon_core::outbox::{QueuedRecord, RequiredDurability};
 
-use crate::ghosts::Said;
-use crate::held::{Held, Word, leaves};
-use crate::links::Up;
-use crate::outputs::Chunk;
-use crate::world::{Event, World};
+use crate::ghosts::SentFrame;
+use crate::held::{NumberedFrame, SimAttempt, required_durability};
+use crate::links::UpstreamItem;
+use crate::outputs::UpstreamOutput;
+use crate::world::{ScheduledEvent, Simulation};
 
-impl World {
+impl Simulation {
     /// It comes to this, and whoever is there tells it.
-    pub(crate) fn say(&mut self, index: usize, attempt: AttemptId, body: FrameBody) {
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-            held.write_down(body);
+    pub(crate) fn send_frame(&mut self, index: usize, attempt: AttemptId, body: FrameBody) {
+        if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
+            held.append_frame(body);
         }
-        self.fold(index, attempt);
+        self.forward_transcript(index, attempt);
     }
 
-    pub(crate) fn fold_all(&mut self, index: usize) {
-        let attempts: Vec<AttemptId> = self.daemons[index].held.keys().copied().collect();
+    pub(crate) fn forward_all_transcripts(&mut self, index: usize) {
+        let attempts: Vec<AttemptId> = self.daemons[index].attempts.keys().copied().collect();
         for attempt in attempts {
-            self.fold(index, attempt);
+            self.forward_transcript(index, attempt);
         }
     }
 
     /// The daemon reads on in the transcript, if it is there and the shim lets it.
-    pub(crate) fn fold(&mut self, index: usize, attempt: AttemptId) {
-        if self.is_stopped(index) || self.daemons[index].down {
+    pub(crate) fn forward_transcript(&mut self, index: usize, attempt: AttemptId) {
+        if self.is_stopped(index) || self.daemons[index].is_down {
             return;
         }
-        let (wall, limit) = (self.wall(), self.options.outbox_limit);
-        let held = self.daemons[index].held.get_mut(&attempt);
+        let (wall, limit) = (self.wall_time(), self.options.outbox_limit);
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(held) = held.filter(|held| held.reachable) else {
             return;
         };
-        held.fold(wall);
+        held.read_transcript(wall);
         assert!(
-            held.outbox.held() <= limit,
+            held.outbox.output_bytes() <= limit,
             "S13: {attempt} has {} bytes of output in memory",
-            held.outbox.held()
+            held.outbox.output_bytes()
         );
-        self.store(index, attempt);
+        self.write_outbox(index, attempt);
     }
 
     /// Hands what is new to the disk, which takes it at once or later.
-    fn store(&mut self, index: usize, attempt: AttemptId) {
+    fn write_outbox(&mut self, index: usize, attempt: AttemptId) {
         let slow = self.options.slow_outbox && !self.healing && self.rng.chance(20);
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+        let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
         let was_idle = held.disk.is_idle();
-        let entries = held.outbox.log_mut().take();
-        held.disk.take(entries);
+        let entries = held.outbox.log_mut().take_pending();
+        held.disk.enqueue(entries);
         if held.disk.is_idle() {
-            return self.flush(index, attempt);
+            return self.flush_outbox(index, attempt);
         }
         if slow && was_idle {
             let at = self.now + self.rng.between(1, 3_000);
-            return self.at(
+            return self.schedule(
                 at,
-                Event::Store {
+                ScheduledEvent::OutboxWrite {
                     daemon: index,
                     attempt,
                 },
             );
         }
         if was_idle {
-            self.stored(index, attempt);
+            self.finish_outbox_write(index, attempt);
         }
     }
 
     /// The disk has written, and syncs where something urgent went in; a kill may come in between.
-    pub(crate) fn stored(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn finish_outbox_write(&mut self, index: usize, attempt: AttemptId) {
         let slow = self.options.slow_outbox && !self.healing && self.rng.chance(50);
-        let held = self.daemons[index].held.get_mut(&attempt);
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(held) = held.filter(|held| !held.disk.is_idle()) else {
             return;
         };
@@ -87,85 +87,99 @@ impl World {
         }
         held.outbox.log_mut().on_durable(held.disk.durable());
         let syncing = !held.disk.is_idle();
-        if !syncing && held.outbox.log().wants_new_file(held.outbox.held()) {
-            let image = held.outbox.image();
+        if !syncing && held.outbox.log().needs_rewrite(held.outbox.output_bytes()) {
+            let image = held.outbox.rewrite_entries();
             held.disk.replace(image);
             held.outbox.log_mut().on_durable(held.disk.durable());
             self.counts.images += 1;
         }
         if syncing {
             let at = self.now + self.rng.between(1, 200);
-            self.at(
+            self.schedule(
                 at,
-                Event::Store {
+                ScheduledEvent::OutboxWrite {
                     daemon: index,
                     attempt,
                 },
             );
         }
-        self.flush(index, attempt);
+        self.flush_outbox(index, attempt);
     }
 
     /// Puts on the stream what may leave.
-    pub(crate) fn flush(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn flush_outbox(&mut self, index: usize, attempt: AttemptId) {
         if self.is_stopped(index) {
             return;
         }
         let daemon = &self.daemons[index];
-        let (Some(conn), true, false) = (daemon.conn, daemon.welcomed, daemon.down) else {
+        let (Some(conn), true, false) = (daemon.stream, daemon.welcomed, daemon.is_down) else {
             return;
         };
-        let records = self.leaving(index, attempt);
-        let Some(held) = self.daemons[index].held.get(&attempt) else {
+        let records = self.take_sendable_records(index, attempt);
+        let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
         };
         let (re, token, restored) = (held.re, held.token.clone(), held.restored);
-        let said: Vec<Said> = records
+        let said: Vec<SentFrame> = records
             .iter()
-            .filter_map(|record| said(re, record))
+            .filter_map(|record| sent_frame(re, record))
             .collect();
-        self.doubled(index, conn, &said);
+        self.duplicate_last_frame(index, conn, &said);
         let mut said = said.into_iter();
         for record in records {
-            if !matches!(record, Record::Control { .. }) {
-                self.send_up(conn, Up::Output(Box::new(Chunk { re, record })));
+            if !matches!(record, QueuedRecord::Control { .. }) {
+                self.send_to_relay(
+                    conn,
+                    UpstreamItem::Output(Box::new(UpstreamOutput { re, record })),
+                );
                 continue;
             }
             let Some(said) = said.next() else {
                 continue;
             };
             let proof = (!restored && self.rng.chance(50)).then(|| token.clone());
-            self.saw_said(index, &said);
-            self.daemons[index].past.said(said.clone());
-            let nth = said.nth;
-            let frame = Box::new(said.frame(self.conns[conn].session, proof));
+            self.record_sent_frame(index, &said);
+            self.daemons[index].sent_history.record_frame(said.clone());
+            let nth = said.frame_number;
+            let frame = Box::new(said.into_frame(self.streams[conn].session, proof));
             let ghost = false;
-            self.send_up(conn, Up::Said { frame, nth, ghost });
+            self.send_to_relay(
+                conn,
+                UpstreamItem::Frame {
+                    frame,
+                    frame_number: nth,
+                    is_replay: ghost,
+                },
+            );
         }
     }
 
-    fn leaving(&mut self, index: usize, attempt: AttemptId) -> Vec<Record<Word, bool, Wall>> {
+    fn take_sendable_records(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+    ) -> Vec<QueuedRecord<NumberedFrame, bool, WallTime>> {
         let (now, kept) = (self.now, self.options.disk_outbox);
         let (mut leaving, mut muted) = (Vec::new(), 0);
-        let held = self.daemons[index].held.get_mut(&attempt);
+        let held = self.daemons[index].attempts.get_mut(&attempt);
         let Some(held) = held.filter(|held| held.reachable) else {
             return leaving;
         };
         while let Some(record) = held.outbox.next_unsent() {
-            if held.is_muted(now) {
+            if held.is_silenced(now) {
                 muted = 1;
                 break;
             }
             assert!(
-                !held.alive || now < held.rights.until,
+                !held.processes_alive || now < held.granted_time.until,
                 "S14: {attempt} speaks at {now}, and its lease was over at {}",
-                held.rights.until
+                held.granted_time.until
             );
             if kept {
-                judge_stored(held, record);
+                check_frame_stored(held, record);
             }
-            if let Record::Control { seq, body, .. } = record {
-                held.spoken.insert(*seq, body.nth);
+            if let QueuedRecord::Control { seq, body, .. } = record {
+                held.sent_frames.insert(*seq, body.number);
             }
             leaving.push(record.clone());
             held.outbox.mark_sent();
@@ -176,24 +190,27 @@ impl World {
 }
 
 /// Nothing leaves before the disk has it: a daemon, or a machine, that ended now would leave somebody who knows of it.
-fn judge_stored(held: &Held, record: &Record<Word, bool, Wall>) {
-    let Record::Control { seq, body, .. } = record else {
+fn check_frame_stored(held: &SimAttempt, record: &QueuedRecord<NumberedFrame, bool, WallTime>) {
+    let QueuedRecord::Control { seq, body, .. } = record else {
         return;
     };
-    let leaves = leaves(&body.body);
+    let leaves = required_durability(&body.body);
     assert!(
-        held.disk.knows(*seq, leaves),
+        held.disk.has_durable_frame(*seq, leaves),
         "outbox: frame {seq} of {} leaves before it is {}",
         held.re.attempt,
         match leaves {
-            Leaves::Written => "written",
-            Leaves::Synced => "synced",
+            RequiredDurability::Written => "written",
+            RequiredDurability::Synced => "synced",
         }
     );
 }
 
-fn said(re: FrameRef, record: &Record<Word, bool, Wall>) -> Option<Said> {
-    let Record::Control {
+fn sent_frame(
+    re: FrameRef,
+    record: &QueuedRecord<NumberedFrame, bool, WallTime>,
+) -> Option<SentFrame> {
+    let QueuedRecord::Control {
         seq,
         observed_at,
         body,
@@ -201,11 +218,11 @@ fn said(re: FrameRef, record: &Record<Word, bool, Wall>) -> Option<Said> {
     else {
         return None;
     };
-    Some(Said {
+    Some(SentFrame {
         re,
         control_seq: *seq,
         observed: *observed_at,
         body: body.body.clone(),
-        nth: Some(body.nth),
+        frame_number: Some(body.number),
     })
 }

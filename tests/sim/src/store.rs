@@ -3,20 +3,21 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use baton_core::effects::Write;
+use baton_core::effects::RecordChange;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
-use baton_core::input::{Finished, Removable};
+use baton_core::input::{FinishedTask, RemovableTask};
 use baton_core::record::{
     AttemptRecord, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
-    ForgottenRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
+    ForgottenDaemonsRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord,
+    TaskRecord,
 };
 use baton_core::spec::TaskSpec;
-use baton_core::{Recovered, Shelf, Stored};
+use baton_core::{RecoveredState, StoredLookup, StoredTasks};
 
 use crate::checks;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct StoreState {
     pub(crate) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
     pub(crate) live: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) done: BTreeMap<TaskId, Arc<TaskRecord>>,
@@ -24,9 +25,9 @@ pub(crate) struct State {
     pub(crate) removed: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
-    keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    idempotency_keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
-    forgotten: ForgottenRecord,
+    forgotten: ForgottenDaemonsRecord,
     daemon_changes: DaemonChangesRecord,
     pub(crate) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(crate) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
@@ -34,16 +35,16 @@ pub(crate) struct State {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Store {
-    pub(crate) view: State,
-    pub(crate) durable: State,
-    pending: VecDeque<(u64, Vec<Write>)>,
-    next: u64,
+pub(crate) struct SimStore {
+    pub(crate) view: StoreState,
+    pub(crate) durable: StoreState,
+    pending: VecDeque<(u64, Vec<RecordChange>)>,
+    last_seq: u64,
     /// Backups, oldest first.
-    copies: Vec<State>,
+    backups: Vec<StoreState>,
 }
 
-impl State {
+impl StoreState {
     pub(crate) fn record(&self, task: TaskId) -> Option<&Arc<TaskRecord>> {
         let stored = self.live.get(&task).or_else(|| self.done.get(&task));
         stored.or_else(|| self.removed.get(&task))
@@ -54,47 +55,47 @@ impl State {
     }
 
     /// By the attempt alone; a walk, so for rare messages only.
-    pub(crate) fn find(&self, attempt: AttemptId) -> Option<&AttemptRecord> {
+    pub(crate) fn find_attempt(&self, attempt: AttemptId) -> Option<&AttemptRecord> {
         let records = self.live.values().chain(self.done.values());
         let records = records.chain(self.removed.values());
         records.filter_map(|record| record.attempt(attempt)).next()
     }
 
-    fn apply(&mut self, write: &Write) {
+    fn apply(&mut self, write: &RecordChange) {
         match write {
-            Write::PutSpec { task, spec } => {
+            RecordChange::PutSpec { task, spec } => {
                 self.specs.insert(*task, Arc::clone(spec));
             }
-            Write::PutLive(record) => {
+            RecordChange::PutLive(record) => {
                 self.live.insert(record.task, Arc::clone(record));
             }
-            Write::PutDone(record) => {
+            RecordChange::PutDone(record) => {
                 self.live.remove(&record.task);
                 self.done.insert(record.task, Arc::clone(record));
             }
-            Write::Reopen(record) => {
+            RecordChange::Reopen(record) => {
                 self.done.remove(&record.task);
                 self.live.insert(record.task, Arc::clone(record));
             }
-            Write::PutIdempotency {
+            RecordChange::PutIdempotency {
                 tenant,
                 key,
                 record,
             } => {
-                self.keys
+                self.idempotency_keys
                     .insert((tenant.clone(), key.clone()), record.clone());
             }
-            Write::PutDaemon(record) => {
+            RecordChange::PutDaemon(record) => {
                 self.daemons.insert(record.daemon, Arc::clone(record));
             }
-            Write::PutScheduler(record) => self.scheduler = record.clone(),
-            Write::PutFence(record) => {
+            RecordChange::PutScheduler(record) => self.scheduler = record.clone(),
+            RecordChange::PutFence(record) => {
                 self.fences.insert(record.attempt, record.clone());
             }
-            Write::DropFence(attempt) => {
+            RecordChange::DropFence(attempt) => {
                 self.fences.remove(attempt);
             }
-            Write::RemoveTask {
+            RecordChange::RemoveTask {
                 tenant,
                 task,
                 idempotency_key,
@@ -107,43 +108,45 @@ impl State {
                 self.removed
                     .extend(self.done.remove(task).map(|record| (*task, record)));
                 if let Some(key) = idempotency_key {
-                    self.keys.remove(&(tenant.clone(), key.clone()));
+                    self.idempotency_keys.remove(&(tenant.clone(), key.clone()));
                 }
             }
-            Write::PutProgress(record) => {
+            RecordChange::PutProgress(record) => {
                 self.progress.insert(record.task, Arc::clone(record));
             }
-            Write::PutCheckpoint(record) => {
+            RecordChange::PutCheckpoint(record) => {
                 let at = (record.task, record.number);
                 self.checkpoints.insert(at, Arc::clone(record));
             }
-            Write::DropCheckpoint { task, number, .. } => {
+            RecordChange::DropCheckpoint { task, number, .. } => {
                 self.checkpoints.remove(&(*task, *number));
             }
-            Write::PutForgotten(record) => self.forgotten = record.clone(),
-            Write::PutDaemonChanges(record) => self.daemon_changes = record.clone(),
-            Write::PutPauses(record) => self.pauses = record.clone(),
-            Write::DropDaemon(record) => {
+            RecordChange::PutForgotten(record) => self.forgotten = record.clone(),
+            RecordChange::PutDaemonChanges(record) => self.daemon_changes = record.clone(),
+            RecordChange::PutPauses(record) => self.pauses = record.clone(),
+            RecordChange::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
         }
     }
 
     /// What the shell hands to the core at boot.
-    pub(crate) fn recovered(&self) -> Recovered {
-        let mut recovered = Recovered {
+    pub(crate) fn recovered_state(&self) -> RecoveredState {
+        let mut recovered = RecoveredState {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
             daemon_changes: self.daemon_changes.clone(),
             pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
-            ..Recovered::default()
+            ..RecoveredState::default()
         };
         for (id, record) in &self.live {
             let spec = Arc::clone(&self.specs[id]);
             if let Some(key) = &spec.idempotency_key
-                && let Some(known) = self.keys.get(&(spec.tenant.clone(), key.clone()))
+                && let Some(known) = self
+                    .idempotency_keys
+                    .get(&(spec.tenant.clone(), key.clone()))
             {
                 let entry = (spec.tenant.clone(), key.clone(), known.clone());
                 recovered.idempotency.push(entry);
@@ -154,54 +157,57 @@ impl State {
     }
 }
 
-impl Shelf for State {
-    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
+impl StoredTasks for StoreState {
+    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<FinishedTask> {
         let record = self.done.get(&task).filter(|r| r.tenant == *tenant)?;
-        Some(Finished {
+        Some(FinishedTask {
             record: Arc::clone(record),
             spec: Arc::clone(self.specs.get(&task)?),
         })
     }
 
-    fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
+    fn finished_in_scope(&self, scope: &TenantScope, task: TaskId) -> Option<FinishedTask> {
         let tenant = &self.done.get(&task)?.tenant;
         scope.covers(tenant).then(|| self.finished(tenant, task))?
     }
 
-    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
-        let Finished { record, spec } = self.finished(tenant, task)?;
+    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<RemovableTask> {
+        let FinishedTask { record, spec } = self.finished(tenant, task)?;
         let is_its_own = |key: &String| {
             let known = self.idempotency(tenant, key);
             matches!(known, Ok(Some(known)) if known.task == task)
         };
-        Some(Removable {
+        Some(RemovableTask {
             record,
             idempotency_key: spec.idempotency_key.clone().filter(is_its_own),
             body: None,
         })
     }
 
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> StoredLookup<Arc<ProgressRecord>> {
         let known = self.progress.get(&task);
         Ok(known.filter(|known| known.tenant == *tenant).cloned())
     }
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord> {
-        Ok(self.keys.get(&(tenant.clone(), key.to_owned())).cloned())
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> StoredLookup<IdempotencyRecord> {
+        Ok(self
+            .idempotency_keys
+            .get(&(tenant.clone(), key.to_owned()))
+            .cloned())
     }
 }
 
-impl Store {
+impl SimStore {
     /// Visible at once, durable later. Each change of a record is judged here.
-    pub(crate) fn hand_over(&mut self, write: &Write) {
-        checks::write(&self.view, write);
+    pub(crate) fn apply_checked(&mut self, write: &RecordChange) {
+        checks::check_record_change(&self.view, write);
         self.view.apply(write);
     }
 
-    pub(crate) fn append(&mut self, writes: Vec<Write>) -> u64 {
-        self.next += 1;
-        self.pending.push_back((self.next, writes));
-        self.next
+    pub(crate) fn append(&mut self, writes: Vec<RecordChange>) -> u64 {
+        self.last_seq += 1;
+        self.pending.push_back((self.last_seq, writes));
+        self.last_seq
     }
 
     pub(crate) fn commit(&mut self, upto: u64) {
@@ -216,17 +222,17 @@ impl Store {
     }
 
     pub(crate) fn back_up(&mut self) {
-        self.copies.push(self.durable.clone());
+        self.backups.push(self.durable.clone());
     }
 
-    pub(crate) fn copies(&self) -> usize {
-        self.copies.len()
+    pub(crate) fn backup_count(&self) -> usize {
+        self.backups.len()
     }
 
     /// A backup takes the place of the data; everything since is gone, and so are the backups of it.
-    pub(crate) fn restore(&mut self, copy: usize) {
-        self.copies.truncate(copy + 1);
-        if let Some(copy) = self.copies.last() {
+    pub(crate) fn restore_backup(&mut self, copy: usize) {
+        self.backups.truncate(copy + 1);
+        if let Some(copy) = self.backups.last() {
             self.durable = copy.clone();
             self.view = copy.clone();
         }

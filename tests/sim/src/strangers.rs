@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::Reply;
-use baton_core::force::Verb;
+use baton_core::effects::CoreReply;
+use baton_core::force::TaskOperation;
 use baton_core::id::{InputId, RequestId, TaskId, TenantId};
-use baton_core::input::Input;
-use baton_core::record::Decision;
+use baton_core::input::CoreCommand;
+use baton_core::record::InputDecision;
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
-use baton_core::time::Mint;
+use baton_core::time::IdSource;
 
-use crate::clients::{Asked, actor};
-use crate::operators::operate;
-use crate::world::World;
+use crate::clients::{SimClientRequest, client_actor};
+use crate::operators::task_operation_input;
+use crate::world::Simulation;
 
-impl World {
+impl Simulation {
     /// A tenant asks for what is not its own, or for what nobody has: it cannot tell the two apart.
-    pub(crate) fn probe(&mut self) {
-        let Some((tenant, known)) = self.some_task() else {
+    pub(crate) fn probe_foreign_task(&mut self) {
+        let Some((tenant, known)) = self.pick_task() else {
             return;
         };
         let other = if tenant.as_str() == "acme" {
@@ -27,33 +27,46 @@ impl World {
             "acme"
         };
         let tenant = TenantId::new(other).expect("a good name");
-        let unknown = TaskId(self.mint.id());
+        let unknown = TaskId(self.id_source.new_id());
         let task = if self.rng.chance(80) { known } else { unknown };
-        let (kind, input) = (self.rng.below(6), InputId(self.mint.id()));
-        let request = self.ask(|request| foreign(kind, request, tenant, task, input));
+        let (kind, input) = (self.rng.below(6), InputId(self.id_source.new_id()));
+        let request =
+            self.send_request(|request| foreign_request(kind, request, tenant, task, input));
         self.counts.probes += 1;
-        self.remember(request, Asked::Foreign);
+        self.track_request(request, SimClientRequest::ForeignTask);
     }
 
-    pub(crate) fn foreign_answered(&self, outcome: Result<Reply, Rejection>) {
+    pub(crate) fn check_foreign_reply(&self, outcome: Result<CoreReply, Rejection>) {
         let refused = matches!(outcome, Err(Rejection::UnknownTask));
         assert!(refused, "S9: a stranger was told {outcome:?}");
     }
 
     /// A key that was acknowledged stands for what it was given for, for as long as its task is known.
-    pub(crate) fn conflict_answered(&mut self, spec: &TaskSpec, outcome: Result<Reply, Rejection>) {
+    pub(crate) fn handle_conflict_reply(
+        &mut self,
+        spec: &TaskSpec,
+        outcome: Result<CoreReply, Rejection>,
+    ) {
         match outcome {
-            Ok(Reply::Submitted { record, created }) => self.submit_acked(spec, &record, created),
+            Ok(CoreReply::Submitted { record, created }) => {
+                self.record_submit_ack(spec, &record, created)
+            }
             Err(Rejection::IdempotencyConflict) => self.counts.conflicts += 1,
             Ok(_) | Err(_) => {}
         }
     }
 }
 
-fn foreign(kind: u64, request: RequestId, tenant: TenantId, task: TaskId, input: InputId) -> Input {
-    let by = actor();
+fn foreign_request(
+    kind: u64,
+    request: RequestId,
+    tenant: TenantId,
+    task: TaskId,
+    input: InputId,
+) -> CoreCommand {
+    let by = client_actor();
     match kind {
-        0 => Input::Cancel {
+        0 => CoreCommand::Cancel {
             request,
             tenant,
             task,
@@ -61,20 +74,27 @@ fn foreign(kind: u64, request: RequestId, tenant: TenantId, task: TaskId, input:
             reason: None,
             finished: None,
         },
-        1 => operate(tenant, task, by, Verb::Retry { allow_unsafe: true })(request),
-        2 => Input::Answer {
+        1 => task_operation_input(
+            tenant,
+            task,
+            by,
+            TaskOperation::Retry { allow_unsafe: true },
+        )(request),
+        2 => CoreCommand::Answer {
             request,
             tenant,
             task,
             input,
             by,
-            decision: Decision::Allowed,
+            decision: InputDecision::Allowed,
             payload: Arc::from(*b"ok"),
             finished: None,
         },
-        3 => operate(tenant, task, by, Verb::ForceFail { attempt: None })(request),
-        4 => operate(tenant, task, by, Verb::Pause)(request),
-        _ => Input::Inspect {
+        3 => task_operation_input(tenant, task, by, TaskOperation::ForceFail { attempt: None })(
+            request,
+        ),
+        4 => task_operation_input(tenant, task, by, TaskOperation::Pause)(request),
+        _ => CoreCommand::Inspect {
             request,
             tenant,
             task,

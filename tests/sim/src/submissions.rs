@@ -4,32 +4,32 @@ use std::collections::BTreeMap;
 
 use baton_core::id::TenantId;
 use baton_core::spec::{
-    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe, WorkspaceSpec,
+    AgentOptions, DeadlineProfile, DispatchPolicy, InputTimeoutPolicy, PlacementTarget,
+    RequestedProfile, RetryPolicy, TaskSpec, TurnKind, UnsafeLossPolicy, WorkspaceSpec,
 };
 
 use crate::contracts;
-use crate::options::LONGEST_TTL_MS;
-use crate::rng::Rng;
+use crate::options::MAX_LEASE_TTL_MS;
+use crate::rng::SeededRng;
 use crate::ruled;
-use crate::world::World;
+use crate::world::Simulation;
 
-impl World {
-    pub(crate) fn new_spec(&mut self) -> TaskSpec {
+impl Simulation {
+    pub(crate) fn random_spec(&mut self) -> TaskSpec {
         let number = self.clients.submitted.len();
         let rng = &mut self.rng;
         let key = rng.chance(50).then(|| format!("key-{number}"));
         let talks = self.options.conversations && rng.chance(50);
         let talk = talks.then(|| format!("talk-{}", rng.below(3)));
         let deadlines = self.options.hangs && rng.chance(60);
-        let profile = Profile {
+        let profile = DeadlineProfile {
             process_start_ms: deadlines.then_some(15_000),
             first_event_ms: deadlines.then_some(20_000),
             stream_idle_ms: deadlines.then_some(15_000),
             tool_idle_ms: deadlines.then_some(30_000),
             user_input_ms: deadlines.then_some(20_000),
             cleanup_term_ms: rng.chance(50).then_some(1_500),
-            ..Profile::default()
+            ..DeadlineProfile::default()
         };
         // Where that is, is the daemon's affair; that it is one directory is what counts.
         let shared = rng.chance(20);
@@ -37,9 +37,9 @@ impl World {
         let ttl = if self.options.short_ttl {
             rng.between(5_000, 9_000)
         } else {
-            rng.between(15_000, LONGEST_TTL_MS)
+            rng.between(15_000, MAX_LEASE_TTL_MS)
         };
-        let (agent_scope, agent_held) = takers(rng, self.options.agents);
+        let (agent_scope, agent_held) = random_agent_scope(rng, self.options.lease_holding_agents);
         TaskSpec {
             tenant: TenantId::new(tenant).expect("a good name"),
             submitted_by: "alice".into(),
@@ -60,25 +60,25 @@ impl World {
             queue_ms: Some(rng.between(60_000, 900_000)),
             total_ms: Some(rng.between(60_000, 300_000)),
             lease_ttl_ms: ttl,
-            retry: retry_policy(rng),
+            retry: random_retry_policy(rng),
             on_input_timeout: rng
                 .pick(&[
-                    OnInputTimeout::Fail,
-                    OnInputTimeout::Deny,
-                    OnInputTimeout::Park,
+                    InputTimeoutPolicy::Fail,
+                    InputTimeoutPolicy::Deny,
+                    InputTimeoutPolicy::Park,
                 ])
                 .unwrap_or_default(),
-            permission_rules: ruled::some(rng),
+            permission_rules: ruled::random_rules(rng),
             dispatch_policy: if rng.chance(5) {
                 DispatchPolicy::FailFast
             } else {
                 DispatchPolicy::Queue
             },
-            target: Target::default(),
+            target: PlacementTarget::default(),
             priority: u8::try_from(rng.pick(&[0, 50, 50, 100]).unwrap_or(50)).unwrap_or(50),
             labels: BTreeMap::new(),
             success_criteria: Vec::new(),
-            contract: contracts::asked(rng, self.options.contracts),
+            contract: contracts::random_contract(rng, self.options.contracts),
             agent_scope,
             agent_held,
             traceparent: None,
@@ -88,7 +88,7 @@ impl World {
 }
 
 /// Whose agents may have it, and whether nobody else may.
-fn takers(rng: &mut Rng, agents: bool) -> (Option<String>, bool) {
+fn random_agent_scope(rng: &mut SeededRng, agents: bool) -> (Option<String>, bool) {
     if !(agents && rng.chance(60)) {
         return (None, false);
     }
@@ -96,8 +96,8 @@ fn takers(rng: &mut Rng, agents: bool) -> (Option<String>, bool) {
     (Some(crew.to_owned()), rng.chance(40))
 }
 
-fn retry_policy(rng: &mut Rng) -> RetryPolicy {
-    use WhenUnsafe::{Fail, Park, Retry};
+fn random_retry_policy(rng: &mut SeededRng) -> RetryPolicy {
+    use UnsafeLossPolicy::{Fail, Park, Retry};
     RetryPolicy {
         max_attempts: u32::try_from(rng.between(1, 4)).unwrap_or(1),
         max_losses: u32::try_from(rng.between(1, 4)).unwrap_or(1),
@@ -108,7 +108,7 @@ fn retry_policy(rng: &mut Rng) -> RetryPolicy {
 }
 
 /// The prompt is the whole difference between two submissions here.
-pub(crate) fn digest(spec: &TaskSpec) -> [u8; 32] {
+pub(crate) fn spec_digest(spec: &TaskSpec) -> [u8; 32] {
     let mut digest = [0; 32];
     for (place, byte) in digest.iter_mut().zip(spec.prompt.bytes()) {
         *place = byte;

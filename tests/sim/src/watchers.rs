@@ -4,35 +4,43 @@
 use baton_core::id::TaskId;
 use baton_core::record::{TaskRecord, TimelineEvent};
 
-use crate::world::World;
+use crate::world::Simulation;
 
-impl World {
-    pub(crate) fn watchers_return(&mut self) {
-        self.saw_watches_end();
+impl Simulation {
+    pub(crate) fn reset_watchers(&mut self) {
+        self.close_recorded_watches();
         let durable = &self.relay.store.durable;
         let records = durable.live.values().chain(durable.done.values());
-        self.watched = records.map(|r| (r.task, r.revision)).collect();
+        self.watched_revisions = records.map(|r| (r.task, r.revision)).collect();
     }
 
-    pub(crate) fn watchers_see<'a>(
+    pub(crate) fn notify_watchers<'a>(
         &mut self,
         record: &TaskRecord,
         events: impl Iterator<Item = &'a TimelineEvent>,
     ) {
         for event in events {
             let (task, revision) = (record.task, event.revision);
-            let seen = self.watched.get(&task).copied().unwrap_or_default();
+            let seen = self
+                .watched_revisions
+                .get(&task)
+                .copied()
+                .unwrap_or_default();
             assert_eq!(revision, seen + 1, "S11: watchers of {task} miss a change");
-            self.watched.insert(task, revision);
-            self.saw_event(record, event, seen);
+            self.watched_revisions.insert(task, revision);
+            self.record_watched_event(record, event, seen);
         }
     }
 
     /// At the end of healing nobody is behind.
-    pub(crate) fn watchers_know_all(&self) {
+    pub(crate) fn check_watchers_complete(&self) {
         let durable = &self.relay.store.durable;
         let behind = |record: &TaskRecord| {
-            let seen = self.watched.get(&record.task).copied().unwrap_or_default();
+            let seen = self
+                .watched_revisions
+                .get(&record.task)
+                .copied()
+                .unwrap_or_default();
             (seen != record.revision).then_some((record.task, seen, record.revision))
         };
         let mut records = durable.live.values().chain(durable.done.values());

@@ -3,82 +3,92 @@
 
 use std::collections::BTreeMap;
 
-use baton_core::effects::{Downstream, Reply};
+use baton_core::effects::{CoreReply, DaemonMessage};
 use baton_core::id::{AttemptId, RequestId, TaskId};
 use baton_core::input::FrameBody;
-use baton_core::record::{EventKind, TaskRecord, TimelineEvent};
+use baton_core::record::{TaskRecord, TimelineEvent, TimelineEventKind};
 use baton_core::reject::Rejection;
-use baton_history::{Event, FinalAttempt, History, Line, Op, Outcome, Saw};
+use baton_history::{
+    CallOutcome, ClientOperation, FinalAttempt, History, HistoryEvent, HistoryLine, Observation,
+};
 
-use crate::clients::Asked;
-use crate::ghosts::Said;
-use crate::options::Options;
-use crate::world::World;
+use crate::clients::SimClientRequest;
+use crate::ghosts::SentFrame;
+use crate::options::SimulationOptions;
+use crate::world::Simulation;
 
 /// What was seen so far, and which watch of a task is open.
 #[derive(Debug, Default)]
-pub(crate) struct Witness {
-    lines: BTreeMap<String, Vec<Line>>,
+pub(crate) struct HistoryWriter {
+    lines: BTreeMap<String, Vec<HistoryLine>>,
     watches: BTreeMap<TaskId, u64>,
-    opened: u64,
+    watches_opened: u64,
 }
 
 /// What everybody saw under this seed. None for seeds in which data of an earlier time take the place of the relay's: what was acknowledged
 /// in between may be gone then, and a history does not say how much.
-pub fn history(seed: u64) -> Option<History> {
-    let options = Options::of(seed);
+pub fn record_history(seed: u64) -> Option<History> {
+    let options = SimulationOptions::from_seed(seed);
     if options.imports {
         return None;
     }
-    let mut world = World::new(seed, options, false);
-    world.witness = Some(Witness::default());
+    let mut world = Simulation::new(seed, options, false);
+    world.history_writer = Some(HistoryWriter::default());
     world.run();
     let mut history = History::default();
-    for (who, lines) in world.witness.unwrap_or_default().lines {
+    for (who, lines) in world.history_writer.unwrap_or_default().lines {
         history.add(&format!("{who}.jsonl"), lines);
     }
     Some(history)
 }
 
-impl World {
-    pub(crate) fn saw(&mut self, who: &str, saw: impl FnOnce() -> Saw) {
+impl Simulation {
+    pub(crate) fn record_observation(&mut self, who: &str, saw: impl FnOnce() -> Observation) {
         let at = self.now;
-        if let Some(witness) = &mut self.witness {
+        if let Some(witness) = &mut self.history_writer {
             let lines = witness.lines.entry(who.to_owned()).or_default();
             let who = who.to_owned();
             let saw = saw();
-            lines.push(Line { at, who, saw });
+            lines.push(HistoryLine {
+                at,
+                who,
+                observation: saw,
+            });
         }
     }
 
-    pub(crate) fn saw_call(&mut self, request: RequestId, asked: &Asked) {
+    pub(crate) fn record_client_call(&mut self, request: RequestId, asked: &SimClientRequest) {
         let (op, task) = match asked {
-            Asked::Submit(_) | Asked::Conflict(_) => (Op::Submit, None),
-            Asked::Cancel(task) => (Op::Cancel, Some(task.to_string())),
-            Asked::Operated(task) => (Op::Force, Some(task.to_string())),
-            Asked::Resume(task, _) => (Op::Resume, Some(task.to_string())),
-            Asked::Block(task) => (Op::Block, Some(task.to_string())),
-            Asked::Progress(task, _) => (Op::Progress, Some(task.to_string())),
+            SimClientRequest::Submit(_) | SimClientRequest::Conflict(_) => {
+                (ClientOperation::Submit, None)
+            }
+            SimClientRequest::Cancel(task) => (ClientOperation::Cancel, Some(task.to_string())),
+            SimClientRequest::Operate(task) => (ClientOperation::Force, Some(task.to_string())),
+            SimClientRequest::Resume(task, _) => (ClientOperation::Resume, Some(task.to_string())),
+            SimClientRequest::Block(task) => (ClientOperation::Block, Some(task.to_string())),
+            SimClientRequest::Progress(task, _) => {
+                (ClientOperation::Progress, Some(task.to_string()))
+            }
             // What agents ask is written down where they do.
-            Asked::Foreign
-            | Asked::Answer(..)
-            | Asked::Agent(_)
-            | Asked::Daemons
-            | Asked::Other => return,
+            SimClientRequest::ForeignTask
+            | SimClientRequest::Answer(..)
+            | SimClientRequest::AgentCall(_)
+            | SimClientRequest::ListDaemons
+            | SimClientRequest::Other => return,
         };
         let spec = match asked {
-            Asked::Submit(spec) | Asked::Conflict(spec) => Some(spec),
+            SimClientRequest::Submit(spec) | SimClientRequest::Conflict(spec) => Some(spec),
             _ => None,
         };
         let tenant = match (spec, asked) {
             (Some(spec), _) => Some(spec.tenant.clone()),
             (
                 None,
-                Asked::Cancel(task)
-                | Asked::Operated(task)
-                | Asked::Resume(task, _)
-                | Asked::Block(task)
-                | Asked::Progress(task, _),
+                SimClientRequest::Cancel(task)
+                | SimClientRequest::Operate(task)
+                | SimClientRequest::Resume(task, _)
+                | SimClientRequest::Block(task)
+                | SimClientRequest::Progress(task, _),
             ) => self
                 .relay
                 .store
@@ -87,108 +97,124 @@ impl World {
                 .map(|record| record.tenant.clone()),
             (None, _) => None,
         };
-        let call = Saw::Call {
+        let call = Observation::Call {
             call: request.0,
             op,
             tenant: tenant.map(|tenant| tenant.to_string()).unwrap_or_default(),
             task,
             key: spec.and_then(|spec| spec.idempotency_key.clone()),
             body: match asked {
-                Asked::Progress(_, item) => Some(item.to_string()),
+                SimClientRequest::Progress(_, item) => Some(item.to_string()),
                 _ => spec.map(|spec| spec.prompt.clone()),
             },
         };
-        self.saw("clients", || call);
+        self.record_observation("clients", || call);
     }
 
-    pub(crate) fn saw_answer(
+    pub(crate) fn record_client_answer(
         &mut self,
         request: RequestId,
-        asked: &Asked,
-        outcome: &Result<Reply, Rejection>,
+        asked: &SimClientRequest,
+        outcome: &Result<CoreReply, Rejection>,
     ) {
         let (outcome, record, already, code) = match (asked, outcome) {
-            (Asked::Submit(_) | Asked::Conflict(_), Ok(Reply::Submitted { record, created })) => {
-                (Outcome::Ok, Some(record), !created, None)
-            }
             (
-                Asked::Cancel(_) | Asked::Operated(_) | Asked::Resume(..),
-                Ok(Reply::Task(record)),
+                SimClientRequest::Submit(_) | SimClientRequest::Conflict(_),
+                Ok(CoreReply::Submitted { record, created }),
+            ) => (CallOutcome::Ok, Some(record), !created, None),
+            (
+                SimClientRequest::Cancel(_)
+                | SimClientRequest::Operate(_)
+                | SimClientRequest::Resume(..),
+                Ok(CoreReply::Task(record)),
             )
-            | (Asked::Block(_) | Asked::Progress(..), Ok(Reply::Progressed { record, .. })) => {
-                (Outcome::Ok, Some(record), false, None)
-            }
-            (Asked::Cancel(_), Ok(Reply::Finished(record))) => {
-                (Outcome::Ok, Some(record), true, None)
+            | (
+                SimClientRequest::Block(_) | SimClientRequest::Progress(..),
+                Ok(CoreReply::Progressed { record, .. }),
+            ) => (CallOutcome::Ok, Some(record), false, None),
+            (SimClientRequest::Cancel(_), Ok(CoreReply::Finished(record))) => {
+                (CallOutcome::Ok, Some(record), true, None)
             }
             (
-                Asked::Submit(_)
-                | Asked::Conflict(_)
-                | Asked::Cancel(_)
-                | Asked::Operated(_)
-                | Asked::Resume(..)
-                | Asked::Block(_)
-                | Asked::Progress(..),
+                SimClientRequest::Submit(_)
+                | SimClientRequest::Conflict(_)
+                | SimClientRequest::Cancel(_)
+                | SimClientRequest::Operate(_)
+                | SimClientRequest::Resume(..)
+                | SimClientRequest::Block(_)
+                | SimClientRequest::Progress(..),
                 Err(code),
-            ) => (Outcome::Fail, None, false, Some(code.as_str().to_owned())),
+            ) => (
+                CallOutcome::Fail,
+                None,
+                false,
+                Some(code.as_str().to_owned()),
+            ),
             _ => return,
         };
-        let answer = answer(request.0, outcome, record.map(AsRef::as_ref), code, already);
-        self.saw("clients", || answer);
-        if let (Asked::Resume(..), Some(newest)) = (asked, record.and_then(|r| r.newest())) {
+        let answer =
+            answer_observation(request.0, outcome, record.map(AsRef::as_ref), code, already);
+        self.record_observation("clients", || answer);
+        if let (SimClientRequest::Resume(..), Some(newest)) =
+            (asked, record.and_then(|r| r.newest_attempt()))
+        {
             let (call, made) = (request.0, newest.id.to_string());
-            self.saw("clients", || Saw::Made { call, made });
+            self.record_observation("clients", || Observation::Made { call, made });
         }
     }
 
-    pub(crate) fn saw_message(&mut self, daemon: usize, message: &Downstream) {
+    pub(crate) fn record_daemon_message(&mut self, daemon: usize, message: &DaemonMessage) {
         let who = format!("daemon-{daemon}");
         match message {
-            Downstream::Dispatch(dispatch) => self.saw(&who, || Saw::Offered {
-                // Which daemons may serve whom is judged at each offer.
-                tenant: "*".to_owned(),
-                task: dispatch.to.task.to_string(),
-                attempt: dispatch.to.attempt.to_string(),
-            }),
-            Downstream::LeaseConfirmed { to, .. } => self.saw(&who, || Saw::Confirmed {
-                task: to.task.to_string(),
-                attempt: to.attempt.to_string(),
-            }),
-            Downstream::Ack {
+            DaemonMessage::Dispatch(dispatch) => {
+                self.record_observation(&who, || Observation::Offered {
+                    // Which daemons may serve whom is judged at each offer.
+                    tenant: "*".to_owned(),
+                    task: dispatch.to.task.to_string(),
+                    attempt: dispatch.to.attempt.to_string(),
+                })
+            }
+            DaemonMessage::LeaseConfirmed { to, .. } => {
+                self.record_observation(&who, || Observation::Confirmed {
+                    task: to.task.to_string(),
+                    attempt: to.attempt.to_string(),
+                })
+            }
+            DaemonMessage::Ack {
                 attempt,
                 control_seq,
-            } => self.saw(&who, || Saw::Acked {
+            } => self.record_observation(&who, || Observation::Acked {
                 attempt: attempt.to_string(),
                 seq: *control_seq,
             }),
-            Downstream::FrameRejected {
+            DaemonMessage::FrameRejected {
                 attempt,
                 control_seq,
                 code,
                 ..
-            } => self.saw(&who, || Saw::Refused {
+            } => self.record_observation(&who, || Observation::Refused {
                 attempt: attempt.to_string(),
                 seq: *control_seq,
                 code: code.as_str().to_owned(),
             }),
-            Downstream::Welcome { .. }
-            | Downstream::HeartbeatAck { .. }
-            | Downstream::HoldAck { .. }
-            | Downstream::Cancel { .. }
-            | Downstream::Answer { .. }
-            | Downstream::Abandon { .. }
-            | Downstream::Drain { .. } => {}
+            DaemonMessage::Welcome { .. }
+            | DaemonMessage::HeartbeatAck { .. }
+            | DaemonMessage::ExtensionAck { .. }
+            | DaemonMessage::Cancel { .. }
+            | DaemonMessage::Answer { .. }
+            | DaemonMessage::Abandon { .. }
+            | DaemonMessage::Drain { .. } => {}
         }
     }
 
-    pub(crate) fn saw_said(&mut self, daemon: usize, said: &Said) {
+    pub(crate) fn record_sent_frame(&mut self, daemon: usize, said: &SentFrame) {
         let word = match said.body {
             FrameBody::Completed(_) => "complete",
             FrameBody::Errored(_) => "error",
             FrameBody::Canceled(_) => "canceled",
             _ => return,
         };
-        self.saw(&format!("daemon-{daemon}"), || Saw::Sent {
+        self.record_observation(&format!("daemon-{daemon}"), || Observation::Sent {
             task: said.re.task.to_string(),
             attempt: said.re.attempt.to_string(),
             seq: said.control_seq,
@@ -196,18 +222,18 @@ impl World {
         });
     }
 
-    pub(crate) fn saw_life(&mut self, attempt: AttemptId, begins: bool) {
+    pub(crate) fn record_process_change(&mut self, attempt: AttemptId, begins: bool) {
         let attempt = attempt.to_string();
         let (pid, started) = (1, 0);
-        self.saw("children", || {
+        self.record_observation("children", || {
             if begins {
-                Saw::Began {
+                Observation::Began {
                     attempt,
                     pid,
                     started,
                 }
             } else {
-                Saw::Ended {
+                Observation::Ended {
                     attempt,
                     pid,
                     started,
@@ -217,36 +243,41 @@ impl World {
     }
 
     /// A relay that went away ends all watches.
-    pub(crate) fn saw_watches_end(&mut self) {
-        if let Some(witness) = &mut self.witness {
+    pub(crate) fn close_recorded_watches(&mut self) {
+        if let Some(witness) = &mut self.history_writer {
             witness.watches.clear();
         }
     }
 
-    pub(crate) fn saw_event(&mut self, record: &TaskRecord, told: &TimelineEvent, after: u64) {
-        let Some(witness) = &mut self.witness else {
+    pub(crate) fn record_watched_event(
+        &mut self,
+        record: &TaskRecord,
+        told: &TimelineEvent,
+        after: u64,
+    ) {
+        let Some(witness) = &mut self.history_writer else {
             return;
         };
         let known = witness.watches.get(&record.task).copied();
-        let watch = known.unwrap_or(witness.opened + 1);
+        let watch = known.unwrap_or(witness.watches_opened + 1);
         if known.is_none() {
-            witness.opened = watch;
+            witness.watches_opened = watch;
             witness.watches.insert(record.task, watch);
             let (tenant, task) = (record.tenant.to_string(), record.task.to_string());
-            self.saw("watchers", || Saw::WatchOpened {
+            self.record_observation("watchers", || Observation::WatchOpened {
                 watch,
                 tenant,
                 task,
                 after,
             });
         }
-        let event = event(told);
-        self.saw("watchers", || Saw::Watched { watch, event });
+        let event = history_event(told);
+        self.record_observation("watchers", || Observation::Watched { watch, event });
     }
 
     /// What is durable in the end.
-    pub(crate) fn saw_records(&mut self) {
-        if self.witness.is_none() {
+    pub(crate) fn record_final_state(&mut self) {
+        if self.history_writer.is_none() {
             return;
         }
         let durable = &self.relay.store.durable;
@@ -255,32 +286,32 @@ impl World {
         let records: Vec<_> = records.cloned().collect();
         for task in removed {
             let task = task.to_string();
-            self.saw("relay", || Saw::Removed { task });
+            self.record_observation("relay", || Observation::Removed { task });
         }
         for record in records {
             for told in &record.timeline.events {
                 let task = record.task.to_string();
-                self.saw("relay", || Saw::Timeline {
+                self.record_observation("relay", || Observation::Timeline {
                     task,
-                    event: event(told),
+                    event: history_event(told),
                 });
             }
-            self.saw("relay", || last(&record));
-            let goal = self.goal_of(&record);
-            self.saw("relay", || goal);
+            self.record_observation("relay", || final_record(&record));
+            let goal = self.goal_observation(&record);
+            self.record_observation("relay", || goal);
         }
     }
 }
 
 /// What came of a call, in whosever's words.
-pub(crate) fn answer(
+pub(crate) fn answer_observation(
     call: u64,
-    outcome: Outcome,
+    outcome: CallOutcome,
     record: Option<&TaskRecord>,
     code: Option<String>,
     already: bool,
-) -> Saw {
-    Saw::Answer {
+) -> Observation {
+    Observation::Answer {
         call,
         outcome,
         task: record.map(|record| record.task.to_string()),
@@ -291,13 +322,13 @@ pub(crate) fn answer(
     }
 }
 
-fn last(record: &TaskRecord) -> Saw {
+fn final_record(record: &TaskRecord) -> Observation {
     let attempts = record.attempts.iter().map(|attempt| FinalAttempt {
         attempt: attempt.id.to_string(),
         number: attempt.number,
-        state: attempt.state.name().as_str().to_owned(),
+        state: attempt.state.kind().as_str().to_owned(),
     });
-    Saw::Record {
+    Observation::Record {
         tenant: record.tenant.to_string(),
         task: record.task.to_string(),
         revision: record.revision,
@@ -306,12 +337,12 @@ fn last(record: &TaskRecord) -> Saw {
     }
 }
 
-fn event(told: &TimelineEvent) -> Event {
+fn history_event(told: &TimelineEvent) -> HistoryEvent {
     let kind = match &told.kind {
-        EventKind::Phase(_) => "phase",
+        TimelineEventKind::Phase(_) => "phase",
         other => other.as_str(),
     };
-    Event {
+    HistoryEvent {
         revision: told.revision,
         kind: kind.to_owned(),
         attempt: told.attempt.map(|id| id.to_string()).unwrap_or_default(),

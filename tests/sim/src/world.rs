@@ -9,138 +9,138 @@ use baton_core::id::{AttemptId, TaskId, TenantId};
 use baton_core::input::FrameRef;
 use baton_core::record::TaskState;
 use baton_core::spec::TaskSpec;
-use baton_core::time::Wall;
+use baton_core::time::WallTime;
 
-use crate::alone::Alone;
-use crate::clients::Clients;
+use crate::alone::LeaseHoldingAgent;
+use crate::clients::SimClients;
 use crate::counts::Counts;
-use crate::daemon::Daemon;
-use crate::links::Conn;
-use crate::options::Options;
-use crate::relay::Relay;
-use crate::rng::{Minter, Rng};
-use crate::witness::Witness;
+use crate::daemon::SimDaemon;
+use crate::links::SimStream;
+use crate::options::SimulationOptions;
+use crate::relay::SimRelay;
+use crate::rng::{SeededIdSource, SeededRng};
+use crate::witness::HistoryWriter;
 
 /// Longest that healing may take, in virtual time.
-const HEAL_MS: u64 = 3 * 3_600_000;
+const MAX_HEALING_MS: u64 = 3 * 3_600_000;
 /// Fences may outlive the last task by the longest lease and hold there is.
-const FENCES_MS: u64 = 400_000;
-const LOOK_MS: u64 = 5_000;
+const MAX_FENCE_MS: u64 = 400_000;
+const HEALING_CHECK_INTERVAL_MS: u64 = 5_000;
 /// A hundred times what a long seed needs.
-const MOST_STEPS: u64 = 2_000_000;
+const MAX_STEPS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Event {
+pub(crate) enum ScheduledEvent {
     /// The relay's loop runs.
-    Turn,
-    Commit {
+    RelayTurn,
+    RelayCommit {
         boot: u64,
         seq: u64,
     },
-    Boot,
-    Arrive {
+    RelayBoot,
+    StreamArrival {
         conn: usize,
         up: bool,
     },
-    Connect {
+    DaemonConnect {
         daemon: usize,
         life: u64,
     },
-    Beat {
+    DaemonHeartbeat {
         daemon: usize,
         conn: usize,
     },
     /// Nobody waits for a Welcome for ever.
-    Patience {
+    WelcomeTimeout {
         daemon: usize,
         conn: usize,
     },
     /// The agent goes on.
-    Step {
+    AgentStep {
         daemon: usize,
         attempt: AttemptId,
     },
     /// Its shim is looked after.
-    Tend {
+    ShimPoll {
         daemon: usize,
         attempt: AttemptId,
     },
     /// The disk has done what it was given of an attempt.
-    Store {
+    OutboxWrite {
         daemon: usize,
         attempt: AttemptId,
     },
     /// By now it is dead, unless a renewal was acknowledged.
-    Limit {
+    LeaseLimit {
         daemon: usize,
         attempt: AttemptId,
     },
     /// The kill is done.
-    Dead {
+    ProcessExit {
         daemon: usize,
         attempt: AttemptId,
     },
     /// A stopped daemon goes on.
-    Wake {
+    DaemonWake {
         daemon: usize,
     },
     /// No LeaseConfirmed came.
-    Unconfirmed {
+    ConfirmationTimeout {
         daemon: usize,
         attempt: AttemptId,
     },
     /// An agent without a daemon looks at what it has.
-    Alone {
+    AgentTurn {
         agent: usize,
     },
     /// By its own clock an agent's lease is over, unless it was renewed.
-    GripOver {
+    AgentLeaseExpiry {
         agent: usize,
     },
     /// An agent's request is at the relay.
-    Call {
+    CallArrival {
         agent: usize,
         call: u64,
     },
     /// The answer is at the agent.
-    Heard {
+    AnswerArrival {
         agent: usize,
         call: u64,
     },
     /// Nobody waits for an answer for ever.
-    Unheard {
+    AnswerTimeout {
         agent: usize,
         call: u64,
     },
-    Client,
-    Fault,
-    Heal,
-    Look,
+    ClientAction,
+    FaultInjection,
+    HealingStart,
+    HealingCheck,
 }
 
-pub(crate) type Conversation = (TenantId, String);
+pub(crate) type ConversationId = (TenantId, String);
 
 /// Processes that run at this instant.
 #[derive(Debug, Default)]
-pub(crate) struct Alive {
+pub(crate) struct RunningProcesses {
     pub(crate) tasks: BTreeMap<TaskId, AttemptId>,
-    pub(crate) conversations: BTreeMap<Conversation, AttemptId>,
+    pub(crate) conversations: BTreeMap<ConversationId, AttemptId>,
 }
 
-pub(crate) struct World {
-    pub(crate) options: Options,
-    pub(crate) rng: Rng,
+pub(crate) struct Simulation {
+    pub(crate) options: SimulationOptions,
+    pub(crate) rng: SeededRng,
     pub(crate) now: u64,
-    heap: BinaryHeap<Reverse<(u64, u64, u64, Event)>>,
-    count: u64,
-    pub(crate) mint: Minter,
-    pub(crate) relay: Relay,
-    pub(crate) conns: Vec<Conn>,
-    pub(crate) daemons: Vec<Daemon>,
-    pub(crate) clients: Clients,
+    event_queue: BinaryHeap<Reverse<(u64, u64, u64, ScheduledEvent)>>,
+    events_scheduled: u64,
+    pub(crate) id_source: SeededIdSource,
+    pub(crate) relay: SimRelay,
+    pub(crate) streams: Vec<SimStream>,
+    pub(crate) daemons: Vec<SimDaemon>,
+    pub(crate) clients: SimClients,
     /// Agents that hold leases themselves.
-    pub(crate) alone: Vec<Alone>,
-    pub(crate) alive: Alive,
+    pub(crate) agents: Vec<LeaseHoldingAgent>,
+    pub(crate) running: RunningProcesses,
     /// Uptime of the relay when it ended an attempt by itself.
     pub(crate) ended_at: BTreeMap<AttemptId, u64>,
     /// The same when it was confirmed.
@@ -148,77 +148,81 @@ pub(crate) struct World {
     /// Every attempt that ever reached a daemon, in any life of the data.
     pub(crate) dispatched: BTreeSet<AttemptId>,
     /// The newest event that watchers of a task have seen.
-    pub(crate) watched: BTreeMap<TaskId, u64>,
+    pub(crate) watched_revisions: BTreeMap<TaskId, u64>,
     /// Attempts whose machine's boot proves nothing about them.
-    pub(crate) doubted: BTreeSet<AttemptId>,
+    pub(crate) boot_proves_nothing: BTreeSet<AttemptId>,
     /// When the relay last heard of an attempt, but for heartbeats.
-    pub(crate) heard_at: BTreeMap<AttemptId, u64>,
+    pub(crate) last_activity_at: BTreeMap<AttemptId, u64>,
     /// After which of its stalls the relay last heard a renewal.
-    pub(crate) renewed_in: BTreeMap<AttemptId, u64>,
-    pub(crate) wall_shift: i64,
+    pub(crate) renewed_in_stall: BTreeMap<AttemptId, u64>,
+    pub(crate) wall_clock_shift_ms: i64,
     pub(crate) healing: bool,
     healed_at: Option<u64>,
-    looked: bool,
-    over: bool,
+    checked_once: bool,
+    is_finished: bool,
     pub(crate) counts: Counts,
     tracing: bool,
     pub(crate) trace: Vec<String>,
-    pub(crate) witness: Option<Witness>,
+    pub(crate) history_writer: Option<HistoryWriter>,
 }
 
-impl World {
-    pub(crate) fn new(seed: u64, options: Options, tracing: bool) -> Self {
-        let mint = Minter::new(seed);
-        let relay = Relay::new(options.config(1, 1));
+impl Simulation {
+    pub(crate) fn new(seed: u64, options: SimulationOptions, tracing: bool) -> Self {
+        let id_source = SeededIdSource::new(seed);
+        let relay = SimRelay::new(options.core_config(1, 1));
         Self {
-            rng: Rng::new(seed),
+            rng: SeededRng::new(seed),
             now: 0,
-            heap: BinaryHeap::new(),
-            count: 0,
-            mint,
+            event_queue: BinaryHeap::new(),
+            events_scheduled: 0,
+            id_source,
             relay,
-            conns: Vec::new(),
+            streams: Vec::new(),
             daemons: Vec::new(),
-            clients: Clients::default(),
-            alone: Vec::new(),
-            alive: Alive::default(),
+            clients: SimClients::default(),
+            agents: Vec::new(),
+            running: RunningProcesses::default(),
             ended_at: BTreeMap::new(),
             confirmed_at: BTreeMap::new(),
             dispatched: BTreeSet::new(),
-            watched: BTreeMap::new(),
-            doubted: BTreeSet::new(),
-            heard_at: BTreeMap::new(),
-            renewed_in: BTreeMap::new(),
-            wall_shift: 0,
+            watched_revisions: BTreeMap::new(),
+            boot_proves_nothing: BTreeSet::new(),
+            last_activity_at: BTreeMap::new(),
+            renewed_in_stall: BTreeMap::new(),
+            wall_clock_shift_ms: 0,
             healing: false,
             healed_at: None,
-            looked: false,
-            over: false,
+            checked_once: false,
+            is_finished: false,
             counts: Counts::default(),
             tracing,
             trace: Vec::new(),
-            witness: None,
+            history_writer: None,
             options,
         }
     }
 
-    pub(crate) fn at(&mut self, at: u64, event: Event) {
-        self.count += 1;
+    pub(crate) fn schedule(&mut self, at: u64, event: ScheduledEvent) {
+        self.events_scheduled += 1;
         // What happens in the same millisecond happens in any order.
-        let shuffle = self.rng.bits() >> 32;
-        self.heap
-            .push(Reverse((at.max(self.now), shuffle, self.count, event)));
+        let shuffle = self.rng.next_u64() >> 32;
+        self.event_queue.push(Reverse((
+            at.max(self.now),
+            shuffle,
+            self.events_scheduled,
+            event,
+        )));
     }
 
-    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+    pub(crate) fn add_trace(&mut self, line: impl FnOnce() -> String) {
         if self.tracing {
             self.trace.push(format!("{:>9} {}", self.now, line()));
         }
     }
 
     /// The wall clock, which may jump.
-    pub(crate) fn wall(&self) -> Wall {
-        Wall((1_700_000_000_000 + self.now).saturating_add_signed(self.wall_shift))
+    pub(crate) fn wall_time(&self) -> WallTime {
+        WallTime((1_700_000_000_000 + self.now).saturating_add_signed(self.wall_clock_shift_ms))
     }
 
     pub(crate) fn run(&mut self) {
@@ -228,98 +232,116 @@ impl World {
         self.add_agents();
         self.start_relay();
         let storm = self.options.storm_ms;
-        self.at(1, Event::Client);
-        self.at(500, Event::Fault);
-        self.at(storm, Event::Heal);
-        while !self.over {
-            let Some(Reverse((at, _, _, event))) = self.heap.pop() else {
+        self.schedule(1, ScheduledEvent::ClientAction);
+        self.schedule(500, ScheduledEvent::FaultInjection);
+        self.schedule(storm, ScheduledEvent::HealingStart);
+        while !self.is_finished {
+            let Some(Reverse((at, _, _, event))) = self.event_queue.pop() else {
                 panic!("L1: nothing will ever happen again");
             };
             self.now = at;
             self.counts.steps += 1;
-            assert!(self.counts.steps < MOST_STEPS, "L5: it never ends");
-            self.happen(event);
+            assert!(self.counts.steps < MAX_STEPS, "L5: it never ends");
+            self.handle_event(event);
         }
         self.counts.virtual_s += self.now / 1_000;
     }
 
-    fn happen(&mut self, event: Event) {
-        if let Some(until) = self.stopped_until(&event) {
-            return self.at(until, event);
+    fn handle_event(&mut self, event: ScheduledEvent) {
+        if let Some(until) = self.delayed_until(&event) {
+            return self.schedule(until, event);
         }
         match event {
-            Event::Turn => self.turn_due(),
-            Event::Commit { boot, seq } => self.committed(boot, seq),
-            Event::Boot => self.start_relay(),
-            Event::Arrive { conn, up } => self.arrive(conn, up),
-            Event::Connect { daemon, life } => self.connect(daemon, life),
-            Event::Beat { daemon, conn } => self.beat(daemon, conn),
-            Event::Patience { daemon, conn } => self.patience_ends(daemon, conn),
-            Event::Step { daemon, attempt } => self.step(daemon, attempt),
-            Event::Tend { daemon, attempt } => self.tend(daemon, attempt),
-            Event::Store { daemon, attempt } => self.stored(daemon, attempt),
-            Event::Limit { daemon, attempt } => self.limit_reached(daemon, attempt),
-            Event::Dead { daemon, attempt } => self.killed(daemon, attempt),
-            Event::Wake { daemon } => self.daemon_wakes(daemon),
-            Event::Unconfirmed { daemon, attempt } => self.not_confirmed(daemon, attempt),
-            Event::Alone { agent } => self.alone_acts(agent),
-            Event::GripOver { agent } => self.grip_over(agent),
-            Event::Call { agent, call } => self.call_arrives(agent, call),
-            Event::Heard { agent, call } => self.heard(agent, call),
-            Event::Unheard { agent, call } => self.unheard(agent, call),
-            Event::Client => self.client_acts(),
-            Event::Fault => self.fault(),
-            Event::Heal => self.heal(),
-            Event::Look => self.look(),
+            ScheduledEvent::RelayTurn => self.run_turn(),
+            ScheduledEvent::RelayCommit { boot, seq } => self.handle_commit(boot, seq),
+            ScheduledEvent::RelayBoot => self.start_relay(),
+            ScheduledEvent::StreamArrival { conn, up } => self.deliver_arrivals(conn, up),
+            ScheduledEvent::DaemonConnect { daemon, life } => self.connect_daemon(daemon, life),
+            ScheduledEvent::DaemonHeartbeat { daemon, conn } => self.heartbeat_due(daemon, conn),
+            ScheduledEvent::WelcomeTimeout { daemon, conn } => {
+                self.give_up_on_welcome(daemon, conn)
+            }
+            ScheduledEvent::AgentStep { daemon, attempt } => self.step_agent(daemon, attempt),
+            ScheduledEvent::ShimPoll { daemon, attempt } => self.poll_shim(daemon, attempt),
+            ScheduledEvent::OutboxWrite { daemon, attempt } => {
+                self.finish_outbox_write(daemon, attempt)
+            }
+            ScheduledEvent::LeaseLimit { daemon, attempt } => {
+                self.check_lease_limit(daemon, attempt)
+            }
+            ScheduledEvent::ProcessExit { daemon, attempt } => {
+                self.handle_process_exit(daemon, attempt)
+            }
+            ScheduledEvent::DaemonWake { daemon } => self.resume_daemon(daemon),
+            ScheduledEvent::ConfirmationTimeout { daemon, attempt } => {
+                self.handle_confirmation_timeout(daemon, attempt)
+            }
+            ScheduledEvent::AgentTurn { agent } => self.run_agent_turn(agent),
+            ScheduledEvent::AgentLeaseExpiry { agent } => self.expire_agent_leases(agent),
+            ScheduledEvent::CallArrival { agent, call } => self.deliver_agent_call(agent, call),
+            ScheduledEvent::AnswerArrival { agent, call } => self.handle_agent_answer(agent, call),
+            ScheduledEvent::AnswerTimeout { agent, call } => {
+                self.retry_unanswered_call(agent, call)
+            }
+            ScheduledEvent::ClientAction => self.act_as_client(),
+            ScheduledEvent::FaultInjection => self.inject_fault(),
+            ScheduledEvent::HealingStart => self.start_healing(),
+            ScheduledEvent::HealingCheck => self.check_healing(),
         }
     }
 
     /// Promise 3: a process starts, and no other of its task or conversation may be alive at this instant.
-    pub(crate) fn born(&mut self, re: FrameRef, spec: &TaskSpec) {
+    pub(crate) fn record_process_start(&mut self, re: FrameRef, spec: &TaskSpec) {
         let (task, attempt) = (re.task, re.attempt);
         self.counts.processes += 1;
-        self.note(|| format!("process of {attempt} starts"));
-        self.saw_life(attempt, true);
-        if let Some(other) = self.alive.tasks.insert(task, attempt) {
+        self.add_trace(|| format!("process of {attempt} starts"));
+        self.record_process_change(attempt, true);
+        if let Some(other) = self.running.tasks.insert(task, attempt) {
             panic!("promise 3: {attempt} starts while {other} of the same task runs");
         }
         // Nothing tells the relay of a conversation whose open turns are all lost with its data.
         let told = re.incarnation == self.relay.incarnation()
             || self.relay.store.view.live.contains_key(&task);
-        if let Some(talk) = talk_of(spec).filter(|_| told)
-            && let Some(other) = self.alive.conversations.insert(talk, attempt)
+        if let Some(talk) = conversation_of(spec).filter(|_| told)
+            && let Some(other) = self.running.conversations.insert(talk, attempt)
         {
             panic!("promise 3: {attempt} starts while {other} of the same conversation runs");
         }
     }
 
     /// Once: what sleeps beyond its right counts as dead before it is ended.
-    pub(crate) fn died(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
-        if self.alive.tasks.get(&task) != Some(&attempt) {
+    pub(crate) fn record_process_end(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
+        if self.running.tasks.get(&task) != Some(&attempt) {
             return;
         }
-        self.note(|| format!("process of {attempt} is dead"));
-        self.saw_life(attempt, false);
-        self.alive.tasks.remove(&task);
-        if let Some(talk) = talk_of(spec)
-            && self.alive.conversations.get(&talk) == Some(&attempt)
+        self.add_trace(|| format!("process of {attempt} is dead"));
+        self.record_process_change(attempt, false);
+        self.running.tasks.remove(&task);
+        if let Some(talk) = conversation_of(spec)
+            && self.running.conversations.get(&talk) == Some(&attempt)
         {
-            self.alive.conversations.remove(&talk);
+            self.running.conversations.remove(&talk);
         }
     }
 
-    fn heal(&mut self) {
-        self.note(|| "healing begins".into());
+    fn start_healing(&mut self) {
+        self.add_trace(|| "healing begins".into());
         self.healing = true;
-        self.wake_all_daemons();
-        self.settle_clients();
-        self.at(self.now + LOOK_MS, Event::Look);
+        self.reconnect_all_daemons();
+        self.lift_pauses_and_drains();
+        self.schedule(
+            self.now + HEALING_CHECK_INTERVAL_MS,
+            ScheduledEvent::HealingCheck,
+        );
     }
 
     /// L2: in healing everything ends or waits for a person, and nothing is left behind.
-    fn look(&mut self) {
-        self.at(self.now + LOOK_MS, Event::Look);
-        self.settle_clients();
+    fn check_healing(&mut self) {
+        self.schedule(
+            self.now + HEALING_CHECK_INTERVAL_MS,
+            ScheduledEvent::HealingCheck,
+        );
+        self.lift_pauses_and_drains();
         let waited = self.now - self.options.storm_ms;
         let view = &self.relay.store.view;
         let stuck = view
@@ -328,7 +350,7 @@ impl World {
             .find(|r| r.state != TaskState::NeedsAttention);
         if let Some(stuck) = stuck {
             assert!(
-                waited < HEAL_MS,
+                waited < MAX_HEALING_MS,
                 "L2: still {:?} after healing: {stuck:#?}",
                 stuck.state
             );
@@ -338,23 +360,23 @@ impl World {
         let since = *self.healed_at.get_or_insert(self.now);
         if self.relay.core.is_some()
             && self.relay.store.uncommitted() == 0
-            && (view.fences.is_empty() || self.now - since > FENCES_MS)
+            && (view.fences.is_empty() || self.now - since > MAX_FENCE_MS)
         {
-            self.end();
+            self.check_final_state();
         }
     }
 
     /// Looks twice: the relay's own answer to who holds what is judged in between.
-    fn end(&mut self) {
-        let last = std::mem::replace(&mut self.looked, true);
-        self.check_acknowledged();
-        self.check_goals();
+    fn check_final_state(&mut self) {
+        let last = std::mem::replace(&mut self.checked_once, true);
+        self.check_acknowledged_tasks();
+        self.check_acknowledged_goals();
         if !last {
             return;
         }
-        self.over = true;
-        self.saw_records();
-        self.watchers_know_all();
+        self.is_finished = true;
+        self.record_final_state();
+        self.check_watchers_complete();
         let view = &self.relay.store.view;
         assert!(
             view.fences.is_empty(),
@@ -372,6 +394,6 @@ impl World {
     }
 }
 
-fn talk_of(spec: &TaskSpec) -> Option<Conversation> {
+fn conversation_of(spec: &TaskSpec) -> Option<ConversationId> {
     Some((spec.tenant.clone(), spec.conversation_id.clone()?))
 }

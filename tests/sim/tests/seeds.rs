@@ -1,12 +1,12 @@
 //! Many seeds, all promises; and the proof that the run was not vacuous and can be repeated.
 
-use baton_history::judge;
-use baton_sim::{Counts, history, run, trace};
+use baton_history::check_history;
+use baton_sim::{Counts, record_history, run_seed, trace_seed};
 
 const SEEDS: u64 = 2_000;
 
 /// Fewer of any of these, and the run has shown nothing about it.
-fn least(counts: &Counts) -> [(&'static str, u64, u64); 41] {
+fn minimum_counts(counts: &Counts) -> [(&'static str, u64, u64); 41] {
     [
         ("submits", counts.submits, 10_000),
         ("resubmits", counts.resubmits, 2_000),
@@ -61,7 +61,7 @@ fn least(counts: &Counts) -> [(&'static str, u64, u64); 41] {
 }
 
 /// The same of agents that hold leases themselves, and of work that outlives attempts.
-fn least_of_goals(counts: &Counts) -> [(&'static str, u64, u64); 17] {
+fn minimum_goal_counts(counts: &Counts) -> [(&'static str, u64, u64); 17] {
     [
         ("leases that agents got", counts.grants, 3_000),
         ("renewals of agents", counts.agent_renewals, 3_000),
@@ -90,7 +90,7 @@ fn least_of_goals(counts: &Counts) -> [(&'static str, u64, u64); 17] {
 #[test]
 fn every_promise_holds_under_every_seed() {
     let mut total = Counts::default();
-    let failure = (0..SEEDS).find_map(|seed| match run(seed) {
+    let failure = (0..SEEDS).find_map(|seed| match run_seed(seed) {
         Ok(counts) => {
             total += &counts;
             None
@@ -101,7 +101,10 @@ fn every_promise_holds_under_every_seed() {
         panic!("{failure}");
     }
     println!("{SEEDS} seeds, {} steps", total.steps);
-    for (what, seen, wanted) in least(&total).into_iter().chain(least_of_goals(&total)) {
+    for (what, seen, wanted) in minimum_counts(&total)
+        .into_iter()
+        .chain(minimum_goal_counts(&total))
+    {
         assert!(
             seen >= wanted,
             "only {seen} {what}: the run proves too little"
@@ -112,16 +115,16 @@ fn every_promise_holds_under_every_seed() {
 /// Cargo unifies features: were any package of the workspace to ask for mutants, every binary of its tests would have them.
 #[test]
 fn no_test_runs_on_a_core_that_can_be_broken() {
-    assert!(!baton_core::mutants::are_built_in());
+    assert!(!baton_core::mutants::are_compiled_in());
     assert!(!baton_daemon_core::mutants::are_built_in());
 }
 
 #[test]
 fn the_same_seed_gives_the_same_history() {
     for seed in [3, 14, 159] {
-        let first = trace(seed);
+        let first = trace_seed(seed);
         assert!(first.len() > 100, "seed {seed} did nothing");
-        assert_eq!(first, trace(seed));
+        assert_eq!(first, trace_seed(seed));
     }
 }
 
@@ -139,11 +142,11 @@ fn the_judge_of_histories_finds_every_promise_kept() {
     ];
     let mut seen = [0; 7];
     let (mut judged, mut acks, mut lines) = (0, 0, 0);
-    for history in (0..100).filter_map(history) {
-        let verdict = judge(&history);
-        assert!(verdict.holds(), "{verdict}");
+    for history in (0..100).filter_map(record_history) {
+        let verdict = check_history(&history);
+        assert!(verdict.is_clean(), "{verdict}");
         judged += 1;
-        lines += history.lines();
+        lines += history.line_count();
         acks += verdict.count("submits acknowledged") + verdict.count("cancels acknowledged");
         for (sum, name) in seen.iter_mut().zip(goals) {
             *sum += verdict.count(name);

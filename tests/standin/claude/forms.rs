@@ -2,36 +2,36 @@
 
 use serde_json::{Value, json};
 
-use crate::pipes::Pipes;
-use crate::text;
+use crate::pipes::StdioPipes;
+use crate::text_at;
 
 pub(super) const MODEL: &str = "standin-1";
 /// What each request to the model is said to use (input, output, read from and written to the cache), and to cost.
-pub(super) const USED: [u64; 4] = [12, 7, 200, 100];
-pub(super) const PRICE: f64 = 0.000_728;
+pub(super) const USAGE_PER_REQUEST: [u64; 4] = [12, 7, 200, 100];
+pub(super) const PRICE_PER_REQUEST: f64 = 0.000_728;
 
 pub(super) fn usage_of_request(output: u64) -> Value {
     json!({
-        "input_tokens": USED[0], "cache_creation_input_tokens": USED[3],
-        "cache_read_input_tokens": USED[2], "output_tokens": output, "service_tier": "standard",
+        "input_tokens": USAGE_PER_REQUEST[0], "cache_creation_input_tokens": USAGE_PER_REQUEST[3],
+        "cache_read_input_tokens": USAGE_PER_REQUEST[2], "output_tokens": output, "service_tier": "standard",
     })
 }
 
 pub(super) fn usage_of_model(requests: u32) -> Value {
-    let [input, output, read, write] = USED.map(|used| used * u64::from(requests));
+    let [input, output, read, write] = USAGE_PER_REQUEST.map(|used| used * u64::from(requests));
     json!({
         "inputTokens": input, "outputTokens": output, "cacheReadInputTokens": read,
         "cacheCreationInputTokens": write, "webSearchRequests": 0,
-        "costUSD": rounded(PRICE * f64::from(requests)), "contextWindow": 200_000,
+        "costUSD": round_price(PRICE_PER_REQUEST * f64::from(requests)), "contextWindow": 200_000,
     })
 }
 
 /// Prices are exact to the millionth.
-pub(super) fn rounded(dollars: f64) -> f64 {
+pub(super) fn round_price(dollars: f64) -> f64 {
     (dollars * 1e6).round() / 1e6
 }
 
-pub(super) fn init() -> Value {
+pub(super) fn init_message() -> Value {
     let cwd = std::env::current_dir().unwrap_or_default();
     json!({
         "subtype": "init", "cwd": cwd, "original_cwd": cwd, "tools": ["Bash"], "mcp_servers": [],
@@ -45,7 +45,7 @@ pub(super) fn init() -> Value {
     })
 }
 
-pub(super) fn result_of_nothing() -> Value {
+pub(super) fn empty_result() -> Value {
     json!({
         "duration_api_ms": 0, "duration_ms": 0, "stop_reason": "end_turn", "total_cost_usd": 0,
         "usage": {
@@ -70,27 +70,27 @@ pub(super) fn result_of_nothing() -> Value {
 }
 
 /// Any time will do: nobody looks at it.
-pub(super) const NOW: &str = "2026-01-01T00:00:00.000Z";
+pub(super) const FIXED_TIME: &str = "2026-01-01T00:00:00.000Z";
 
-pub(super) const USAGE: [&str; 4] = [
+pub(super) const USAGE_FIELDS: [&str; 4] = [
     "input_tokens",
     "output_tokens",
     "cache_read_input_tokens",
     "cache_creation_input_tokens",
 ];
 
-pub(super) fn prompt(message: &Value) -> String {
+pub(super) fn prompt_text(message: &Value) -> String {
     match message.pointer("/message/content") {
         Some(Value::String(words)) => words.clone(),
         Some(Value::Array(blocks)) => {
-            let words: Vec<&str> = blocks.iter().map(|block| text(block, "/text")).collect();
+            let words: Vec<&str> = blocks.iter().map(|block| text_at(block, "/text")).collect();
             words.join("\n")
         }
         Some(_) | None => String::new(),
     }
 }
 
-pub(super) fn respond(id: &str, response: Value, pipes: &mut Pipes) {
+pub(super) fn send_control_response(id: &str, response: Value, pipes: &mut StdioPipes) {
     let response = json!({"subtype": "success", "request_id": id, "response": response});
-    pipes.say(&json!({"type": "control_response", "response": response}));
+    pipes.send_message(&json!({"type": "control_response", "response": response}));
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 
-use super::{DEFAULT_SLOTS, default_data, machine_name};
-use crate::console::Console;
+use super::{DEFAULT_SLOTS, default_daemon_dir, machine_name};
+use crate::console::CliConsole;
 use crate::discovery::DEFAULT_RELAY;
 use crate::errors::CliError;
-use crate::exit::Exit;
+use crate::exit::CommandExit;
 use crate::sanitize::one_line;
-use crate::servers::{Clocks, DaemonPlan, examine_daemon};
-use crate::table::Table;
+use crate::servers::{DaemonStartOptions, ServerClocks, check_daemon};
+use crate::table::TextTable;
 
 /// The flags of the daemon that is to run here; those that matter for it.
 #[derive(Args, Debug)]
-pub(crate) struct CheckArgs {
+pub(crate) struct DaemonCheckArgs {
     /// Address of the relay.
     #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
     relay: String,
@@ -53,17 +53,17 @@ pub(crate) struct CheckArgs {
 }
 
 pub(super) async fn run(
-    args: CheckArgs,
-    console: &Console,
-    clocks: &Clocks,
-) -> Result<Exit, CliError> {
+    args: DaemonCheckArgs,
+    console: &CliConsole,
+    clocks: &ServerClocks,
+) -> Result<CommandExit, CliError> {
     let as_json = args.json;
-    let findings = examine_daemon(plan(args), clocks).await;
+    let findings = check_daemon(start_options(args), clocks).await;
     let is_well = findings.iter().all(|finding| !finding.is_problem());
     if as_json {
         let rows = findings.iter().map(|finding| {
             json!({
-                "what": finding.what,
+                "what": finding.subject,
                 "verdict": finding.verdict.as_str(),
                 "detail": finding.detail,
             })
@@ -71,11 +71,11 @@ pub(super) async fn run(
         let rows: Vec<_> = rows.collect();
         console.json(&json!({ "ok": is_well, "findings": rows }))?;
     } else {
-        let mut table = Table::new(["VERDICT", "WHAT", "DETAIL"]);
+        let mut table = TextTable::new(["VERDICT", "WHAT", "DETAIL"]);
         for finding in &findings {
             table.row([
                 finding.verdict.as_str().to_owned(),
-                one_line(&finding.what),
+                one_line(&finding.subject),
                 one_line(&finding.detail),
             ]);
         }
@@ -84,15 +84,15 @@ pub(super) async fn run(
         }
     }
     Ok(if is_well {
-        Exit::Done
+        CommandExit::Done
     } else {
-        Exit::NotCompleted
+        CommandExit::NotCompleted
     })
 }
 
-fn plan(args: CheckArgs) -> DaemonPlan {
-    let data = args.data.unwrap_or_else(default_data);
-    DaemonPlan {
+fn start_options(args: DaemonCheckArgs) -> DaemonStartOptions {
+    let data = args.data.unwrap_or_else(default_daemon_dir);
+    DaemonStartOptions {
         relay: args.relay,
         token_file: args.token_file.unwrap_or_else(|| data.join("token")),
         data,
@@ -105,7 +105,7 @@ fn plan(args: CheckArgs) -> DaemonPlan {
         drain: Duration::ZERO,
         config: args.config,
         work_dir: None,
-        hold: Duration::ZERO,
+        lease_extension: Duration::ZERO,
         health: None,
         demo: false,
     }

@@ -3,11 +3,11 @@
 use bytes::{Buf, Bytes};
 
 /// Bookkeeping charged per record, so that many tiny chunks are bounded too.
-pub(super) const RECORD_COST: usize = 128;
+pub(super) const RECORD_OVERHEAD: usize = 128;
 
 /// Why output will never come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CutWhy {
+pub enum OutputCutReason {
     /// More was unacknowledged than is kept.
     Overflow,
     /// It was lost with the machine, or with the process that read it.
@@ -21,14 +21,14 @@ pub enum CutWhy {
 }
 
 /// What a control frame says.
-pub trait Body: Clone {
+pub trait ControlBody: Clone {
     /// Bytes that are charged for it.
     fn size(&self) -> usize;
 }
 
 /// One record. `C` is the body of a control frame, `L` what a piece of output is, `T` when it was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record<C, L, T> {
+pub enum QueuedRecord<C, L, T> {
     Control {
         seq: u64,
         observed_at: T,
@@ -45,7 +45,7 @@ pub enum Record<C, L, T> {
     Cut {
         offset: u64,
         length: u64,
-        why: CutWhy,
+        reason: OutputCutReason,
         after_control_seq: u64,
         observed_at: T,
     },
@@ -53,14 +53,14 @@ pub enum Record<C, L, T> {
 
 /// What the relay has in its keeping: everything up to and including these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Acked {
+pub struct AckedPosition {
     pub control_seq: u64,
     pub output_offset: u64,
 }
 
 /// What must have happened on the disk before a record leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
+pub enum RequiredDurability {
     /// It survives the daemon.
     Written,
     /// It survives the machine.
@@ -69,15 +69,15 @@ pub enum Leaves {
 
 /// How far the attempt's transcript is folded into the records so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct TranscriptProgress {
     /// Everything before this position of the transcript.
     pub consumed: u64,
     /// What the fold must remember at that position; its own business.
     pub snapshot: Bytes,
 }
 
-impl Progress {
-    pub(super) fn replay(&mut self, step: Step) {
+impl TranscriptProgress {
+    pub(super) fn apply_change(&mut self, step: ProgressChange) {
         self.consumed = self.consumed.max(step.consumed);
         if let Some(snapshot) = step.snapshot {
             self.snapshot = snapshot;
@@ -87,77 +87,77 @@ impl Progress {
 
 /// Progress as it is stored: the snapshot only where it changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct ProgressChange {
     pub consumed: u64,
     pub snapshot: Option<Bytes>,
 }
 
 /// One change of an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry<C, L, T> {
+pub enum OutboxEntry<C, L, T> {
     /// Appended; a cut of output that is kept takes that output's place.
-    Frame(Record<C, L, T>),
-    Acked(Acked),
+    Frame(QueuedRecord<C, L, T>),
+    Acked(AckedPosition),
     /// Nothing of before is kept.
-    Base(Base),
+    Reset(OutboxNumbering),
     /// Control frames before this number are not wanted any more.
-    Forgotten {
+    ControlFramesDropped {
         control_before: u64,
     },
     /// A daemon took over what another one left.
     TakenOver,
     /// The relay said what it has: what was appended since the take-over is numbered so much higher.
-    Settled {
+    Renumbered {
         raised_by: u64,
     },
     /// Only the progress moved.
-    Advanced,
+    ProgressOnly,
 }
 
 /// Where the numbers stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct OutboxNumbering {
     pub last_control_seq: u64,
     pub end_offset: u64,
-    pub acked: Acked,
+    pub acked: AckedPosition,
     pub taken_over_at: Option<u64>,
 }
 
 /// An entry on its way to the disk or from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logged<C, L, T> {
+pub struct LoggedEntry<C, L, T> {
     /// Rises from entry to entry.
     pub serial: u64,
-    pub leaves: Leaves,
-    pub progress: Step,
-    pub entry: Entry<C, L, T>,
+    pub required_durability: RequiredDurability,
+    pub progress: ProgressChange,
+    pub entry: OutboxEntry<C, L, T>,
 }
 
 /// A record and what its leaving waits for.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<C, L, T> {
-    pub(super) record: Record<C, L, T>,
+pub(super) struct PendingRecord<C, L, T> {
+    pub(super) record: QueuedRecord<C, L, T>,
     pub(super) serial: u64,
-    pub(super) leaves: Leaves,
+    pub(super) required_durability: RequiredDurability,
     /// What a control frame is charged with.
-    pub(super) weight: usize,
+    pub(super) control_memory: usize,
 }
 
-impl<C: Body, L, T> Record<C, L, T> {
+impl<C: ControlBody, L, T> QueuedRecord<C, L, T> {
     /// Memory that a control frame is charged with.
-    pub(super) fn weight(&self) -> usize {
+    pub(super) fn control_memory(&self) -> usize {
         match self {
-            Self::Control { body, .. } => body.size() + RECORD_COST,
+            Self::Control { body, .. } => body.size() + RECORD_OVERHEAD,
             Self::Output { .. } | Self::Cut { .. } => 0,
         }
     }
 }
 
-impl<C, L, T> Record<C, L, T> {
+impl<C, L, T> QueuedRecord<C, L, T> {
     /// Memory that output is charged with.
-    pub(super) fn cost(&self) -> usize {
+    pub(super) fn output_memory(&self) -> usize {
         match self {
-            Self::Output { bytes, .. } => bytes.len() + RECORD_COST,
+            Self::Output { bytes, .. } => bytes.len() + RECORD_OVERHEAD,
             Self::Control { .. } | Self::Cut { .. } => 0,
         }
     }
@@ -181,7 +181,7 @@ impl<C, L, T> Record<C, L, T> {
     }
 
     /// Numbers above `above` become higher. True for a control frame whose number is one of them.
-    pub(super) fn raise(&mut self, above: u64, by: u64) -> bool {
+    pub(super) fn renumber(&mut self, above: u64, by: u64) -> bool {
         match self {
             Self::Control { seq: number, .. } => {
                 let is_new = *number > above;
@@ -203,7 +203,7 @@ impl<C, L, T> Record<C, L, T> {
     }
 
     /// What of it lies beyond `acked`; an acknowledgement may end inside a chunk.
-    pub(super) fn beyond(mut self, acked: Acked) -> Option<Self> {
+    pub(super) fn unacked_part(mut self, acked: AckedPosition) -> Option<Self> {
         let known = |offset: u64| acked.output_offset.saturating_sub(offset);
         let is_wanted = match &mut self {
             Self::Control { seq, .. } => *seq > acked.control_seq,
@@ -224,19 +224,19 @@ impl<C, L, T> Record<C, L, T> {
     }
 
     /// Adds the cut that follows right after this one and has the same cause.
-    pub(super) fn join(&mut self, later: &Self) -> bool {
+    pub(super) fn merge_cut(&mut self, later: &Self) -> bool {
         match (self, later) {
             (
                 Self::Cut {
                     offset,
                     length,
-                    why,
+                    reason: why,
                     ..
                 },
                 Self::Cut {
                     offset: next,
                     length: added,
-                    why: cause,
+                    reason: cause,
                     ..
                 },
             ) if *offset + *length == *next && why == cause => {
@@ -248,9 +248,9 @@ impl<C, L, T> Record<C, L, T> {
     }
 }
 
-impl<C, L, T: Clone> Record<C, L, T> {
+impl<C, L, T: Clone> QueuedRecord<C, L, T> {
     /// The cut that takes the place of output.
-    pub(super) fn as_cut(&self, why: CutWhy) -> Option<Self> {
+    pub(super) fn to_cut(&self, why: OutputCutReason) -> Option<Self> {
         match self {
             Self::Output {
                 offset,
@@ -261,7 +261,7 @@ impl<C, L, T: Clone> Record<C, L, T> {
             } => Some(Self::Cut {
                 offset: *offset,
                 length: bytes.len() as u64,
-                why,
+                reason: why,
                 after_control_seq: *after_control_seq,
                 observed_at: observed_at.clone(),
             }),

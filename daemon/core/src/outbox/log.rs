@@ -3,14 +3,17 @@
 
 use std::collections::VecDeque;
 
-use super::entry::{Body, Entry, Leaves, Logged, Progress, RECORD_COST, Record, Step};
+use super::entry::{
+    ControlBody, LoggedEntry, OutboxEntry, ProgressChange, QueuedRecord, RECORD_OVERHEAD,
+    RequiredDurability, TranscriptProgress,
+};
 
 /// A file below this size is not worth rewriting.
-const REWRITE_ABOVE: u64 = 1024 * 1024;
+const MIN_REWRITE_BYTES: u64 = 1024 * 1024;
 
 /// What the disk has of one attempt: all entries up to these serials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Durable {
+pub struct DurablePosition {
     pub written: u64,
     pub synced: u64,
     pub file_bytes: u64,
@@ -18,7 +21,7 @@ pub struct Durable {
 
 /// Whether the disk is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keeping {
+enum LogStorage {
     Disk,
     /// Never.
     Memory,
@@ -27,73 +30,74 @@ enum Keeping {
 }
 
 #[derive(Debug)]
-pub struct Log<C, L, T> {
-    keeping: Keeping,
-    pending: Vec<Logged<C, L, T>>,
+pub struct OutboxLog<C, L, T> {
+    storage: LogStorage,
+    pending: Vec<LoggedEntry<C, L, T>>,
     last_serial: u64,
-    durable: Durable,
+    durable: DurablePosition,
     /// The disk has something of it that another daemon would find.
-    is_begun: bool,
+    has_stored_entries: bool,
     /// Progress as the newest entry has it.
-    logged: Progress,
+    logged_progress: TranscriptProgress,
     /// Positions that entries on their way to the disk store.
-    marks: VecDeque<(u64, u64)>,
+    progress_marks: VecDeque<(u64, u64)>,
     stored_consumed: u64,
     /// Sizes of the entries that are not written yet.
-    sizes: VecDeque<(u64, usize)>,
-    unwritten: usize,
+    unwritten_sizes: VecDeque<(u64, usize)>,
+    unwritten_bytes: usize,
     /// The last serial of a new file that is on its way.
-    replacing: Option<u64>,
+    replacing_through: Option<u64>,
     /// Size of the file when it was last new.
-    fresh_bytes: u64,
+    rewritten_file_bytes: u64,
 }
 
-impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
+impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
     pub(super) fn on_disk() -> Self {
-        Self::with(Keeping::Disk)
+        Self::with_storage(LogStorage::Disk)
     }
 
     pub(super) fn in_memory() -> Self {
-        Self::with(Keeping::Memory)
+        Self::with_storage(LogStorage::Memory)
     }
 
-    fn with(keeping: Keeping) -> Self {
+    fn with_storage(storage: LogStorage) -> Self {
         Self {
-            keeping,
+            storage,
             pending: Vec::new(),
             last_serial: 0,
-            durable: Durable::default(),
-            is_begun: keeping == Keeping::Memory,
-            logged: Progress::default(),
-            marks: VecDeque::new(),
+            durable: DurablePosition::default(),
+            has_stored_entries: storage == LogStorage::Memory,
+            logged_progress: TranscriptProgress::default(),
+            progress_marks: VecDeque::new(),
             stored_consumed: 0,
-            sizes: VecDeque::new(),
-            unwritten: 0,
-            replacing: None,
-            fresh_bytes: 0,
+            unwritten_sizes: VecDeque::new(),
+            unwritten_bytes: 0,
+            replacing_through: None,
+            rewritten_file_bytes: 0,
         }
     }
 
     /// Numbers an entry and keeps it for the disk. `at`: the progress that it makes, if it makes any.
     pub(super) fn append(
         &mut self,
-        entry: &Entry<C, L, T>,
-        leaves: Leaves,
-        at: Option<&Progress>,
+        entry: &OutboxEntry<C, L, T>,
+        leaves: RequiredDurability,
+        at: Option<&TranscriptProgress>,
     ) -> u64 {
         self.last_serial += 1;
         let serial = self.last_serial;
-        if self.keeping == Keeping::Disk {
-            let at = at.cloned().unwrap_or_else(|| self.logged.clone());
-            let snapshot = (self.logged.snapshot != at.snapshot).then(|| at.snapshot.clone());
-            let size = size_of(entry) + snapshot.as_ref().map_or(0, bytes::Bytes::len);
-            self.sizes.push_back((serial, size));
-            self.unwritten += size;
-            self.mark(serial, &at);
-            self.pending.push(Logged {
+        if self.storage == LogStorage::Disk {
+            let at = at.cloned().unwrap_or_else(|| self.logged_progress.clone());
+            let snapshot =
+                (self.logged_progress.snapshot != at.snapshot).then(|| at.snapshot.clone());
+            let size = entry_size(entry) + snapshot.as_ref().map_or(0, bytes::Bytes::len);
+            self.unwritten_sizes.push_back((serial, size));
+            self.unwritten_bytes += size;
+            self.mark_progress(serial, &at);
+            self.pending.push(LoggedEntry {
                 serial,
-                leaves,
-                progress: Step {
+                required_durability: leaves,
+                progress: ProgressChange {
                     consumed: at.consumed + u64::from(mutant!(ProgressAhead)),
                     snapshot,
                 },
@@ -106,69 +110,69 @@ impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
     /// A new file takes the place of the old one and of everything that waits.
     pub(super) fn replace_all(
         &mut self,
-        entries: impl Iterator<Item = (Entry<C, L, T>, Leaves)>,
-        at: &Progress,
-    ) -> Vec<Logged<C, L, T>> {
-        self.keeping = Keeping::Disk;
+        entries: impl Iterator<Item = (OutboxEntry<C, L, T>, RequiredDurability)>,
+        at: &TranscriptProgress,
+    ) -> Vec<LoggedEntry<C, L, T>> {
+        self.storage = LogStorage::Disk;
         self.pending.clear();
         let mut snapshot = Some(at.snapshot.clone());
         let mut file = Vec::new();
         for (entry, leaves) in entries {
             self.last_serial += 1;
-            file.push(Logged {
+            file.push(LoggedEntry {
                 serial: self.last_serial,
-                leaves,
-                progress: Step {
+                required_durability: leaves,
+                progress: ProgressChange {
                     consumed: at.consumed,
                     snapshot: snapshot.take(),
                 },
                 entry,
             });
         }
-        self.mark(self.last_serial, at);
-        self.replacing = Some(self.last_serial);
+        self.mark_progress(self.last_serial, at);
+        self.replacing_through = Some(self.last_serial);
         file
     }
 
-    fn mark(&mut self, serial: u64, at: &Progress) {
-        if self.logged.consumed < at.consumed || self.marks.is_empty() {
-            self.marks.push_back((serial, at.consumed));
+    fn mark_progress(&mut self, serial: u64, at: &TranscriptProgress) {
+        if self.logged_progress.consumed < at.consumed || self.progress_marks.is_empty() {
+            self.progress_marks.push_back((serial, at.consumed));
         }
-        if self.logged != *at {
-            self.logged = at.clone();
+        if self.logged_progress != *at {
+            self.logged_progress = at.clone();
         }
     }
 
-    pub(super) fn replayed(&mut self, serial: u64) {
+    pub(super) fn on_replayed(&mut self, serial: u64) {
         self.last_serial = self.last_serial.max(serial);
     }
 
     /// That was all that the disk had.
-    pub(super) fn replayed_all(&mut self, progress: &Progress) {
-        self.is_begun = true;
-        self.logged = progress.clone();
+    pub(super) fn finish_replay(&mut self, progress: &TranscriptProgress) {
+        self.has_stored_entries = true;
+        self.logged_progress = progress.clone();
         self.stored_consumed = progress.consumed;
     }
 
-    pub(super) fn lacks(&self, progress: &Progress) -> bool {
-        self.keeping == Keeping::Disk && self.logged != *progress
+    pub(super) fn is_progress_unlogged(&self, progress: &TranscriptProgress) -> bool {
+        self.storage == LogStorage::Disk && self.logged_progress != *progress
     }
 
     /// Whether a record may be sent.
-    pub(super) fn lets_go(&self, serial: u64, leaves: Leaves) -> bool {
-        match (self.keeping, leaves) {
-            (Keeping::Memory | Keeping::Failed, _) => true,
-            (Keeping::Disk, _) if mutant!(SentBeforeStored) => true,
-            (Keeping::Disk, Leaves::Synced) if mutant!(SentBeforeSynced) => {
+    pub(super) fn may_send(&self, serial: u64, leaves: RequiredDurability) -> bool {
+        match (self.storage, leaves) {
+            (LogStorage::Memory | LogStorage::Failed, _) => true,
+            (LogStorage::Disk, _) if mutant!(SentBeforeStored) => true,
+            (LogStorage::Disk, RequiredDurability::Synced) if mutant!(SentBeforeSynced) => {
                 serial <= self.durable.written
             }
-            (Keeping::Disk, Leaves::Written) => serial <= self.durable.written,
-            (Keeping::Disk, Leaves::Synced) => serial <= self.durable.synced,
+            (LogStorage::Disk, RequiredDurability::Written) => serial <= self.durable.written,
+            (LogStorage::Disk, RequiredDurability::Synced) => serial <= self.durable.synced,
         }
     }
 
     /// Everything that is to be written, once.
-    pub fn take(&mut self) -> Vec<Logged<C, L, T>> {
+    pub fn take_pending(&mut self) -> Vec<LoggedEntry<C, L, T>> {
         std::mem::take(&mut self.pending)
     }
 
@@ -176,27 +180,30 @@ impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
         !self.pending.is_empty()
     }
 
-    pub fn on_durable(&mut self, durable: Durable) {
-        let Durable {
+    pub fn on_durable(&mut self, durable: DurablePosition) {
+        let DurablePosition {
             written, synced, ..
         } = self.durable;
-        self.durable = Durable {
+        self.durable = DurablePosition {
             written: written.max(durable.written),
             synced: synced.max(durable.synced),
             file_bytes: durable.file_bytes,
         };
-        self.is_begun |= durable.written > 0;
-        if self.replacing.is_some_and(|last| last <= durable.written) {
+        self.has_stored_entries |= durable.written > 0;
+        if self
+            .replacing_through
+            .is_some_and(|last| last <= durable.written)
+        {
             self.on_replaced();
         }
         while let Some((_, size)) = self
-            .sizes
+            .unwritten_sizes
             .pop_front_if(|(serial, _)| *serial <= durable.written)
         {
-            self.unwritten -= size;
+            self.unwritten_bytes -= size;
         }
         while let Some((_, at)) = self
-            .marks
+            .progress_marks
             .pop_front_if(|(serial, _)| *serial <= durable.written)
         {
             self.stored_consumed = self.stored_consumed.max(at);
@@ -205,43 +212,43 @@ impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
 
     /// The new file stands, or could not be made while the old one is as good as before: either way it is not tried again soon.
     pub fn on_replaced(&mut self) {
-        self.replacing = None;
-        self.fresh_bytes = self.durable.file_bytes;
+        self.replacing_through = None;
+        self.rewritten_file_bytes = self.durable.file_bytes;
     }
 
     /// The disk refused. Everything leaves from memory until an image of it could be written.
     pub fn on_failed(&mut self) {
-        if self.keeping == Keeping::Disk {
-            self.keeping = Keeping::Failed;
+        if self.storage == LogStorage::Disk {
+            self.storage = LogStorage::Failed;
             self.pending.clear();
-            self.sizes.clear();
-            self.marks.clear();
-            (self.unwritten, self.replacing) = (0, None);
+            self.unwritten_sizes.clear();
+            self.progress_marks.clear();
+            (self.unwritten_bytes, self.replacing_through) = (0, None);
         }
     }
 
     pub fn has_failed(&self) -> bool {
-        self.keeping == Keeping::Failed
+        self.storage == LogStorage::Failed
     }
 
     /// Whether another daemon would find it. Before that, nothing of it may have left.
-    pub fn is_begun(&self) -> bool {
-        self.is_begun
+    pub fn has_stored_entries(&self) -> bool {
+        self.has_stored_entries
     }
 
     /// The file is mostly dead: `live` bytes are all that is kept of it.
-    pub fn wants_new_file(&self, live: usize) -> bool {
+    pub fn needs_rewrite(&self, live: usize) -> bool {
         let bytes = self.durable.file_bytes;
-        self.keeping == Keeping::Disk
-            && self.replacing.is_none()
+        self.storage == LogStorage::Disk
+            && self.replacing_through.is_none()
             && self.pending.is_empty()
-            && bytes >= REWRITE_ABOVE.max(2 * self.fresh_bytes)
+            && bytes >= MIN_REWRITE_BYTES.max(2 * self.rewritten_file_bytes)
             && 2 * live as u64 <= bytes
     }
 
     /// Bytes that wait for the disk. A slow disk holds the child back by this.
-    pub fn unwritten(&self) -> usize {
-        self.unwritten
+    pub fn unwritten_bytes(&self) -> usize {
+        self.unwritten_bytes
     }
 
     pub fn last_serial(&self) -> u64 {
@@ -250,9 +257,9 @@ impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
 
     /// Entries up to this one survive the daemon, as far as anything does: what is kept in memory only never will.
     pub fn written_through(&self) -> u64 {
-        match self.keeping {
-            Keeping::Disk => self.durable.written,
-            Keeping::Memory | Keeping::Failed => self.last_serial,
+        match self.storage {
+            LogStorage::Disk => self.durable.written,
+            LogStorage::Memory | LogStorage::Failed => self.last_serial,
         }
     }
 
@@ -262,17 +269,17 @@ impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
     }
 }
 
-fn size_of<C: Body, L, T>(entry: &Entry<C, L, T>) -> usize {
+fn entry_size<C: ControlBody, L, T>(entry: &OutboxEntry<C, L, T>) -> usize {
     let bytes = match entry {
-        Entry::Frame(Record::Output { bytes, .. }) => bytes.len(),
-        Entry::Frame(Record::Control { body, .. }) => body.size(),
-        Entry::Frame(Record::Cut { .. })
-        | Entry::Acked(_)
-        | Entry::Base(_)
-        | Entry::Forgotten { .. }
-        | Entry::TakenOver
-        | Entry::Settled { .. }
-        | Entry::Advanced => 0,
+        OutboxEntry::Frame(QueuedRecord::Output { bytes, .. }) => bytes.len(),
+        OutboxEntry::Frame(QueuedRecord::Control { body, .. }) => body.size(),
+        OutboxEntry::Frame(QueuedRecord::Cut { .. })
+        | OutboxEntry::Acked(_)
+        | OutboxEntry::Reset(_)
+        | OutboxEntry::ControlFramesDropped { .. }
+        | OutboxEntry::TakenOver
+        | OutboxEntry::Renumbered { .. }
+        | OutboxEntry::ProgressOnly => 0,
     };
-    bytes + RECORD_COST
+    bytes + RECORD_OVERHEAD
 }

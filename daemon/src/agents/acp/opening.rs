@@ -3,17 +3,17 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::event::{AgentEvent, Message};
-use super::super::failure::{Failure, FailureClass};
-use super::super::launch::{SERVER, ToolServer};
-use super::super::wire::{METHOD_NOT_FOUND, list, text};
-use super::{Acp, WIRE};
+use super::super::event::{AgentEvent, StdinMessage};
+use super::super::failure::{FailureClass, TurnFailure};
+use super::super::launch::{TOOL_SERVER_NAME, ToolServer};
+use super::super::wire::{METHOD_NOT_FOUND, list_at, text_at};
+use super::{AcpAdapter, WIRE};
 
-const PROTOCOL: u64 = 1;
+const PROTOCOL_VERSION: u64 = 1;
 
 /// What the session is opened with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opening {
+pub(crate) struct AcpOpening {
     pub(crate) prompt: String,
     pub(crate) cwd: String,
     pub(crate) resume: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct Opening {
     /// The session's mode: how much it may do without asking.
     pub(crate) mode: Option<String>,
     pub(crate) instructions: Option<String>,
-    pub(crate) context: Vec<Linked>,
+    pub(crate) context: Vec<LinkedFile>,
     /// Baton's own tools, where the task asks for them.
     #[serde(default)]
     pub(crate) tools: Option<ToolServer>,
@@ -30,7 +30,7 @@ pub(crate) struct Opening {
 
 /// A file that goes with the prompt, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Linked {
+pub(crate) struct LinkedFile {
     pub(crate) uri: String,
     pub(crate) name: String,
 }
@@ -43,10 +43,10 @@ const CATEGORIES: [(&str, &str); 3] = [
 ];
 
 /// Values of an option that an error names.
-const OFFERS_SHOWN: usize = 24;
+const MAX_OFFERS_SHOWN: usize = 24;
 
-impl Acp {
-    pub(in super::super) fn greeting() -> Message {
+impl AcpAdapter {
+    pub(in super::super) fn initialize_request() -> StdinMessage {
         let capabilities = json!({
             "fs": {"readTextFile": false, "writeTextFile": false},
             "terminal": false,
@@ -55,7 +55,7 @@ impl Acp {
         let client =
             json!({"name": "baton", "title": "Baton", "version": env!("CARGO_PKG_VERSION")});
         let params = json!({
-            "protocolVersion": PROTOCOL,
+            "protocolVersion": PROTOCOL_VERSION,
             "clientCapabilities": capabilities,
             "clientInfo": client,
         });
@@ -64,11 +64,12 @@ impl Acp {
 
     pub(super) fn on_initialized(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
         let version = result.get("protocolVersion").and_then(Value::as_u64);
-        if version != Some(PROTOCOL) {
+        if version != Some(PROTOCOL_VERSION) {
             let spoken = version.map_or("none".to_owned(), |version| version.to_string());
-            let message = format!("the agent speaks protocol version {spoken}, not {PROTOCOL}");
+            let message =
+                format!("the agent speaks protocol version {spoken}, not {PROTOCOL_VERSION}");
             self.turn
-                .fail(Failure::new(FailureClass::OutputInvalid, message), out);
+                .fail_turn(TurnFailure::new(FailureClass::OutputInvalid, message), out);
             return;
         }
         let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
@@ -81,16 +82,16 @@ impl Acp {
             (Some(_), false, false) => {
                 let message = "the agent cannot take a session up again";
                 self.turn
-                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                    .fail_turn(TurnFailure::new(FailureClass::ResumeFailed, message), out);
                 return;
             }
         };
         self.loads_instead = loads && method == "session/resume";
-        out.push(AgentEvent::Write(self.open(method)));
+        out.push(AgentEvent::Write(self.open_request(method)));
     }
 
-    fn open(&self, method: &str) -> Message {
-        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
+    fn open_request(&self, method: &str) -> StdinMessage {
+        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.mcp_servers()});
         if let Some(session) = &self.opening.resume {
             params["sessionId"] = json!(session);
         }
@@ -98,48 +99,50 @@ impl Acp {
     }
 
     /// Some offer to resume and do not know the method, where another one would do. True if that is tried now.
-    pub(super) fn opens_otherwise(&mut self, error: &Value, out: &mut Vec<AgentEvent>) -> bool {
+    pub(super) fn retry_with_load(&mut self, error: &Value, out: &mut Vec<AgentEvent>) -> bool {
         let unknown = error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND);
         let tries = std::mem::take(&mut self.loads_instead) && unknown;
         if tries {
-            out.push(AgentEvent::Write(self.open("session/load")));
+            out.push(AgentEvent::Write(self.open_request("session/load")));
         }
         tries
     }
 
     pub(super) fn on_session(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
         let resumed = self.opening.resume.as_deref();
-        let session = Some(text(result, "/sessionId")).filter(|session| !session.is_empty());
+        let session = Some(text_at(result, "/sessionId")).filter(|session| !session.is_empty());
         let Some(session) = session.or(resumed).map(str::to_owned) else {
             let message = "the agent opened a session without an id";
             self.turn
-                .fail(Failure::new(FailureClass::OutputInvalid, message), out);
+                .fail_turn(TurnFailure::new(FailureClass::OutputInvalid, message), out);
             return;
         };
-        self.turn.converses(&session, out);
-        let model = text(result, "/models/currentModelId");
+        self.turn.set_conversation(&session, out);
+        let model = text_at(result, "/models/currentModelId");
         self.model = Some(model.to_owned()).filter(|model| !model.is_empty());
         match self.settings(&session, result) {
             Ok(settings) => {
                 self.settings = settings;
                 self.settings.reverse();
-                self.go_on(out);
+                self.send_next_setting(out);
             }
             Err(option) => {
                 let message = format!("the agent offers no way to set {option} as the task asks");
-                let message = match offered(result, option) {
+                let message = match offered_values(result, option) {
                     values if values.is_empty() => message,
                     values => format!("{message}; it takes {}", values.join(", ")),
                 };
-                self.turn
-                    .fail(Failure::new(FailureClass::UnsupportedOption, message), out);
+                self.turn.fail_turn(
+                    TurnFailure::new(FailureClass::UnsupportedOption, message),
+                    out,
+                );
             }
         }
     }
 
     /// The requests that set what the task asks for, or the option that this session does not offer.
     fn settings(&self, session: &str, offer: &Value) -> Result<Vec<(String, Value)>, &'static str> {
-        let Opening {
+        let AcpOpening {
             model,
             effort,
             mode,
@@ -156,7 +159,7 @@ impl Acp {
                     json!({"sessionId": session, "configId": id, "value": value}),
                 )
             });
-            let by_list = || by_list(offer, category, session, value);
+            let by_list = || list_setting(offer, category, session, value);
             let (method, params) = by_option.or_else(by_list).ok_or(option)?;
             settings.push((method.to_owned(), params));
         }
@@ -164,7 +167,7 @@ impl Acp {
     }
 
     /// One setting after the other, then the prompt.
-    pub(super) fn go_on(&mut self, out: &mut Vec<AgentEvent>) {
+    pub(super) fn send_next_setting(&mut self, out: &mut Vec<AgentEvent>) {
         let Some(session) = self.turn.conversation().map(str::to_owned) else {
             return;
         };
@@ -180,16 +183,16 @@ impl Acp {
 
     /// The secret that goes with the tools is not in the message, which is kept on the disk: the server finds it in the
     /// environment of the agent that starts it.
-    fn servers(&self) -> Vec<Value> {
+    fn mcp_servers(&self) -> Vec<Value> {
         let tools = self.opening.tools.iter();
         let servers = tools.map(|tools| {
-            json!({"name": SERVER, "command": tools.program, "args": tools.args, "env": []})
+            json!({"name": TOOL_SERVER_NAME, "command": tools.program, "args": tools.args, "env": []})
         });
         servers.collect()
     }
 
     fn prompt_blocks(&self) -> Vec<Value> {
-        let Opening {
+        let AcpOpening {
             prompt,
             instructions,
             context,
@@ -205,7 +208,7 @@ impl Acp {
 }
 
 /// Lists that are no options: modes have one of their own, and models had one before there were options.
-fn own_list(category: &str) -> Option<(&'static str, &'static str, &'static str)> {
+fn category_list(category: &str) -> Option<(&'static str, &'static str, &'static str)> {
     match category {
         "mode" => Some(("/modes/availableModes", "/id", "session/set_mode")),
         "model" => Some(("/models/availableModels", "/modelId", "session/set_model")),
@@ -213,14 +216,16 @@ fn own_list(category: &str) -> Option<(&'static str, &'static str, &'static str)
     }
 }
 
-fn by_list(
+fn list_setting(
     offer: &Value,
     category: &str,
     session: &str,
     value: &str,
 ) -> Option<(&'static str, Value)> {
-    let (path, id, method) = own_list(category)?;
-    let offered = list(offer, path).iter().any(|one| text(one, id) == value);
+    let (path, id, method) = category_list(category)?;
+    let offered = list_at(offer, path)
+        .iter()
+        .any(|one| text_at(one, id) == value);
     let name = if category == "mode" {
         "modeId"
     } else {
@@ -230,38 +235,40 @@ fn by_list(
 }
 
 /// What an option of this category can be.
-fn values(option: &Value) -> impl Iterator<Item = &str> {
-    let direct = list(option, "/options").iter();
+fn option_values(option: &Value) -> impl Iterator<Item = &str> {
+    let direct = list_at(option, "/options").iter();
     // Options may be grouped.
-    let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
-    let values = all.map(|entry| text(entry, "/value"));
+    let all = direct.flat_map(|entry| std::iter::once(entry).chain(list_at(entry, "/options")));
+    let values = all.map(|entry| text_at(entry, "/value"));
     values.filter(|value| !value.is_empty())
 }
 
-fn of_category<'a>(offer: &'a Value, category: &'a str) -> impl Iterator<Item = &'a Value> {
-    let offered = list(offer, "/configOptions").iter();
-    offered.filter(move |option| text(option, "/category") == category)
+fn options_of_category<'a>(offer: &'a Value, category: &'a str) -> impl Iterator<Item = &'a Value> {
+    let offered = list_at(offer, "/configOptions").iter();
+    offered.filter(move |option| text_at(option, "/category") == category)
 }
 
 /// Id of the option of this category that can take `value`.
 fn config_option<'a>(offer: &'a Value, category: &'a str, value: &str) -> Option<&'a str> {
-    let mut options = of_category(offer, category);
-    let found = options.find(|option| values(option).any(|one| one == value));
-    found.map(|option| text(option, "/id"))
+    let mut options = options_of_category(offer, category);
+    let found = options.find(|option| option_values(option).any(|one| one == value));
+    found.map(|option| text_at(option, "/id"))
 }
 
 /// Some of what could have been asked for.
-fn offered<'a>(offer: &'a Value, option: &str) -> Vec<&'a str> {
+fn offered_values<'a>(offer: &'a Value, option: &str) -> Vec<&'a str> {
     let names = CATEGORIES.into_iter().find(|(name, _)| *name == option);
     let category = names.map_or("", |(_, category)| category);
-    let listed = own_list(category).into_iter().flat_map(|(path, id, _)| {
-        let listed = list(offer, path).iter();
-        listed.map(move |one| text(one, id))
-    });
-    let options = of_category(offer, category).flat_map(values);
+    let listed = category_list(category)
+        .into_iter()
+        .flat_map(|(path, id, _)| {
+            let listed = list_at(offer, path).iter();
+            listed.map(move |one| text_at(one, id))
+        });
+    let options = options_of_category(offer, category).flat_map(option_values);
     let mut all: Vec<&str> = options.chain(listed).collect();
     all.sort_unstable();
     all.dedup();
-    all.truncate(OFFERS_SHOWN);
+    all.truncate(MAX_OFFERS_SHOWN);
     all
 }

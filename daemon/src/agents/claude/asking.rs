@@ -6,25 +6,26 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::super::event::{
-    AgentEvent, Answer, Ask, Choice, Input, InputKey, Message, Question, Reply,
+    AgentEvent, AgentInput, AgentInputAnswer, AgentInputKind, AgentQuestion, InputKey,
+    QuestionChoice, QuestionResponse, StdinMessage,
 };
-use super::super::form::Form;
-use super::super::turn::{TOO_LONG_TO_SHOW, permission};
-use super::super::wire::{exact, list, scalar, text};
-use super::Claude;
+use super::super::form::ElicitationForm;
+use super::super::turn::{TOO_LONG_TO_SHOW, permission_input};
+use super::super::wire::{exact_text, list_at, scalar_field, text_at};
+use super::ClaudeAdapter;
 
 const QUESTION_TOOL: &str = "AskUserQuestion";
 
 /// What the answer needs of the request.
 #[derive(Serialize, Deserialize)]
-enum Needs {
-    Tool(ToolNeeds),
+enum ClaudeAnswerContext {
+    Tool(ToolAnswerContext),
     /// A tool server wants a form to be filled in.
-    Form(Form),
+    Form(ElicitationForm),
 }
 
 #[derive(Serialize, Deserialize)]
-struct ToolNeeds {
+struct ToolAnswerContext {
     /// Exactly as they were shown.
     arguments: String,
     /// Rules that would allow the like of it from now on.
@@ -32,20 +33,21 @@ struct ToolNeeds {
     questions: Vec<String>,
 }
 
-impl Claude {
+impl ClaudeAdapter {
     pub(super) fn on_control_request(
         &mut self,
         json: &str,
         message: &Value,
         out: &mut Vec<AgentEvent>,
     ) {
-        match text(message, "/request/subtype") {
+        match text_at(message, "/request/subtype") {
             "can_use_tool" => self.on_tool_request(json, message, out),
             "elicitation" => self.on_form(json, message, out),
             _ => {
-                self.turn.say(OutputKind::Opaque, false, json, None, out);
+                self.turn
+                    .push_output(OutputKind::Opaque, false, json, None, out);
                 let problem = "this client serves no such request";
-                let refusal = refusal(text(message, "/request_id"), problem);
+                let refusal = error_response(text_at(message, "/request_id"), problem);
                 out.push(AgentEvent::Write(refusal));
             }
         }
@@ -53,44 +55,48 @@ impl Claude {
 
     /// One that cannot be put to a person, such as a page to visit, is declined.
     fn on_form(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        let id = text(message, "/request_id");
+        let id = text_at(message, "/request_id");
         let request = message.get("request").unwrap_or(&Value::Null);
-        let form = Form::read(request);
-        let asked = form.and_then(|form| Some((form.ask(request, false)?, form)));
+        let form = ElicitationForm::read(request);
+        let asked = form.and_then(|form| Some((form.to_input(request, false)?, form)));
         let Some((ask, form)) = asked else {
-            self.turn.say(OutputKind::Opaque, false, json, None, out);
-            out.push(AgentEvent::Write(success(id, json!({"action": "decline"}))));
+            self.turn
+                .push_output(OutputKind::Opaque, false, json, None, out);
+            out.push(AgentEvent::Write(success_response(
+                id,
+                json!({"action": "decline"}),
+            )));
             return;
         };
-        let input = Input {
+        let input = AgentInput {
             key: InputKey(id.to_owned()),
             tool_call_id: None,
-            ask,
+            kind: ask,
         };
-        let needs = serde_json::to_string(&Needs::Form(form)).unwrap_or_default();
-        self.turn.ask(input, needs, out);
+        let needs = serde_json::to_string(&ClaudeAnswerContext::Form(form)).unwrap_or_default();
+        self.turn.open_input(input, needs, out);
     }
 
     fn on_tool_request(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        let id = text(message, "/request_id");
-        let arguments = exact(json, &["request", "input"]).unwrap_or("{}");
-        let suggestions = list(message, "/request/permission_suggestions");
-        let questions = questions(message);
+        let id = text_at(message, "/request_id");
+        let arguments = exact_text(json, &["request", "input"]).unwrap_or("{}");
+        let suggestions = list_at(message, "/request/permission_suggestions");
+        let questions = askable_questions(message);
         let ask = if questions.is_empty() {
-            permission(
-                text(message, "/request/tool_name"),
+            permission_input(
+                text_at(message, "/request/tool_name"),
                 arguments,
-                text(message, "/request/description"),
+                text_at(message, "/request/description"),
                 !suggestions.is_empty(),
             )
         } else {
-            Some(Ask::Questions(questions.clone()))
+            Some(AgentInputKind::Questions(questions.clone()))
         };
         let Some(ask) = ask else {
-            out.push(AgentEvent::Write(denial(id, TOO_LONG_TO_SHOW)));
+            out.push(AgentEvent::Write(deny_response(id, TOO_LONG_TO_SHOW)));
             return;
         };
-        let needs = ToolNeeds {
+        let needs = ToolAnswerContext {
             arguments: arguments.to_owned(),
             suggestions: suggestions.to_vec(),
             questions: questions
@@ -98,34 +104,35 @@ impl Claude {
                 .map(|question| question.text)
                 .collect(),
         };
-        let tool = text(message, "/request/tool_use_id");
-        let input = Input {
+        let tool = text_at(message, "/request/tool_use_id");
+        let input = AgentInput {
             key: InputKey(id.to_owned()),
             tool_call_id: Some(tool.to_owned()).filter(|tool| !tool.is_empty()),
-            ask,
+            kind: ask,
         };
-        let needs = serde_json::to_string(&Needs::Tool(needs)).unwrap_or_default();
-        self.turn.ask(input, needs, out);
+        let needs = serde_json::to_string(&ClaudeAnswerContext::Tool(needs)).unwrap_or_default();
+        self.turn.open_input(input, needs, out);
     }
 }
 
 /// The answer to a request that was too long to be read: without one the agent would wait for ever.
-pub(super) fn cut(beginning: &str) -> Option<Message> {
-    let kind = scalar(beginning, "type")?;
-    let id = scalar(beginning, "request_id")?;
-    (kind == "control_request").then(|| refusal(id.as_str().unwrap_or_default(), TOO_LONG_TO_SHOW))
+pub(super) fn oversized_response(beginning: &str) -> Option<StdinMessage> {
+    let kind = scalar_field(beginning, "type")?;
+    let id = scalar_field(beginning, "request_id")?;
+    (kind == "control_request")
+        .then(|| error_response(id.as_str().unwrap_or_default(), TOO_LONG_TO_SHOW))
 }
 
 /// Empty unless all of them can be put to a person: then it is a permission like any other.
-fn questions(message: &Value) -> Vec<Question> {
-    if text(message, "/request/tool_name") != QUESTION_TOOL {
+fn askable_questions(message: &Value) -> Vec<AgentQuestion> {
+    if text_at(message, "/request/tool_name") != QUESTION_TOOL {
         return Vec::new();
     }
-    let questions: Vec<Question> = list(message, "/request/input/questions")
+    let questions: Vec<AgentQuestion> = list_at(message, "/request/input/questions")
         .iter()
-        .map(question)
+        .map(read_question)
         .collect();
-    let usable = |question: &Question| {
+    let usable = |question: &AgentQuestion| {
         let labels = question.options.iter().map(|option| &option.label);
         let distinct: std::collections::BTreeSet<_> = labels.clone().collect();
         !question.text.trim().is_empty()
@@ -139,14 +146,16 @@ fn questions(message: &Value) -> Vec<Question> {
     }
 }
 
-fn question(value: &Value) -> Question {
-    let options = list(value, "/options").iter().map(|option| Choice {
-        label: text(option, "/label").to_owned(),
-        description: text(option, "/description").to_owned(),
-    });
-    Question {
-        text: text(value, "/question").to_owned(),
-        header: text(value, "/header").to_owned(),
+fn read_question(value: &Value) -> AgentQuestion {
+    let options = list_at(value, "/options")
+        .iter()
+        .map(|option| QuestionChoice {
+            label: text_at(option, "/label").to_owned(),
+            description: text_at(option, "/description").to_owned(),
+        });
+    AgentQuestion {
+        text: text_at(value, "/question").to_owned(),
+        header: text_at(value, "/header").to_owned(),
         multi_select: value.get("multiSelect") == Some(&Value::Bool(true)),
         options: options.collect(),
         // Its own dialog always has a line for another answer.
@@ -154,30 +163,38 @@ fn question(value: &Value) -> Question {
     }
 }
 
-pub(super) fn answer(needs: &str, key: &InputKey, answer: &Answer) -> Option<Message> {
+pub(super) fn answer_message(
+    needs: &str,
+    key: &InputKey,
+    answer: &AgentInputAnswer,
+) -> Option<StdinMessage> {
     let needs = match serde_json::from_str(needs).ok()? {
-        Needs::Tool(needs) => needs,
-        Needs::Form(form) => return Some(success(&key.0, form.answer(answer))),
+        ClaudeAnswerContext::Tool(needs) => needs,
+        ClaudeAnswerContext::Form(form) => {
+            return Some(success_response(&key.0, form.answer_json(answer)));
+        }
     };
     let message = match answer {
-        Answer::Allow { for_attempt } => allowance(
+        AgentInputAnswer::Allow { for_attempt } => allow_response(
             &key.0,
             &needs.arguments,
             for_attempt.then_some(&needs.suggestions[..]),
         ),
-        Answer::Deny { message } if message.is_empty() => denial(&key.0, "Permission was denied."),
-        Answer::Deny { message } => denial(&key.0, message),
-        Answer::None => denial(&key.0, "Nobody answered in time."),
-        Answer::Replies(replies) => {
+        AgentInputAnswer::Deny { message } if message.is_empty() => {
+            deny_response(&key.0, "Permission was denied.")
+        }
+        AgentInputAnswer::Deny { message } => deny_response(&key.0, message),
+        AgentInputAnswer::None => deny_response(&key.0, "Nobody answered in time."),
+        AgentInputAnswer::Replies(replies) => {
             let input = answered_input(&needs, replies)?;
-            allowance(&key.0, &input, None)
+            allow_response(&key.0, &input, None)
         }
     };
     Some(message)
 }
 
 /// The question's own input, and what was answered to each of them.
-fn answered_input(needs: &ToolNeeds, replies: &[Reply]) -> Option<String> {
+fn answered_input(needs: &ToolAnswerContext, replies: &[QuestionResponse]) -> Option<String> {
     let mut input: Map<String, Value> = serde_json::from_str(&needs.arguments).ok()?;
     let answers = needs
         .questions
@@ -194,10 +211,10 @@ fn answered_input(needs: &ToolNeeds, replies: &[Reply]) -> Option<String> {
 
 /// Allows what was shown, byte for byte. Rules that come with it hold for this process only, wherever the agent would
 /// have kept them.
-fn allowance(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> Message {
+fn allow_response(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> StdinMessage {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
-    struct Allow<'a> {
+    struct AllowResponse<'a> {
         behavior: &'static str,
         updated_input: &'a RawValue,
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -211,30 +228,30 @@ fn allowance(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> Messag
     let suggestions = suggestions.unwrap_or_default().iter();
     let usable = suggestions.filter(|suggestion| suggestion.is_object());
     let updated_input: &RawValue = serde_json::from_str(arguments).unwrap_or(RawValue::NULL);
-    let allow = Allow {
+    let allow = AllowResponse {
         behavior: "allow",
         updated_input,
         updated_permissions: usable.map(for_session).collect(),
     };
     let allow = serde_json::to_string(&allow).unwrap_or_default();
     let id = Value::from(id);
-    Message::text_line(format!(
+    StdinMessage::text_line(format!(
         r#"{{"type":"control_response","response":{{"subtype":"success","request_id":{id},"response":{allow}}}}}"#
     ))
 }
 
-fn denial(id: &str, message: &str) -> Message {
-    success(id, json!({"behavior": "deny", "message": message}))
+fn deny_response(id: &str, message: &str) -> StdinMessage {
+    success_response(id, json!({"behavior": "deny", "message": message}))
 }
 
-fn success(id: &str, response: Value) -> Message {
-    respond(json!({"subtype": "success", "request_id": id, "response": response}))
+fn success_response(id: &str, response: Value) -> StdinMessage {
+    control_response(json!({"subtype": "success", "request_id": id, "response": response}))
 }
 
-fn refusal(id: &str, problem: &str) -> Message {
-    respond(json!({"subtype": "error", "request_id": id, "error": problem}))
+fn error_response(id: &str, problem: &str) -> StdinMessage {
+    control_response(json!({"subtype": "error", "request_id": id, "error": problem}))
 }
 
-fn respond(response: Value) -> Message {
-    Message::line(&json!({"type": "control_response", "response": response}))
+fn control_response(response: Value) -> StdinMessage {
+    StdinMessage::json_line(&json!({"type": "control_response", "response": response}))
 }

@@ -3,12 +3,12 @@
 
 use serde_json::{Map, Value};
 
-use super::super::event::{AgentEvent, Outcome};
-use super::super::failure::{Failure, FailureClass, provider_failure};
-use super::super::turn::{RESULT_MAX, cut};
-use super::super::usage::{Dollars, Tokens, TurnUsage};
-use super::super::wire::{list, text};
-use super::Claude;
+use super::super::event::{AgentEvent, TurnOutcome};
+use super::super::failure::{FailureClass, TurnFailure, provider_failure};
+use super::super::turn::{MAX_RESULT_BYTES, truncate};
+use super::super::usage::{DollarAmount, TokenCounts, TurnUsage};
+use super::super::wire::{list_at, text_at};
+use super::ClaudeAdapter;
 
 /// Why it could not even begin, where it knows.
 fn startup_failure(reason: &str) -> Option<FailureClass> {
@@ -28,28 +28,29 @@ fn startup_failure(reason: &str) -> Option<FailureClass> {
     Some(class)
 }
 
-impl Claude {
+impl ClaudeAdapter {
     pub(super) fn on_result(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        self.turn.begin_unless_begun(out);
-        self.turn.heard(out);
+        self.turn.begin_if_not_begun(out);
+        self.turn.mark_active(out);
         let usage = self.usage(message);
         let outcome = self.outcome(message);
         // One that could not be taken up again has no conversation to name.
-        let unknown = matches!(&outcome, Outcome::Failed(failure) if failure.class == FailureClass::ResumeFailed);
+        let unknown = matches!(&outcome, TurnOutcome::Failed(failure) if failure.class == FailureClass::ResumeFailed);
         if !unknown {
-            self.turn.converses(text(message, "/session_id"), out);
+            self.turn
+                .set_conversation(text_at(message, "/session_id"), out);
         }
         self.api_error.clear();
         self.tools.clear();
-        self.turn.end(outcome, Some(usage), out);
+        self.turn.end_turn(outcome, Some(usage), out);
     }
 
-    fn outcome(&self, message: &Value) -> Outcome {
-        let subtype = text(message, "/subtype");
+    fn outcome(&self, message: &Value) -> TurnOutcome {
+        let subtype = text_at(message, "/subtype");
         let failed = message.get("is_error") == Some(&Value::Bool(true)) || subtype != "success";
-        let words = text(message, "/result");
-        let failure = |class, message: &str| Outcome::Failed(Failure::new(class, message));
-        match text(message, "/stop_reason") {
+        let words = text_at(message, "/result");
+        let failure = |class, message: &str| TurnOutcome::Failed(TurnFailure::new(class, message));
+        match text_at(message, "/stop_reason") {
             "refusal" => return failure(FailureClass::Refusal, words),
             "model_context_window_exceeded" => {
                 return failure(FailureClass::ContextOverflow, words);
@@ -57,22 +58,22 @@ impl Claude {
             _ => {}
         }
         if !failed {
-            return Outcome::Result(cut(words, RESULT_MAX).to_owned());
+            return TurnOutcome::Result(truncate(words, MAX_RESULT_BYTES).to_owned());
         }
-        let errors: Vec<&str> = list(message, "/errors")
+        let errors: Vec<&str> = list_at(message, "/errors")
             .iter()
             .filter_map(Value::as_str)
             .collect();
         let errors = errors.join("; ");
-        if let Some(class) = startup_failure(text(message, "/startup_failure_reason")) {
+        if let Some(class) = startup_failure(text_at(message, "/startup_failure_reason")) {
             return failure(class, &errors);
         }
-        match (subtype, text(message, "/terminal_reason")) {
-            (_, reason) if reason.starts_with("aborted") => Outcome::Interrupted,
+        match (subtype, text_at(message, "/terminal_reason")) {
+            (_, reason) if reason.starts_with("aborted") => TurnOutcome::Interrupted,
             (_, "api_error") | ("success", _) => {
                 let status = message.get("api_error_status").and_then(Value::as_u64);
-                let kind = format!("{} {}", text(message, "/api_error_type"), self.api_error);
-                Outcome::Failed(provider_failure(status, &kind, words))
+                let kind = format!("{} {}", text_at(message, "/api_error_type"), self.api_error);
+                TurnOutcome::Failed(provider_failure(status, &kind, words))
             }
             ("error_max_turns", _) => failure(FailureClass::NoResult, &errors),
             ("error_max_budget_usd", _) => failure(FailureClass::ProviderQuota, &errors),
@@ -80,7 +81,7 @@ impl Claude {
                 failure(FailureClass::OutputInvalid, &errors)
             }
             _ if self.resuming && !self.initialized => failure(FailureClass::ResumeFailed, &errors),
-            _ if self.turn.was_interrupted() => Outcome::Interrupted,
+            _ if self.turn.was_interrupted() => TurnOutcome::Interrupted,
             _ => {
                 let said = if errors.is_empty() { words } else { &errors };
                 failure(FailureClass::NoResult, said)
@@ -90,7 +91,9 @@ impl Claude {
 
     /// By model since the last result where it says so. `usage` leaves out what came before a turn was broken off.
     fn usage(&mut self, message: &Value) -> TurnUsage {
-        let total = message.get("total_cost_usd").and_then(Dollars::read);
+        let total = message
+            .get("total_cost_usd")
+            .and_then(DollarAmount::from_json);
         let before = std::mem::replace(&mut self.cost, total);
         let num_turns = message
             .get("num_turns")
@@ -102,7 +105,7 @@ impl Claude {
             .and_then(Value::as_object);
         let Some(models) = models else {
             let usage = message.get("usage").unwrap_or(&Value::Null);
-            let tokens = Tokens::read(
+            let tokens = TokenCounts::from_json(
                 usage,
                 [
                     "input_tokens",
@@ -114,9 +117,9 @@ impl Claude {
             // Of a conversation that is older than the process some count the whole, and some what is new: then the tokens
             // of the total are those of this turn.
             let all = message.get("modelUsage").and_then(Value::as_object);
-            let new =
-                all.is_some_and(|all| by_model(all).0 == tokens) && tokens != Tokens::default();
-            let before = before.or(new.then(Dollars::default));
+            let new = all.is_some_and(|all| by_model(all).0 == tokens)
+                && tokens != TokenCounts::default();
+            let before = before.or(new.then(DollarAmount::default));
             return TurnUsage {
                 tokens,
                 cost: total.zip(before).map(|(total, before)| total.since(before)),
@@ -134,11 +137,11 @@ impl Claude {
     }
 }
 
-fn by_model(models: &Map<String, Value>) -> (Tokens, Option<Dollars>) {
-    let mut tokens = Tokens::default();
-    let mut cost = Some(Dollars::default());
+fn by_model(models: &Map<String, Value>) -> (TokenCounts, Option<DollarAmount>) {
+    let mut tokens = TokenCounts::default();
+    let mut cost = Some(DollarAmount::default());
     for usage in models.values() {
-        tokens = tokens.plus(Tokens::read(
+        tokens = tokens.plus(TokenCounts::from_json(
             usage,
             [
                 "inputTokens",
@@ -147,7 +150,7 @@ fn by_model(models: &Map<String, Value>) -> (Tokens, Option<Dollars>) {
                 "cacheCreationInputTokens",
             ],
         ));
-        let own = usage.get("costUSD").and_then(Dollars::read);
+        let own = usage.get("costUSD").and_then(DollarAmount::from_json);
         cost = cost.zip(own).map(|(sum, own)| sum.plus(own));
     }
     (tokens, cost)

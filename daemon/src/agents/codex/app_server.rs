@@ -7,20 +7,22 @@ use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outcome};
-use super::super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass, provider_failure};
-use super::super::memory::{Ids, Texts};
-use super::super::turn::Turn;
+use super::super::event::{
+    AgentEvent, AgentExit, AgentInputAnswer, InputKey, StdinMessage, TurnOutcome,
+};
+use super::super::failure::{self, ANSWER_TOO_LONG, FailureClass, TurnFailure, provider_failure};
+use super::super::memory::{RecentIds, RecentTexts};
+use super::super::turn::TurnState;
 use super::super::usage::TurnUsage;
-use super::super::wire::{Cut, Dialect, Rpc, text};
-use super::totals::Totals;
+use super::super::wire::{OversizedMessage, RpcDialect, RpcMessage, text_at};
+use super::totals::ThreadTotals;
 use super::{approvals, on_item, on_progress};
 
-pub(super) const WIRE: Dialect = Dialect::Bare;
+pub(super) const WIRE: RpcDialect = RpcDialect::Bare;
 
 /// What the thread is opened with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opening {
+pub(crate) struct CodexOpening {
     pub(crate) prompt: String,
     pub(crate) cwd: String,
     pub(crate) resume: Option<String>,
@@ -32,79 +34,86 @@ pub(crate) struct Opening {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct AppServer {
-    pub(super) turn: Turn,
-    opening: Opening,
+pub(crate) struct CodexAppServer {
+    pub(super) turn: TurnState,
+    opening: CodexOpening,
     /// Requests of ours by id; an answer without one is nobody's.
-    waiting: BTreeMap<String, Request>,
+    waiting: BTreeMap<String, AppServerRequest>,
     next_id: u64,
     turn_id: Option<String>,
     /// As the thread was opened with.
     model: Option<String>,
     /// Messages of which pieces have come.
     #[serde(default)]
-    in_pieces: Ids,
+    in_pieces: RecentIds,
     /// What a change of files would be: the request for leave does not repeat it.
-    #[serde(default = "Texts::lost")]
-    pub(super) file_changes: Texts,
+    #[serde(default = "RecentTexts::lost")]
+    pub(super) file_changes: RecentTexts,
     /// The same of commands.
-    #[serde(default = "Texts::lost")]
-    pub(super) command_lines: Texts,
+    #[serde(default = "RecentTexts::lost")]
+    pub(super) command_lines: RecentTexts,
     /// Open tools by which other agents work.
     #[serde(default)]
     helpers: BTreeSet<String>,
     #[serde(flatten)]
-    totals: Totals,
+    totals: ThreadTotals,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Request {
+enum AppServerRequest {
     Initialize,
     OpenThread,
     StartTurn,
     Other,
 }
 
-impl AppServer {
-    pub(crate) fn new(opening: Opening) -> Self {
+impl CodexAppServer {
+    pub(crate) fn new(opening: CodexOpening) -> Self {
         Self {
-            turn: Turn::default(),
+            turn: TurnState::default(),
             opening,
             waiting: BTreeMap::new(),
             next_id: 0,
             turn_id: None,
             model: None,
-            in_pieces: Ids::default(),
-            file_changes: Texts::default(),
-            command_lines: Texts::default(),
+            in_pieces: RecentIds::default(),
+            file_changes: RecentTexts::default(),
+            command_lines: RecentTexts::default(),
             helpers: BTreeSet::new(),
-            totals: Totals::default(),
+            totals: ThreadTotals::default(),
         }
     }
 
-    pub(in super::super) fn greeting() -> Message {
+    pub(in super::super) fn initialize_request() -> StdinMessage {
         let client =
             json!({"name": "baton", "title": "Baton", "version": env!("CARGO_PKG_VERSION")});
         WIRE.request(0, "initialize", json!({"clientInfo": client}))
     }
 
-    pub(in super::super) fn line(
+    pub(in super::super) fn on_message(
         &mut self,
         json: &str,
         message: &Value,
         out: &mut Vec<AgentEvent>,
     ) -> bool {
-        match Rpc::read(message) {
-            Some(Rpc::Request { id, method, params }) => self.on_request(id, method, params, out),
-            Some(Rpc::Notice { method, params }) => self.on_notice(json, method, params, out),
-            Some(Rpc::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
+        match RpcMessage::read(message) {
+            Some(RpcMessage::Request { id, method, params }) => {
+                self.on_request(id, method, params, out)
+            }
+            Some(RpcMessage::Notification { method, params }) => {
+                self.on_notification(json, method, params, out)
+            }
+            Some(RpcMessage::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
                 Some(request) => self.on_result(request, result, out),
-                None => self.turn.say(OutputKind::Opaque, false, json, None, out),
+                None => self
+                    .turn
+                    .push_output(OutputKind::Opaque, false, json, None, out),
             },
-            Some(Rpc::Error { id, error }) => {
+            Some(RpcMessage::Error { id, error }) => {
                 let request = self.waiting.remove(&id.to_string());
-                self.turn.say(OutputKind::System, false, json, None, out);
-                self.on_error(request.unwrap_or(Request::Other), error, out);
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
+                self.on_error(request.unwrap_or(AppServerRequest::Other), error, out);
             }
             None => return false,
         }
@@ -112,31 +121,38 @@ impl AppServer {
     }
 
     /// A message was too long to be read. A thread that is taken up again comes whole, in one line.
-    pub(in super::super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
-        let class = match cut.settle(WIRE, &mut self.waiting, out) {
-            Some(Request::OpenThread) if self.opening.resume.is_some() => {
+    pub(in super::super) fn on_oversized_message(
+        &mut self,
+        cut: &OversizedMessage,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let class = match cut.resolve_waiting(WIRE, &mut self.waiting, out) {
+            Some(AppServerRequest::OpenThread) if self.opening.resume.is_some() => {
                 FailureClass::ResumeFailed
             }
-            Some(Request::Initialize | Request::OpenThread) => FailureClass::OutputInvalid,
+            Some(AppServerRequest::Initialize | AppServerRequest::OpenThread) => {
+                FailureClass::OutputInvalid
+            }
             // That a turn has begun is said again.
-            Some(Request::StartTurn | Request::Other) | None => return,
+            Some(AppServerRequest::StartTurn | AppServerRequest::Other) | None => return,
         };
-        self.turn.fail(Failure::new(class, ANSWER_TOO_LONG), out);
+        self.turn
+            .fail_turn(TurnFailure::new(class, ANSWER_TOO_LONG), out);
     }
 
-    fn on_result(&mut self, request: Request, result: &Value, out: &mut Vec<AgentEvent>) {
+    fn on_result(&mut self, request: AppServerRequest, result: &Value, out: &mut Vec<AgentEvent>) {
         match request {
-            Request::Initialize => {
-                out.push(AgentEvent::Write(WIRE.notice("initialized", None)));
-                out.push(AgentEvent::Write(self.open_thread()));
+            AppServerRequest::Initialize => {
+                out.push(AgentEvent::Write(WIRE.notification("initialized", None)));
+                out.push(AgentEvent::Write(self.open_thread_request()));
             }
-            Request::OpenThread => {
-                let model = text(result, "/model");
+            AppServerRequest::OpenThread => {
+                let model = text_at(result, "/model");
                 self.model = Some(model.to_owned()).filter(|model| !model.is_empty());
-                self.on_thread(text(result, "/thread/id"), out);
+                self.on_thread(text_at(result, "/thread/id"), out);
             }
-            Request::StartTurn => self.on_turn_id(text(result, "/turn/id")),
-            Request::Other => {}
+            AppServerRequest::StartTurn => self.on_turn_id(text_at(result, "/turn/id")),
+            AppServerRequest::Other => {}
         }
     }
 
@@ -145,11 +161,11 @@ impl AppServer {
             Some(wanted) if wanted != id => {
                 let message = format!("codex opened thread {id} instead of {wanted}");
                 self.turn
-                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                    .fail_turn(TurnFailure::new(FailureClass::ResumeFailed, message), out);
             }
             Some(_) | None => {
-                self.turn.converses(id, out);
-                out.push(AgentEvent::Write(self.start_turn(id)));
+                self.turn.set_conversation(id, out);
+                out.push(AgentEvent::Write(self.start_turn_request(id)));
             }
         }
     }
@@ -157,29 +173,32 @@ impl AppServer {
     fn on_turn_id(&mut self, id: &str) {
         if !id.is_empty() && self.turn_id.as_deref() != Some(id) {
             self.turn_id = Some(id.to_owned());
-            self.totals.turn_begins();
+            self.totals.begin_turn();
         }
     }
 
-    fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
-        let message = text(error, "/message");
+    fn on_error(&mut self, request: AppServerRequest, error: &Value, out: &mut Vec<AgentEvent>) {
+        let message = text_at(error, "/message");
         match request {
-            Request::Initialize | Request::OpenThread => {
-                let resuming = request == Request::OpenThread && self.opening.resume.is_some();
+            AppServerRequest::Initialize | AppServerRequest::OpenThread => {
+                let resuming =
+                    request == AppServerRequest::OpenThread && self.opening.resume.is_some();
                 let class = match provider_failure(None, "", message).class {
                     FailureClass::ProviderError if resuming => FailureClass::ResumeFailed,
                     FailureClass::ProviderError => FailureClass::OutputInvalid,
                     known => known,
                 };
-                self.turn.fail(Failure::new(class, message), out);
+                self.turn.fail_turn(TurnFailure::new(class, message), out);
             }
-            Request::StartTurn => self.turn.fail(provider_failure(None, "", message), out),
-            Request::Other => {}
+            AppServerRequest::StartTurn => self
+                .turn
+                .fail_turn(provider_failure(None, "", message), out),
+            AppServerRequest::Other => {}
         }
     }
 
-    fn open_thread(&self) -> Message {
-        let Opening {
+    fn open_thread_request(&self) -> StdinMessage {
+        let CodexOpening {
             cwd,
             resume,
             model,
@@ -215,12 +234,12 @@ impl AppServer {
     }
 
     /// The effort of the first turn goes on.
-    pub(in super::super) fn further(&self, prompt: &str) -> Option<Message> {
+    pub(in super::super) fn further_prompt(&self, prompt: &str) -> Option<StdinMessage> {
         let params = turn_params(self.turn.conversation()?, prompt);
         Some(WIRE.request(self.next_id, "turn/start", params))
     }
 
-    fn start_turn(&self, thread: &str) -> Message {
+    fn start_turn_request(&self, thread: &str) -> StdinMessage {
         let mut params = turn_params(thread, &self.opening.prompt);
         if let Some(effort) = &self.opening.effort {
             params["effort"] = json!(effort);
@@ -228,8 +247,14 @@ impl AppServer {
         WIRE.request(self.next_id, "turn/start", params)
     }
 
-    fn on_notice(&mut self, json: &str, method: &str, params: &Value, out: &mut Vec<AgentEvent>) {
-        let thread = text(params, "/threadId");
+    fn on_notification(
+        &mut self,
+        json: &str,
+        method: &str,
+        params: &Value,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let thread = text_at(params, "/threadId");
         let ours = self
             .turn
             .conversation()
@@ -241,114 +266,122 @@ impl AppServer {
         let item = params.get("item").unwrap_or(&Value::Null);
         match method {
             "turn/started" => {
-                self.on_turn_id(text(params, "/turn/id"));
-                self.turn.heard(out);
+                self.on_turn_id(text_at(params, "/turn/id"));
+                self.turn.mark_active(out);
             }
             "item/started" => {
                 self.totals.on_item(item);
-                self.note_item(item);
+                self.remember_item(item);
                 on_item(&mut self.turn, item, false, false, out);
-                self.note_helper(item);
+                self.track_helper(item);
             }
             "item/completed" => {
                 self.totals.on_item(item);
-                let streamed = self.in_pieces.remove(text(item, "/id"));
-                self.file_changes.remove(text(item, "/id"));
-                self.command_lines.remove(text(item, "/id"));
-                self.helpers.remove(text(item, "/id"));
+                let streamed = self.in_pieces.remove(text_at(item, "/id"));
+                self.file_changes.remove(text_at(item, "/id"));
+                self.command_lines.remove(text_at(item, "/id"));
+                self.helpers.remove(text_at(item, "/id"));
                 on_item(&mut self.turn, item, true, streamed, out);
             }
-            _ if method.starts_with("item/") => self.on_piece(json, method, params, out),
+            _ if method.starts_with("item/") => self.on_delta(json, method, params, out),
             "thread/tokenUsage/updated" => {
-                let this_turn = self.turn_id.as_deref() == Some(text(params, "/turnId"));
+                let this_turn = self.turn_id.as_deref() == Some(text_at(params, "/turnId"));
                 let resumed = self.opening.resume.is_some();
                 self.totals.on_usage(params, this_turn, resumed);
             }
             "serverRequest/resolved" => {
                 let id = params.get("requestId").unwrap_or(&Value::Null);
                 let key = InputKey(id.to_string());
-                self.turn.withdrawn(&key, "the agent withdrew it", out);
+                self.turn
+                    .close_withdrawn(&key, "the agent withdrew it", out);
             }
             "turn/completed" if self.is_this_turn(params) => self.on_turn_completed(params, out),
             "turn/plan/updated" => {
                 let plan = params.get("plan").unwrap_or(&Value::Null);
                 self.turn
-                    .say(OutputKind::System, true, plan.to_string(), None, out);
+                    .push_output(OutputKind::System, true, plan.to_string(), None, out);
             }
             "model/rerouted" => {
-                self.model = Some(text(params, "/toModel").to_owned());
-                self.turn.say(OutputKind::System, false, json, None, out);
+                self.model = Some(text_at(params, "/toModel").to_owned());
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
             }
             "error" | "thread/status/changed" => {
-                self.turn.say(OutputKind::System, false, json, None, out);
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
             }
             _ if method.starts_with("turn/") || method.starts_with("hook/") => {
-                self.turn.say(OutputKind::System, false, json, None, out);
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
             }
-            _ if is_aside(method) => self.turn.aside(json, out),
-            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            _ if is_program_notice(method) => self.turn.push_aside(json, out),
+            _ => self
+                .turn
+                .push_output(OutputKind::Opaque, false, json, None, out),
         }
     }
 
     /// Threads of agents that it has asked for help: they live for the tools that wait for them.
     fn on_other_thread(&mut self, json: &str, method: &str, out: &mut Vec<AgentEvent>) {
         if self.helpers.is_empty() {
-            self.turn.say(OutputKind::System, false, json, None, out);
+            self.turn
+                .push_output(OutputKind::System, false, json, None, out);
         }
         let pieces = method.to_lowercase().ends_with("delta");
         for tool in &self.helpers {
             if pieces {
-                self.turn.stirs(json, Some(tool), out);
+                self.turn.push_silent_activity(json, Some(tool), out);
             } else {
                 self.turn
-                    .say(OutputKind::System, false, json, Some(tool), out);
+                    .push_output(OutputKind::System, false, json, Some(tool), out);
             }
         }
     }
 
     /// What an item would do, for the request for leave that need not repeat it.
-    fn note_item(&mut self, item: &Value) {
-        let id = text(item, "/id");
+    fn remember_item(&mut self, item: &Value) {
+        let id = text_at(item, "/id");
         if let Some(changes) = item.get("changes") {
             self.file_changes.insert(id, changes.to_string());
         }
-        if text(item, "/type") == "commandExecution" {
+        if text_at(item, "/type") == "commandExecution" {
             let command = json!({"command": item.get("command"), "cwd": item.get("cwd")});
             self.command_lines.insert(id, command.to_string());
         }
     }
 
     /// Other agents work by a tool that is open.
-    fn note_helper(&mut self, item: &Value) {
-        let id = text(item, "/id");
-        if text(item, "/type").starts_with("collab") && self.turn.is_open(id) {
+    fn track_helper(&mut self, item: &Value) {
+        let id = text_at(item, "/id");
+        if text_at(item, "/type").starts_with("collab") && self.turn.is_tool_open(id) {
             self.helpers.insert(id.to_owned());
         }
     }
 
     /// Whether this is said of the turn that runs, as far as one can tell.
     fn is_this_turn(&self, params: &Value) -> bool {
-        let told = text(params, "/turn/id");
+        let told = text_at(params, "/turn/id");
         let known = self.turn_id.as_deref().unwrap_or(told);
         self.turn.is_running() && (told.is_empty() || told == known)
     }
 
     /// Pieces of an item.
-    fn on_piece(&mut self, json: &str, method: &str, params: &Value, out: &mut Vec<AgentEvent>) {
-        let (item, piece) = (text(params, "/itemId"), text(params, "/delta"));
+    fn on_delta(&mut self, json: &str, method: &str, params: &Value, out: &mut Vec<AgentEvent>) {
+        let (item, piece) = (text_at(params, "/itemId"), text_at(params, "/delta"));
         match method {
             "item/agentMessage/delta" => {
                 self.in_pieces.insert(item);
-                self.turn.speak(piece, Some(item), out);
+                self.turn.push_text(piece, Some(item), out);
             }
             "item/reasoning/summaryTextDelta" | "item/reasoning/textDelta" => {
                 self.in_pieces.insert(item);
-                self.turn.say(OutputKind::Thinking, false, piece, None, out);
+                self.turn
+                    .push_output(OutputKind::Thinking, false, piece, None, out);
             }
             "item/commandExecution/outputDelta" | "item/fileChange/outputDelta" => {
                 self.in_pieces.insert(item);
                 self.turn
-                    .say(OutputKind::ToolResult, true, piece, Some(item), out);
+                    .push_output(OutputKind::ToolResult, true, piece, Some(item), out);
             }
             // What is to be allowed may still change before it is asked for.
             "item/fileChange/patchUpdated" => {
@@ -361,16 +394,16 @@ impl AppServer {
     }
 
     fn on_turn_completed(&mut self, params: &Value, out: &mut Vec<AgentEvent>) {
-        let usage = self.totals.turn_ends().map(|tokens| TurnUsage {
+        let usage = self.totals.end_turn().map(|tokens| TurnUsage {
             tokens,
             model: self.model.clone().or_else(|| self.opening.model.clone()),
             ..TurnUsage::default()
         });
-        let outcome = match text(params, "/turn/status") {
-            "completed" => Outcome::Result(self.turn.words().to_owned()),
-            "interrupted" => Outcome::Interrupted,
-            "failed" => Outcome::Failed(turn_failure(params.pointer("/turn/error"))),
-            other => Outcome::Failed(Failure::new(
+        let outcome = match text_at(params, "/turn/status") {
+            "completed" => TurnOutcome::Result(self.turn.last_text().to_owned()),
+            "interrupted" => TurnOutcome::Interrupted,
+            "failed" => TurnOutcome::Failed(turn_failure(params.pointer("/turn/error"))),
+            other => TurnOutcome::Failed(TurnFailure::new(
                 FailureClass::OutputInvalid,
                 format!("codex ended the turn as {other:?}"),
             )),
@@ -379,47 +412,51 @@ impl AppServer {
         self.command_lines.clear();
         self.helpers.clear();
         self.in_pieces.clear();
-        self.turn.end(outcome, usage, out);
+        self.turn.end_turn(outcome, usage, out);
     }
 
-    pub(in super::super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        match Rpc::read(message) {
-            Some(Rpc::Request { id, method, .. }) => {
+    pub(in super::super) fn on_written(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match RpcMessage::read(message) {
+            Some(RpcMessage::Request { id, method, .. }) => {
                 let request = match method {
-                    "initialize" => Request::Initialize,
+                    "initialize" => AppServerRequest::Initialize,
                     "thread/start" | "thread/resume" => {
                         self.opening.instructions = None;
-                        Request::OpenThread
+                        AppServerRequest::OpenThread
                     }
                     "turn/start" => {
                         self.opening.prompt = String::new();
                         if !self.turn.is_running() {
                             self.turn_id = None;
                         }
-                        self.turn.prompt_written(out);
-                        Request::StartTurn
+                        self.turn.on_prompt_written(out);
+                        AppServerRequest::StartTurn
                     }
                     "turn/interrupt" => {
-                        self.turn.interrupt();
-                        Request::Other
+                        self.turn.mark_interrupted();
+                        AppServerRequest::Other
                     }
-                    _ => Request::Other,
+                    _ => AppServerRequest::Other,
                 };
                 self.next_id = self.next_id.max(id.as_u64().unwrap_or(0) + 1);
                 self.waiting.insert(id.to_string(), request);
             }
-            Some(Rpc::Result { id, .. } | Rpc::Error { id, .. }) => {
-                self.turn.answered(&InputKey(id.to_string()), out);
+            Some(RpcMessage::Result { id, .. } | RpcMessage::Error { id, .. }) => {
+                self.turn.close_answered(&InputKey(id.to_string()), out);
             }
-            Some(Rpc::Notice { .. }) | None => {}
+            Some(RpcMessage::Notification { .. }) | None => {}
         }
     }
 
-    pub(in super::super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
-        approvals::answer(self.turn.needs(key)?, answer)
+    pub(in super::super) fn answer_message(
+        &self,
+        key: &InputKey,
+        answer: &AgentInputAnswer,
+    ) -> Option<StdinMessage> {
+        approvals::answer_message(self.turn.answer_context(key)?, answer)
     }
 
-    pub(in super::super) fn interrupt(&self) -> Vec<Message> {
+    pub(in super::super) fn interrupt_messages(&self) -> Vec<StdinMessage> {
         let (Some(thread), Some(turn)) = (self.turn.conversation(), &self.turn_id) else {
             return Vec::new();
         };
@@ -427,7 +464,7 @@ impl AppServer {
         vec![WIRE.request(self.next_id, "turn/interrupt", params)]
     }
 
-    pub(in super::super) fn exited(
+    pub(in super::super) fn on_exit(
         &mut self,
         exit: AgentExit,
         stderr: &str,
@@ -435,7 +472,7 @@ impl AppServer {
     ) {
         let resuming = self.opening.resume.is_some();
         let failure = || failure::exit_failure(exit, resuming, stderr);
-        self.turn.process_ended(failure, out);
+        self.turn.on_process_end(failure, out);
     }
 }
 
@@ -446,7 +483,7 @@ fn turn_params(thread: &str, prompt: &str) -> Value {
 
 /// About the program, the account or the thread as a whole: some of it comes right behind the answer that opens a
 /// thread, when the prompt is on its way.
-fn is_aside(method: &str) -> bool {
+fn is_program_notice(method: &str) -> bool {
     let kinds = [
         "thread/",
         "account/",
@@ -464,7 +501,7 @@ fn is_aside(method: &str) -> bool {
 }
 
 /// `codexErrorInfo` is a word, or an object with one key and perhaps a status under it.
-fn turn_failure(error: Option<&Value>) -> Failure {
+fn turn_failure(error: Option<&Value>) -> TurnFailure {
     let error = error.unwrap_or(&Value::Null);
     let (kind, status) = match error.get("codexErrorInfo") {
         Some(Value::String(kind)) => (kind.as_str(), None),
@@ -474,5 +511,5 @@ fn turn_failure(error: Option<&Value>) -> Failure {
         }),
         Some(_) | None => ("", None),
     };
-    provider_failure(status, kind, text(error, "/message"))
+    provider_failure(status, kind, text_at(error, "/message"))
 }

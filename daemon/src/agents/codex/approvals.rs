@@ -5,23 +5,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::event::{
-    AgentEvent, Answer, Ask, Choice, Input, InputKey, Message, Question, Reply,
+    AgentEvent, AgentInput, AgentInputAnswer, AgentInputKind, AgentQuestion, InputKey,
+    QuestionChoice, QuestionResponse, StdinMessage,
 };
-use super::super::form::Form;
-use super::super::memory::Known;
-use super::super::turn::{TOO_LONG_TO_SHOW, permission};
-use super::super::wire::{METHOD_NOT_FOUND, list, text};
-use super::app_server::{AppServer, WIRE};
+use super::super::form::ElicitationForm;
+use super::super::memory::RecalledText;
+use super::super::turn::{TOO_LONG_TO_SHOW, permission_input};
+use super::super::wire::{METHOD_NOT_FOUND, list_at, text_at};
+use super::app_server::{CodexAppServer, WIRE};
 
 /// What the answer needs of the request.
 #[derive(Serialize, Deserialize)]
-struct Needs {
+struct CodexAnswerContext {
     id: Value,
-    kind: Kind,
+    kind: CodexInputKind,
 }
 
 #[derive(Serialize, Deserialize)]
-enum Kind {
+enum CodexInputKind {
     /// `decision` is one of a few words.
     Decision,
     /// What is asked for is given by repeating it.
@@ -32,19 +33,19 @@ enum Kind {
     Questions {
         ids: Vec<String>,
     },
-    Form(Form),
+    Form(ElicitationForm),
 }
 
 /// Parts of a request that say where it belongs, not what it is about.
-const ROUTING: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
+const ROUTING_FIELDS: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
 
 /// How long leave for a server's tool holds: not longer than the process.
-const SESSION: &str = "session";
+const SESSION_SCOPE: &str = "session";
 
-const COMMAND: &str = "commandExecution";
-const CHANGE: &str = "fileChange";
+const COMMAND_TOOL: &str = "commandExecution";
+const FILE_CHANGE_TOOL: &str = "fileChange";
 
-impl AppServer {
+impl CodexAppServer {
     pub(super) fn on_request(
         &mut self,
         id: &Value,
@@ -53,72 +54,79 @@ impl AppServer {
         out: &mut Vec<AgentEvent>,
     ) {
         let asked = match method {
-            "item/commandExecution/requestApproval" => self.leave(params, COMMAND),
-            "item/fileChange/requestApproval" => self.leave(params, CHANGE),
-            "item/permissions/requestApproval" => rights(params),
-            "item/tool/requestUserInput" | "tool/requestUserInput" => questions(params),
-            "mcpServer/elicitation/request" => form(params),
+            "item/commandExecution/requestApproval" => self.approval_input(params, COMMAND_TOOL),
+            "item/fileChange/requestApproval" => self.approval_input(params, FILE_CHANGE_TOOL),
+            "item/permissions/requestApproval" => permissions_input(params),
+            "item/tool/requestUserInput" | "tool/requestUserInput" => questions_input(params),
+            "mcpServer/elicitation/request" => form_input(params),
             _ => None,
         };
         let (ask, kind) = match asked {
             Some((Some(ask), kind)) => (ask, kind),
             Some((None, kind)) => {
-                let needs = Needs {
+                let needs = CodexAnswerContext {
                     id: id.clone(),
                     kind,
                 };
-                let denied = Answer::Deny {
+                let denied = AgentInputAnswer::Deny {
                     message: TOO_LONG_TO_SHOW.to_owned(),
                 };
-                out.push(AgentEvent::Write(answer_to(&needs, &denied)));
+                out.push(AgentEvent::Write(answer_for_context(&needs, &denied)));
                 return;
             }
             None => {
                 let told = json!({"method": method, "params": params}).to_string();
-                self.turn.say(OutputKind::Opaque, false, told, None, out);
+                self.turn
+                    .push_output(OutputKind::Opaque, false, told, None, out);
                 let refusal =
-                    WIRE.refuse(id, METHOD_NOT_FOUND, "this client serves no such request");
+                    WIRE.error_response(id, METHOD_NOT_FOUND, "this client serves no such request");
                 out.push(AgentEvent::Write(refusal));
                 return;
             }
         };
-        let item = text(params, "/itemId");
-        let input = Input {
+        let item = text_at(params, "/itemId");
+        let input = AgentInput {
             key: InputKey(id.to_string()),
             tool_call_id: Some(item.to_owned()).filter(|item| !item.is_empty()),
-            ask,
+            kind: ask,
         };
-        let needs = Needs {
+        let needs = CodexAnswerContext {
             id: id.clone(),
             kind,
         };
         let needs = serde_json::to_string(&needs).unwrap_or_default();
-        self.turn.ask(input, needs, out);
+        self.turn.open_input(input, needs, out);
     }
 
-    fn leave(&self, params: &Value, tool: &str) -> Option<(Option<Ask>, Kind)> {
+    fn approval_input(
+        &self,
+        params: &Value,
+        tool: &str,
+    ) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
         let mut shown = without_routing(params);
-        let item = text(params, "/itemId");
+        let item = text_at(params, "/itemId");
         match self.command_lines.get(item) {
-            Known::Text(command) => {
+            RecalledText::Text(command) => {
                 let command: Map<String, Value> = serde_json::from_str(command).unwrap_or_default();
                 for (name, value) in command.into_iter().filter(|(_, value)| !value.is_null()) {
                     shown.entry(name).or_insert(value);
                 }
             }
-            Known::Forgotten if tool == COMMAND && !shown.contains_key("command") => {
-                return Some((None, Kind::Decision));
+            RecalledText::Forgotten if tool == COMMAND_TOOL && !shown.contains_key("command") => {
+                return Some((None, CodexInputKind::Decision));
             }
-            Known::Forgotten | Known::Nothing => {}
+            RecalledText::Forgotten | RecalledText::NeverSeen => {}
         }
         match self.file_changes.get(item) {
-            Known::Text(changes) => {
+            RecalledText::Text(changes) => {
                 let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
                 shown.insert("changes".to_owned(), changes);
             }
             // What is allowed is what was said last, and that is not known.
-            Known::Forgotten if tool == CHANGE => return Some((None, Kind::Decision)),
-            Known::Forgotten | Known::Nothing => {}
+            RecalledText::Forgotten if tool == FILE_CHANGE_TOOL => {
+                return Some((None, CodexInputKind::Decision));
+            }
+            RecalledText::Forgotten | RecalledText::NeverSeen => {}
         }
         // Without any of these nobody would know what he allows.
         let what = [
@@ -129,7 +137,7 @@ impl AppServer {
             "grantRoot",
         ];
         if !what.iter().any(|name| shown.contains_key(*name)) {
-            return Some((None, Kind::Decision));
+            return Some((None, CodexInputKind::Decision));
         }
         // Decisions beyond these would hold for longer than the attempt.
         let offered = params.get("availableDecisions").and_then(Value::as_array);
@@ -138,36 +146,39 @@ impl AppServer {
         shown.remove("availableDecisions");
         shown.remove("proposedExecpolicyAmendment");
         let shown = Value::Object(shown).to_string();
-        let ask = permission(tool, &shown, text(params, "/reason"), can);
-        Some((ask, Kind::Decision))
+        let ask = permission_input(tool, &shown, text_at(params, "/reason"), can);
+        Some((ask, CodexInputKind::Decision))
     }
 }
 
 fn without_routing(params: &Value) -> Map<String, Value> {
     let mut shown = params.as_object().cloned().unwrap_or_default();
-    shown.retain(|name, value| !ROUTING.contains(&name.as_str()) && !value.is_null());
+    shown.retain(|name, value| !ROUTING_FIELDS.contains(&name.as_str()) && !value.is_null());
     shown
 }
 
-fn rights(params: &Value) -> Option<(Option<Ask>, Kind)> {
+fn permissions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
     let asked = params.get("permissions")?.clone();
     let shown = Value::Object(without_routing(params)).to_string();
-    let ask = permission("permissions", &shown, text(params, "/reason"), true);
-    Some((ask, Kind::Rights { asked }))
+    let ask = permission_input("permissions", &shown, text_at(params, "/reason"), true);
+    Some((ask, CodexInputKind::Rights { asked }))
 }
 
-fn questions(params: &Value) -> Option<(Option<Ask>, Kind)> {
-    let asked = list(params, "/questions");
+fn questions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
+    let asked = list_at(params, "/questions");
     let question = |value: &Value| {
-        let options = list(value, "/options").iter().map(|option| Choice {
-            label: text(option, "/label").to_owned(),
-            description: text(option, "/description").to_owned(),
-        });
-        let options: Vec<Choice> = options.filter(|option| !option.label.is_empty()).collect();
+        let options = list_at(value, "/options")
+            .iter()
+            .map(|option| QuestionChoice {
+                label: text_at(option, "/label").to_owned(),
+                description: text_at(option, "/description").to_owned(),
+            });
+        let options: Vec<QuestionChoice> =
+            options.filter(|option| !option.label.is_empty()).collect();
         let other = value.get("isOther") == Some(&Value::Bool(true));
-        Question {
-            text: text(value, "/question").to_owned(),
-            header: text(value, "/header").to_owned(),
+        AgentQuestion {
+            text: text_at(value, "/question").to_owned(),
+            header: text_at(value, "/header").to_owned(),
             multi_select: false,
             allow_free_text: other || options.is_empty(),
             options,
@@ -175,58 +186,65 @@ fn questions(params: &Value) -> Option<(Option<Ask>, Kind)> {
     };
     let ids: Vec<String> = asked
         .iter()
-        .map(|value| text(value, "/id").to_owned())
+        .map(|value| text_at(value, "/id").to_owned())
         .collect();
-    let asked: Vec<Question> = asked.iter().map(question).collect();
+    let asked: Vec<AgentQuestion> = asked.iter().map(question).collect();
     if asked.is_empty() || asked.iter().any(|question| question.text.trim().is_empty()) {
         return None;
     }
-    Some((Some(Ask::Questions(asked)), Kind::Questions { ids }))
+    Some((
+        Some(AgentInputKind::Questions(asked)),
+        CodexInputKind::Questions { ids },
+    ))
 }
 
 /// One that cannot be put to a person, such as a page to visit, is declined. One without fields asks for leave to use a
 /// server's tool, and says how long an answer may hold.
-fn form(params: &Value) -> Option<(Option<Ask>, Kind)> {
-    let form = Form::read(params);
-    let can = text(params, "/_meta/persist") == SESSION
-        || list(params, "/_meta/persist").contains(&json!(SESSION));
-    let ask = form.as_ref().and_then(|form| form.ask(params, can));
-    Some((ask, Kind::Form(form.unwrap_or_default())))
+fn form_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
+    let form = ElicitationForm::read(params);
+    let can = text_at(params, "/_meta/persist") == SESSION_SCOPE
+        || list_at(params, "/_meta/persist").contains(&json!(SESSION_SCOPE));
+    let ask = form.as_ref().and_then(|form| form.to_input(params, can));
+    Some((ask, CodexInputKind::Form(form.unwrap_or_default())))
 }
 
-pub(super) fn answer(needs: &str, answer: &Answer) -> Option<Message> {
-    let needs: Needs = serde_json::from_str(needs).ok()?;
-    Some(answer_to(&needs, answer))
+pub(super) fn answer_message(needs: &str, answer: &AgentInputAnswer) -> Option<StdinMessage> {
+    let needs: CodexAnswerContext = serde_json::from_str(needs).ok()?;
+    Some(answer_for_context(&needs, answer))
 }
 
-fn answer_to(needs: &Needs, answer: &Answer) -> Message {
+fn answer_for_context(needs: &CodexAnswerContext, answer: &AgentInputAnswer) -> StdinMessage {
     let result = match &needs.kind {
-        Kind::Decision => json!({"decision": match answer {
-            Answer::Allow { for_attempt: true } => "acceptForSession",
-            Answer::Allow { for_attempt: false } => "accept",
-            Answer::Deny { .. } | Answer::None | Answer::Replies(_) => "decline",
+        CodexInputKind::Decision => json!({"decision": match answer {
+            AgentInputAnswer::Allow { for_attempt: true } => "acceptForSession",
+            AgentInputAnswer::Allow { for_attempt: false } => "accept",
+            AgentInputAnswer::Deny { .. } | AgentInputAnswer::None | AgentInputAnswer::Replies(_) => "decline",
         }}),
-        Kind::Rights { asked } => match answer {
-            Answer::Allow { for_attempt } => {
+        CodexInputKind::Rights { asked } => match answer {
+            AgentInputAnswer::Allow { for_attempt } => {
                 let scope = if *for_attempt { "session" } else { "turn" };
                 json!({"permissions": asked, "scope": scope})
             }
-            Answer::Deny { .. } | Answer::None | Answer::Replies(_) => {
+            AgentInputAnswer::Deny { .. }
+            | AgentInputAnswer::None
+            | AgentInputAnswer::Replies(_) => {
                 json!({"permissions": {}, "scope": "turn"})
             }
         },
-        Kind::Questions { ids } => {
+        CodexInputKind::Questions { ids } => {
             let empty = Vec::new();
             let replies = match answer {
-                Answer::Replies(replies) => replies,
-                Answer::Allow { .. } | Answer::Deny { .. } | Answer::None => &empty,
+                AgentInputAnswer::Replies(replies) => replies,
+                AgentInputAnswer::Allow { .. }
+                | AgentInputAnswer::Deny { .. }
+                | AgentInputAnswer::None => &empty,
             };
-            json!({"answers": answers(ids, replies)})
+            json!({"answers": answers_json(ids, replies)})
         }
-        Kind::Form(form) => {
-            let mut result = form.answer(answer);
-            if matches!(answer, Answer::Allow { for_attempt: true }) {
-                result["_meta"] = json!({"persist": SESSION});
+        CodexInputKind::Form(form) => {
+            let mut result = form.answer_json(answer);
+            if matches!(answer, AgentInputAnswer::Allow { for_attempt: true }) {
+                result["_meta"] = json!({"persist": SESSION_SCOPE});
             }
             result
         }
@@ -234,7 +252,7 @@ fn answer_to(needs: &Needs, answer: &Answer) -> Message {
     WIRE.result(&needs.id, result)
 }
 
-fn answers(ids: &[String], replies: &[Reply]) -> Map<String, Value> {
+fn answers_json(ids: &[String], replies: &[QuestionResponse]) -> Map<String, Value> {
     let answers = ids.iter().zip(replies).map(|(id, reply)| {
         let mut words = reply.labels.clone();
         words.extend(Some(reply.text.clone()).filter(|text| !text.is_empty()));

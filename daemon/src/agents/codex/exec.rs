@@ -5,41 +5,41 @@ use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::event::{AgentEvent, AgentExit, Message, Outcome};
-use super::super::failure::{self, Failure, FailureClass, provider_failure};
-use super::super::turn::Turn;
-use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::text;
+use super::super::event::{AgentEvent, AgentExit, StdinMessage, TurnOutcome};
+use super::super::failure::{self, FailureClass, TurnFailure, provider_failure};
+use super::super::turn::TurnState;
+use super::super::usage::{TokenCounts, TurnUsage};
+use super::super::wire::text_at;
 use super::{on_item, on_progress};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Exec {
-    turn: Turn,
+pub(crate) struct CodexExec {
+    turn: TurnState,
     resuming: Option<String>,
     /// What the thread had used before this turn. Unknown: what this turn uses cannot be told either.
-    used_before: Option<Tokens>,
+    used_before: Option<TokenCounts>,
 }
 
-impl Exec {
-    pub(crate) fn new(resuming: Option<String>, used_before: Option<Tokens>) -> Self {
+impl CodexExec {
+    pub(crate) fn new(resuming: Option<String>, used_before: Option<TokenCounts>) -> Self {
         Self {
-            turn: Turn::default(),
+            turn: TurnState::default(),
             used_before: match &resuming {
-                None => Some(Tokens::default()),
+                None => Some(TokenCounts::default()),
                 Some(_) => used_before,
             },
             resuming,
         }
     }
 
-    pub(in super::super) fn prompt(text: &str) -> Message {
-        Message {
+    pub(in super::super) fn prompt_message(text: &str) -> StdinMessage {
+        StdinMessage {
             bytes: text.as_bytes().to_vec(),
             last: true,
         }
     }
 
-    pub(in super::super) fn line(
+    pub(in super::super) fn on_message(
         &mut self,
         json: &str,
         message: &Value,
@@ -52,37 +52,41 @@ impl Exec {
         match kind {
             "thread.started" => self.on_thread(message, out),
             "turn.started" => {
-                self.turn.begin_unless_begun(out);
-                self.turn.heard(out);
+                self.turn.begin_if_not_begun(out);
+                self.turn.mark_active(out);
             }
             "item.started" => on_item(&mut self.turn, item, false, false, out),
-            "item.updated" => on_progress(&mut self.turn, json, text(item, "/id"), out),
+            "item.updated" => on_progress(&mut self.turn, json, text_at(item, "/id"), out),
             "item.completed" => on_item(&mut self.turn, item, true, false, out),
             "turn.completed" => self.on_completed(message, out),
             "turn.failed" => {
-                let failure = provider_failure(None, "", text(message, "/error/message"));
-                self.turn.fail(failure, out);
+                let failure = provider_failure(None, "", text_at(message, "/error/message"));
+                self.turn.fail_turn(failure, out);
             }
             // It may be about to try again: only the end of the turn decides.
-            "error" => self.turn.say(OutputKind::System, false, json, None, out),
-            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            "error" => self
+                .turn
+                .push_output(OutputKind::System, false, json, None, out),
+            _ => self
+                .turn
+                .push_output(OutputKind::Opaque, false, json, None, out),
         }
         true
     }
 
     /// A name that it does not know makes it start anew, without a word.
     fn on_thread(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        self.turn.begin_unless_begun(out);
-        self.turn.heard(out);
-        let id = text(message, "/thread_id");
+        self.turn.begin_if_not_begun(out);
+        self.turn.mark_active(out);
+        let id = text_at(message, "/thread_id");
         match &self.resuming {
             Some(wanted) if wanted != id => {
                 let message =
                     format!("codex started thread {id} instead of going on with {wanted}");
                 self.turn
-                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                    .fail_turn(TurnFailure::new(FailureClass::ResumeFailed, message), out);
             }
-            Some(_) | None => self.turn.converses(id, out),
+            Some(_) | None => self.turn.set_conversation(id, out),
         }
     }
 
@@ -95,7 +99,7 @@ impl Exec {
                 "cached_input_tokens",
                 "cache_write_input_tokens",
             ];
-            Tokens::read_with_cached_input(usage, names)
+            TokenCounts::read_with_cached_input(usage, names)
         });
         let usage = total
             .zip(self.used_before)
@@ -104,16 +108,16 @@ impl Exec {
                 ..TurnUsage::default()
             });
         self.used_before = total.or(self.used_before);
-        let words = self.turn.words().to_owned();
-        self.turn.end(Outcome::Result(words), usage, out);
+        let words = self.turn.last_text().to_owned();
+        self.turn.end_turn(TurnOutcome::Result(words), usage, out);
     }
 
     /// It reads one prompt, up to the end of its stdin.
-    pub(in super::super) fn wrote(&mut self, out: &mut Vec<AgentEvent>) {
-        self.turn.begin_unless_begun(out);
+    pub(in super::super) fn on_written(&mut self, out: &mut Vec<AgentEvent>) {
+        self.turn.begin_if_not_begun(out);
     }
 
-    pub(in super::super) fn exited(
+    pub(in super::super) fn on_exit(
         &mut self,
         exit: AgentExit,
         stderr: &str,
@@ -121,6 +125,6 @@ impl Exec {
     ) {
         let resuming = self.resuming.is_some();
         let failure = || failure::exit_failure(exit, resuming, stderr);
-        self.turn.process_ended(failure, out);
+        self.turn.on_process_end(failure, out);
     }
 }

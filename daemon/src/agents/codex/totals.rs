@@ -3,29 +3,29 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::usage::Tokens;
-use super::super::wire::text;
+use super::super::usage::TokenCounts;
+use super::super::wire::text_at;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Totals {
+pub(super) struct ThreadTotals {
     /// The thread's total before this turn, and now.
-    used: Option<(Tokens, Tokens)>,
+    used: Option<(TokenCounts, TokenCounts)>,
     /// The thread's total as it was told last.
     #[serde(default)]
-    total: Option<Tokens>,
+    total: Option<TokenCounts>,
     /// The model has answered in this turn.
     #[serde(default)]
     answered: bool,
 }
 
-impl Totals {
-    pub(super) fn turn_begins(&mut self) {
+impl ThreadTotals {
+    pub(super) fn begin_turn(&mut self) {
         self.used = None;
         self.answered = false;
     }
 
     pub(super) fn on_item(&mut self, item: &Value) {
-        self.answered |= text(item, "/type") != "userMessage";
+        self.answered |= text_at(item, "/type") != "userMessage";
     }
 
     /// What the thread had used is said when it is taken up again: before the turn or, by older versions, as the first
@@ -39,7 +39,7 @@ impl Totals {
                 "cacheWriteInputTokens",
             ];
             let usage = params.pointer(name).unwrap_or(&Value::Null);
-            Tokens::read_with_cached_input(usage, names)
+            TokenCounts::read_with_cached_input(usage, names)
         };
         let total = read("/tokenUsage/total");
         let told = self.total.replace(total);
@@ -55,7 +55,7 @@ impl Totals {
     }
 
     /// What it has used, where anything was said of that.
-    pub(super) fn turn_ends(&mut self) -> Option<Tokens> {
+    pub(super) fn end_turn(&mut self) -> Option<TokenCounts> {
         self.used.take().map(|(before, now)| now.since(before))
     }
 }

@@ -1,14 +1,14 @@
 //! What the end of a process means, by how it ended and by what it said last on standard error.
 
 use super::super::event::AgentExit;
-use super::{Failure, FailureClass, class_of_words};
+use super::{FailureClass, TurnFailure, class_of_text};
 
 /// What the end of the process means when no message said how the turn ended.
-pub(in super::super) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &str) -> Failure {
+pub(in super::super) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &str) -> TurnFailure {
     let last = last_lines(stderr);
     let said = last.last().copied().unwrap_or_default();
     match exit {
-        AgentExit::Code(0) => Failure::new(
+        AgentExit::Code(0) => TurnFailure::new(
             FailureClass::NoResult,
             "the agent ended with exit code 0 and without a result",
         ),
@@ -16,9 +16,9 @@ pub(in super::super) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &s
             let class = class_of_stderr(&last, resuming);
             let message =
                 format!("the agent ended with exit code {code} and without a result: {said}");
-            Failure::new(class, message.trim_end_matches(": "))
+            TurnFailure::new(class, message.trim_end_matches(": "))
         }
-        AgentExit::Signal(signal) => Failure::new(
+        AgentExit::Signal(signal) => TurnFailure::new(
             FailureClass::AgentExit,
             format!("the agent was ended by signal {signal}"),
         ),
@@ -51,7 +51,7 @@ fn class_of_stderr(last: &[&str], resuming: bool) -> FailureClass {
     } else if no_directory || text.contains("not inside a trusted directory") {
         FailureClass::BadCwd
     } else {
-        match class_of_words(&text) {
+        match class_of_text(&text) {
             Some(class @ (FailureClass::ProviderAuth | FailureClass::ProviderQuota)) => class,
             Some(_) | None => FailureClass::AgentExit,
         }

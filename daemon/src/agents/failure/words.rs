@@ -3,7 +3,7 @@
 use super::FailureClass;
 
 /// Words that providers and agents use, in the order in which they decide. Lower case.
-const WORDS: [(FailureClass, &[&str]); 5] = [
+const CLASS_PHRASES: [(FailureClass, &[&str]); 5] = [
     (
         FailureClass::ContextOverflow,
         &[
@@ -138,10 +138,10 @@ pub(super) fn class_of_status(status: u64) -> Option<FailureClass> {
     }
 }
 
-pub(super) fn class_of_words(text: &str) -> Option<FailureClass> {
+pub(super) fn class_of_text(text: &str) -> Option<FailureClass> {
     let text = text.to_lowercase();
     let named = |words: &&[&str]| words.iter().any(|word| text.contains(word));
-    let found = WORDS.iter().find(|(_, words)| named(words));
+    let found = CLASS_PHRASES.iter().find(|(_, words)| named(words));
     found.map(|(class, _)| *class)
 }
 
@@ -190,6 +190,6 @@ pub(super) fn status_in(text: &str) -> Option<u64> {
 }
 
 /// The class of the status that a text names, if it names one.
-pub(in super::super) fn told_status(text: &str) -> Option<FailureClass> {
+pub(in super::super) fn class_of_named_status(text: &str) -> Option<FailureClass> {
     status_in(text).and_then(class_of_status)
 }

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::super::usage::Tokens;
-use super::lines::{Mark, elicited, items, number, says, visible, word};
+use super::super::usage::TokenCounts;
+use super::lines::{LineFact, elicited, items, number, says, visible, word};
 
 pub(super) const SNAKE: [&str; 4] = [
     "input_tokens",
@@ -19,9 +19,9 @@ pub(super) const CAMEL: [&str; 4] = [
 ];
 
 /// Input includes what came from the cache.
-pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> Tokens {
+pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> TokenCounts {
     let [input, output, cache_read, cache_write] = names.map(|name| number(&usage[name]));
-    Tokens {
+    TokenCounts {
         input: input - cache_read - cache_write,
         output,
         cache_read,
@@ -29,7 +29,7 @@ pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> Tokens {
     }
 }
 
-pub(super) fn codex_item(item: &Value, ended: bool) -> Vec<Mark> {
+pub(super) fn codex_item(item: &Value, ended: bool) -> Vec<LineFact> {
     let (id, kind) = (word(item, "/id").to_owned(), word(item, "/type"));
     match kind {
         "agent_message" if ended => says(id, word(item, "/text")),
@@ -44,19 +44,19 @@ pub(super) fn codex_item(item: &Value, ended: bool) -> Vec<Mark> {
     }
 }
 
-fn codex_tool(id: String, name: String, item: &Value, ended: bool) -> Vec<Mark> {
-    let mut marks = vec![Mark::ToolBegan(id.clone(), name), Mark::Visible];
+fn codex_tool(id: String, name: String, item: &Value, ended: bool) -> Vec<LineFact> {
+    let mut marks = vec![LineFact::ToolBegan(id.clone(), name), LineFact::Visible];
     if ended {
         let code = item.get("exit_code").or_else(|| item.get("exitCode"));
         let code = code.and_then(Value::as_i64).unwrap_or(0);
         let status = word(item, "/status");
         let failed = matches!(status, "failed" | "declined") || code != 0;
-        marks.push(Mark::ToolEnded(id, failed));
+        marks.push(LineFact::ToolEnded(id, failed));
     }
     marks
 }
 
-pub(super) fn codex_request(line: &Value) -> Vec<Mark> {
+pub(super) fn codex_request(line: &Value) -> Vec<LineFact> {
     let what = match word(line, "/method") {
         "item/commandExecution/requestApproval" => "permission(commandExecution)".to_owned(),
         "item/fileChange/requestApproval" => "permission(fileChange)".to_owned(),
@@ -70,5 +70,5 @@ pub(super) fn codex_request(line: &Value) -> Vec<Mark> {
         },
         _ => return Vec::new(),
     };
-    vec![Mark::Asked(line["id"].to_string(), what)]
+    vec![LineFact::Asked(line["id"].to_string(), what)]
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::super::event::{AgentEvent, Ask, Outcome, TurnPhase};
+use super::super::event::{AgentEvent, AgentInputKind, TurnOutcome, TurnPhase};
 use super::super::rendered;
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct TurnFacts {
     pub(super) phases: Vec<&'static str>,
     /// In the order in which they began.
     pub(super) tools: Vec<String>,
@@ -14,11 +14,11 @@ pub(super) struct Facts {
     pub(super) inputs: Vec<String>,
     /// Input, output, cache read, cache write, price.
     pub(super) used: Option<String>,
-    pub(super) outcome: Told,
+    pub(super) outcome: StatedOutcome,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum StatedOutcome {
     #[default]
     Open,
     Result(String),
@@ -26,23 +26,23 @@ pub(super) enum Told {
     Failed(String),
     Interrupted,
     /// It did not end well; nobody says in which way.
-    NotWell,
+    NotSuccessful,
 }
 
-impl Told {
+impl StatedOutcome {
     /// Whether what the adapter says is what was stated.
-    pub(super) fn agrees(&self, adapter: &Self) -> bool {
+    pub(super) fn agrees_with(&self, adapter: &Self) -> bool {
         match (self, adapter) {
-            (Self::NotWell, Self::Failed(_) | Self::Interrupted) => true,
+            (Self::NotSuccessful, Self::Failed(_) | Self::Interrupted) => true,
             (stated, told) => stated == told,
         }
     }
 }
 
 /// Turns as the adapter tells them.
-pub(super) fn of_adapter(events: &[AgentEvent]) -> Vec<Facts> {
+pub(super) fn facts_of_adapter(events: &[AgentEvent]) -> Vec<TurnFacts> {
     let mut turns = Vec::new();
-    let mut now = Facts::default();
+    let mut now = TurnFacts::default();
     let mut tools = BTreeMap::new();
     let mut inputs = BTreeMap::new();
     for event in events {
@@ -63,19 +63,21 @@ pub(super) fn of_adapter(events: &[AgentEvent]) -> Vec<Facts> {
             }
             AgentEvent::InputAsked(input) => {
                 inputs.insert(input.key.clone(), now.inputs.len());
-                now.inputs.push(match &input.ask {
-                    Ask::Permission(asked) => format!("permission({})", asked.tool_name),
-                    Ask::Questions(asked) => format!("questions({})", asked.len()),
+                now.inputs.push(match &input.kind {
+                    AgentInputKind::Permission(asked) => format!("permission({})", asked.tool_name),
+                    AgentInputKind::Questions(asked) => format!("questions({})", asked.len()),
                 });
             }
             AgentEvent::InputAnswered { key } => now.inputs[inputs[key]] += " answered",
             AgentEvent::InputWithdrawn { key, .. } => now.inputs[inputs[key]] += " withdrawn",
             AgentEvent::Ended(ending) => {
-                now.used = ending.usage.as_ref().map(rendered::used);
+                now.used = ending.usage.as_ref().map(rendered::usage_text);
                 now.outcome = match &ending.outcome {
-                    Outcome::Result(words) => Told::Result(words.clone()),
-                    Outcome::Failed(failure) => Told::Failed(failure.code().to_owned()),
-                    Outcome::Interrupted => Told::Interrupted,
+                    TurnOutcome::Result(words) => StatedOutcome::Result(words.clone()),
+                    TurnOutcome::Failed(failure) => {
+                        StatedOutcome::Failed(failure.code().to_owned())
+                    }
+                    TurnOutcome::Interrupted => StatedOutcome::Interrupted,
                 };
                 turns.push(std::mem::take(&mut now));
             }
@@ -83,7 +85,7 @@ pub(super) fn of_adapter(events: &[AgentEvent]) -> Vec<Facts> {
             | AgentEvent::Conversation(_)
             | AgentEvent::Write(_)
             | AgentEvent::Malformed { .. }
-            | AgentEvent::Mended { .. }
+            | AgentEvent::Repaired { .. }
             | AgentEvent::LineCut { .. } => {}
         }
     }
@@ -91,7 +93,7 @@ pub(super) fn of_adapter(events: &[AgentEvent]) -> Vec<Facts> {
 }
 
 /// Where two tellings of the same turns part.
-pub(super) fn differences(stated: &[Facts], told: &[Facts]) -> Vec<String> {
+pub(super) fn differences(stated: &[TurnFacts], told: &[TurnFacts]) -> Vec<String> {
     if stated.len() != told.len() {
         let counts = format!("{} turns are stated, {} told", stated.len(), told.len());
         return vec![format!("{counts}:\n  {stated:?}\n  {told:?}")];
@@ -111,7 +113,7 @@ pub(super) fn differences(stated: &[Facts], told: &[Facts]) -> Vec<String> {
         part("inputs", inputs, show(&stated.inputs), show(&told.inputs));
         let used = stated.used == told.used;
         part("usage", used, show(&stated.used), show(&told.used));
-        let outcome = stated.outcome.agrees(&told.outcome);
+        let outcome = stated.outcome.agrees_with(&told.outcome);
         part(
             "outcome",
             outcome,

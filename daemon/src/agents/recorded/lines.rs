@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::super::usage::{Dollars, Tokens};
+use super::super::usage::{DollarAmount, TokenCounts};
 use super::codex_lines::{CAMEL, SNAKE, codex_item, codex_request, codex_tokens};
-use super::facts::Told;
+use super::facts::StatedOutcome;
 use crate::config::AgentWire;
 
 /// One thing that a line says.
 #[derive(Debug)]
-pub(super) enum Mark {
+pub(super) enum LineFact {
     Prompt,
     /// What a person would see.
     Visible,
@@ -22,37 +22,37 @@ pub(super) enum Mark {
     Answered(String),
     Withdrawn(String),
     /// What the turn has used by now, and its price; replaces what was said before.
-    Used(Tokens, Option<Dollars>),
+    Used(TokenCounts, Option<DollarAmount>),
     /// The agent's words, which may become its result: by message; `None` forgets them.
     Words(Option<(String, String)>),
-    End(Told),
+    End(StatedOutcome),
 }
 
 /// What is remembered from line to line.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
+pub(super) struct RawLineReader {
     /// Ids of requests by which the client prompts.
     prompts: Vec<String>,
     /// Ids of requests that open a conversation, and whether they take one up again.
     openings: Vec<(String, bool)>,
     /// The conversation that it was to go on with: then totals are older than the process.
     resuming: Option<String>,
-    cost: Dollars,
+    cost: DollarAmount,
     cost_known: bool,
-    cost_before: Option<Dollars>,
-    turn_used: Tokens,
+    cost_before: Option<DollarAmount>,
+    turn_used: TokenCounts,
     /// What the whole thread has used, as it was told last.
-    thread_used: Option<Tokens>,
+    thread_used: Option<TokenCounts>,
     /// Something has come of this turn.
     answered: bool,
     /// What an ACP agent counts behind each request.
-    by_request: Option<Tokens>,
+    by_request: Option<TokenCounts>,
     turn: String,
     /// Names and kinds of tool calls by their ids, where they were told.
     names: BTreeMap<String, (String, String)>,
 }
 
-impl Reader {
+impl RawLineReader {
     pub(super) fn new(resuming: Option<String>) -> Self {
         Self {
             cost_known: resuming.is_none(),
@@ -62,19 +62,19 @@ impl Reader {
     }
 
     /// A line that went to the agent.
-    pub(super) fn told(&mut self, wire: AgentWire, line: &Value) -> Vec<Mark> {
+    pub(super) fn facts_of_stdin_line(&mut self, wire: AgentWire, line: &Value) -> Vec<LineFact> {
         let id = line["id"].to_string();
         match (wire, word(line, "/method"), word(line, "/type")) {
-            (AgentWire::Claude, _, "user") => vec![Mark::Prompt],
+            (AgentWire::Claude, _, "user") => vec![LineFact::Prompt],
             (AgentWire::Claude, _, "control_response") => {
-                vec![Mark::Answered(
+                vec![LineFact::Answered(
                     word(line, "/response/request_id").to_owned(),
                 )]
             }
             (_, "turn/start" | "session/prompt", _) => {
                 self.prompts.push(id);
                 self.cost_before = self.cost_known.then_some(self.cost);
-                vec![Mark::Prompt]
+                vec![LineFact::Prompt]
             }
             (_, "session/load" | "session/resume" | "thread/resume", _) => {
                 self.openings.push((id, true));
@@ -84,13 +84,13 @@ impl Reader {
                 self.openings.push((id, false));
                 Vec::new()
             }
-            (AgentWire::CodexAppServer | AgentWire::Acp, "", _) => vec![Mark::Answered(id)],
+            (AgentWire::CodexAppServer | AgentWire::Acp, "", _) => vec![LineFact::Answered(id)],
             _ => Vec::new(),
         }
     }
 
     /// A line of the agent.
-    pub(super) fn said(&mut self, wire: AgentWire, line: &Value) -> Vec<Mark> {
+    pub(super) fn facts_of_stdout_line(&mut self, wire: AgentWire, line: &Value) -> Vec<LineFact> {
         match wire {
             AgentWire::Claude => self.claude(line),
             AgentWire::CodexExec => self.exec(line),
@@ -99,7 +99,7 @@ impl Reader {
         }
     }
 
-    fn claude(&mut self, line: &Value) -> Vec<Mark> {
+    fn claude(&mut self, line: &Value) -> Vec<LineFact> {
         match (word(line, "/type"), word(line, "/event/delta/type")) {
             ("stream_event", "text_delta") => visible(word(line, "/event/delta/text")),
             (role @ ("assistant" | "user"), _) if line["is_api_error_message"] != true => {
@@ -108,7 +108,7 @@ impl Reader {
             }
             ("control_request", _) => claude_request(line),
             ("control_cancel_request", _) => {
-                vec![Mark::Withdrawn(word(line, "/request_id").to_owned())]
+                vec![LineFact::Withdrawn(word(line, "/request_id").to_owned())]
             }
             ("result", _) => self.claude_result(line),
             _ => Vec::new(),
@@ -116,12 +116,12 @@ impl Reader {
     }
 
     /// Totals are cumulative; `model_usage_since_last_result` and `usage` are of the turn.
-    fn claude_result(&mut self, line: &Value) -> Vec<Mark> {
+    fn claude_result(&mut self, line: &Value) -> Vec<LineFact> {
         let since = line["model_usage_since_last_result"].as_object();
         let by_model = since.map(|models| {
             let models = models.values();
             let sum = |name| models.clone().map(|model| number(&model[name])).sum();
-            Tokens {
+            TokenCounts {
                 input: sum("inputTokens"),
                 output: sum("outputTokens"),
                 cache_read: sum("cacheReadInputTokens"),
@@ -129,18 +129,18 @@ impl Reader {
             }
         });
         let usage = &line["usage"];
-        let tokens = by_model.unwrap_or(Tokens {
+        let tokens = by_model.unwrap_or(TokenCounts {
             input: number(&usage["input_tokens"]),
             output: number(&usage["output_tokens"]),
             cache_read: number(&usage["cache_read_input_tokens"]),
             cache_write: number(&usage["cache_creation_input_tokens"]),
         });
-        let total = Dollars::read(&line["total_cost_usd"]).unwrap_or_default();
+        let total = DollarAmount::from_json(&line["total_cost_usd"]).unwrap_or_default();
         let prices = since.map(|models| {
             let prices = models
                 .values()
-                .filter_map(|model| Dollars::read(&model["costUSD"]));
-            prices.fold(Dollars::default(), Dollars::plus)
+                .filter_map(|model| DollarAmount::from_json(&model["costUSD"]));
+            prices.fold(DollarAmount::default(), DollarAmount::plus)
         });
         let before = std::mem::replace(&mut self.cost, total);
         let known = std::mem::replace(&mut self.cost_known, true);
@@ -154,24 +154,24 @@ impl Reader {
         let price = prices.or_else(|| known.then(|| total.since(before)));
         let well = line["is_error"] == false && word(line, "/subtype") == "success";
         let end = match well {
-            true => Told::Result(word(line, "/result").to_owned()),
-            false => Told::NotWell,
+            true => StatedOutcome::Result(word(line, "/result").to_owned()),
+            false => StatedOutcome::NotSuccessful,
         };
-        vec![Mark::Used(tokens, price), Mark::End(end)]
+        vec![LineFact::Used(tokens, price), LineFact::End(end)]
     }
 
-    fn app_server(&mut self, line: &Value) -> Vec<Mark> {
+    fn app_server(&mut self, line: &Value) -> Vec<LineFact> {
         let params = &line["params"];
         let item = word(params, "/itemId").to_owned();
         match word(line, "/method") {
             "turn/started" => {
                 self.turn = word(params, "/turn/id").to_owned();
-                self.turn_used = Tokens::default();
+                self.turn_used = TokenCounts::default();
                 self.answered = false;
                 Vec::new()
             }
             "item/agentMessage/delta" => says(item, word(params, "/delta")),
-            "turn/plan/updated" => vec![Mark::Visible],
+            "turn/plan/updated" => vec![LineFact::Visible],
             "item/started" => {
                 self.answered |= word(params, "/item/type") != "userMessage";
                 codex_item(&params["item"], false)
@@ -190,13 +190,13 @@ impl Reader {
                     let last = codex_tokens(&usage["last"], CAMEL);
                     self.turn_used = self.turn_used.plus(last);
                 }
-                vec![Mark::Used(self.turn_used, None)]
+                vec![LineFact::Used(self.turn_used, None)]
             }
-            "serverRequest/resolved" => vec![Mark::Withdrawn(params["requestId"].to_string())],
-            "turn/completed" => vec![Mark::End(match word(params, "/turn/status") {
-                "completed" => Told::Result(String::new()),
-                "interrupted" => Told::Interrupted,
-                _ => Told::NotWell,
+            "serverRequest/resolved" => vec![LineFact::Withdrawn(params["requestId"].to_string())],
+            "turn/completed" => vec![LineFact::End(match word(params, "/turn/status") {
+                "completed" => StatedOutcome::Result(String::new()),
+                "interrupted" => StatedOutcome::Interrupted,
+                _ => StatedOutcome::NotSuccessful,
             })],
             "" => self.failed(line),
             _ if line.get("id").is_some() => codex_request(line),
@@ -205,39 +205,39 @@ impl Reader {
     }
 
     /// An error in answer to a request without which there is no turn.
-    fn failed(&self, line: &Value) -> Vec<Mark> {
+    fn failed(&self, line: &Value) -> Vec<LineFact> {
         let id = line["id"].to_string();
         let opening = self.openings.iter().find(|(opening, _)| *opening == id);
         let told = match opening {
-            Some((_, true)) => Told::Failed("resume_failed".to_owned()),
-            Some((_, false)) => Told::NotWell,
-            None if self.prompts.contains(&id) => Told::NotWell,
+            Some((_, true)) => StatedOutcome::Failed("resume_failed".to_owned()),
+            Some((_, false)) => StatedOutcome::NotSuccessful,
+            None if self.prompts.contains(&id) => StatedOutcome::NotSuccessful,
             None => return Vec::new(),
         };
         let failed = line.get("error").is_some();
-        failed.then_some(Mark::End(told)).into_iter().collect()
+        failed.then_some(LineFact::End(told)).into_iter().collect()
     }
 
-    fn exec(&self, line: &Value) -> Vec<Mark> {
+    fn exec(&self, line: &Value) -> Vec<LineFact> {
         match word(line, "/type") {
             "thread.started" => {
                 let another = |wanted: &String| wanted != word(line, "/thread_id");
                 let anew = self.resuming.as_ref().is_some_and(another);
-                let end = Mark::End(Told::Failed("resume_failed".to_owned()));
+                let end = LineFact::End(StatedOutcome::Failed("resume_failed".to_owned()));
                 anew.then_some(end).into_iter().collect()
             }
             "item.started" => codex_item(&line["item"], false),
             "item.completed" => codex_item(&line["item"], true),
             "turn.completed" => vec![
-                Mark::Used(codex_tokens(&line["usage"], SNAKE), None),
-                Mark::End(Told::Result(String::new())),
+                LineFact::Used(codex_tokens(&line["usage"], SNAKE), None),
+                LineFact::End(StatedOutcome::Result(String::new())),
             ],
-            "turn.failed" => vec![Mark::End(Told::NotWell)],
+            "turn.failed" => vec![LineFact::End(StatedOutcome::NotSuccessful)],
             _ => Vec::new(),
         }
     }
 
-    fn acp(&mut self, line: &Value) -> Vec<Mark> {
+    fn acp(&mut self, line: &Value) -> Vec<LineFact> {
         let update = &line["params"]["update"];
         let id = line["id"].to_string();
         match (word(line, "/method"), word(update, "/sessionUpdate")) {
@@ -250,18 +250,18 @@ impl Reader {
                 let message = word(update, "/messageId").to_owned();
                 match word(update, "/content/type") {
                     "text" => says(message, word(update, "/content/text")),
-                    _ => vec![Mark::Visible],
+                    _ => vec![LineFact::Visible],
                 }
             }
-            ("session/update", "plan" | "notice") => vec![Mark::Visible],
+            ("session/update", "plan" | "notice") => vec![LineFact::Visible],
             ("session/update", "tool_call") => {
                 let mut marks = self.acp_call(update);
-                marks.push(Mark::Visible);
+                marks.push(LineFact::Visible);
                 marks
             }
             ("session/update", "tool_call_update") => self.acp_call(update),
             ("session/update", "usage_update") => {
-                if let Some(price) = Dollars::read(&update["cost"]["amount"]) {
+                if let Some(price) = DollarAmount::from_json(&update["cost"]["amount"]) {
                     (self.cost, self.cost_known) = (price, true);
                 }
                 Vec::new()
@@ -273,13 +273,15 @@ impl Reader {
                 // Nobody can give leave just once where the agent does not offer it.
                 let mut options = items(line, "/params/options").iter();
                 if options.any(|option| word(option, "/kind") == "allow_once") {
-                    marks.push(Mark::Asked(id, format!("permission({name})")));
+                    marks.push(LineFact::Asked(id, format!("permission({name})")));
                 }
                 marks
             }
             ("elicitation/create", _) => {
                 let what = elicited(&line["params"]);
-                what.map(|what| Mark::Asked(id, what)).into_iter().collect()
+                what.map(|what| LineFact::Asked(id, what))
+                    .into_iter()
+                    .collect()
             }
             ("", _) if self.prompts.contains(&id) => self.acp_end(line),
             ("", _) => self.failed(line),
@@ -287,16 +289,16 @@ impl Reader {
         }
     }
 
-    fn acp_end(&mut self, line: &Value) -> Vec<Mark> {
+    fn acp_end(&mut self, line: &Value) -> Vec<LineFact> {
         let usage = &line["result"]["usage"];
         let quota = &line["result"]["_meta"]["quota"]["token_count"];
         let price = self.cost_before.map(|before| self.cost.since(before));
-        let price = price.filter(|price| *price != Dollars::default());
+        let price = price.filter(|price| *price != DollarAmount::default());
         let by_request = self.by_request.take();
         let tokens = if usage.is_object() {
             Some(acp_tokens(usage))
         } else {
-            quota.get("input_tokens").map(|input| Tokens {
+            quota.get("input_tokens").map(|input| TokenCounts {
                 input: number(input),
                 output: number(&quota["output_tokens"]),
                 cache_read: number(&quota["cached_tokens"]),
@@ -304,13 +306,13 @@ impl Reader {
             })
         };
         let tokens = tokens.or(by_request);
-        let tokens = tokens.or(price.map(|_| Tokens::default()));
-        let used = tokens.map(|tokens| Mark::Used(tokens, price));
+        let tokens = tokens.or(price.map(|_| TokenCounts::default()));
+        let used = tokens.map(|tokens| LineFact::Used(tokens, price));
         let end = match word(line, "/result/stopReason") {
-            "end_turn" => Told::Result(String::new()),
-            _ => Told::NotWell,
+            "end_turn" => StatedOutcome::Result(String::new()),
+            _ => StatedOutcome::NotSuccessful,
         };
-        used.into_iter().chain([Mark::End(end)]).collect()
+        used.into_iter().chain([LineFact::End(end)]).collect()
     }
 
     /// By its name, or what kind of tool it is; later words about a call need not repeat it.
@@ -326,7 +328,7 @@ impl Reader {
     }
 
     /// Any word about a tool call is its beginning, and ends the message that the agent was saying.
-    fn acp_call(&mut self, call: &Value) -> Vec<Mark> {
+    fn acp_call(&mut self, call: &Value) -> Vec<LineFact> {
         let id = word(call, "/toolCallId").to_owned();
         let name = self.acp_name(call);
         let known = self.names.entry(id.clone()).or_default();
@@ -336,10 +338,10 @@ impl Reader {
         if !word(call, "/kind").is_empty() {
             known.1 = word(call, "/kind").to_owned();
         }
-        let mut marks = vec![Mark::Words(None), Mark::ToolBegan(id.clone(), name)];
+        let mut marks = vec![LineFact::Words(None), LineFact::ToolBegan(id.clone(), name)];
         let status = word(call, "/status");
         if matches!(status, "completed" | "failed") {
-            marks.push(Mark::ToolEnded(id, status == "failed"));
+            marks.push(LineFact::ToolEnded(id, status == "failed"));
         }
         marks
     }
@@ -353,7 +355,7 @@ fn own_name(call: &Value) -> &str {
 }
 
 /// The parts add up to the total, if what came from a cache is counted in the input and thoughts in the output, or not.
-fn acp_tokens(usage: &Value) -> Tokens {
+fn acp_tokens(usage: &Value) -> TokenCounts {
     let of = |name: &str| number(&usage[name]);
     let (input, output) = (of("inputTokens"), of("outputTokens"));
     let (cache_read, cache_write) = (of("cachedReadTokens"), of("cachedWriteTokens"));
@@ -362,7 +364,7 @@ fn acp_tokens(usage: &Value) -> Tokens {
     let apart = more == Some(cached) || more == Some(cached + thoughts);
     let within = !apart && (more == Some(0) || more == Some(thoughts));
     let beside = more == Some(thoughts + if apart { cached } else { 0 }) && more != Some(cached);
-    Tokens {
+    TokenCounts {
         input: if within { input - cached } else { input },
         output: if beside { output + thoughts } else { output },
         cache_read,
@@ -399,22 +401,28 @@ pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
     }
 }
 
-fn claude_block(role: &str, block: &Value) -> Vec<Mark> {
+fn claude_block(role: &str, block: &Value) -> Vec<LineFact> {
     let id = |path| word(block, path).to_owned();
     match word(block, "/type") {
         "text" if role == "assistant" => visible(word(block, "/text")),
         "tool_use" | "server_tool_use" | "mcp_tool_use" => {
-            vec![Mark::ToolBegan(id("/id"), id("/name")), Mark::Visible]
+            vec![
+                LineFact::ToolBegan(id("/id"), id("/name")),
+                LineFact::Visible,
+            ]
         }
         kind if kind.ends_with("tool_result") => {
             let failed = block["is_error"] == true;
-            vec![Mark::Visible, Mark::ToolEnded(id("/tool_use_id"), failed)]
+            vec![
+                LineFact::Visible,
+                LineFact::ToolEnded(id("/tool_use_id"), failed),
+            ]
         }
         _ => Vec::new(),
     }
 }
 
-fn claude_request(line: &Value) -> Vec<Mark> {
+fn claude_request(line: &Value) -> Vec<LineFact> {
     let request = (
         word(line, "/request/subtype"),
         word(line, "/request/tool_name"),
@@ -431,7 +439,7 @@ fn claude_request(line: &Value) -> Vec<Mark> {
         },
         _ => return Vec::new(),
     };
-    vec![Mark::Asked(word(line, "/request_id").to_owned(), what)]
+    vec![LineFact::Asked(word(line, "/request_id").to_owned(), what)]
 }
 
 /// A form to fill in, one that wants a yes or a no, or a page to visit, which nobody is asked to.
@@ -457,14 +465,14 @@ pub(super) fn elicited(params: &Value) -> Option<String> {
 }
 
 /// Nothing is visible of no words.
-pub(super) fn visible(words: &str) -> Vec<Mark> {
-    let visible = (!words.is_empty()).then_some(Mark::Visible);
+pub(super) fn visible(words: &str) -> Vec<LineFact> {
+    let visible = (!words.is_empty()).then_some(LineFact::Visible);
     visible.into_iter().collect()
 }
 
-pub(super) fn says(message: String, words: &str) -> Vec<Mark> {
+pub(super) fn says(message: String, words: &str) -> Vec<LineFact> {
     let mut marks = visible(words);
-    marks.push(Mark::Words(Some((message, words.to_owned()))));
+    marks.push(LineFact::Words(Some((message, words.to_owned()))));
     marks
 }
 

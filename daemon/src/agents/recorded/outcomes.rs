@@ -1,11 +1,11 @@
 //! How each scenario ended, as the report on the recordings states it: by the scenario's name and the program that
 //! ran, never by what an adapter makes of the lines. Scenarios that have no entry end as their own last message says.
 
-use super::facts::Told;
+use super::facts::StatedOutcome;
 
 /// Scenarios, the programs that they hold of (by how the name begins; empty: all), and what is stated of the turn that
 /// they are named for.
-const STATED: [(&[&str], &str, &str); 24] = [
+const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
     // Every program: what the provider answered. "e429once" is retried and ends well.
     (&["e401", "e403", "noauth"], "", "provider_auth"),
     // gemini retries these for ever and is killed by the harness; the others say so.
@@ -72,12 +72,12 @@ const STATED: [(&[&str], &str, &str); 24] = [
 ];
 
 /// Of the turn that the scenario is named for; a turn after it, where there is one, ends as it says itself.
-pub(super) fn stated(program: &str, scenario: &str) -> Option<Told> {
+pub(super) fn stated_outcome(program: &str, scenario: &str) -> Option<StatedOutcome> {
     // The first turn is broken off, the second one is a good one.
     if matches!(scenario, "interrupt" | "cancel") {
-        return Some(Told::Interrupted);
+        return Some(StatedOutcome::Interrupted);
     }
-    let entry = STATED
+    let entry = STATED_OUTCOMES
         .iter()
         .find(|(scenarios, of, _)| scenarios.contains(&scenario) && program.starts_with(of));
     let signaled = || {
@@ -86,7 +86,7 @@ pub(super) fn stated(program: &str, scenario: &str) -> Option<Told> {
     };
     let outcome = entry.map(|(_, _, outcome)| *outcome).or_else(signaled)?;
     Some(match outcome {
-        "interrupted" => Told::Interrupted,
-        code => Told::Failed(code.to_owned()),
+        "interrupted" => StatedOutcome::Interrupted,
+        code => StatedOutcome::Failed(code.to_owned()),
     })
 }

@@ -4,24 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::Recording;
-use super::facts::{Facts, Told};
-use super::lines::{Mark, Reader, is_event, word};
+use super::AgentRecording;
+use super::facts::{StatedOutcome, TurnFacts};
+use super::lines::{LineFact, RawLineReader, is_event, word};
 use super::outcomes;
 use crate::agents::rendered;
-use crate::agents::usage::{Tokens, TurnUsage};
+use crate::agents::usage::{TokenCounts, TurnUsage};
 use crate::config::AgentWire;
 
-pub(super) fn turns(recording: &Recording) -> Vec<Facts> {
+pub(super) fn stated_turns(recording: &AgentRecording) -> Vec<TurnFacts> {
     let (program, scenario) = recording.name.split_once('/').unwrap_or_default();
     let wire = recording.kind();
-    let mut story = Story {
+    let mut story = TurnAssembler {
         wire,
-        outcome: outcomes::stated(program, scenario),
+        outcome: outcomes::stated_outcome(program, scenario),
         used_before: recording.used_before,
         resuming: recording.resumes().is_some(),
         turns: Vec::new(),
-        now: Facts::default(),
+        now: TurnFacts::default(),
         running: false,
         begun: false,
         queued: 0,
@@ -30,7 +30,7 @@ pub(super) fn turns(recording: &Recording) -> Vec<Facts> {
         inputs: BTreeMap::new(),
         words: Default::default(),
     };
-    let mut reader = Reader::new(recording.resumes());
+    let mut reader = RawLineReader::new(recording.resumes());
     for (out, line) in recording.steps() {
         // A line that is no message says nothing, and a prompt need not be one.
         let parsed: Value = serde_json::from_str(&line).unwrap_or_default();
@@ -38,30 +38,30 @@ pub(super) fn turns(recording: &Recording) -> Vec<Facts> {
             if !parsed.is_object() {
                 continue;
             }
-            story.hear(&parsed);
-            let marks = reader.said(wire, &parsed);
-            marks.into_iter().for_each(|mark| story.take(mark));
+            story.on_stdout_line(&parsed);
+            let marks = reader.facts_of_stdout_line(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.apply_fact(mark));
         } else if wire == AgentWire::CodexExec {
             // One prompt is all that it reads.
             if !story.begun {
-                story.take(Mark::Prompt);
+                story.apply_fact(LineFact::Prompt);
             }
         } else {
-            let marks = reader.told(wire, &parsed);
-            marks.into_iter().for_each(|mark| story.take(mark));
+            let marks = reader.facts_of_stdin_line(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.apply_fact(mark));
         }
     }
     story.exit()
 }
 
 /// One turn after the other.
-struct Story {
+struct TurnAssembler {
     wire: AgentWire,
-    outcome: Option<Told>,
-    used_before: Option<Tokens>,
+    outcome: Option<StatedOutcome>,
+    used_before: Option<TokenCounts>,
     resuming: bool,
-    turns: Vec<Facts>,
-    now: Facts,
+    turns: Vec<TurnFacts>,
+    now: TurnFacts,
     running: bool,
     begun: bool,
     queued: usize,
@@ -71,9 +71,9 @@ struct Story {
     words: (String, String),
 }
 
-impl Story {
+impl TurnAssembler {
     fn begin(&mut self) {
-        self.now = Facts::default();
+        self.now = TurnFacts::default();
         self.now.phases.push("prompt");
         (self.running, self.begun) = (true, true);
         self.tools.clear();
@@ -81,7 +81,7 @@ impl Story {
     }
 
     /// The agent has said something. Where the prompt was an argument, that begins the turn.
-    fn hear(&mut self, line: &Value) {
+    fn on_stdout_line(&mut self, line: &Value) {
         let begins = match self.wire {
             AgentWire::Claude => {
                 word(line, "/subtype") == "init" || word(line, "/type") == "result"
@@ -103,37 +103,37 @@ impl Story {
         }
     }
 
-    fn take(&mut self, mark: Mark) {
+    fn apply_fact(&mut self, mark: LineFact) {
         match mark {
-            Mark::Prompt if self.running => self.queued += 1,
-            Mark::Prompt => self.begin(),
+            LineFact::Prompt if self.running => self.queued += 1,
+            LineFact::Prompt => self.begin(),
             // What fails before there is a prompt ends the turn that there was to be.
-            Mark::End(told) if self.running || !self.begun => self.end(told),
+            LineFact::End(told) if self.running || !self.begun => self.end(told),
             _ if !self.running => {}
-            Mark::Visible => self.reach("visible"),
-            Mark::ToolBegan(id, name) => {
+            LineFact::Visible => self.reach("visible"),
+            LineFact::ToolBegan(id, name) => {
                 if !self.tools.contains_key(&id) {
                     self.tools.insert(id.clone(), self.now.tools.len());
                     self.open_tools.insert(id);
                     self.now.tools.push(name);
                 }
             }
-            Mark::ToolEnded(id, failed) => self.tool_ended(&id, failed),
-            Mark::Asked(id, what) => {
+            LineFact::ToolEnded(id, failed) => self.tool_ended(&id, failed),
+            LineFact::Asked(id, what) => {
                 self.inputs.insert(id, self.now.inputs.len());
                 self.now.inputs.push(what);
             }
-            Mark::Answered(id) => self.input_closed(&id, " answered"),
-            Mark::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
-            Mark::Used(tokens, price) => self.used(tokens, price),
-            Mark::Words(None) => self.words = Default::default(),
-            Mark::Words(Some(words)) => self.say(words),
-            Mark::End(_) => {}
+            LineFact::Answered(id) => self.input_closed(&id, " answered"),
+            LineFact::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
+            LineFact::Used(tokens, price) => self.used(tokens, price),
+            LineFact::Words(None) => self.words = Default::default(),
+            LineFact::Words(Some(words)) => self.remember_text(words),
+            LineFact::End(_) => {}
         }
     }
 
     /// The last message. One without a name belongs to none that has one.
-    fn say(&mut self, (message, words): (String, String)) {
+    fn remember_text(&mut self, (message, words): (String, String)) {
         if message == self.words.0 {
             self.words.1 += &words;
         } else if !message.is_empty() {
@@ -154,13 +154,13 @@ impl Story {
     }
 
     /// Codex exec counts the whole thread; what it had used is known from the recording before, or not at all.
-    fn used(&mut self, tokens: Tokens, cost: Option<crate::agents::usage::Dollars>) {
+    fn used(&mut self, tokens: TokenCounts, cost: Option<crate::agents::usage::DollarAmount>) {
         let tokens = match (self.wire, self.resuming) {
             (AgentWire::CodexExec, true) => self.used_before.map(|before| tokens.since(before)),
             _ => Some(tokens),
         };
         self.now.used = tokens.map(|tokens| {
-            rendered::used(&TurnUsage {
+            rendered::usage_text(&TurnUsage {
                 tokens,
                 cost,
                 ..TurnUsage::default()
@@ -169,10 +169,12 @@ impl Story {
     }
 
     /// The report's word about the first turn counts for more than the line's own.
-    fn end(&mut self, told: Told) {
+    fn end(&mut self, told: StatedOutcome) {
         let told = match (self.outcome.clone().filter(|_| self.turns.is_empty()), told) {
             (Some(stated), _) => stated,
-            (None, Told::Result(words)) if words.is_empty() => Told::Result(self.words.1.clone()),
+            (None, StatedOutcome::Result(words)) if words.is_empty() => {
+                StatedOutcome::Result(self.words.1.clone())
+            }
             (None, told) => told,
         };
         for id in std::mem::take(&mut self.open_tools) {
@@ -192,10 +194,10 @@ impl Story {
     }
 
     /// The process is gone, and with it every prompt that waits.
-    fn exit(mut self) -> Vec<Facts> {
+    fn exit(mut self) -> Vec<TurnFacts> {
         self.queued = 0;
         if self.running || !self.begun {
-            self.end(Told::NotWell);
+            self.end(StatedOutcome::NotSuccessful);
         }
         self.turns
     }

@@ -3,33 +3,33 @@
 use super::*;
 
 /// The same, when it is told at the end of its turn that a file is missing.
-const FURTHER: [(OutputKind, &str); 5] = [
+const FURTHER: [(ChildPipe, &str); 5] = [
     (
-        OutputKind::Stdout,
+        ChildPipe::Stdout,
         r#"{"id":3,"result":{"turn":{"id":"tv"}}}"#,
     ),
     (
-        OutputKind::Stdout,
+        ChildPipe::Stdout,
         r#"{"method":"turn/started","params":{"threadId":"th","turn":{"id":"tv"}}}"#,
     ),
     (
-        OutputKind::Stdout,
+        ChildPipe::Stdout,
         r#"{"method":"item/agentMessage/delta","params":{"threadId":"th","itemId":"o","delta":"Made it."}}"#,
     ),
     (
-        OutputKind::Stdout,
+        ChildPipe::Stdout,
         r#"{"method":"thread/tokenUsage/updated","params":{"threadId":"th","turnId":"tv","tokenUsage":{"total":{"inputTokens":15},"last":{"inputTokens":6}}}}"#,
     ),
     (
-        OutputKind::Stdout,
+        ChildPipe::Stdout,
         r#"{"method":"turn/completed","params":{"threadId":"th","turn":{"id":"tv","status":"completed"}}}"#,
     ),
 ];
 
-fn two_turns() -> Script {
-    Script {
+fn two_turns() -> AgentScript {
+    AgentScript {
         lines: LINES.into_iter().chain(FURTHER).collect(),
-        talk: test_talk().with_further_turns(),
+        talk: test_agent_session().with_further_turns(),
     }
 }
 
@@ -44,35 +44,35 @@ proptest! {
         let (world, fold) = play(&script, &cuts, deaths);
         prop_assert_eq!(&world.stdin, &undisturbed.stdin);
         prop_assert_eq!(&world.said, &undisturbed.said);
-        let end = fold.spoken().unwrap().end.unwrap();
-        prop_assert_eq!(end.outcome, crate::agents::Outcome::Result("Made it.".to_owned()));
+        let end = fold.agent_summary().unwrap().end.unwrap();
+        prop_assert_eq!(end.outcome, crate::agents::TurnOutcome::Result("Made it.".to_owned()));
         prop_assert_eq!(end.usage.unwrap().tokens.input, 10, "4 of the first turn and 6 of the second");
     }
 }
 
 #[test]
 fn a_result_without_its_files_makes_another_turn_and_none_is_watched_in_between() {
-    let limits = Deadlines {
+    let limits = DeadlineLimits {
         stream_idle: Some(std::time::Duration::from_millis(100)),
-        ..Deadlines::default()
+        ..DeadlineLimits::default()
     };
-    let talk = test_talk().with_further_turns();
-    let mut fold = Fold::new(limits).with_talk(Box::new(talk));
-    fold.enter(OncePhase::Started, None, at(1));
+    let talk = test_agent_session().with_further_turns();
+    let mut fold = TranscriptReader::new(limits).with_agent_session(Box::new(talk));
+    fold.enter_phase(OneTimePhase::Started, None, at(1));
     for (kind, line) in LINES {
-        fold.take_in(kind, format!("{line}\n").as_bytes(), at(10));
+        fold.push(kind, format!("{line}\n").as_bytes(), at(10));
     }
     entered(&mut fold);
-    assert!(fold.rests() && !fold.lingers(at(60_000)));
-    assert_eq!(fold.expired(at(5_000)), None, "somebody looks");
+    assert!(fold.awaits_file_check() && !fold.is_past_self_exit(at(60_000)));
+    assert_eq!(fold.expired_deadline(at(5_000)), None, "somebody looks");
     assert_eq!(fold.deadline_at(), None, "nobody wakes up for nothing");
     let said = fold.stdin_after(0, u64::MAX).last().unwrap().id;
 
-    fold.judged(&missing(), Path::new("/work"), at(5_000));
+    fold.on_files_checked(&missing(), Path::new("/work"), at(5_000));
     let mut stored = 0;
     let mut words = String::new();
-    while let Some(event) = fold.next(at(5_000)) {
-        stored = event.progress().unwrap().answers.max(stored);
+    while let Some(event) = fold.next_event(at(5_000)) {
+        stored = event.progress().unwrap().answer_count.max(stored);
         if let AttemptEvent::Output { chunk, .. } = event {
             words += &String::from_utf8_lossy(&chunk.bytes);
         }
@@ -87,52 +87,60 @@ fn a_result_without_its_files_makes_another_turn_and_none_is_watched_in_between(
     );
     assert!(text.contains("/work"), "{text}");
     assert!(!prompt.close);
-    assert_eq!(fold.expired(at(5_099)), None, "it counts anew");
-    assert_eq!(fold.expired(at(5_100)), Some(DeadlineKind::StreamIdle));
-    assert!(fold.spoken().unwrap().end.is_none());
-    let used = fold.spoken().unwrap().used_before.unwrap();
+    assert_eq!(fold.expired_deadline(at(5_099)), None, "it counts anew");
+    assert_eq!(
+        fold.expired_deadline(at(5_100)),
+        Some(DeadlineKind::StreamIdle)
+    );
+    assert!(fold.agent_summary().unwrap().end.is_none());
+    let used = fold.agent_summary().unwrap().used_before.unwrap();
     assert_eq!(used.tokens.input, 4, "also where it never ends");
 }
 
 #[test]
 fn so_many_further_turns_and_then_the_result_is_told() {
-    let talk = test_talk().with_further_turns();
-    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(talk));
+    let talk = test_agent_session().with_further_turns();
+    let mut fold =
+        TranscriptReader::new(DeadlineLimits::default()).with_agent_session(Box::new(talk));
     for (kind, line) in LINES {
-        fold.take_in(kind, format!("{line}\n").as_bytes(), at(10));
+        fold.push(kind, format!("{line}\n").as_bytes(), at(10));
     }
     let mut turns = 1;
-    while fold.rests() {
-        fold.judged(&missing(), Path::new("/work"), at(20));
+    while fold.awaits_file_check() {
+        fold.on_files_checked(&missing(), Path::new("/work"), at(20));
         let id = format!("t{turns}");
         let ended = format!(
             r#"{{"method":"turn/completed","params":{{"threadId":"th","turn":{{"id":"{id}","status":"completed"}}}}}}"#
         );
-        fold.take_in(OutputKind::Stdout, format!("{ended}\n").as_bytes(), at(30));
+        fold.push(ChildPipe::Stdout, format!("{ended}\n").as_bytes(), at(30));
         turns += 1;
     }
     assert_eq!(turns, 3);
-    let end = fold.spoken().unwrap().end.unwrap();
-    assert!(matches!(end.outcome, crate::agents::Outcome::Result(_)));
-    assert!(fold.lingers(at(5_030)));
+    let end = fold.agent_summary().unwrap().end.unwrap();
+    assert!(matches!(end.outcome, crate::agents::TurnOutcome::Result(_)));
+    assert!(fold.is_past_self_exit(at(5_030)));
 }
 
 #[test]
 fn a_turn_that_rests_was_the_last_where_the_process_is_gone_or_nothing_is_missing() {
-    let mut fold =
-        Fold::new(Deadlines::default()).with_talk(Box::new(test_talk().with_further_turns()));
+    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+        .with_agent_session(Box::new(test_agent_session().with_further_turns()));
     for (kind, line) in LINES {
-        fold.take_in(kind, format!("{line}\n").as_bytes(), at(10));
+        fold.push(kind, format!("{line}\n").as_bytes(), at(10));
     }
-    assert!(fold.ended_by_itself(), "a result is known");
-    assert!(!fold.interrupt(at(11)), "nothing runs that could be ended");
-    let closed = |fold: &Fold| fold.stdin_after(0, u64::MAX).any(|message| message.close);
+    assert!(fold.turn_ended_unprompted(), "a result is known");
+    assert!(
+        !fold.interrupt_turn(at(11)),
+        "nothing runs that could be ended"
+    );
+    let closed =
+        |fold: &TranscriptReader| fold.stdin_after(0, u64::MAX).any(|message| message.close);
     assert!(!closed(&fold));
-    fold.judged(&[], Path::new("/work"), at(12));
-    assert!(closed(&fold) && fold.lingers(at(5_012)));
-    let end = fold.spoken().unwrap().end.unwrap();
+    fold.on_files_checked(&[], Path::new("/work"), at(12));
+    assert!(closed(&fold) && fold.is_past_self_exit(at(5_012)));
+    let end = fold.agent_summary().unwrap().end.unwrap();
     assert_eq!(
         end.outcome,
-        crate::agents::Outcome::Result("Done.".to_owned())
+        crate::agents::TurnOutcome::Result("Done.".to_owned())
     );
 }

@@ -5,162 +5,168 @@
 use std::path::Path;
 use std::time::Duration;
 
-use baton_contract::Unmet;
+use baton_contract::UnmetRequirement;
 use baton_proto::worker::FoldSnapshot;
 use bytes::Bytes;
 
 use super::super::AttemptEvent;
-use super::super::coalesce::Chunk;
-use super::super::talk::{Said, Spoken, Talk, Told, Word};
-use super::behind::Behind;
-use super::{Fold, OutputKind, SNAPSHOT_EVERY};
-use crate::agents::{AgentExit, Outcome};
-use crate::clock::Moment;
-use crate::outbox::{CutWhy, Label};
-use crate::phases::OncePhase;
-use crate::process::Exit;
-use crate::timers::Fact;
+use super::super::coalesce::CoalescedChunk;
+use super::super::talk::{
+    AgentNotice, AgentSession, AgentSessionEvent, AgentSummary, InputResponse,
+};
+use super::behind::DeferredStderr;
+use super::{ChildPipe, SNAPSHOT_EVERY, TranscriptReader};
+use crate::agents::{AgentExit, TurnOutcome};
+use crate::clock::BootTime;
+use crate::outbox::{OutputCutReason, OutputLabel};
+use crate::phases::OneTimePhase;
+use crate::process::ChildExit;
+use crate::timers::TimerEvent;
 
 /// What a process may take to end by itself after its result.
-const LINGER: Duration = Duration::from_secs(5);
+const SELF_EXIT_TIME: Duration = Duration::from_secs(5);
 
 /// A chunk is one frame.
-const CHUNK: usize = 64 * 1024;
+const MAX_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Where the talk stands in the transcript.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct AgentOutputState {
     /// End of the last whole line, or of what came after it on standard error.
     line_end: u64,
     /// Where a line began whose end has not come.
-    half_line: Option<u64>,
+    partial_line_start: Option<u64>,
     /// Standard error that came inside that line.
-    behind: Behind,
+    deferred_stderr: DeferredStderr,
     /// Position of the last snapshot.
-    pub(super) saved_at: u64,
+    pub(super) snapshot_position: u64,
     /// The child's process, once there is one.
     pid: Option<i32>,
     /// Number of the last message that the child has.
     stdin_done: u64,
     /// Until when the process may end by itself.
-    pub(super) linger_until: Option<Moment>,
+    pub(super) self_exit_until: Option<BootTime>,
 }
 
-impl Fold {
-    pub(super) fn restore_talk(&mut self, snapshot: &FoldSnapshot) {
-        self.talk = serde_json::from_slice(&snapshot.talk).ok();
-        self.heard.line_end = self.told;
-        self.heard.saved_at = snapshot.position;
+impl TranscriptReader {
+    pub(super) fn restore_agent_session(&mut self, snapshot: &FoldSnapshot) {
+        self.agent_session = serde_json::from_slice(&snapshot.talk).ok();
+        self.agent_output.line_end = self.delivered_end;
+        self.agent_output.snapshot_position = snapshot.position;
     }
 
-    pub(super) fn stored_talk(&self) -> Bytes {
-        let stored = self.talk.as_ref().map(serde_json::to_vec);
+    pub(super) fn stored_agent_session(&self) -> Bytes {
+        let stored = self.agent_session.as_ref().map(serde_json::to_vec);
         stored.and_then(Result::ok).unwrap_or_default().into()
     }
 
     /// What was told before: only what follows from it is kept.
-    pub(super) fn hear_again(&mut self, bytes: &[u8]) {
-        if let Some(talk) = &mut self.talk {
-            talk.stdout(bytes);
-            while talk.next().is_some() {}
+    pub(super) fn replay_stdout(&mut self, bytes: &[u8]) {
+        if let Some(talk) = &mut self.agent_session {
+            talk.push_stdout(bytes);
+            while talk.next_events().is_some() {}
         }
     }
 
     /// Everything that was told is known again: what is open is watched from here on.
-    pub(crate) fn recalled(&mut self, now: Moment) {
-        let Some(mut talk) = self.talk.take() else {
+    pub(crate) fn finish_replay(&mut self, now: BootTime) {
+        let Some(mut talk) = self.agent_session.take() else {
             return;
         };
-        talk.answers_are_stored();
+        talk.mark_answers_stored();
         for tool in talk.open_tools() {
-            self.timers.apply(Fact::ToolStarted(tool.clone()), now);
+            self.timers
+                .apply(TimerEvent::ToolStarted(tool.clone()), now);
         }
         for _ in 0..talk.open_inputs() {
-            self.timers.apply(Fact::InputOpened, now);
+            self.timers.apply(TimerEvent::InputOpened, now);
         }
-        self.talk = Some(talk);
-        self.notice_the_end(now);
+        self.agent_session = Some(talk);
+        self.check_turn_ended(now);
     }
 
-    pub(super) fn hear(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
+    pub(super) fn push_agent_output(&mut self, kind: ChildPipe, bytes: &[u8], now: BootTime) {
         match kind {
-            OutputKind::Stdout => self.hear_stdout(bytes, now),
-            OutputKind::Stderr => self.hear_stderr(bytes, now),
+            ChildPipe::Stdout => self.push_agent_stdout(bytes, now),
+            ChildPipe::Stderr => self.push_agent_stderr(bytes, now),
         }
-        if self.heard.line_end - self.heard.saved_at >= SNAPSHOT_EVERY {
-            self.catch_up();
-            self.save_or_say_so();
+        if self.agent_output.line_end - self.agent_output.snapshot_position >= SNAPSHOT_EVERY {
+            self.flush_output();
+            self.store_position();
         }
     }
 
     /// Nobody hears of a position by itself, and whoever reads on waits for that: pieces of a long tool call, or a line
     /// that is too long, come to nothing that could be told.
-    fn save_or_say_so(&mut self) {
+    fn store_position(&mut self) {
         if self.ready.is_empty() {
             let progress = self.progress(true);
-            self.ready.push_back(AttemptEvent::Read { progress });
+            self.ready
+                .push_back(AttemptEvent::TranscriptRead { progress });
         } else {
-            self.save();
+            self.attach_snapshot();
         }
     }
 
-    fn hear_stdout(&mut self, bytes: &[u8], now: Moment) {
-        let Some(mut talk) = self.talk.take() else {
+    fn push_agent_stdout(&mut self, bytes: &[u8], now: BootTime) {
+        let Some(mut talk) = self.agent_session.take() else {
             return;
         };
-        talk.stdout(bytes);
+        talk.push_stdout(bytes);
         let mut any = false;
         loop {
-            let told = talk.next();
-            let held = talk.held();
-            self.talk = Some(talk);
+            let told = talk.next_events();
+            let held = talk.partial_line_bytes();
+            self.agent_session = Some(talk);
             let Some(told) = told else {
-                self.note_half_line(held, any, now);
+                self.note_partial_line(held, any, now);
                 return;
             };
             any = true;
             // First: its line moves the position beyond it.
-            self.tell_behind(self.heard.line_end, now);
-            self.take_line(told, self.read - held, now);
-            talk = match self.talk.take() {
+            self.flush_deferred_stderr(self.agent_output.line_end, now);
+            self.apply_line_events(told, self.read_end - held, now);
+            talk = match self.agent_session.take() {
                 Some(talk) => talk,
                 None => return,
             };
         }
     }
 
-    fn note_half_line(&mut self, held: u64, any: bool, now: Moment) {
+    fn note_partial_line(&mut self, held: u64, any: bool, now: BootTime) {
         if any || held == 0 {
-            self.heard.half_line = None;
-            self.tell_behind(self.read - held, now);
+            self.agent_output.partial_line_start = None;
+            self.flush_deferred_stderr(self.read_end - held, now);
         }
         if held > 0 {
-            self.heard.half_line.get_or_insert(self.read - held);
+            self.agent_output
+                .partial_line_start
+                .get_or_insert(self.read_end - held);
         }
     }
 
-    fn hear_stderr(&mut self, bytes: &[u8], now: Moment) {
-        if self.heard.half_line.is_none() {
-            self.push_stderr(bytes, self.read, now);
+    fn push_agent_stderr(&mut self, bytes: &[u8], now: BootTime) {
+        if self.agent_output.partial_line_start.is_none() {
+            self.coalesce_stderr(bytes, self.read_end, now);
             return;
         }
-        self.heard.behind.push(bytes);
+        self.agent_output.deferred_stderr.push(bytes);
     }
 
     /// What came inside a line, as far as it was kept, and that there was more.
-    fn tell_behind(&mut self, end: u64, now: Moment) {
-        let behind = std::mem::take(&mut self.heard.behind);
-        self.push_stderr(&behind.kept, end, now);
-        if behind.over > 0 {
-            self.catch_up();
-            self.tail.push(&behind.last.bytes());
-            self.cut(behind.over, CutWhy::Overflow);
+    fn flush_deferred_stderr(&mut self, end: u64, now: BootTime) {
+        let behind = std::mem::take(&mut self.agent_output.deferred_stderr);
+        self.coalesce_stderr(&behind.bytes, end, now);
+        if behind.overflow_bytes > 0 {
+            self.flush_output();
+            self.stderr_tail.push(&behind.overflow_tail.bytes());
+            self.report_cut(behind.overflow_bytes, OutputCutReason::Overflow);
         }
     }
 
-    fn cut(&mut self, length: u64, why: CutWhy) {
+    fn report_cut(&mut self, length: u64, why: OutputCutReason) {
         let progress = self.progress(false);
-        self.ready.push_back(AttemptEvent::Missed {
+        self.ready.push_back(AttemptEvent::OutputMissing {
             length,
             why,
             progress,
@@ -168,12 +174,12 @@ impl Fold {
     }
 
     /// For operators, not for whoever reads what the agent says.
-    fn push_stderr(&mut self, bytes: &[u8], end: u64, now: Moment) {
-        let begun = std::mem::replace(&mut self.heard.line_end, end);
-        let label = Label {
+    fn coalesce_stderr(&mut self, bytes: &[u8], end: u64, now: BootTime) {
+        let begun = std::mem::replace(&mut self.agent_output.line_end, end);
+        let label = OutputLabel {
             visible: false,
             before_prompt: self.awaits_prompt(),
-            ..Label::from(OutputKind::Stderr)
+            ..OutputLabel::from(ChildPipe::Stderr)
         };
         if !bytes.is_empty() {
             self.coalescer.push(label, bytes, begun..end, now);
@@ -181,67 +187,73 @@ impl Fold {
     }
 
     /// One line and all that it comes to. Output alone may wait for company.
-    fn take_line(&mut self, told: Vec<Told>, end: u64, now: Moment) {
-        let activity = Fact::Activity { tool_call_id: None };
+    fn apply_line_events(&mut self, told: Vec<AgentSessionEvent>, end: u64, now: BootTime) {
+        let activity = TimerEvent::Activity { tool_call_id: None };
         self.timers.apply(activity, now);
-        let begun = self.heard.line_end;
+        let begun = self.agent_output.line_end;
         let only_output = told.iter().all(|told| match told {
-            Told::Output(label, _) => !label.visible || !self.begins_to_stream(),
-            Told::Phase(_) | Told::Said(_) | Told::LineCut(_) => false,
+            AgentSessionEvent::Output(label, _) => !label.visible || !self.begins_to_stream(),
+            AgentSessionEvent::Phase(_)
+            | AgentSessionEvent::Notice(_)
+            | AgentSessionEvent::LineCut(_) => false,
         });
         if !only_output {
-            self.catch_up();
+            self.flush_output();
         }
         let before = self.ready.len();
         for told in told {
             match told {
-                Told::Output(label, text) => {
-                    self.hear_output(label, text, only_output.then_some(begun..end), now);
+                AgentSessionEvent::Output(label, text) => {
+                    self.push_labeled_output(label, text, only_output.then_some(begun..end), now);
                 }
-                Told::Phase(phase) => {
+                AgentSessionEvent::Phase(phase) => {
                     // The word that the prompt is written comes another way, and may come later than the answer to it.
-                    self.enter_within_line(OncePhase::PromptWritten, now);
+                    self.enter_within_line(OneTimePhase::PromptWritten, now);
                     self.enter_within_line(phase, now);
                 }
-                Told::Said(said) => self.say(said, now),
-                Told::LineCut(length) => self.cut(length, CutWhy::LineTooLong),
+                AgentSessionEvent::Notice(said) => self.push_notice(said, now),
+                AgentSessionEvent::LineCut(length) => {
+                    self.report_cut(length, OutputCutReason::LineTooLong)
+                }
             }
         }
-        self.heard.line_end = end;
+        self.agent_output.line_end = end;
         if self.ready.len() > before {
-            self.told = end;
-            self.save();
+            self.delivered_end = end;
+            self.attach_snapshot();
         }
-        self.notice_the_start(now);
-        self.notice_the_prompt(now);
-        self.notice_the_end(now);
+        self.check_agent_started(now);
+        self.check_prompt_written(now);
+        self.check_turn_ended(now);
     }
 
     /// What is said now is said without a prompt, unless people can see it.
     fn awaits_prompt(&self) -> bool {
-        !self.order.reached(OncePhase::PromptWritten)
+        !self.phase_order.has_reached(OneTimePhase::PromptWritten)
     }
 
     /// The first visible output after the first one.
     fn begins_to_stream(&self) -> bool {
-        self.order.reached(OncePhase::FirstVisibleEventSeen)
-            && !self.order.reached(OncePhase::Streaming)
+        self.phase_order
+            .has_reached(OneTimePhase::FirstVisibleEventSeen)
+            && !self.phase_order.has_reached(OneTimePhase::Streaming)
     }
 
-    fn hear_output(
+    fn push_labeled_output(
         &mut self,
-        mut label: Label,
+        mut label: OutputLabel,
         text: String,
         waits: Option<std::ops::Range<u64>>,
-        now: Moment,
+        now: BootTime,
     ) {
         label.before_prompt = self.awaits_prompt();
-        if !label.tool.is_empty() {
-            let tool_call_id = Some(label.tool.clone());
-            self.timers.apply(Fact::Activity { tool_call_id }, now);
+        if !label.tool_call_id.is_empty() {
+            let tool_call_id = Some(label.tool_call_id.clone());
+            self.timers
+                .apply(TimerEvent::Activity { tool_call_id }, now);
         }
         if label.visible && self.begins_to_stream() {
-            self.enter_within_line(OncePhase::Streaming, now);
+            self.enter_within_line(OneTimePhase::Streaming, now);
         }
         if let Some(span) = waits {
             self.coalescer.push(label, text.as_bytes(), span, now);
@@ -249,10 +261,10 @@ impl Fold {
         }
         let mut bytes = Bytes::from(text);
         while !bytes.is_empty() {
-            let chunk = Chunk {
+            let chunk = CoalescedChunk {
                 label: label.clone(),
-                bytes: bytes.split_to(bytes.len().min(CHUNK)),
-                upto: self.told,
+                bytes: bytes.split_to(bytes.len().min(MAX_CHUNK_BYTES)),
+                end_position: self.delivered_end,
             };
             let progress = self.progress(false);
             self.ready
@@ -260,48 +272,53 @@ impl Fold {
         }
     }
 
-    fn enter_within_line(&mut self, phase: OncePhase, now: Moment) {
-        if !self.order.enter(phase) {
+    fn enter_within_line(&mut self, phase: OneTimePhase, now: BootTime) {
+        if !self.phase_order.enter(phase) {
             return;
         }
-        self.entered.push((phase, now));
-        self.timers.apply(Fact::Entered(phase), now);
-        let entered = AttemptEvent::Entered {
+        self.entered_phases.push((phase, now));
+        self.timers.apply(TimerEvent::Entered(phase), now);
+        let entered = AttemptEvent::PhaseEntered {
             phase,
             pid: None,
             next_deadline: self.timers.next_deadline(),
-            passed: None,
+            passed_deadline: None,
             progress: self.progress(false),
         };
         self.ready.push_back(entered);
     }
 
-    fn say(&mut self, said: Said, now: Moment) {
+    fn push_notice(&mut self, said: AgentNotice, now: BootTime) {
         let fact = match &said {
-            Said::ToolStarted { id, .. } => Fact::ToolStarted(id.clone()),
-            Said::ToolFinished { id, .. } => Fact::ToolFinished(id.clone()),
-            Said::Permission(_) | Said::Question(_) => Fact::InputOpened,
-            Said::InputReceived { .. } | Said::InputWithdrawn { .. } => Fact::InputClosed,
+            AgentNotice::ToolStarted { id, .. } => TimerEvent::ToolStarted(id.clone()),
+            AgentNotice::ToolFinished { id, .. } => TimerEvent::ToolFinished(id.clone()),
+            AgentNotice::Permission(_) | AgentNotice::Question(_) => TimerEvent::InputOpened,
+            AgentNotice::InputReceived { .. } | AgentNotice::InputWithdrawn { .. } => {
+                TimerEvent::InputClosed
+            }
         };
         self.timers.apply(fact, now);
         let progress = self.progress(false);
-        self.ready.push_back(AttemptEvent::Said { said, progress });
+        self.ready.push_back(AttemptEvent::AgentNotice {
+            notice: said,
+            progress,
+        });
     }
 
     /// Tells all output that waits, so that what comes next comes after it.
-    pub(super) fn catch_up(&mut self) {
-        if self.talk.is_none() {
+    pub(super) fn flush_output(&mut self) {
+        if self.agent_session.is_none() {
             return;
         }
         while let Some(chunk) = self.coalescer.take_rest() {
-            let event = self.told(chunk);
+            let event = self.output_event(chunk);
             self.ready.push_back(event);
         }
-        self.told = self.heard.line_end;
+        self.delivered_end = self.agent_output.line_end;
     }
 
     /// The last event that is ready moves the position here, and holds the state here.
-    fn save(&mut self) {
+    fn attach_snapshot(&mut self) {
         if self.ready.is_empty() {
             return;
         }
@@ -313,46 +330,56 @@ impl Fold {
     }
 
     /// Somebody's word to what the agent asked. It is stored before it goes to the agent.
-    pub(crate) fn answer(&mut self, word: Word, now: Moment) {
-        let told = self.talk.as_mut().and_then(|talk| talk.answer(word));
+    pub(crate) fn answer_input(&mut self, word: InputResponse, now: BootTime) {
+        let told = self
+            .agent_session
+            .as_mut()
+            .and_then(|talk| talk.answer_input(word));
         if let Some(told) = told {
-            self.catch_up();
-            self.take_line(told, self.heard.line_end, now);
+            self.flush_output();
+            self.apply_line_events(told, self.agent_output.line_end, now);
         }
     }
 
     /// A turn has ended with a result, and somebody has to look for the files before that is the attempt's.
-    pub(crate) fn rests(&self) -> bool {
-        self.talk.as_ref().is_some_and(|talk| talk.rests())
+    pub(crate) fn awaits_file_check(&self) -> bool {
+        self.agent_session
+            .as_ref()
+            .is_some_and(|talk| talk.awaits_file_check())
     }
 
     /// What is missing of them: nothing makes the turn the last. Stored before the agent hears of it.
-    pub(crate) fn judged(&mut self, unmet: &[Unmet], root: &Path, now: Moment) {
-        let talk = self.talk.as_mut();
-        if let Some(told) = talk.and_then(|talk| talk.judged(unmet, root)) {
-            self.catch_up();
-            self.take_line(told, self.heard.line_end, now);
-            self.save_or_say_so();
+    pub(crate) fn on_files_checked(
+        &mut self,
+        unmet: &[UnmetRequirement],
+        root: &Path,
+        now: BootTime,
+    ) {
+        let talk = self.agent_session.as_mut();
+        if let Some(told) = talk.and_then(|talk| talk.on_files_checked(unmet, root)) {
+            self.flush_output();
+            self.apply_line_events(told, self.agent_output.line_end, now);
+            self.store_position();
         }
     }
 
     /// Asks the agent to end its turn. False where there is nothing to ask, or nobody who would understand.
-    pub(crate) fn interrupt(&mut self, now: Moment) -> bool {
-        let works = self.order.reached(OncePhase::PromptWritten)
-            && !self.order.reached(OncePhase::CleanupStarted);
-        let talk = self.talk.as_mut().filter(|_| works);
-        let Some(told) = talk.and_then(|talk| talk.interrupt()) else {
+    pub(crate) fn interrupt_turn(&mut self, now: BootTime) -> bool {
+        let works = self.phase_order.has_reached(OneTimePhase::PromptWritten)
+            && !self.phase_order.has_reached(OneTimePhase::CleanupStarted);
+        let talk = self.agent_session.as_mut().filter(|_| works);
+        let Some(told) = talk.and_then(|talk| talk.interrupt_turn()) else {
             return false;
         };
-        self.catch_up();
-        self.take_line(told, self.heard.line_end, now);
+        self.flush_output();
+        self.apply_line_events(told, self.agent_output.line_end, now);
         true
     }
 
     /// The turn ended, and not because somebody asked for that.
-    pub(crate) fn ended_by_itself(&self) -> bool {
-        let end = self.spoken().and_then(|spoken| spoken.end);
-        end.is_some_and(|end| end.outcome != Outcome::Interrupted)
+    pub(crate) fn turn_ended_unprompted(&self) -> bool {
+        let end = self.agent_summary().and_then(|spoken| spoken.end);
+        end.is_some_and(|end| end.outcome != TurnOutcome::Interrupted)
     }
 
     /// What goes to the child's stdin after `sent`, as far as the answers in it are stored.
@@ -361,84 +388,98 @@ impl Fold {
         sent: u64,
         stored_answers: u64,
     ) -> impl Iterator<Item = baton_proto::worker::Stdin> {
-        let talk = self.talk.iter();
+        let talk = self.agent_session.iter();
         talk.flat_map(move |talk| talk.stdin_after(sent, stored_answers))
     }
 
     /// The child has what it was sent, up to this number.
-    pub(crate) fn stdin_done(&mut self, id: u64, now: Moment) {
-        self.heard.stdin_done = self.heard.stdin_done.max(id);
-        if let Some(talk) = &mut self.talk {
-            talk.stdin_done(id);
+    pub(crate) fn on_stdin_done(&mut self, id: u64, now: BootTime) {
+        self.agent_output.stdin_done = self.agent_output.stdin_done.max(id);
+        if let Some(talk) = &mut self.agent_session {
+            talk.on_stdin_done(id);
         }
-        self.notice_the_prompt(now);
+        self.check_prompt_written(now);
     }
 
     /// There is a process.
-    pub(crate) fn spawned(&mut self, pid: i32, now: Moment) {
-        self.heard.pid = Some(pid);
-        self.notice_the_start(now);
+    pub(crate) fn on_spawned(&mut self, pid: i32, now: BootTime) {
+        self.agent_output.pid = Some(pid);
+        self.check_agent_started(now);
     }
 
     /// An agent has started when its prompt can be written. Two wires shake hands first, and a program that needs
     /// seconds to load answers late: that is its start, and not a prompt that it does not take.
-    fn notice_the_start(&mut self, now: Moment) {
-        if self.heard.pid.is_some() && self.may_have_prompt() {
-            self.enter(OncePhase::AgentStarted, self.heard.pid, now);
+    fn check_agent_started(&mut self, now: BootTime) {
+        if self.agent_output.pid.is_some() && self.may_have_prompt() {
+            self.enter_phase(OneTimePhase::AgentStarted, self.agent_output.pid, now);
         }
     }
 
     /// Whether it was written may be known before the line is read again that the prompt was the answer to.
-    fn notice_the_prompt(&mut self, now: Moment) {
-        let prompt = match &self.talk {
-            Some(talk) => talk.prompt(),
-            None => Some(super::PROMPT),
+    fn check_prompt_written(&mut self, now: BootTime) {
+        let prompt = match &self.agent_session {
+            Some(talk) => talk.prompt_message_id(),
+            None => Some(super::PROMPT_MESSAGE_ID),
         };
-        if prompt.is_some_and(|prompt| prompt <= self.heard.stdin_done) {
-            self.enter(OncePhase::PromptWritten, None, now);
+        if prompt.is_some_and(|prompt| prompt <= self.agent_output.stdin_done) {
+            self.enter_phase(OneTimePhase::PromptWritten, None, now);
         }
     }
 
     /// False where a coding agent was never even sent a prompt. A command acts without any.
     pub(crate) fn may_have_prompt(&self) -> bool {
-        self.talk
+        self.agent_session
             .as_ref()
-            .is_none_or(|talk| talk.prompt().is_some())
+            .is_none_or(|talk| talk.prompt_message_id().is_some())
     }
 
-    fn notice_the_end(&mut self, now: Moment) {
-        let end = self.talk.as_ref().and_then(|talk| talk.linger());
+    fn check_turn_ended(&mut self, now: BootTime) {
+        let end = self
+            .agent_session
+            .as_ref()
+            .and_then(|talk| talk.may_exit_by_itself());
         if let Some(patient) = end {
-            let span = if patient { LINGER } else { Duration::ZERO };
-            self.heard.linger_until.get_or_insert(now.after(span));
+            let span = if patient {
+                SELF_EXIT_TIME
+            } else {
+                Duration::ZERO
+            };
+            self.agent_output
+                .self_exit_until
+                .get_or_insert(now.after(span));
         }
     }
 
     /// The turn is over, and the process should be by now.
-    pub(crate) fn lingers(&self, now: Moment) -> bool {
-        self.heard.linger_until.is_some_and(|until| until <= now)
+    pub(crate) fn is_past_self_exit(&self, now: BootTime) -> bool {
+        self.agent_output
+            .self_exit_until
+            .is_some_and(|until| until <= now)
     }
 
     /// The process is gone, and everything that it said was taken in.
-    pub(crate) fn exited(&mut self, exit: Option<Exit>, now: Moment) {
+    pub(crate) fn on_exit(&mut self, exit: Option<ChildExit>, now: BootTime) {
         // The end of the line that it came inside of will not come any more.
-        self.tell_behind(self.read, now);
+        self.flush_deferred_stderr(self.read_end, now);
         let exit = match exit {
-            Some(Exit::Code(code)) => AgentExit::Code(code),
-            Some(Exit::Signal(signal)) => AgentExit::Signal(signal),
+            Some(ChildExit::Code(code)) => AgentExit::Code(code),
+            Some(ChildExit::Signal(signal)) => AgentExit::Signal(signal),
             // Nobody knows how: then there is no end to tell.
-            Some(Exit::Unseen) | None => return,
+            Some(ChildExit::Unknown) | None => return,
         };
-        self.catch_up();
+        self.flush_output();
         let stderr = self.stderr_tail();
-        let told = self.talk.as_mut().map(|talk| talk.exited(exit, &stderr));
+        let told = self
+            .agent_session
+            .as_mut()
+            .map(|talk| talk.on_exit(exit, &stderr));
         if let Some(told) = told {
-            self.take_line(told, self.read, now);
+            self.apply_line_events(told, self.read_end, now);
         }
     }
 
-    pub(crate) fn spoken(&self) -> Option<Spoken> {
-        self.talk.as_deref().map(Talk::spoken)
+    pub(crate) fn agent_summary(&self) -> Option<AgentSummary> {
+        self.agent_session.as_deref().map(AgentSession::summary)
     }
 }
 

@@ -3,35 +3,36 @@
 use super::*;
 
 /// An agent that stands in the middle of a line of standard output.
-fn within_a_line() -> (Fold, String) {
-    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+fn within_a_line() -> (TranscriptReader, String) {
+    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+        .with_agent_session(Box::new(test_agent_session()));
     for (kind, line) in LINES.iter().take(4) {
-        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(1));
+        fold.push(*kind, format!("{line}\n").as_bytes(), at(1));
     }
     told(&mut fold);
     let line = format!("{}\n", LINES[4].1);
-    fold.take_in(OutputKind::Stdout, &line.as_bytes()[..5], at(1));
+    fold.push(ChildPipe::Stdout, &line.as_bytes()[..5], at(1));
     (fold, line)
 }
 
-fn told(fold: &mut Fold) -> Vec<AttemptEvent> {
-    std::iter::from_fn(|| fold.next(at(3_000))).collect()
+fn told(fold: &mut TranscriptReader) -> Vec<AttemptEvent> {
+    std::iter::from_fn(|| fold.next_event(at(3_000))).collect()
 }
 
 #[test]
 fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_reported() {
     let (mut fold, line) = within_a_line();
-    fold.take_in(OutputKind::Stderr, &vec![b'a'; KEPT_MAX], at(1));
-    fold.take_in(OutputKind::Stderr, &vec![b'b'; KEPT_MAX], at(1));
-    fold.take_in(OutputKind::Stderr, b"not logged in", at(1));
-    fold.take_in(OutputKind::Stdout, &line.as_bytes()[5..], at(2));
+    fold.push(ChildPipe::Stderr, &vec![b'a'; MAX_DEFERRED_BYTES], at(1));
+    fold.push(ChildPipe::Stderr, &vec![b'b'; MAX_DEFERRED_BYTES], at(1));
+    fold.push(ChildPipe::Stderr, b"not logged in", at(1));
+    fold.push(ChildPipe::Stdout, &line.as_bytes()[5..], at(2));
     let cut = |event: &AttemptEvent| match event {
-        AttemptEvent::Missed { length, why, .. } => Some((*length, *why)),
+        AttemptEvent::OutputMissing { length, why, .. } => Some((*length, *why)),
         _ => None,
     };
     let cuts: Vec<_> = told(&mut fold).iter().filter_map(cut).collect();
-    let lost = KEPT_MAX as u64 + "not logged in".len() as u64;
-    assert_eq!(cuts, [(lost, CutWhy::Overflow)]);
+    let lost = MAX_DEFERRED_BYTES as u64 + "not logged in".len() as u64;
+    assert_eq!(cuts, [(lost, OutputCutReason::Overflow)]);
     let tail = fold.stderr_tail();
     assert!(tail.ends_with("bbnot logged in") && !tail.contains('a'));
 }
@@ -40,9 +41,9 @@ fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_repo
 #[test]
 fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
     let (mut fold, line) = within_a_line();
-    let begun = fold.heard.line_end;
-    fold.take_in(OutputKind::Stderr, b"a warning", at(1));
-    fold.take_in(OutputKind::Stdout, &line.as_bytes()[5..], at(2));
+    let begun = fold.agent_output.line_end;
+    fold.push(ChildPipe::Stderr, b"a warning", at(1));
+    fold.push(ChildPipe::Stdout, &line.as_bytes()[5..], at(2));
     let events = told(&mut fold);
     let is_warning = |event: &AttemptEvent| match event {
         AttemptEvent::Output { chunk, .. } => chunk.label.is_stderr(),
@@ -56,12 +57,12 @@ fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
 
 #[test]
 fn what_came_inside_the_last_line_is_told_even_when_nobody_saw_the_end() {
-    for exit in [None, Some(crate::process::Exit::Unseen)] {
+    for exit in [None, Some(crate::process::ChildExit::Unknown)] {
         let (mut fold, _) = within_a_line();
         let before = fold.stderr_tail();
-        fold.take_in(OutputKind::Stderr, b"not logged in", at(1));
-        fold.exited(exit, at(2));
-        fold.close(Missing::Unknown);
+        fold.push(ChildPipe::Stderr, b"not logged in", at(1));
+        fold.on_exit(exit, at(2));
+        fold.close(MissingOutput::Unknown);
         assert_eq!(
             told(&mut fold).len(),
             2,

@@ -8,14 +8,14 @@ use baton_proto::v1::{
 use bytes::Bytes;
 
 use super::OpenInput;
-use crate::agents::{self, Answer, Permission, Question};
+use crate::agents::{self, AgentInputAnswer, AgentQuestion, ToolPermission};
 
 /// What the wire takes of a tool's id or name.
 const ID_MAX: usize = 256;
 const OPTIONS_MAX: usize = 64;
 const QUESTION_MAX: usize = 8192;
 
-pub(super) fn can_be_asked(question: &Question) -> bool {
+pub(super) fn is_askable(question: &AgentQuestion) -> bool {
     let labels: BTreeSet<&str> = question
         .options
         .iter()
@@ -32,7 +32,7 @@ pub(super) fn can_be_asked(question: &Question) -> bool {
 pub(super) fn permission_request(
     input_id: String,
     tool: String,
-    asked: &Permission,
+    asked: &ToolPermission,
 ) -> PermissionRequest {
     PermissionRequest {
         input_id,
@@ -48,9 +48,9 @@ pub(super) fn permission_request(
 pub(super) fn question_frame(
     input_id: String,
     tool: &str,
-    asked: &Question,
+    asked: &AgentQuestion,
 ) -> baton_proto::v1::Question {
-    let option = |choice: &agents::Choice| QuestionOption {
+    let option = |choice: &agents::QuestionChoice| QuestionOption {
         label: choice.label.clone(),
         description: choice.description.clone(),
         preview: String::new(),
@@ -68,29 +68,32 @@ pub(super) fn question_frame(
     }
 }
 
-pub(super) fn clip(text: &str) -> String {
+pub(super) fn truncate_id(text: &str) -> String {
     text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
 }
 
 /// Only what was shown is allowed.
-pub(super) fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
+pub(super) fn permission_answer(
+    decision: &PermissionDecision,
+    open: &OpenInput,
+) -> AgentInputAnswer {
     let same = open
         .digest
         .is_some_and(|digest| decision.tool_input_sha256 == digest[..]);
     match decision.outcome() {
-        InputOutcome::Allowed if same => Answer::Allow {
+        InputOutcome::Allowed if same => AgentInputAnswer::Allow {
             for_attempt: decision.scope() == PermissionScope::Attempt,
         },
-        InputOutcome::Allowed => Answer::Deny {
+        InputOutcome::Allowed => AgentInputAnswer::Deny {
             message: "what was allowed is not what was asked for".to_owned(),
         },
-        InputOutcome::Denied => Answer::Deny {
+        InputOutcome::Denied => AgentInputAnswer::Deny {
             message: decision.message.clone(),
         },
         InputOutcome::Unspecified
         | InputOutcome::Answered
         | InputOutcome::Expired
         | InputOutcome::Withdrawn
-        | InputOutcome::Superseded => Answer::None,
+        | InputOutcome::Superseded => AgentInputAnswer::None,
     }
 }

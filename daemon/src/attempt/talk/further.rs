@@ -5,101 +5,107 @@
 
 use std::path::Path;
 
-use baton_contract::Unmet;
+use baton_contract::UnmetRequirement;
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 
-use super::{Talk, Told};
-use crate::agents::{Ending, Outcome, TurnUsage};
-use crate::outbox::Label;
-use crate::phases::OncePhase;
+use super::{AgentSession, AgentSessionEvent};
+use crate::agents::{TurnEnding, TurnOutcome, TurnUsage};
+use crate::outbox::OutputLabel;
+use crate::phases::OneTimePhase;
 
 /// Turns that an agent may have beyond the first. One that has forgotten a file makes it when it is told; one that cannot
 /// make it does not learn that by being asked for ever.
-pub(crate) const FURTHER_TURNS: u32 = 2;
+pub(crate) const MAX_FURTHER_TURNS: u32 = 2;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Further {
+pub(super) struct FurtherTurns {
     /// So many it may still have.
     left: u32,
     /// How a turn ended of which it is not known yet whether it was the last.
-    resting: Option<Ending>,
+    resting: Option<TurnEnding>,
     /// What the turns before the one that runs have used.
     used: Option<TurnUsage>,
 }
 
-impl Talk {
+impl AgentSession {
     /// It may make up for files that are missing at the end of a turn.
     pub(crate) fn with_further_turns(mut self) -> Self {
-        self.further.left = FURTHER_TURNS;
+        self.further.left = MAX_FURTHER_TURNS;
         self
     }
 
     /// A turn has ended. Not every end is the attempt's.
-    pub(super) fn on_turn_end(&mut self, end: Ending, told: &mut Vec<Told>) {
+    pub(super) fn on_turn_end(&mut self, end: TurnEnding, told: &mut Vec<AgentSessionEvent>) {
         if self.end.is_some() || self.further.resting.is_some() {
             return;
         }
         let used = TurnUsage::sum(self.further.used.take(), end.usage);
-        let end = Ending { usage: used, ..end };
-        if self.may_go_on(&end) {
+        let end = TurnEnding { usage: used, ..end };
+        if self.may_continue(&end) {
             self.further.resting = Some(end);
             // It is an event too, and may be the first.
-            told.push(Told::Phase(OncePhase::FirstEventSeen));
+            told.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
         } else {
             self.end = Some(end);
-            self.hang_up(told);
+            self.close_stdin(told);
         }
     }
 
-    fn may_go_on(&self, end: &Ending) -> bool {
-        let has_result = matches!(end.outcome, Outcome::Result(_));
-        has_result && self.further.left > 0 && self.translator.further("").is_some()
+    fn may_continue(&self, end: &TurnEnding) -> bool {
+        let has_result = matches!(end.outcome, TurnOutcome::Result(_));
+        has_result && self.further.left > 0 && self.translator.further_prompt("").is_some()
     }
 
     /// Whether somebody has to look for its files before it goes on or ends.
-    pub(in crate::attempt) fn rests(&self) -> bool {
+    pub(in crate::attempt) fn awaits_file_check(&self) -> bool {
         self.further.resting.is_some()
     }
 
     /// Somebody has looked. Where nothing is missing, the turn was the last one.
-    pub(in crate::attempt) fn judged(&mut self, unmet: &[Unmet], root: &Path) -> Option<Vec<Told>> {
+    pub(in crate::attempt) fn on_files_checked(
+        &mut self,
+        unmet: &[UnmetRequirement],
+        root: &Path,
+    ) -> Option<Vec<AgentSessionEvent>> {
         let end = self.further.resting.take()?;
         self.answers += 1;
         let mut told = Vec::new();
-        let words = reproach(unmet, root);
-        match self.translator.further(&words) {
+        let words = missing_files_prompt(unmet, root);
+        match self.translator.further_prompt(&words) {
             Some(message) if !unmet.is_empty() => {
                 self.further.left -= 1;
                 self.further.used = end.usage;
-                told.push(Told::Phase(OncePhase::FirstVisibleEventSeen));
-                told.push(self.told_to_people(unmet));
-                self.write(message, &mut told);
+                told.push(AgentSessionEvent::Phase(
+                    OneTimePhase::FirstVisibleEventSeen,
+                ));
+                told.push(self.missing_files_output(unmet));
+                self.queue_message(message, &mut told);
             }
             Some(_) | None => {
                 self.end = Some(end);
-                self.hang_up(&mut told);
+                self.close_stdin(&mut told);
             }
         }
         Some(told)
     }
 
     /// Whoever follows has just read a result.
-    fn told_to_people(&mut self, unmet: &[Unmet]) -> Told {
-        let label = Label {
+    fn missing_files_output(&mut self, unmet: &[UnmetRequirement]) -> AgentSessionEvent {
+        let label = OutputLabel {
             kind: OutputKind::System,
             visible: true,
-            tool: String::new(),
+            tool_call_id: String::new(),
             before_prompt: false,
         };
-        let missing = baton_contract::summary(unmet, SHOWN);
+        let missing = baton_contract::summarize_unmet(unmet, MAX_SHOWN_BYTES);
         let text = format!("{missing}. The agent was told, and has another turn.");
-        let text = self.lay_out(&label, text);
-        Told::Output(label, text)
+        let text = self.format_output(&label, text);
+        AgentSessionEvent::Output(label, text)
     }
 
     /// The end as it is known now: of a process that is gone a turn that rests was the last.
-    pub(super) fn last_end(&self) -> Option<&Ending> {
+    pub(super) fn latest_ending(&self) -> Option<&TurnEnding> {
         self.end.as_ref().or(self.further.resting.as_ref())
     }
 
@@ -110,10 +116,10 @@ impl Talk {
 }
 
 /// Bytes of what people are shown about missing files.
-const SHOWN: usize = 4096;
+const MAX_SHOWN_BYTES: usize = 4096;
 
 /// What the agent is told.
-fn reproach(unmet: &[Unmet], root: &Path) -> String {
+fn missing_files_prompt(unmet: &[UnmetRequirement], root: &Path) -> String {
     let files: Vec<String> = unmet.iter().map(|unmet| format!("- {unmet}\n")).collect();
     format!(
         "Your work is not taken as done yet: files that it has to leave are not there as required.\n{}\

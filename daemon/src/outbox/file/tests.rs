@@ -10,20 +10,20 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frames;
-use crate::outbox::{Acked, CutWhy, Leaves, Progress};
-use crate::spool::OutputKind;
+use crate::outbox::{AckedPosition, OutputCutReason, RequiredDurability, TranscriptProgress};
+use crate::spool::ChildPipe;
 
-type DiskBox = Outbox;
+type FileTestOutbox = FrameOutbox;
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn complete() -> Control {
-    Control {
+fn complete() -> ControlFrame {
+    ControlFrame {
         body: Some(Body::Complete(TaskComplete {
             final_offset: 9,
-            receipt: Some(frames::nothing_ran(at(3))),
+            receipt: Some(frames::no_process_receipt(at(3))),
             ..TaskComplete::default()
         })),
         within_lease: true,
@@ -31,30 +31,30 @@ fn complete() -> Control {
 }
 
 /// One of everything.
-fn busy() -> DiskBox {
-    let mut outbox = DiskBox::new(OUTPUT_LIMIT);
-    outbox.push_control(frames::accepted().into(), at(1), Leaves::Written);
-    outbox.advance(Progress {
+fn outbox_with_every_entry() -> FileTestOutbox {
+    let mut outbox = FileTestOutbox::new(OUTPUT_LIMIT);
+    outbox.push_control(
+        frames::accepted().into(),
+        at(1),
+        RequiredDurability::Written,
+    );
+    outbox.set_progress(TranscriptProgress {
         consumed: 5,
         snapshot: Bytes::from_static(b"state"),
     });
-    outbox.push_output(
-        OutputKind::Stderr.into(),
-        Bytes::from_static(b"text"),
-        at(2),
-    );
-    outbox.push_cut(5, CutWhy::WorkerCrash, at(2));
-    outbox.ack(Acked {
+    outbox.push_output(ChildPipe::Stderr.into(), Bytes::from_static(b"text"), at(2));
+    outbox.push_cut(5, OutputCutReason::WorkerCrash, at(2));
+    outbox.ack(AckedPosition {
         control_seq: 1,
         output_offset: 2,
     });
-    outbox.push_control(complete(), at(3), complete().leaves());
+    outbox.push_control(complete(), at(3), complete().required_durability());
     outbox
 }
 
-fn sent(outbox: &mut DiskBox) -> Vec<Record> {
+fn take_sent(outbox: &mut FileTestOutbox) -> Vec<FrameRecord> {
     outbox.log_mut().on_failed();
-    outbox.rewind();
+    outbox.resend_unacked();
     let mut sent = Vec::new();
     while let Some(record) = outbox.next_unsent().cloned() {
         sent.push(record);
@@ -72,39 +72,43 @@ fn outbox_path() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
     let (_dir, path) = outbox_path();
-    let mut outbox = busy();
+    let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
-    file.append(&outbox.log_mut().take()).unwrap();
+    file.append(&outbox.log_mut().take_pending()).unwrap();
     file.sync().unwrap();
-    let mut stored = read(&path, Tail::Short).unwrap();
-    assert_eq!((stored.found.length, stored.torn), (file.length(), 0));
+    let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
+    assert_eq!(
+        (stored.prefix.length, stored.torn_bytes),
+        (file.length(), 0)
+    );
     assert_eq!(stored.last_control, Some(complete()));
     assert_eq!(stored.outbox.progress(), outbox.progress());
     assert_eq!(stored.outbox.acked(), outbox.acked());
-    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+    assert_eq!(take_sent(&mut stored.outbox), take_sent(&mut outbox));
 
-    let mut stored = read(&path, Tail::Short).unwrap();
+    let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
     let number = stored
         .outbox
-        .push_control(complete(), at(4), Leaves::Synced);
-    let mut file = OutboxFile::open(&path, stored.found.length).unwrap();
-    file.append(&stored.outbox.log_mut().take()).unwrap();
-    let mut again = read(&path, Tail::Short).unwrap();
+        .push_control(complete(), at(4), RequiredDurability::Synced);
+    let mut file = OutboxFile::open(&path, stored.prefix.length).unwrap();
+    file.append(&stored.outbox.log_mut().take_pending())
+        .unwrap();
+    let mut again = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
     assert_eq!((number, again.outbox.last_control_seq()), (3, 3));
-    assert_eq!(sent(&mut again.outbox), sent(&mut stored.outbox));
+    assert_eq!(take_sent(&mut again.outbox), take_sent(&mut stored.outbox));
 }
 
 #[test]
 fn a_missing_and_an_empty_file_are_an_empty_outbox() {
     let (_dir, path) = outbox_path();
     for _ in 0..2 {
-        let mut stored = read(&path, Tail::Short).unwrap();
-        assert_eq!((stored.found.length, stored.torn), (0, 0));
+        let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
+        assert_eq!((stored.prefix.length, stored.torn_bytes), (0, 0));
         assert_eq!(stored.last_control, None);
         assert_eq!(
             stored
                 .outbox
-                .push_control(complete(), at(1), Leaves::Synced),
+                .push_control(complete(), at(1), RequiredDurability::Synced),
             1
         );
         fs::write(&path, b"").unwrap();
@@ -114,8 +118,8 @@ fn a_missing_and_an_empty_file_are_an_empty_outbox() {
 #[test]
 fn a_torn_end_is_cut_off_at_every_length_and_counted() {
     let (_dir, path) = outbox_path();
-    let mut outbox = busy();
-    let entries = outbox.log_mut().take();
+    let mut outbox = outbox_with_every_entry();
+    let entries = outbox.log_mut().take_pending();
     let mut ends = vec![0];
     let mut whole = OutboxFile::open(&path, 0).unwrap();
     for entry in &entries {
@@ -125,15 +129,15 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
     let bytes = fs::read(&path).unwrap();
     for length in 0..=bytes.len() {
         fs::write(&path, &bytes[..length]).unwrap();
-        let stored = read(&path, Tail::Short).unwrap();
+        let stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
         let good = ends
             .iter()
             .rev()
             .find(|end| **end <= length as u64)
             .unwrap();
-        assert_eq!(stored.found.length, *good);
-        assert_eq!(stored.torn, length as u64 - good);
-        let mut file = OutboxFile::open(&path, stored.found.length).unwrap();
+        assert_eq!(stored.prefix.length, *good);
+        assert_eq!(stored.torn_bytes, length as u64 - good);
+        let mut file = OutboxFile::open(&path, stored.prefix.length).unwrap();
         let count = ends.iter().position(|end| end == good).unwrap();
         file.append(&entries[count..]).unwrap();
         assert_eq!(
@@ -147,9 +151,9 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
 #[test]
 fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
     let (_dir, path) = outbox_path();
-    let mut outbox = busy();
+    let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
-    let entries = outbox.log_mut().take();
+    let entries = outbox.log_mut().take_pending();
     let (last, first) = entries.split_last().unwrap();
     file.append(first).unwrap();
     let before = file.length();
@@ -159,19 +163,19 @@ fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(&path, bytes).unwrap();
-        let error = read(&path, Tail::Short).unwrap_err();
+        let error = read_outbox(&path, OutboxTail::MayBeTorn).unwrap_err();
         assert!(
-            matches!(error, ReadError::Damaged { .. }),
+            matches!(error, OutboxReadError::Damaged { .. }),
             "bit {bit}: {error}"
         );
         let in_last_message = bit as u64 / 8 >= before + 8;
-        match read(&path, Tail::Wrong) {
-            Ok(stored) => assert!(in_last_message && stored.found.length == before),
+        match read_outbox(&path, OutboxTail::MayBeCorrupt) {
+            Ok(stored) => assert!(in_last_message && stored.prefix.length == before),
             Err(_) => assert!(!in_last_message),
         }
     }
     fs::write(&path, [&good[..], &good[..]].concat()).unwrap();
-    let error = read(&path, Tail::Wrong).unwrap_err();
+    let error = read_outbox(&path, OutboxTail::MayBeCorrupt).unwrap_err();
     assert!(error.to_string().contains("out of order"), "{error}");
 }
 
@@ -189,8 +193,11 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
         ..OutboxRecord::default()
     };
     let lifecycle = Body::Lifecycle(TaskLifecycle::default());
-    assert!(checked::put(&frame(1, Some(lifecycle)), &mut bytes));
-    assert!(checked::put(&frame(2, None), &mut bytes));
+    assert!(checked::append_record(
+        &frame(1, Some(lifecycle)),
+        &mut bytes
+    ));
+    assert!(checked::append_record(&frame(2, None), &mut bytes));
     // Field 1000 of a record and a change that nobody here knows.
     let mut later = frame(3, None);
     later.change = None;
@@ -198,14 +205,14 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
     message.extend_from_slice(&[0xc2, 0x3e, 2, b'h', b'i']);
     put_bytes(&message, &mut bytes);
     fs::write(&path, &bytes).unwrap();
-    let mut stored = read(&path, Tail::Short).unwrap();
+    let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
     assert_eq!(stored.outbox.last_control_seq(), 2);
-    let sent = sent(&mut stored.outbox);
+    let sent = take_sent(&mut stored.outbox);
     assert!(matches!(
         &sent[1],
-        Record::Control {
+        FrameRecord::Control {
             seq: 2,
-            body: Control { body: None, .. },
+            body: ControlFrame { body: None, .. },
             ..
         }
     ));
@@ -217,12 +224,12 @@ const FIRST_VERSION: &[u8] = include_bytes!("first_version.outbox");
 #[test]
 fn a_file_of_the_first_version_is_read() {
     let (_dir, path) = outbox_path();
-    let mut outbox = busy();
+    let mut outbox = outbox_with_every_entry();
     fs::write(&path, FIRST_VERSION).unwrap();
-    let mut stored = read(&path, Tail::Short).unwrap();
-    assert_eq!(stored.found.length, FIRST_VERSION.len() as u64);
+    let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
+    assert_eq!(stored.prefix.length, FIRST_VERSION.len() as u64);
     assert_eq!(stored.outbox.progress(), outbox.progress());
-    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+    assert_eq!(take_sent(&mut stored.outbox), take_sent(&mut outbox));
 }
 
 fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
@@ -236,49 +243,49 @@ fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
 #[test]
 fn a_new_file_takes_the_place_of_the_old_one_whole() {
     let (dir, path) = outbox_path();
-    let mut outbox = busy();
+    let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
-    file.append(&outbox.log_mut().take()).unwrap();
+    file.append(&outbox.log_mut().take_pending()).unwrap();
     let old = file.length();
-    let mut file = OutboxFile::draft(&path, &outbox.image()).unwrap();
+    let mut file = OutboxFile::write_draft(&path, &outbox.rewrite_entries()).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), old, "not yet");
-    OutboxFile::install(&path).unwrap();
-    outbox.push_output(
-        OutputKind::Stdout.into(),
-        Bytes::from_static(b"more"),
-        at(5),
-    );
-    file.append(&outbox.log_mut().take()).unwrap();
-    let mut stored = read(&path, Tail::Short).unwrap();
-    assert_eq!(stored.found.length, file.length());
+    OutboxFile::install_draft(&path).unwrap();
+    outbox.push_output(ChildPipe::Stdout.into(), Bytes::from_static(b"more"), at(5));
+    file.append(&outbox.log_mut().take_pending()).unwrap();
+    let mut stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
+    assert_eq!(stored.prefix.length, file.length());
     assert_eq!(stored.outbox.acked(), outbox.acked());
     assert_eq!(stored.outbox.progress(), outbox.progress());
-    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+    assert_eq!(take_sent(&mut stored.outbox), take_sent(&mut outbox));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     // A daemon killed in the middle of a rewrite: the old file stands, the draft is written over.
     fs::write(dir.path().join("outbox.new"), b"half").unwrap();
     assert_eq!(
-        read(&path, Tail::Short).unwrap().found.length,
+        read_outbox(&path, OutboxTail::MayBeTorn)
+            .unwrap()
+            .prefix
+            .length,
         file.length()
     );
-    OutboxFile::draft(&path, &outbox.image()).unwrap();
-    OutboxFile::install(&path).unwrap();
+    OutboxFile::write_draft(&path, &outbox.rewrite_entries()).unwrap();
+    OutboxFile::install_draft(&path).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn no_token_reaches_the_file() {
     let (_dir, path) = outbox_path();
-    let mut outbox = busy();
+    let mut outbox = outbox_with_every_entry();
     let token = LeaseToken {
         value: Bytes::from_static(b"thirty-two bytes of a lease token"),
     };
-    let record = outbox.log_mut().take();
-    let Entry::Frame(first) = &record[0].entry else {
+    let record = outbox.log_mut().take_pending();
+    let FrameEntry::Frame(first) = &record[0].entry else {
         panic!("{record:?}")
     };
     // The same record on the wire does carry it.
-    let wire = frames::attempt_frame(&Default::default(), Some(&token), first).encode_to_vec();
+    let wire =
+        frames::encode_attempt_frame(&Default::default(), Some(&token), first).encode_to_vec();
     let holds = |bytes: &[u8]| {
         bytes
             .windows(token.value.len())
@@ -301,7 +308,7 @@ proptest! {
     ) {
         let (_dir, path) = outbox_path();
         let mut file = OutboxFile::open(&path, 0).unwrap();
-        file.append(&busy().log_mut().take()).unwrap();
+        file.append(&outbox_with_every_entry().log_mut().take_pending()).unwrap();
         let mut bytes = fs::read(&path).unwrap();
         bytes.truncate(cut);
         for (at, byte) in noise {
@@ -310,9 +317,9 @@ proptest! {
             }
         }
         fs::write(&path, &bytes).unwrap();
-        for tail in [Tail::Short, Tail::Wrong] {
-            if let Ok(stored) = read(&path, tail) {
-                prop_assert_eq!(stored.found.length + stored.torn, bytes.len() as u64);
+        for tail in [OutboxTail::MayBeTorn, OutboxTail::MayBeCorrupt] {
+            if let Ok(stored) = read_outbox(&path, tail) {
+                prop_assert_eq!(stored.prefix.length + stored.torn_bytes, bytes.len() as u64);
             }
         }
     }

@@ -13,10 +13,12 @@ use baton_proto::v1::{AttemptRef, TaskLifecycle};
 use bytes::Bytes;
 
 use super::*;
-use crate::frames::Control;
-use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox, Record, Stored, Tail, read};
-use crate::spool::OutputKind;
-use crate::timers::Deadlines;
+use crate::frames::ControlFrame;
+use crate::outbox::{
+    AckedPosition, FrameOutbox, FrameRecord, OUTPUT_LIMIT, OutboxTail, StoredOutbox, read_outbox,
+};
+use crate::spool::ChildPipe;
+use crate::timers::DeadlineLimits;
 
 const ROUNDS: usize = 200;
 /// Tells the started process where to write.
@@ -27,24 +29,24 @@ const MARK: &str = "@stored";
 /// What the relay would leave unacknowledged. Small, so that files are soon mostly dead.
 const UNACKED: u64 = 20_000;
 
-type DiskBox = Outbox;
+type CrashTestOutbox = FrameOutbox;
 
 /// How far an outbox has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Extent {
+struct OutboxExtent {
     control_seq: u64,
     output_end: u64,
 }
 
-impl Extent {
-    fn of(outbox: &DiskBox) -> Self {
+impl OutboxExtent {
+    fn of(outbox: &CrashTestOutbox) -> Self {
         Self {
             control_seq: outbox.last_control_seq(),
             output_end: outbox.end_offset(),
         }
     }
 
-    fn told(line: &str) -> Option<Self> {
+    fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_once(MARK)?.1.split_whitespace();
         Some(Self {
             control_seq: words.next()?.parse().ok()?,
@@ -60,8 +62,8 @@ fn output_at(offset: u64, length: usize) -> Bytes {
     PATTERN.slice(from..from + length)
 }
 
-fn control(seq: u64) -> Control {
-    Control::from(Body::Lifecycle(TaskLifecycle {
+fn control(seq: u64) -> ControlFrame {
+    ControlFrame::from(Body::Lifecycle(TaskLifecycle {
         elapsed_ms: Some(seq),
         ..TaskLifecycle::default()
     }))
@@ -80,33 +82,49 @@ fn the_process() {
 }
 
 async fn write_for_ever(directory: &Path) {
-    let attempts = Attempts::open(directory).unwrap();
-    let mut writer = Writer::start(attempts.clone(), directory.to_owned()).unwrap();
+    let attempts = AttemptDirectories::open(directory).unwrap();
+    let mut writer = OutboxWriter::start(attempts.clone(), directory.to_owned()).unwrap();
     let id = ATTEMPT.parse().unwrap();
-    let place = attempts.place(id);
+    let place = attempts.attempt_dir(id);
     let mut outbox = if place.has_meta().unwrap() {
-        let Stored { outbox, found, .. } = read(&place.outbox(), Tail::Short).unwrap();
-        writer.jobs.send(Job::Resume { id, found }).await.unwrap();
+        let StoredOutbox {
+            outbox,
+            prefix: found,
+            ..
+        } = read_outbox(&place.outbox_path(), OutboxTail::MayBeTorn).unwrap();
+        writer
+            .jobs
+            .send(OutboxJob::Resume { id, prefix: found })
+            .await
+            .unwrap();
         outbox
     } else {
         let meta = Box::new(meta());
-        writer.jobs.send(Job::Begin { id, meta }).await.unwrap();
-        DiskBox::new(OUTPUT_LIMIT)
+        writer
+            .jobs
+            .send(OutboxJob::Begin { id, meta })
+            .await
+            .unwrap();
+        CrashTestOutbox::new(OUTPUT_LIMIT)
     };
     let mut on_the_way = VecDeque::new();
     for turn in 0u64.. {
-        say_something(&mut outbox, turn);
-        let entries = outbox.log_mut().take();
-        on_the_way.push_back((entries.last().unwrap().serial, Extent::of(&outbox)));
-        writer.jobs.send(Job::Append { id, entries }).await.unwrap();
+        push_frames(&mut outbox, turn);
+        let entries = outbox.log_mut().take_pending();
+        on_the_way.push_back((entries.last().unwrap().serial, OutboxExtent::of(&outbox)));
+        writer
+            .jobs
+            .send(OutboxJob::Append { id, entries })
+            .await
+            .unwrap();
         while let Ok(report) = writer.reports.try_recv() {
-            hear(report, &mut outbox, &mut on_the_way);
+            on_report(report, &mut outbox, &mut on_the_way);
         }
         if turn % 64 == 63 {
-            let entries = outbox.image();
+            let entries = outbox.rewrite_entries();
             writer
                 .jobs
-                .send(Job::Replace { id, entries })
+                .send(OutboxJob::Replace { id, entries })
                 .await
                 .unwrap();
         }
@@ -114,7 +132,7 @@ async fn write_for_ever(directory: &Path) {
 }
 
 /// Now and then a long write, which a kill can tear.
-fn say_something(outbox: &mut DiskBox, turn: u64) {
+fn push_frames(outbox: &mut CrashTestOutbox, turn: u64) {
     let chunks = if turn % 8 == 7 { 4 } else { 1 };
     for _ in 0..chunks {
         let offset = outbox.end_offset();
@@ -124,23 +142,27 @@ fn say_something(outbox: &mut DiskBox, turn: u64) {
             1 + (turn * 7919) % 3000
         };
         let bytes = output_at(offset, length as usize);
-        outbox.push_output(OutputKind::Stdout.into(), bytes, SystemTime::UNIX_EPOCH);
+        outbox.push_output(ChildPipe::Stdout.into(), bytes, SystemTime::UNIX_EPOCH);
     }
     let leaves = if turn.is_multiple_of(5) {
-        Leaves::Synced
+        RequiredDurability::Synced
     } else {
-        Leaves::Written
+        RequiredDurability::Written
     };
     let next = outbox.last_control_seq() + 1;
     outbox.push_control(control(next), SystemTime::UNIX_EPOCH, leaves);
-    outbox.ack(Acked {
+    outbox.ack(AckedPosition {
         control_seq: outbox.last_control_seq().saturating_sub(10),
         output_offset: outbox.end_offset().saturating_sub(UNACKED),
     });
 }
 
-fn hear(report: Report, outbox: &mut DiskBox, on_the_way: &mut VecDeque<(u64, Extent)>) {
-    let Report::Stored { durable, .. } = report else {
+fn on_report(
+    report: OutboxReport,
+    outbox: &mut CrashTestOutbox,
+    on_the_way: &mut VecDeque<(u64, OutboxExtent)>,
+) {
+    let OutboxReport::Stored { durable, .. } = report else {
         panic!("{report:?}")
     };
     outbox.log_mut().on_durable(durable);
@@ -160,18 +182,18 @@ fn meta() -> AttemptMeta {
         agent: String::new(),
         daemon_id: String::new(),
         boot_id: String::new(),
-        deadlines: Deadlines::default(),
+        deadlines: DeadlineLimits::default(),
         cleanup_term: Duration::ZERO,
         conversation_key: Bytes::new(),
         workspace: None,
         tools: None,
-        files: None,
-        talks: false,
+        required_files: None,
+        is_coding_agent: false,
     }
 }
 
 /// Starts the process, lets it tell `lines` times, kills it, and returns the last that it told.
-fn one_round(directory: &Path, lines: usize) -> Option<Extent> {
+fn one_round(directory: &Path, lines: usize) -> Option<OutboxExtent> {
     let executable = std::env::current_exe().unwrap();
     let mut process = Command::new(executable)
         .args([
@@ -186,7 +208,7 @@ fn one_round(directory: &Path, lines: usize) -> Option<Extent> {
     let mut told = BufReader::new(process.stdout.take().unwrap())
         .lines()
         .map_while(Result::ok)
-        .filter_map(|line| Extent::told(&line));
+        .filter_map(|line| OutboxExtent::parse(&line));
     let mut last = None;
     for _ in 0..lines {
         last = Some(told.next().expect("it writes until it is killed"));
@@ -203,20 +225,20 @@ fn without_crate(path: &'static str) -> &'static str {
 }
 
 /// Everything that is kept follows on what is acknowledged, without a hole and with the right bytes.
-fn check(mut outbox: DiskBox) {
-    let Acked {
+fn check(mut outbox: CrashTestOutbox) {
+    let AckedPosition {
         mut control_seq,
         output_offset: mut offset,
     } = outbox.acked();
-    let end = Extent::of(&outbox);
+    let end = OutboxExtent::of(&outbox);
     outbox.log_mut().on_failed();
     while let Some(record) = outbox.next_unsent() {
         match record {
-            Record::Control { seq, body, .. } => {
+            FrameRecord::Control { seq, body, .. } => {
                 control_seq += 1;
                 assert_eq!((*seq, body), (control_seq, &control(control_seq)));
             }
-            Record::Output {
+            FrameRecord::Output {
                 offset: from,
                 bytes,
                 ..
@@ -225,7 +247,7 @@ fn check(mut outbox: DiskBox) {
                 offset += bytes.len() as u64;
                 assert_eq!(*bytes, output_at(*from, bytes.len()));
             }
-            Record::Cut { .. } => panic!("nothing was cut"),
+            FrameRecord::Cut { .. } => panic!("nothing was cut"),
         }
         outbox.mark_sent();
     }
@@ -235,22 +257,22 @@ fn check(mut outbox: DiskBox) {
 #[test]
 fn everything_that_was_told_to_be_stored_is_there_after_kill_9_in_200_rounds() {
     let directory = tempfile::tempdir().unwrap();
-    let path = Attempts::open(directory.path())
+    let path = AttemptDirectories::open(directory.path())
         .unwrap()
-        .place(ATTEMPT.parse().unwrap())
-        .outbox();
-    let (mut torn, mut before) = (0, Extent::default());
+        .attempt_dir(ATTEMPT.parse().unwrap())
+        .outbox_path();
+    let (mut torn, mut before) = (0, OutboxExtent::default());
     for round in 0..ROUNDS {
         let lines = rand::random_range(0..6);
         let told = one_round(directory.path(), lines);
-        let stored = read(&path, Tail::Short).unwrap();
-        let found = Extent::of(&stored.outbox);
+        let stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
+        let found = OutboxExtent::of(&stored.outbox);
         let least = told.unwrap_or(before);
         assert!(
             found >= least,
             "round {round}: {found:?} is less than {least:?}"
         );
-        torn += u64::from(stored.torn > 0);
+        torn += u64::from(stored.torn_bytes > 0);
         before = found;
         check(stored.outbox);
     }

@@ -1,70 +1,73 @@
 //! The attempt is being ended. What it ends as was decided first and stays, with two rules: a result wins over a
 //! deadline, and a cancel wins over everything.
 
-use super::ending::{canceled_by, code_of};
-use super::{Event, Machine, Outcome};
-use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
+use super::ending::{canceled_by, timer_failure_code};
+use super::{AttemptMachine, EventOutcome, MachineEvent};
+use crate::input::{CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination};
 use crate::record::{
-    EndState, EndedBy, EventKind, FailureCode, ParkCause, Pending, Phase, Receipt, State, TimerKind,
+    AttemptState, EndState, EndedBy, FailureCode, LifecyclePhase, ParkCause, PendingEnd,
+    TerminationReceipt, TimelineEventKind, TimerKind,
 };
 use crate::reject::Rejection;
-use crate::timers::{Fact, TimerKey};
+use crate::timers::{TimerFact, TimerKey};
 
-impl Machine<'_> {
-    pub(super) fn in_cleaning(&mut self, event: Event) -> Outcome {
+impl AttemptMachine<'_> {
+    pub(super) fn on_cleaning_up(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            Event::Completed(body) => self.complete_in_cleanup(body),
-            Event::Unmet(body) => self.unmet_in_cleanup(body),
-            Event::Errored(body) => self.error_in_cleanup(body),
-            Event::Canceled(body) => self.canceled_in_cleanup(body),
-            Event::Released {
+            MachineEvent::Completed(body) => self.complete_in_cleanup(body),
+            MachineEvent::ContractUnmet(body) => self.unmet_in_cleanup(body),
+            MachineEvent::Errored(body) => self.error_in_cleanup(body),
+            MachineEvent::Canceled(body) => self.canceled_in_cleanup(body),
+            MachineEvent::Released {
                 reason,
                 termination,
-            } if !self.is_decided() => self.release(reason, &termination),
-            Event::Released { termination, .. } | Event::Receipt(termination) => {
-                self.over(&termination)
+            } if !self.is_end_decided() => self.release_attempt(reason, &termination),
+            MachineEvent::Released { termination, .. } | MachineEvent::Receipt(termination) => {
+                self.end_on_daemon_report(&termination)
             }
-            Event::Rejected { .. } => self.over(&Termination {
+            MachineEvent::Rejected { .. } => self.end_on_daemon_report(&ProcessTermination {
                 group_empty: true,
-                ..Termination::default()
+                ..ProcessTermination::default()
             }),
-            Event::CancelAsked { operator } => self.cancel_in_cleanup(operator),
-            Event::Forced(forced) => self.forced(forced),
-            Event::Expired(TimerKey::CleanupTerm) => self.cleanup_expired(),
-            Event::Expired(TimerKey::Lease) => self.lease_expired_in_cleanup(),
-            Event::Expired(TimerKey::Total) => self.total_in_cleanup(),
-            Event::Missing => {
-                self.end_as_pending(Receipt::Unconfirmed, FailureCode::DaemonLostAttempt)
-            }
-            Event::Rebooted => {
-                self.end_as_pending(Receipt::Confirmed, FailureCode::DaemonLostAttempt)
-            }
-            Event::Phase(phase) => self.phase_in_cleanup(phase),
-            Event::OwnDeadline(timer) => self.own_deadline_in_cleanup(timer),
-            Event::ToolStarted(_) => {
+            MachineEvent::CancelAsked { operator } => self.cancel_in_cleanup(operator),
+            MachineEvent::Forced(forced) => self.force_end(forced),
+            MachineEvent::TimerExpired(TimerKey::CleanupTerm) => self.cleanup_expired(),
+            MachineEvent::TimerExpired(TimerKey::Lease) => self.lease_expired_in_cleanup(),
+            MachineEvent::TimerExpired(TimerKey::Total) => self.total_expired_in_cleanup(),
+            MachineEvent::MissingOnDaemon => self.end_as_pending(
+                TerminationReceipt::Unconfirmed,
+                FailureCode::DaemonLostAttempt,
+            ),
+            MachineEvent::Rebooted => self.end_as_pending(
+                TerminationReceipt::Confirmed,
+                FailureCode::DaemonLostAttempt,
+            ),
+            MachineEvent::Phase(phase) => self.phase_in_cleanup(phase),
+            MachineEvent::DaemonDeadline(timer) => self.daemon_deadline_in_cleanup(timer),
+            MachineEvent::ToolStarted(_) => {
                 self.attempt.retry_safe = false;
-                Outcome::Applied
+                EventOutcome::Applied
             }
-            Event::Output { sign, end, .. } => self.output_in_cleanup(sign, end),
-            Event::ToolFinished(_)
-            | Event::InputWithdrawn(_)
-            | Event::InputReceived(_)
-            | Event::Accepted => Outcome::Applied,
-            Event::InputAsked(..) => Outcome::Refused(Rejection::WrongOrder),
-            Event::Park { .. } => Outcome::Refused(Rejection::BeingEnded),
-            Event::Answered(id, answer) => self.answered_late(id, &answer),
-            Event::Expired(_)
-            | Event::Offer { .. }
-            | Event::Claim { .. }
-            | Event::DeliveryFailed
-            | Event::Withdraw
-            | Event::HandOff { .. }
-            | Event::Kept => Outcome::Ignored,
+            MachineEvent::Output { sign, end, .. } => self.output_in_cleanup(sign, end),
+            MachineEvent::ToolFinished(_)
+            | MachineEvent::InputWithdrawn(_)
+            | MachineEvent::InputReceived(_)
+            | MachineEvent::Accepted => EventOutcome::Applied,
+            MachineEvent::InputAsked(..) => EventOutcome::Refused(Rejection::WrongOrder),
+            MachineEvent::Park { .. } => EventOutcome::Refused(Rejection::BeingEnded),
+            MachineEvent::Answered(id, answer) => self.answer_ended_input(id, &answer),
+            MachineEvent::TimerExpired(_)
+            | MachineEvent::Offer { .. }
+            | MachineEvent::Claim { .. }
+            | MachineEvent::DeliveryFailed
+            | MachineEvent::Withdraw
+            | MachineEvent::HandOff { .. }
+            | MachineEvent::KeptBySettlement => EventOutcome::Ignored,
         }
     }
 
-    fn pending(&self) -> Option<&Pending> {
-        if let State::CleaningUp { pending } = &self.attempt.state {
+    fn pending_end(&self) -> Option<&PendingEnd> {
+        if let AttemptState::CleaningUp { pending } = &self.attempt.state {
             pending.as_ref()
         } else {
             None
@@ -72,199 +75,213 @@ impl Machine<'_> {
     }
 
     /// Whether it is known what it ends as, whatever the daemon says. Why the daemon ends it by itself is its own affair.
-    fn is_decided(&self) -> bool {
-        match self.pending() {
-            None | Some(Pending::OwnDeadline { .. }) => false,
-            Some(Pending::Deadline { .. } | Pending::Cancel { .. } | Pending::Park) => true,
+    fn is_end_decided(&self) -> bool {
+        match self.pending_end() {
+            None | Some(PendingEnd::DaemonDeadline { .. }) => false,
+            Some(PendingEnd::Deadline { .. } | PendingEnd::Cancel { .. } | PendingEnd::Park) => {
+                true
+            }
         }
     }
 
-    fn complete_in_cleanup(&mut self, body: Completed) -> Outcome {
-        match self.pending() {
-            None | Some(Pending::Deadline { .. } | Pending::Park | Pending::OwnDeadline { .. }) => {
-                self.complete(body)
+    fn complete_in_cleanup(&mut self, body: CompletedBody) -> EventOutcome {
+        match self.pending_end() {
+            None
+            | Some(
+                PendingEnd::Deadline { .. } | PendingEnd::Park | PendingEnd::DaemonDeadline { .. },
+            ) => self.complete_attempt(body),
+            Some(PendingEnd::Cancel { .. }) if mutant!(CancelLosesToResult) => {
+                self.complete_attempt(body)
             }
-            Some(Pending::Cancel { .. }) if mutant!(CancelLosesToResult) => self.complete(body),
-            Some(Pending::Cancel { .. }) => {
-                self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
-                self.over(&body.termination)
+            Some(PendingEnd::Cancel { .. }) => {
+                self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
+                self.end_on_daemon_report(&body.termination)
             }
         }
     }
 
     /// No result, so it wins over nothing; but it is the word that the attempt is over.
-    fn unmet_in_cleanup(&mut self, body: Completed) -> Outcome {
-        if !self.is_decided() {
-            return self.unmet(body);
+    fn unmet_in_cleanup(&mut self, body: CompletedBody) -> EventOutcome {
+        if !self.is_end_decided() {
+            return self.apply_unmet_contract(body);
         }
-        self.keep_receipts(body.artifacts);
-        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
-        self.over(&body.termination)
+        self.store_artifacts(body.artifacts);
+        self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
+        self.end_on_daemon_report(&body.termination)
     }
 
-    fn error_in_cleanup(&mut self, body: Errored) -> Outcome {
-        if !self.is_decided() {
-            return self.error(body);
+    fn error_in_cleanup(&mut self, body: ErroredBody) -> EventOutcome {
+        if !self.is_end_decided() {
+            return self.fail_attempt(body);
         }
-        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
-        self.over(&body.termination)
+        self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
+        self.end_on_daemon_report(&body.termination)
     }
 
-    fn canceled_in_cleanup(&mut self, body: CanceledBody) -> Outcome {
-        if !self.is_decided() {
-            return self.canceled(body);
+    fn canceled_in_cleanup(&mut self, body: CanceledBody) -> EventOutcome {
+        if !self.is_end_decided() {
+            return self.cancel_attempt(body);
         }
-        self.keep_usage(&body.usage, None, body.final_offset);
-        self.over(&body.termination)
+        self.store_usage(&body.usage, None, body.final_offset);
+        self.end_on_daemon_report(&body.termination)
     }
 
     /// The daemon's word that it is over, whatever word it chose.
-    fn over(&mut self, termination: &Termination) -> Outcome {
-        if self.pending().is_none() {
-            return self.gone(termination);
+    fn end_on_daemon_report(&mut self, termination: &ProcessTermination) -> EventOutcome {
+        if self.pending_end().is_none() {
+            return self.lose_terminated(termination);
         }
-        self.learn(termination);
-        let receipt = self.receipt_of(termination);
+        self.note_prompt_written(termination);
+        let receipt = self.receipt_from(termination);
         let outcome = self.end_as_pending(receipt, FailureCode::DaemonLostAttempt);
-        self.note_termination(termination);
+        self.store_termination(termination);
         outcome
     }
 
     /// Ends as decided; where nothing was, as a loss with this code.
-    fn end_as_pending(&mut self, receipt: Receipt, otherwise: FailureCode) -> Outcome {
-        match self.pending().cloned() {
-            Some(Pending::Cancel { operator }) => {
+    fn end_as_pending(
+        &mut self,
+        receipt: TerminationReceipt,
+        otherwise: FailureCode,
+    ) -> EventOutcome {
+        match self.pending_end().cloned() {
+            Some(PendingEnd::Cancel { operator }) => {
                 let (code, by) = canceled_by(operator);
                 self.finish(EndState::Canceled, Some(code), by, receipt)
             }
-            Some(Pending::Deadline { timer, .. } | Pending::OwnDeadline { timer }) => self.finish(
-                EndState::TimedOut,
-                Some(code_of(timer)),
-                EndedBy::Relay,
-                receipt,
-            ),
-            Some(Pending::Park) => self.park(ParkCause::InputTimeout, receipt),
-            None => self.lose_with(otherwise, receipt),
+            Some(PendingEnd::Deadline { timer, .. } | PendingEnd::DaemonDeadline { timer }) => self
+                .finish(
+                    EndState::TimedOut,
+                    Some(timer_failure_code(timer)),
+                    EndedBy::Relay,
+                    receipt,
+                ),
+            Some(PendingEnd::Park) => self.park(ParkCause::InputTimeout, receipt),
+            None => self.lose_with_receipt(otherwise, receipt),
         }
     }
 
     /// A person's cancel replaces a deadline: they asked for it to be canceled, and canceled it will be.
-    fn cancel_in_cleanup(&mut self, operator: bool) -> Outcome {
-        if let Some(Pending::Cancel { .. }) = self.pending() {
-            return Outcome::Ignored;
+    fn cancel_in_cleanup(&mut self, operator: bool) -> EventOutcome {
+        if let Some(PendingEnd::Cancel { .. }) = self.pending_end() {
+            return EventOutcome::Ignored;
         }
-        self.attempt.state = State::CleaningUp {
-            pending: Some(Pending::Cancel { operator }),
+        self.attempt.state = AttemptState::CleaningUp {
+            pending: Some(PendingEnd::Cancel { operator }),
         };
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// Time is up for the kill. A cancel or an ordinary exit whose daemon is away waits on, for the lease bounds it and
     /// its last word may be in the daemon's outbox. That cleanup was said to be finished proves nothing: only a receipt
     /// tells that no process is left.
-    fn cleanup_expired(&mut self) -> Outcome {
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: TimerKind::CleanupTerm,
-        });
-        let waits = !self.is_decided() || matches!(self.pending(), Some(Pending::Cancel { .. }));
+    fn cleanup_expired(&mut self) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired {
+                timer: TimerKind::CleanupTerm,
+            });
+        let waits =
+            !self.is_end_decided() || matches!(self.pending_end(), Some(PendingEnd::Cancel { .. }));
         if waits && !self.connected {
-            return Outcome::Applied;
+            return EventOutcome::Applied;
         }
-        let own = mutant!(OwnDeadlineForgotten) && !self.is_decided();
-        if self.pending().is_none() || own {
+        let own = mutant!(OwnDeadlineForgotten) && !self.is_end_decided();
+        if self.pending_end().is_none() || own {
             return self.finish(
                 EndState::Failed,
                 Some(FailureCode::NoResult),
                 EndedBy::Relay,
-                Receipt::Unconfirmed,
+                TerminationReceipt::Unconfirmed,
             );
         }
-        self.end_as_pending(Receipt::Unconfirmed, FailureCode::NoResult)
+        self.end_as_pending(TerminationReceipt::Unconfirmed, FailureCode::NoResult)
     }
 
-    fn lease_expired_in_cleanup(&mut self) -> Outcome {
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: TimerKind::Lease,
-        });
-        self.end_as_pending(Receipt::Unconfirmed, FailureCode::LeaseExpired)
+    fn lease_expired_in_cleanup(&mut self) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired {
+                timer: TimerKind::Lease,
+            });
+        self.end_as_pending(TerminationReceipt::Unconfirmed, FailureCode::LeaseExpired)
     }
 
-    fn total_in_cleanup(&mut self) -> Outcome {
-        if self.pending().is_some() {
-            return Outcome::Ignored;
+    fn total_expired_in_cleanup(&mut self) -> EventOutcome {
+        if self.pending_end().is_some() {
+            return EventOutcome::Ignored;
         }
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: TimerKind::Total,
-        });
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired {
+                timer: TimerKind::Total,
+            });
         let phase = self.attempt.phase;
-        let pending = Pending::Deadline {
+        let pending = PendingEnd::Deadline {
             timer: TimerKind::Total,
             tool: None,
             phase,
         };
-        self.attempt.state = State::CleaningUp {
+        self.attempt.state = AttemptState::CleaningUp {
             pending: Some(pending),
         };
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// The daemon had found the deadline before it heard of what was decided here, or says twice that it cleans up.
-    fn own_deadline_in_cleanup(&mut self, timer: TimerKind) -> Outcome {
-        if self.pending().is_none() {
-            self.attempt.state = State::CleaningUp {
-                pending: Some(Pending::OwnDeadline { timer }),
+    fn daemon_deadline_in_cleanup(&mut self, timer: TimerKind) -> EventOutcome {
+        if self.pending_end().is_none() {
+            self.attempt.state = AttemptState::CleaningUp {
+                pending: Some(PendingEnd::DaemonDeadline { timer }),
             };
         }
-        self.phase_in_cleanup(Phase::CleanupStarted)
+        self.phase_in_cleanup(LifecyclePhase::CleanupStarted)
     }
 
-    fn phase_in_cleanup(&mut self, phase: Phase) -> Outcome {
+    fn phase_in_cleanup(&mut self, phase: LifecyclePhase) -> EventOutcome {
         match phase {
-            Phase::CleanupStarted => {
+            LifecyclePhase::CleanupStarted => {
                 self.attempt.phase = Some(phase);
-                self.notes.push(EventKind::Phase(phase));
-                Outcome::Applied
+                self.timeline_events.push(TimelineEventKind::Phase(phase));
+                EventOutcome::Applied
             }
-            Phase::CleanupFinished => {
+            LifecyclePhase::CleanupFinished => {
                 self.attempt.phase = Some(phase);
-                self.attempt.times.cleanup_finished = Some(self.now.wall);
+                self.attempt.stage_times.cleanup_finished = Some(self.now.wall);
                 // The kill is done; its terminal frame gets as long again before the relay ends it.
-                self.tell(&Fact::Phase(phase));
-                self.tell(&Fact::CancelSent);
-                self.notes.push(EventKind::Phase(phase));
-                Outcome::Applied
+                self.update_timers(&TimerFact::Phase(phase));
+                self.update_timers(&TimerFact::CancelSent);
+                self.timeline_events.push(TimelineEventKind::Phase(phase));
+                EventOutcome::Applied
             }
-            Phase::Accepted
-            | Phase::Queued
-            | Phase::Started
-            | Phase::AgentStarted
-            | Phase::PromptWritten
-            | Phase::FirstEventSeen
-            | Phase::FirstVisibleEventSeen => {
-                self.reach(phase);
-                Outcome::Applied
+            LifecyclePhase::Accepted
+            | LifecyclePhase::Queued
+            | LifecyclePhase::Started
+            | LifecyclePhase::AgentStarted
+            | LifecyclePhase::PromptWritten
+            | LifecyclePhase::FirstEventSeen
+            | LifecyclePhase::FirstVisibleEventSeen => {
+                self.mark_phase_reached(phase);
+                EventOutcome::Applied
             }
-            Phase::Streaming
-            | Phase::ToolStarted
-            | Phase::ToolFinished
-            | Phase::WaitingInput
-            | Phase::InputReceived
-            | Phase::Heartbeat
-            | Phase::RetryScheduled
-            | Phase::Completed
-            | Phase::Failed
-            | Phase::Canceled
-            | Phase::TimedOut
-            | Phase::Lost
-            | Phase::Blocked
-            | Phase::Checkpointed
-            | Phase::Released => Outcome::Ignored,
+            LifecyclePhase::Streaming
+            | LifecyclePhase::ToolStarted
+            | LifecyclePhase::ToolFinished
+            | LifecyclePhase::WaitingInput
+            | LifecyclePhase::InputReceived
+            | LifecyclePhase::Heartbeat
+            | LifecyclePhase::RetryScheduled
+            | LifecyclePhase::Completed
+            | LifecyclePhase::Failed
+            | LifecyclePhase::Canceled
+            | LifecyclePhase::TimedOut
+            | LifecyclePhase::Lost
+            | LifecyclePhase::Blocked
+            | LifecyclePhase::Checkpointed
+            | LifecyclePhase::Released => EventOutcome::Ignored,
         }
     }
 
-    fn output_in_cleanup(&mut self, sign: Sign, end: u64) -> Outcome {
+    fn output_in_cleanup(&mut self, sign: OutputSignal, end: u64) -> EventOutcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
-        self.attempt.retry_safe &= sign != Sign::VisibleEvent;
-        Outcome::Ignored
+        self.attempt.retry_safe &= sign != OutputSignal::VisibleEvent;
+        EventOutcome::Ignored
     }
 }

@@ -2,235 +2,245 @@
 
 use std::sync::Arc;
 
-use super::{Machine, Outcome};
+use super::{AttemptMachine, EventOutcome};
 use crate::bounds;
-use crate::contract::{self, FoundFile};
-use crate::input::{CanceledBody, Completed, Errored, NO_RESULT, Termination};
+use crate::contract::{self, FoundArtifact};
+use crate::input::{
+    CanceledBody, CompletedBody, ErroredBody, NO_RESULT_MESSAGE, ProcessTermination,
+};
 use crate::record::{
-    End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked, Receipt,
-    RejectCode, State, TimerKind, Usage,
+    AttemptEnd, AttemptState, EndState, EndedBy, FailureCode, InputState, ParkCause, ParkedState,
+    RejectCode, TerminationReceipt, TimelineEventKind, TimerKind, TokenUsage,
 };
 use crate::reject::Rejection;
 use crate::retry;
 use crate::spec::MissingPolicy;
-use crate::timers::Fact;
+use crate::timers::TimerFact;
 
-impl Machine<'_> {
+impl AttemptMachine<'_> {
     /// Writes the terminal record and stops every timer.
     pub(super) fn finish(
         &mut self,
         state: EndState,
         code: Option<FailureCode>,
         by: EndedBy,
-        receipt: Receipt,
-    ) -> Outcome {
+        receipt: TerminationReceipt,
+    ) -> EventOutcome {
         let retryable = code.as_ref().is_some_and(|code| {
             matches!(
                 state,
                 EndState::Failed | EndState::TimedOut | EndState::Lost
             ) && retry::is_retryable(code, self.attempt.retry_safe, None)
         });
-        let end = End {
+        let end = AttemptEnd {
             state,
             message: code
                 .as_ref()
                 .filter(|_| !matches!(by, EndedBy::Daemon | EndedBy::Agent))
-                .and_then(explain)
+                .and_then(failure_message)
                 .map(Arc::from),
             failure_code: code,
             retryable,
             user_message: None,
-            by,
+            ended_by: by,
             cause_phase: self.attempt.phase,
             exit: None,
             receipt,
             killed_after_result: false,
-            adopted_late: false,
+            is_adopted_late: false,
             cleanup: None,
             at: self.now.wall,
         };
         self.set_end(end);
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    fn set_end(&mut self, end: End) {
-        self.notes.push(EventKind::Ended {
+    fn set_end(&mut self, end: AttemptEnd) {
+        self.timeline_events.push(TimelineEventKind::Ended {
             code: end.failure_code.clone(),
             retryable: end.retryable,
         });
-        self.attempt.times.ended = Some(self.now.wall);
-        self.attempt.state = State::Ended(end);
-        self.close_open();
+        self.attempt.stage_times.ended = Some(self.now.wall);
+        self.attempt.state = AttemptState::Ended(end);
+        self.close_open_items();
     }
 
-    pub(super) fn park(&mut self, cause: ParkCause, receipt: Receipt) -> Outcome {
-        self.notes.push(EventKind::Attention(cause.attention()));
-        self.attempt.state = State::Parked(Parked {
+    pub(super) fn park(&mut self, cause: ParkCause, receipt: TerminationReceipt) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::Attention(cause.attention_cause()));
+        self.attempt.state = AttemptState::Parked(ParkedState {
             cause,
             since: self.now.wall,
             receipt,
         });
-        self.close_open();
-        Outcome::Applied
+        self.close_open_items();
+        EventOutcome::Applied
     }
 
     /// The lease ends here. Until the worker proves the death of its processes nobody succeeds it.
-    pub(super) fn park_held(
+    pub(super) fn park_leased(
         &mut self,
         cause: ParkCause,
-        termination: Option<&Termination>,
-    ) -> Outcome {
+        termination: Option<&ProcessTermination>,
+    ) -> EventOutcome {
         let receipt = match termination {
             Some(termination) => {
-                self.learn(termination);
-                self.receipt_of(termination)
+                self.note_prompt_written(termination);
+                self.receipt_from(termination)
             }
-            None if mutant!(ParkTakenForReceipt) => Receipt::NotNeeded,
+            None if mutant!(ParkTakenForReceipt) => TerminationReceipt::NotNeeded,
             None => self.assumed_receipt(),
         };
         self.park(cause, receipt)
     }
 
     /// Nothing of it stays open: no tool, no question, no timer.
-    fn close_open(&mut self) {
-        self.attempt.tools.clear();
+    fn close_open_items(&mut self) {
+        self.attempt.open_tools.clear();
         for input in &mut self.attempt.inputs {
             if input.state.is_pending() {
-                let answer = input.state.answer().cloned().map(bounds::received);
+                let answer = input.state.answer().cloned().map(bounds::shorten_received);
                 input.state = InputState::Superseded(answer);
                 input.payload = Arc::from([]);
             }
         }
-        bounds::shrink_ended(self.attempt);
-        self.tell(&Fact::Ended);
+        bounds::trim_ended_attempt(self.attempt);
+        self.update_timers(&TimerFact::Ended);
     }
 
-    pub(super) fn end_mut(&mut self) -> Option<&mut End> {
-        if let State::Ended(end) = &mut self.attempt.state {
+    pub(super) fn end_mut(&mut self) -> Option<&mut AttemptEnd> {
+        if let AttemptState::Ended(end) = &mut self.attempt.state {
             Some(end)
         } else {
             None
         }
     }
 
-    pub(super) fn complete(&mut self, body: Completed) -> Outcome {
-        self.learn(&body.termination);
-        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+    pub(super) fn complete_attempt(&mut self, body: CompletedBody) -> EventOutcome {
+        self.note_prompt_written(&body.termination);
+        self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
         self.attempt.result = body.result;
-        self.keep_receipts(body.artifacts);
-        let receipt = self.receipt_of(&body.termination);
-        self.finish(EndState::Completed, None, self.holder_says(), receipt);
-        self.note_termination(&body.termination);
+        self.store_artifacts(body.artifacts);
+        let receipt = self.receipt_from(&body.termination);
+        self.finish(EndState::Completed, None, self.ended_by_holder(), receipt);
+        self.store_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.killed_after_result = body.killed_after_result;
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// A result that misses files: the contract says what becomes of it.
-    pub(super) fn unmet(&mut self, mut body: Completed) -> Outcome {
-        self.keep_receipts(std::mem::take(&mut body.artifacts));
-        match contract::policy(self.spec) {
-            MissingPolicy::Park if !mutant!(ParkRefuses) => self.park_unmet(body),
+    pub(super) fn apply_unmet_contract(&mut self, mut body: CompletedBody) -> EventOutcome {
+        self.store_artifacts(std::mem::take(&mut body.artifacts));
+        match contract::missing_policy(self.spec) {
+            MissingPolicy::Park if !mutant!(ParkRefuses) => self.park_unmet_contract(body),
             MissingPolicy::Reject | MissingPolicy::Park => {
-                Outcome::Refused(Rejection::ContractUnmet)
+                EventOutcome::Refused(Rejection::ContractUnmet)
             }
             MissingPolicy::Fail => {
-                let words = contract::words(&contract::unmet(self.spec, self.attempt));
-                self.error(Errored::receipts_missing(body, words))
+                let words = contract::unmet_summary(&contract::unmet_task_requirements(
+                    self.spec,
+                    self.attempt,
+                ));
+                self.fail_attempt(ErroredBody::receipts_missing(body, words))
             }
         }
     }
 
     /// With its result, so that a person who sees that nothing is missing can let it count.
-    fn park_unmet(&mut self, body: Completed) -> Outcome {
-        self.learn(&body.termination);
-        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+    fn park_unmet_contract(&mut self, body: CompletedBody) -> EventOutcome {
+        self.note_prompt_written(&body.termination);
+        self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
         self.attempt.result = body.result;
-        let receipt = self.receipt_of(&body.termination);
+        let receipt = self.receipt_from(&body.termination);
         self.park(ParkCause::ReceiptsMissing, receipt)
     }
 
-    pub(super) fn keep_receipts(&mut self, found: Vec<FoundFile>) {
-        self.attempt.artifacts = contract::seen(self.spec, found);
+    pub(super) fn store_artifacts(&mut self, found: Vec<FoundArtifact>) {
+        self.attempt.artifacts = contract::evidence_of(self.spec, found);
     }
 
-    pub(super) fn error(&mut self, body: Errored) -> Outcome {
-        self.learn(&body.termination);
-        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
-        let receipt = self.receipt_of(&body.termination);
-        let state = state_of(&body.code);
+    pub(super) fn fail_attempt(&mut self, body: ErroredBody) -> EventOutcome {
+        self.note_prompt_written(&body.termination);
+        self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
+        let receipt = self.receipt_from(&body.termination);
+        let state = end_state_of(&body.code);
         if state == EndState::Lost {
-            self.judge_loss();
+            self.update_retry_safety();
         }
-        self.finish(state, Some(body.code), self.holder_says(), receipt);
-        self.note_termination(&body.termination);
+        self.finish(state, Some(body.code), self.ended_by_holder(), receipt);
+        self.store_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.retryable &= body.retryable_hint != Some(false);
             end.message = body.message;
             end.user_message = body.user_message;
         }
-        self.renote_end();
-        Outcome::Applied
+        self.update_end_event();
+        EventOutcome::Applied
     }
 
     /// Whose word ends it, where its holder said so.
-    fn holder_says(&self) -> EndedBy {
-        match self.attempt.agent() {
+    fn ended_by_holder(&self) -> EndedBy {
+        match self.attempt.agent_holder() {
             Some(_) => EndedBy::Agent,
             None => EndedBy::Daemon,
         }
     }
 
     /// The hint came after the note was made: the timeline must say what the record says.
-    fn renote_end(&mut self) {
+    fn update_end_event(&mut self) {
         let Some(retry) = self.end_mut().map(|end| end.retryable) else {
             return;
         };
-        if let Some(EventKind::Ended { retryable, .. }) = self.notes.last_mut() {
+        if let Some(TimelineEventKind::Ended { retryable, .. }) = self.timeline_events.last_mut() {
             *retryable = retry;
         }
     }
 
-    pub(super) fn canceled(&mut self, body: CanceledBody) -> Outcome {
-        self.learn(&body.termination);
-        self.keep_usage(&body.usage, None, body.final_offset);
-        let receipt = self.receipt_of(&body.termination);
-        self.finish(EndState::Canceled, None, self.holder_says(), receipt);
-        self.note_termination(&body.termination);
+    pub(super) fn cancel_attempt(&mut self, body: CanceledBody) -> EventOutcome {
+        self.note_prompt_written(&body.termination);
+        self.store_usage(&body.usage, None, body.final_offset);
+        let receipt = self.receipt_from(&body.termination);
+        self.finish(EndState::Canceled, None, self.ended_by_holder(), receipt);
+        self.store_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.message = body.reason;
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    pub(super) fn release(
+    pub(super) fn release_attempt(
         &mut self,
         reason: Option<Arc<str>>,
-        termination: &Termination,
-    ) -> Outcome {
-        self.learn(termination);
-        let receipt = self.receipt_of(termination);
-        self.finish(EndState::Released, None, self.holder_says(), receipt);
-        self.note_termination(termination);
+        termination: &ProcessTermination,
+    ) -> EventOutcome {
+        self.note_prompt_written(termination);
+        let receipt = self.receipt_from(termination);
+        self.finish(EndState::Released, None, self.ended_by_holder(), receipt);
+        self.store_termination(termination);
         if let Some(end) = self.end_mut() {
             end.message = reason;
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// Not started and never will be: the strongest receipt there is. Another daemon may take it, unless nobody can.
-    pub(super) fn reject(&mut self, code: &RejectCode, message: Option<Arc<str>>) -> Outcome {
-        self.notes.push(EventKind::Rejected {
+    pub(super) fn reject_offer(
+        &mut self,
+        code: &RejectCode,
+        message: Option<Arc<str>>,
+    ) -> EventOutcome {
+        self.timeline_events.push(TimelineEventKind::Rejected {
             code: code.as_str().into(),
         });
-        let receipt = if self.confirmed() {
-            Receipt::Confirmed
+        let receipt = if self.is_lease_confirmed() {
+            TerminationReceipt::Confirmed
         } else {
-            Receipt::NotNeeded
+            TerminationReceipt::NotNeeded
         };
         let why = FailureCode::parse(code.as_str());
-        let state = if code.is_about_the_task() {
+        let state = if code.concerns_task() {
             EndState::Failed
         } else {
             EndState::Released
@@ -239,87 +249,92 @@ impl Machine<'_> {
         if let Some(end) = self.end_mut() {
             end.message = Some(message.unwrap_or_else(|| code.as_str().into()));
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// The processes are gone and no result came with the word.
-    pub(super) fn gone(&mut self, termination: &Termination) -> Outcome {
-        self.learn(termination);
-        let receipt = self.receipt_of(termination);
+    pub(super) fn lose_terminated(&mut self, termination: &ProcessTermination) -> EventOutcome {
+        self.note_prompt_written(termination);
+        let receipt = self.receipt_from(termination);
         let ttl_ms = self.attempt.lease.as_ref().map(|lease| lease.ttl_ms);
-        let words = termination.loss.map(|loss| loss.words(ttl_ms));
-        self.lose_with(FailureCode::DaemonLostAttempt, receipt);
-        self.note_termination(termination);
+        let words = termination.loss.map(|loss| loss.description(ttl_ms));
+        self.lose_with_receipt(FailureCode::DaemonLostAttempt, receipt);
+        self.store_termination(termination);
         if let Some(end) = self.end_mut() {
-            end.message = Some(words.map_or_else(|| NO_RESULT.into(), Into::into));
+            end.message = Some(words.map_or_else(|| NO_RESULT_MESSAGE.into(), Into::into));
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    pub(super) fn rebooted(&mut self) -> Outcome {
-        let receipt = if self.confirmed() {
-            Receipt::Confirmed
+    pub(super) fn lose_rebooted(&mut self) -> EventOutcome {
+        let receipt = if self.is_lease_confirmed() {
+            TerminationReceipt::Confirmed
         } else {
-            Receipt::NotNeeded
+            TerminationReceipt::NotNeeded
         };
-        self.lose_with(FailureCode::DaemonLostAttempt, receipt)
+        self.lose_with_receipt(FailureCode::DaemonLostAttempt, receipt)
     }
 
-    pub(super) fn expire_lease(&mut self) -> Outcome {
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: TimerKind::Lease,
-        });
-        self.lose(FailureCode::LeaseExpired)
+    pub(super) fn expire_lease(&mut self) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired {
+                timer: TimerKind::Lease,
+            });
+        self.lose_attempt(FailureCode::LeaseExpired)
     }
 
-    pub(super) fn lose(&mut self, code: FailureCode) -> Outcome {
+    pub(super) fn lose_attempt(&mut self, code: FailureCode) -> EventOutcome {
         let receipt = self.assumed_receipt();
-        self.lose_with(code, receipt)
+        self.lose_with_receipt(code, receipt)
     }
 
-    pub(super) fn lose_with(&mut self, code: FailureCode, receipt: Receipt) -> Outcome {
-        self.judge_loss();
+    pub(super) fn lose_with_receipt(
+        &mut self,
+        code: FailureCode,
+        receipt: TerminationReceipt,
+    ) -> EventOutcome {
+        self.update_retry_safety();
         self.finish(EndState::Lost, Some(code), EndedBy::Relay, receipt)
     }
 
-    pub(super) fn judge_loss(&mut self) {
+    pub(super) fn update_retry_safety(&mut self) {
         self.attempt.retry_safe &=
-            retry::loss_is_safe(self.confirmed(), self.attempt.prompt_written);
+            retry::is_loss_safe(self.is_lease_confirmed(), self.attempt.prompt_written);
     }
 
-    pub(super) fn assumed_receipt(&self) -> Receipt {
-        if self.confirmed() {
-            Receipt::Unconfirmed
+    pub(super) fn assumed_receipt(&self) -> TerminationReceipt {
+        if self.is_lease_confirmed() {
+            TerminationReceipt::Unconfirmed
         } else {
-            Receipt::NotNeeded
+            TerminationReceipt::NotNeeded
         }
     }
 
-    pub(super) fn receipt_of(&self, termination: &Termination) -> Receipt {
+    pub(super) fn receipt_from(&self, termination: &ProcessTermination) -> TerminationReceipt {
         if termination.group_empty {
-            Receipt::Confirmed
+            TerminationReceipt::Confirmed
         } else {
             self.assumed_receipt()
         }
     }
 
     /// The worker's word about the prompt counts only while no phase has said otherwise.
-    pub(super) fn learn(&mut self, termination: &Termination) {
+    pub(super) fn note_prompt_written(&mut self, termination: &ProcessTermination) {
         if self.attempt.prompt_written.is_none() {
             self.attempt.prompt_written = termination.prompt_written;
         }
     }
 
-    pub(super) fn note_termination(&mut self, termination: &Termination) {
+    pub(super) fn store_termination(&mut self, termination: &ProcessTermination) {
         if let Some(end) = self.end_mut() {
             end.exit = termination.exit;
             end.cleanup.clone_from(&termination.cleanup);
         }
     }
 
-    pub(super) fn keep_usage(
+    pub(super) fn store_usage(
         &mut self,
-        usage: &Usage,
+        usage: &TokenUsage,
         session: Option<Arc<str>>,
         final_offset: u64,
     ) {
@@ -342,7 +357,7 @@ pub(super) fn canceled_by(operator: bool) -> (FailureCode, EndedBy) {
 }
 
 /// The failure code that a timer's expiry leaves behind.
-pub(crate) fn code_of(timer: TimerKind) -> FailureCode {
+pub(crate) fn timer_failure_code(timer: TimerKind) -> FailureCode {
     match timer {
         TimerKind::Queue => FailureCode::Starved,
         TimerKind::Accept => FailureCode::NotAccepted,
@@ -360,7 +375,7 @@ pub(crate) fn code_of(timer: TimerKind) -> FailureCode {
 }
 
 /// What happened, in a sentence, where the relay decided the end.
-fn explain(code: &FailureCode) -> Option<&'static str> {
+fn failure_message(code: &FailureCode) -> Option<&'static str> {
     Some(match code {
         FailureCode::DeliveryFailed => "the offer could not be written to the daemon's stream",
         FailureCode::NotAccepted => "the daemon did not accept the offer in time",
@@ -401,12 +416,12 @@ fn explain(code: &FailureCode) -> Option<&'static str> {
 }
 
 /// Whether a daemon's error code says that the attempt was lost rather than how it failed.
-pub(crate) fn is_loss(code: &FailureCode) -> bool {
-    state_of(code) == EndState::Lost
+pub(crate) fn is_loss_code(code: &FailureCode) -> bool {
+    end_state_of(code) == EndState::Lost
 }
 
 /// What a daemon's error code makes of the attempt.
-fn state_of(code: &FailureCode) -> EndState {
+fn end_state_of(code: &FailureCode) -> EndState {
     match code {
         FailureCode::ProcessStartTimeout
         | FailureCode::PromptWriteTimeout

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use super::{Machine, Outcome};
-use crate::record::{EndState, EndedBy, FailureCode, Receipt};
+use super::{AttemptMachine, EventOutcome};
+use crate::record::{EndState, EndedBy, FailureCode, TerminationReceipt};
 use crate::reject::Rejection;
 
 /// What an operator makes of an attempt that is open.
 #[derive(Clone, Debug)]
-pub(crate) struct Forced {
-    pub(crate) into: ForcedEnd,
+pub(crate) struct ForceAttemptEnd {
+    pub(crate) end: ForcedEnd,
     pub(crate) reason: Arc<str>,
 }
 
@@ -27,12 +27,12 @@ pub(crate) enum ForcedEnd {
     },
 }
 
-impl Machine<'_> {
-    pub(super) fn forced(&mut self, forced: Forced) -> Outcome {
-        let receipt = self.receipt_so_far();
-        let (state, code) = match forced.into {
+impl AttemptMachine<'_> {
+    pub(super) fn force_end(&mut self, forced: ForceAttemptEnd) -> EventOutcome {
+        let receipt = self.known_receipt();
+        let (state, code) = match forced.end {
             ForcedEnd::Released if !self.attempt.state.is_leased() => {
-                return Outcome::Refused(Rejection::NotHeld);
+                return EventOutcome::Refused(Rejection::NotHeld);
             }
             ForcedEnd::Released => (EndState::Released, None),
             ForcedEnd::Failed => (EndState::Failed, Some(FailureCode::OperatorForced)),
@@ -44,20 +44,20 @@ impl Machine<'_> {
                 (EndState::Completed, None)
             }
         };
-        self.judge_loss();
+        self.update_retry_safety();
         self.finish(state, code, EndedBy::Operator, receipt);
         if let Some(end) = self.end_mut() {
             end.message = Some(forced.reason);
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
     /// Whether its processes are known to be gone, as far as anybody has said.
-    fn receipt_so_far(&self) -> Receipt {
+    fn known_receipt(&self) -> TerminationReceipt {
         let known = self.attempt.state.receipt();
         known.unwrap_or_else(|| {
             if mutant!(ForceTakenForReceipt) {
-                Receipt::Confirmed
+                TerminationReceipt::Confirmed
             } else {
                 self.assumed_receipt()
             }

@@ -6,13 +6,13 @@ use std::fmt::Write as _;
 
 use uuid::Uuid;
 
-use super::matrix_cases::{Make, events, spec, states};
-use super::{Event, Machine, Outcome};
+use super::matrix_cases::{AttemptSetup, events, spec, states};
+use super::{AttemptMachine, EventOutcome, MachineEvent};
 use crate::id::AttemptId;
-use crate::record::{AttemptRecord, FailureCode, Pending, State};
+use crate::record::{AttemptRecord, AttemptState, FailureCode, PendingEnd};
 use crate::samples;
-use crate::time::{Moment, Now, Wall};
-use crate::timers::{Fact, Limits, TimerKey, TimerSet};
+use crate::time::{ClockReading, MonotonicTime, WallTime};
+use crate::timers::{TimerFact, TimerKey, TimerLimits, TimerSet};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/attempt.transitions.txt");
 
@@ -55,19 +55,19 @@ fn matrix() -> String {
     text
 }
 
-fn outcome(make: &Make, event: &Event, connected: bool) -> String {
+fn outcome(make: &AttemptSetup, event: &MachineEvent, connected: bool) -> String {
     let (config, spec) = (samples::config(), spec());
-    let mut attempt = AttemptRecord::queued(AttemptId(Uuid::from_u128(1)), 1, [1; 8], Wall(0));
+    let mut attempt = AttemptRecord::queued(AttemptId(Uuid::from_u128(1)), 1, [1; 8], WallTime(0));
     make(&mut attempt);
-    let limits = Limits::of_task(&spec, &config);
+    let limits = TimerLimits::of_task(&spec, &config);
     let mut timers = TimerSet::default();
-    timers.on_fact(&Fact::Offered, Moment(0), &limits);
+    timers.on_fact(&TimerFact::Offered, MonotonicTime(0), &limits);
     let before = attempt.clone();
-    let now = Now {
-        at: Moment(1),
-        wall: Wall(1),
+    let now = ClockReading {
+        monotonic: MonotonicTime(1),
+        wall: WallTime(1),
     };
-    let mut machine = Machine {
+    let mut machine = AttemptMachine {
         attempt: &mut attempt,
         timers: &mut timers,
         spec: &spec,
@@ -75,10 +75,10 @@ fn outcome(make: &Make, event: &Event, connected: bool) -> String {
         config: &config,
         connected,
         now,
-        notes: Vec::new(),
+        timeline_events: Vec::new(),
     };
     let outcome = machine.apply(event.clone());
-    if outcome != Outcome::Applied {
+    if outcome != EventOutcome::Applied {
         assert_eq!(
             before.state, attempt.state,
             "{outcome:?} must not move the state"
@@ -91,39 +91,41 @@ fn outcome(make: &Make, event: &Event, connected: bool) -> String {
         );
     }
     match outcome {
-        Outcome::Applied if before.state == attempt.state => "stays".to_owned(),
-        Outcome::Applied => format!("-> {}", describe(&attempt.state)),
-        Outcome::Ignored => "ignored".to_owned(),
-        Outcome::Regressed => "regressed".to_owned(),
-        Outcome::Refused(code) => format!("refused {}", code.as_str()),
-        Outcome::Late => "late".to_owned(),
+        EventOutcome::Applied if before.state == attempt.state => "stays".to_owned(),
+        EventOutcome::Applied => format!("-> {}", describe(&attempt.state)),
+        EventOutcome::Ignored => "ignored".to_owned(),
+        EventOutcome::Regressed => "regressed".to_owned(),
+        EventOutcome::Refused(code) => format!("refused {}", code.as_str()),
+        EventOutcome::Late => "late".to_owned(),
     }
 }
 
-fn describe(state: &State) -> String {
-    let name = state.name().as_str();
+fn describe(state: &AttemptState) -> String {
+    let name = state.kind().as_str();
     match state {
-        State::Ended(end) => {
+        AttemptState::Ended(end) => {
             let code = end.failure_code.as_ref().map_or("-", FailureCode::as_str);
             format!("{name} ({code}, {})", end.receipt.as_str())
         }
-        State::Parked(parked) => {
+        AttemptState::Parked(parked) => {
             format!("{name} ({:?}, {})", parked.cause, parked.receipt.as_str())
         }
-        State::CleaningUp { pending } => match pending {
+        AttemptState::CleaningUp { pending } => match pending {
             None => format!("{name} (own)"),
-            Some(Pending::Deadline { timer, .. }) => format!("{name} ({})", timer.as_str()),
-            Some(Pending::Cancel { .. }) => format!("{name} (cancel)"),
-            Some(Pending::Park) => format!("{name} (park)"),
-            Some(Pending::OwnDeadline { timer }) => format!("{name} (own, {})", timer.as_str()),
+            Some(PendingEnd::Deadline { timer, .. }) => format!("{name} ({})", timer.as_str()),
+            Some(PendingEnd::Cancel { .. }) => format!("{name} (cancel)"),
+            Some(PendingEnd::Park) => format!("{name} (park)"),
+            Some(PendingEnd::DaemonDeadline { timer }) => {
+                format!("{name} (own, {})", timer.as_str())
+            }
         },
-        State::Queued
-        | State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput => name.to_owned(),
+        AttemptState::Queued
+        | AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput => name.to_owned(),
     }
 }

@@ -4,30 +4,31 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Event, Forced, ForcedEnd};
+use super::{ForceAttemptEnd, ForcedEnd, MachineEvent};
 use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
-use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
+use crate::input::{CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination};
 use crate::record::{
-    AgentHolder, Answer, AttemptRecord, DaemonHolder, Decision, End, EndState, EndedBy,
-    FailureCode, Holder, InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked,
-    Pending, Phase, Receipt, RejectCode, State, TimerKind, Usage,
+    AgentHolder, AttemptEnd, AttemptRecord, AttemptState, DaemonHolder, EndState, EndedBy,
+    FailureCode, InputDecision, InputKind, InputRecord, InputState, LeaseHolder, LeaseRecord,
+    LifecyclePhase, OpenTool, ParkCause, ParkedState, PendingEnd, RejectCode, StoredAnswer,
+    TerminationReceipt, TimerKind, TokenUsage,
 };
 use crate::samples;
 use crate::spec::TaskSpec;
-use crate::time::Wall;
+use crate::time::WallTime;
 use crate::timers::TimerKey;
 
-pub(super) type Make = Box<dyn Fn(&mut AttemptRecord)>;
+pub(super) type AttemptSetup = Box<dyn Fn(&mut AttemptRecord)>;
 
 pub(super) fn spec() -> TaskSpec {
     TaskSpec {
-        effective_profile: crate::profile::default_for(crate::spec::TurnKind::User),
+        effective_profile: crate::profile::default_for_turn(crate::spec::TurnKind::User),
         ..samples::task_spec()
     }
 }
 
-fn holder() -> Holder {
-    Holder::Daemon(DaemonHolder {
+fn holder() -> LeaseHolder {
+    LeaseHolder::Daemon(DaemonHolder {
         daemon: DaemonId(Uuid::from_u128(2)),
         name: "d".into(),
         instance: InstanceId(Uuid::from_u128(3)),
@@ -35,18 +36,18 @@ fn holder() -> Holder {
     })
 }
 
-fn agent() -> Holder {
-    Holder::Agent(AgentHolder {
+fn agent() -> LeaseHolder {
+    LeaseHolder::Agent(AgentHolder {
         token: TokenId(Uuid::from_u128(4)),
         name: "a".into(),
         incarnation: Incarnation(Uuid::from_u128(1)),
-        granted_by: None,
-        calls: Vec::new(),
+        granting_call: None,
+        answered_calls: Vec::new(),
     })
 }
 
-fn lease(confirmed: bool) -> Lease {
-    Lease {
+fn lease(confirmed: bool) -> LeaseRecord {
+    LeaseRecord {
         token_hash: [0; 32],
         ttl_ms: 30_000,
         granted_ms: 30_000,
@@ -66,111 +67,135 @@ fn input(id: InputId) -> InputRecord {
         state: InputState::Open,
         payload: Arc::from([]),
         tool_name: None,
-        asked: Wall(0),
+        asked: WallTime(0),
         digest: [0; 32],
     }
 }
 
-fn leased(state: State, reached: Option<Phase>) -> Make {
+fn leased(state: AttemptState, reached: Option<LifecyclePhase>) -> AttemptSetup {
     Box::new(move |attempt| {
         attempt.holder = Some(holder());
-        attempt.lease = Some(lease(state != State::Offered));
-        attempt.reached = reached;
+        attempt.lease = Some(lease(state != AttemptState::Offered));
+        attempt.furthest_phase = reached;
         attempt.phase = reached;
-        if matches!(state, State::ToolRunning | State::WaitingInput) {
-            attempt.tools.push(OpenTool {
+        if matches!(
+            state,
+            AttemptState::ToolRunning | AttemptState::WaitingInput
+        ) {
+            attempt.open_tools.push(OpenTool {
                 id: "t".into(),
                 name: "bash".into(),
             });
         }
-        if state == State::WaitingInput {
+        if state == AttemptState::WaitingInput {
             attempt.inputs.push(input(input_id()));
         }
         attempt.state = state.clone();
     })
 }
 
-fn ended(state: EndState) -> Make {
-    let end = End {
+fn ended(state: EndState) -> AttemptSetup {
+    let end = AttemptEnd {
         state,
         failure_code: None,
         retryable: false,
         message: None,
         user_message: None,
-        by: EndedBy::Relay,
+        ended_by: EndedBy::Relay,
         cause_phase: None,
         exit: None,
-        receipt: Receipt::Unconfirmed,
+        receipt: TerminationReceipt::Unconfirmed,
         killed_after_result: false,
-        adopted_late: false,
+        is_adopted_late: false,
         cleanup: None,
-        at: Wall(0),
+        at: WallTime(0),
     };
-    leased(State::Ended(end), Some(Phase::Started))
+    leased(AttemptState::Ended(end), Some(LifecyclePhase::Started))
 }
 
-fn cleaning(pending: Option<Pending>) -> Make {
-    leased(State::CleaningUp { pending }, Some(Phase::PromptWritten))
+fn cleaning(pending: Option<PendingEnd>) -> AttemptSetup {
+    leased(
+        AttemptState::CleaningUp { pending },
+        Some(LifecyclePhase::PromptWritten),
+    )
 }
 
-pub(super) fn states() -> Vec<(&'static str, Make)> {
-    let deadline = Pending::Deadline {
+pub(super) fn states() -> Vec<(&'static str, AttemptSetup)> {
+    let deadline = PendingEnd::Deadline {
         timer: TimerKind::StreamIdle,
         tool: None,
         phase: None,
     };
-    let parked = Parked {
+    let parked = ParkedState {
         cause: ParkCause::InputTimeout,
-        since: Wall(0),
-        receipt: Receipt::Unconfirmed,
+        since: WallTime(0),
+        receipt: TerminationReceipt::Unconfirmed,
     };
     vec![
-        ("queued", Box::new(|_: &mut AttemptRecord| {}) as Make),
-        ("offered", leased(State::Offered, None)),
+        (
+            "queued",
+            Box::new(|_: &mut AttemptRecord| {}) as AttemptSetup,
+        ),
+        ("offered", leased(AttemptState::Offered, None)),
         (
             "offered, after a relay restart",
             Box::new(|attempt| {
-                leased(State::Offered, None)(attempt);
+                leased(AttemptState::Offered, None)(attempt);
                 attempt.lease = Some(lease(true));
             }),
         ),
-        ("accepted", leased(State::Accepted, Some(Phase::Accepted))),
+        (
+            "accepted",
+            leased(AttemptState::Accepted, Some(LifecyclePhase::Accepted)),
+        ),
         (
             "starting",
-            leased(State::Starting, Some(Phase::AgentStarted)),
+            leased(AttemptState::Starting, Some(LifecyclePhase::AgentStarted)),
         ),
         (
             "prompted",
-            leased(State::Prompted, Some(Phase::PromptWritten)),
+            leased(AttemptState::Prompted, Some(LifecyclePhase::PromptWritten)),
         ),
         (
             "streaming",
-            leased(State::Streaming, Some(Phase::FirstEventSeen)),
+            leased(
+                AttemptState::Streaming,
+                Some(LifecyclePhase::FirstEventSeen),
+            ),
         ),
         (
             "tool_running",
-            leased(State::ToolRunning, Some(Phase::FirstEventSeen)),
+            leased(
+                AttemptState::ToolRunning,
+                Some(LifecyclePhase::FirstEventSeen),
+            ),
         ),
         (
             "waiting_input",
-            leased(State::WaitingInput, Some(Phase::FirstEventSeen)),
+            leased(
+                AttemptState::WaitingInput,
+                Some(LifecyclePhase::FirstEventSeen),
+            ),
         ),
         ("cleaning_up, begun by the daemon", cleaning(None)),
         (
             "cleaning_up, begun by the daemon for a deadline",
-            cleaning(Some(Pending::OwnDeadline {
+            cleaning(Some(PendingEnd::DaemonDeadline {
                 timer: TimerKind::StreamIdle,
             })),
         ),
         ("cleaning_up, for a deadline", cleaning(Some(deadline))),
         (
             "cleaning_up, for a cancel",
-            cleaning(Some(Pending::Cancel { operator: false })),
+            cleaning(Some(PendingEnd::Cancel { operator: false })),
         ),
-        ("cleaning_up, to park", cleaning(Some(Pending::Park))),
+        ("cleaning_up, to park", cleaning(Some(PendingEnd::Park))),
         (
             "parked",
-            leased(State::Parked(parked), Some(Phase::FirstEventSeen)),
+            leased(
+                AttemptState::Parked(parked),
+                Some(LifecyclePhase::FirstEventSeen),
+            ),
         ),
         ("completed", ended(EndState::Completed)),
         ("failed", ended(EndState::Failed)),
@@ -182,14 +207,14 @@ pub(super) fn states() -> Vec<(&'static str, Make)> {
     ]
 }
 
-fn gone() -> Termination {
-    Termination {
+fn gone() -> ProcessTermination {
+    ProcessTermination {
         group_empty: true,
-        ..Termination::default()
+        ..ProcessTermination::default()
     }
 }
 
-pub(super) fn events() -> Vec<(String, Event)> {
+pub(super) fn events() -> Vec<(String, MachineEvent)> {
     let mut events = relay_events();
     events.extend(phase_events());
     events.extend(frame_events());
@@ -197,22 +222,22 @@ pub(super) fn events() -> Vec<(String, Event)> {
     events
 }
 
-fn named(list: Vec<(&str, Event)>) -> Vec<(String, Event)> {
+fn named(list: Vec<(&str, MachineEvent)>) -> Vec<(String, MachineEvent)> {
     list.into_iter()
         .map(|(name, event)| (name.to_owned(), event))
         .collect()
 }
 
-fn forced(into: ForcedEnd) -> Event {
+fn forced(into: ForcedEnd) -> MachineEvent {
     let reason = "r".into();
-    Event::Forced(Forced { into, reason })
+    MachineEvent::Forced(ForceAttemptEnd { end: into, reason })
 }
 
-fn relay_events() -> Vec<(String, Event)> {
-    let answer = Answer {
+fn relay_events() -> Vec<(String, MachineEvent)> {
+    let answer = StoredAnswer {
         by: "p".into(),
-        at: Wall(0),
-        decision: Decision::Allowed,
+        at: WallTime(0),
+        decision: InputDecision::Allowed,
         rule: None,
         payload: Arc::from([]),
     };
@@ -220,92 +245,98 @@ fn relay_events() -> Vec<(String, Event)> {
     named(vec![
         (
             "offer",
-            Event::Offer {
+            MachineEvent::Offer {
                 holder: holder(),
                 lease: lease(false),
             },
         ),
         (
             "claimed by an agent",
-            Event::Claim {
+            MachineEvent::Claim {
                 holder: agent(),
                 lease: lease(true),
             },
         ),
-        ("delivery failed", Event::DeliveryFailed),
-        ("withdraw", Event::Withdraw),
+        ("delivery failed", MachineEvent::DeliveryFailed),
+        ("withdraw", MachineEvent::Withdraw),
         (
             "hand off",
-            Event::HandOff {
+            MachineEvent::HandOff {
                 successor: AttemptId(Uuid::from_u128(9)),
                 to: "p".into(),
             },
         ),
-        ("kept by settlement", Event::Kept),
-        ("missing", Event::Missing),
-        ("rebooted", Event::Rebooted),
+        ("kept by settlement", MachineEvent::KeptBySettlement),
+        ("missing", MachineEvent::MissingOnDaemon),
+        ("rebooted", MachineEvent::Rebooted),
         (
             "park",
-            Event::Park {
+            MachineEvent::Park {
                 cause: ParkCause::Blocked,
                 termination: None,
             },
         ),
-        ("cancel asked", Event::CancelAsked { operator: false }),
+        (
+            "cancel asked",
+            MachineEvent::CancelAsked { operator: false },
+        ),
         ("forced to be released", forced(ForcedEnd::Released)),
         ("forced to fail", forced(ForcedEnd::Failed)),
         ("completed by hand", by_hand),
-        ("input answered", Event::Answered(input_id(), answer)),
+        ("input answered", MachineEvent::Answered(input_id(), answer)),
     ])
 }
 
-fn phase_events() -> Vec<(String, Event)> {
+fn phase_events() -> Vec<(String, MachineEvent)> {
     let phases = [
-        Phase::Queued,
-        Phase::Started,
-        Phase::AgentStarted,
-        Phase::PromptWritten,
-        Phase::FirstEventSeen,
-        Phase::FirstVisibleEventSeen,
-        Phase::Streaming,
-        Phase::CleanupStarted,
-        Phase::CleanupFinished,
-        Phase::Heartbeat,
-        Phase::Completed,
+        LifecyclePhase::Queued,
+        LifecyclePhase::Started,
+        LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstEventSeen,
+        LifecyclePhase::FirstVisibleEventSeen,
+        LifecyclePhase::Streaming,
+        LifecyclePhase::CleanupStarted,
+        LifecyclePhase::CleanupFinished,
+        LifecyclePhase::Heartbeat,
+        LifecyclePhase::Completed,
     ];
-    let phases = phases
-        .into_iter()
-        .map(|phase| (format!("phase {}", phase.as_str()), Event::Phase(phase)));
+    let phases = phases.into_iter().map(|phase| {
+        (
+            format!("phase {}", phase.as_str()),
+            MachineEvent::Phase(phase),
+        )
+    });
     let own = (
         "phase cleanup_started, deadline".to_owned(),
-        Event::OwnDeadline(TimerKind::StreamIdle),
+        MachineEvent::DaemonDeadline(TimerKind::StreamIdle),
     );
     phases.chain([own]).collect()
 }
 
-fn errored(code: FailureCode) -> Event {
-    Event::Errored(Errored {
+fn errored(code: FailureCode) -> MachineEvent {
+    MachineEvent::Errored(ErroredBody {
         code,
         retryable_hint: None,
         message: None,
         user_message: None,
-        usage: Usage::default(),
+        usage: TokenUsage::default(),
         agent_session_id: None,
         final_offset: 0,
         termination: gone(),
-        in_lease: true,
+        ended_in_lease: true,
     })
 }
 
-fn frame_events() -> Vec<(String, Event)> {
-    let completed = Completed {
+fn frame_events() -> Vec<(String, MachineEvent)> {
+    let completed = CompletedBody {
         termination: gone(),
-        in_lease: true,
-        ..Completed::default()
+        ended_in_lease: true,
+        ..CompletedBody::default()
     };
     let canceled = CanceledBody {
         termination: gone(),
-        in_lease: true,
+        ended_in_lease: true,
         ..CanceledBody::default()
     };
     let other = InputId(Uuid::from_u128(5));
@@ -313,51 +344,57 @@ fn frame_events() -> Vec<(String, Event)> {
         id: "n".into(),
         name: "ls".into(),
     };
-    let output = |sign| Event::Output {
+    let output = |sign| MachineEvent::Output {
         sign,
         tools: Vec::new(),
         end: 1,
     };
     named(vec![
-        ("accepted", Event::Accepted),
+        ("accepted", MachineEvent::Accepted),
         (
             "rejected",
-            Event::Rejected {
+            MachineEvent::Rejected {
                 code: RejectCode::AtCapacity,
                 message: None,
             },
         ),
-        ("tool started", Event::ToolStarted(tool)),
-        ("tool finished", Event::ToolFinished("t".into())),
+        ("tool started", MachineEvent::ToolStarted(tool)),
+        ("tool finished", MachineEvent::ToolFinished("t".into())),
         (
             "input asked",
-            Event::InputAsked(Box::new(input(other)), None),
+            MachineEvent::InputAsked(Box::new(input(other)), None),
         ),
-        ("input withdrawn", Event::InputWithdrawn(input_id())),
-        ("input received", Event::InputReceived(input_id())),
-        ("output before the prompt", output(Sign::BeforePrompt)),
-        ("output", output(Sign::Event)),
-        ("output, visible", output(Sign::VisibleEvent)),
-        ("completed", Event::Completed(completed.clone())),
-        ("completed, files missing", Event::Unmet(completed)),
+        ("input withdrawn", MachineEvent::InputWithdrawn(input_id())),
+        ("input received", MachineEvent::InputReceived(input_id())),
+        (
+            "output before the prompt",
+            output(OutputSignal::BeforePrompt),
+        ),
+        ("output", output(OutputSignal::Event)),
+        ("output, visible", output(OutputSignal::VisibleEvent)),
+        ("completed", MachineEvent::Completed(completed.clone())),
+        (
+            "completed, files missing",
+            MachineEvent::ContractUnmet(completed),
+        ),
         ("errored agent_exit", errored(FailureCode::AgentExit)),
         (
             "errored stream_idle_timeout",
             errored(FailureCode::StreamIdleTimeout),
         ),
-        ("canceled", Event::Canceled(canceled)),
+        ("canceled", MachineEvent::Canceled(canceled)),
         (
             "released",
-            Event::Released {
+            MachineEvent::Released {
                 reason: None,
                 termination: gone(),
             },
         ),
-        ("receipt", Event::Receipt(gone())),
+        ("receipt", MachineEvent::Receipt(gone())),
     ])
 }
 
-fn timer_events() -> Vec<(String, Event)> {
+fn timer_events() -> Vec<(String, MachineEvent)> {
     let key = |timer| match timer {
         TimerKind::Queue => TimerKey::Queue,
         TimerKind::Accept => TimerKey::Accept,
@@ -375,6 +412,6 @@ fn timer_events() -> Vec<(String, Event)> {
     let name = |timer: TimerKind| format!("timer {}", timer.as_str());
     TimerKind::ALL
         .into_iter()
-        .map(|timer| (name(timer), Event::Expired(key(timer))))
+        .map(|timer| (name(timer), MachineEvent::TimerExpired(key(timer))))
         .collect()
 }

@@ -2,188 +2,213 @@
 
 use std::sync::Arc;
 
-use super::{Event, Machine, Outcome};
+use super::{AttemptMachine, EventOutcome, MachineEvent};
 use crate::record::{
-    EndState, EndedBy, EventKind, FailureCode, Holder, Lease, ParkCause, Pending, Receipt, State,
+    AttemptState, EndState, EndedBy, FailureCode, LeaseHolder, LeaseRecord, ParkCause, PendingEnd,
+    TerminationReceipt, TimelineEventKind,
 };
 use crate::reject::Rejection;
-use crate::timers::{Fact, TimerKey};
+use crate::timers::{TimerFact, TimerKey};
 
-impl Machine<'_> {
-    pub(super) fn in_queued(&mut self, event: Event) -> Outcome {
+impl AttemptMachine<'_> {
+    pub(super) fn on_queued(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            Event::Offer { holder, lease } => self.offer(holder, lease),
-            Event::Claim { holder, lease } => self.claim(holder, lease),
-            Event::CancelAsked { operator } => self.cancel_unstarted(operator),
-            Event::Forced(forced) => self.forced(forced),
-            Event::Withdraw => {
-                self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
-            }
-            Event::Expired(TimerKey::Queue) => self.starve(),
-            Event::Park { cause, .. } => self.park(cause, Receipt::NotNeeded),
-            Event::Expired(_)
-            | Event::DeliveryFailed
-            | Event::HandOff { .. }
-            | Event::Kept
-            | Event::Missing
-            | Event::Rebooted => Outcome::Ignored,
-            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
-            Event::Accepted
-            | Event::Rejected { .. }
-            | Event::Phase(_)
-            | Event::OwnDeadline(_)
-            | Event::ToolStarted(_)
-            | Event::ToolFinished(_)
-            | Event::InputAsked(..)
-            | Event::InputWithdrawn(_)
-            | Event::InputReceived(_)
-            | Event::Output { .. }
-            | Event::Completed(_)
-            | Event::Unmet(_)
-            | Event::Errored(_)
-            | Event::Canceled(_)
-            | Event::Released { .. }
-            | Event::Receipt(_) => Outcome::Refused(Rejection::NotLeased),
+            MachineEvent::Offer { holder, lease } => self.offer(holder, lease),
+            MachineEvent::Claim { holder, lease } => self.claim(holder, lease),
+            MachineEvent::CancelAsked { operator } => self.cancel_unstarted(operator),
+            MachineEvent::Forced(forced) => self.force_end(forced),
+            MachineEvent::Withdraw => self.finish(
+                EndState::Released,
+                None,
+                EndedBy::Relay,
+                TerminationReceipt::NotNeeded,
+            ),
+            MachineEvent::TimerExpired(TimerKey::Queue) => self.park_starved(),
+            MachineEvent::Park { cause, .. } => self.park(cause, TerminationReceipt::NotNeeded),
+            MachineEvent::TimerExpired(_)
+            | MachineEvent::DeliveryFailed
+            | MachineEvent::HandOff { .. }
+            | MachineEvent::KeptBySettlement
+            | MachineEvent::MissingOnDaemon
+            | MachineEvent::Rebooted => EventOutcome::Ignored,
+            MachineEvent::Answered(..) => EventOutcome::Refused(Rejection::InputClosed),
+            MachineEvent::Accepted
+            | MachineEvent::Rejected { .. }
+            | MachineEvent::Phase(_)
+            | MachineEvent::DaemonDeadline(_)
+            | MachineEvent::ToolStarted(_)
+            | MachineEvent::ToolFinished(_)
+            | MachineEvent::InputAsked(..)
+            | MachineEvent::InputWithdrawn(_)
+            | MachineEvent::InputReceived(_)
+            | MachineEvent::Output { .. }
+            | MachineEvent::Completed(_)
+            | MachineEvent::ContractUnmet(_)
+            | MachineEvent::Errored(_)
+            | MachineEvent::Canceled(_)
+            | MachineEvent::Released { .. }
+            | MachineEvent::Receipt(_) => EventOutcome::Refused(Rejection::NotLeased),
         }
     }
 
-    pub(super) fn in_offered(&mut self, event: Event) -> Outcome {
+    pub(super) fn on_offered(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            Event::Kept if mutant!(PickedUpOfferedAgain) => self.lose(FailureCode::NotAccepted),
-            Event::Accepted | Event::Kept => self.confirm(),
-            Event::Rejected { code, message } => self.reject(&code, message),
-            Event::Released {
+            MachineEvent::KeptBySettlement if mutant!(PickedUpOfferedAgain) => {
+                self.lose_attempt(FailureCode::NotAccepted)
+            }
+            MachineEvent::Accepted | MachineEvent::KeptBySettlement => self.confirm_lease(),
+            MachineEvent::Rejected { code, message } => self.reject_offer(&code, message),
+            MachineEvent::Released {
                 reason,
                 termination,
-            } => self.release(reason, &termination),
-            Event::Receipt(termination) => self.gone(&termination),
-            Event::CancelAsked { operator } if !self.confirmed() => self.cancel_unstarted(operator),
-            Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
-            Event::Forced(forced) => self.forced(forced),
-            Event::Expired(TimerKey::Accept) => self.lose(FailureCode::NotAccepted),
-            Event::Expired(TimerKey::Lease) => self.expire_lease(),
-            Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
-            Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
-            Event::Rebooted => self.rebooted(),
-            Event::Park { cause, termination } => self.park_held(cause, termination.as_ref()),
-            Event::Expired(_)
-            | Event::Offer { .. }
-            | Event::Claim { .. }
-            | Event::Withdraw
-            | Event::HandOff { .. } => Outcome::Ignored,
-            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
-            Event::Phase(_)
-            | Event::OwnDeadline(_)
-            | Event::ToolStarted(_)
-            | Event::ToolFinished(_)
-            | Event::InputAsked(..)
-            | Event::InputWithdrawn(_)
-            | Event::InputReceived(_)
-            | Event::Output { .. }
-            | Event::Completed(_)
-            | Event::Unmet(_)
-            | Event::Errored(_)
-            | Event::Canceled(_) => Outcome::Refused(Rejection::WrongOrder),
+            } => self.release_attempt(reason, &termination),
+            MachineEvent::Receipt(termination) => self.lose_terminated(&termination),
+            MachineEvent::CancelAsked { operator } if !self.is_lease_confirmed() => {
+                self.cancel_unstarted(operator)
+            }
+            MachineEvent::CancelAsked { operator } => {
+                self.begin_cleanup(PendingEnd::Cancel { operator })
+            }
+            MachineEvent::Forced(forced) => self.force_end(forced),
+            MachineEvent::TimerExpired(TimerKey::Accept) => {
+                self.lose_attempt(FailureCode::NotAccepted)
+            }
+            MachineEvent::TimerExpired(TimerKey::Lease) => self.expire_lease(),
+            MachineEvent::DeliveryFailed => self.lose_attempt(FailureCode::DeliveryFailed),
+            MachineEvent::MissingOnDaemon => self.lose_attempt(FailureCode::DaemonLostAttempt),
+            MachineEvent::Rebooted => self.lose_rebooted(),
+            MachineEvent::Park { cause, termination } => {
+                self.park_leased(cause, termination.as_ref())
+            }
+            MachineEvent::TimerExpired(_)
+            | MachineEvent::Offer { .. }
+            | MachineEvent::Claim { .. }
+            | MachineEvent::Withdraw
+            | MachineEvent::HandOff { .. } => EventOutcome::Ignored,
+            MachineEvent::Answered(..) => EventOutcome::Refused(Rejection::InputClosed),
+            MachineEvent::Phase(_)
+            | MachineEvent::DaemonDeadline(_)
+            | MachineEvent::ToolStarted(_)
+            | MachineEvent::ToolFinished(_)
+            | MachineEvent::InputAsked(..)
+            | MachineEvent::InputWithdrawn(_)
+            | MachineEvent::InputReceived(_)
+            | MachineEvent::Output { .. }
+            | MachineEvent::Completed(_)
+            | MachineEvent::ContractUnmet(_)
+            | MachineEvent::Errored(_)
+            | MachineEvent::Canceled(_) => EventOutcome::Refused(Rejection::WrongOrder),
         }
     }
 
-    pub(super) fn in_parked(&mut self, event: Event) -> Outcome {
+    pub(super) fn on_parked(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            Event::CancelAsked { operator } => {
+            MachineEvent::CancelAsked { operator } => {
                 let (code, by) = super::ending::canceled_by(operator);
                 let receipt = self.parked_receipt();
                 self.finish(EndState::Canceled, Some(code), by, receipt)
             }
-            Event::Forced(forced) => self.forced(forced),
-            Event::HandOff { successor, to } => {
+            MachineEvent::Forced(forced) => self.force_end(forced),
+            MachineEvent::HandOff { successor, to } => {
                 self.attempt.successor = Some(successor);
-                self.attempt.handed_to = Some(to);
+                self.attempt.handed_off_to = Some(to);
                 let receipt = self.parked_receipt();
                 self.finish(EndState::HandedOff, None, EndedBy::Relay, receipt)
             }
-            Event::Completed(_)
-            | Event::Unmet(_)
-            | Event::Errored(_)
-            | Event::Canceled(_)
-            | Event::Released { .. }
-            | Event::Rejected { .. }
-            | Event::Receipt(_) => Outcome::Late,
+            MachineEvent::Completed(_)
+            | MachineEvent::ContractUnmet(_)
+            | MachineEvent::Errored(_)
+            | MachineEvent::Canceled(_)
+            | MachineEvent::Released { .. }
+            | MachineEvent::Rejected { .. }
+            | MachineEvent::Receipt(_) => EventOutcome::Late,
             // What was parked before it ever ran is needed no more when a result came late.
-            Event::Withdraw if self.parked_receipt() == Receipt::NotNeeded => {
-                self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
+            MachineEvent::Withdraw if self.parked_receipt() == TerminationReceipt::NotNeeded => {
+                self.finish(
+                    EndState::Released,
+                    None,
+                    EndedBy::Relay,
+                    TerminationReceipt::NotNeeded,
+                )
             }
-            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
-            Event::Park { .. } => Outcome::Refused(Rejection::AlreadyParked),
-            Event::Accepted
-            | Event::Phase(_)
-            | Event::OwnDeadline(_)
-            | Event::ToolStarted(_)
-            | Event::ToolFinished(_)
-            | Event::InputAsked(..)
-            | Event::InputWithdrawn(_)
-            | Event::InputReceived(_)
-            | Event::Output { .. } => Outcome::Refused(Rejection::NotLeased),
-            Event::Offer { .. }
-            | Event::Claim { .. }
-            | Event::DeliveryFailed
-            | Event::Withdraw
-            | Event::Kept
-            | Event::Expired(_)
-            | Event::Missing
-            | Event::Rebooted => Outcome::Ignored,
+            MachineEvent::Answered(..) => EventOutcome::Refused(Rejection::InputClosed),
+            MachineEvent::Park { .. } => EventOutcome::Refused(Rejection::AlreadyParked),
+            MachineEvent::Accepted
+            | MachineEvent::Phase(_)
+            | MachineEvent::DaemonDeadline(_)
+            | MachineEvent::ToolStarted(_)
+            | MachineEvent::ToolFinished(_)
+            | MachineEvent::InputAsked(..)
+            | MachineEvent::InputWithdrawn(_)
+            | MachineEvent::InputReceived(_)
+            | MachineEvent::Output { .. } => EventOutcome::Refused(Rejection::NotLeased),
+            MachineEvent::Offer { .. }
+            | MachineEvent::Claim { .. }
+            | MachineEvent::DeliveryFailed
+            | MachineEvent::Withdraw
+            | MachineEvent::KeptBySettlement
+            | MachineEvent::TimerExpired(_)
+            | MachineEvent::MissingOnDaemon
+            | MachineEvent::Rebooted => EventOutcome::Ignored,
         }
     }
 
     /// What is known of the death of its processes; a park may come before it.
-    fn parked_receipt(&self) -> Receipt {
-        if let State::Parked(parked) = &self.attempt.state {
+    fn parked_receipt(&self) -> TerminationReceipt {
+        if let AttemptState::Parked(parked) = &self.attempt.state {
             parked.receipt
         } else {
-            Receipt::NotNeeded
+            TerminationReceipt::NotNeeded
         }
     }
 
-    fn offer(&mut self, holder: Holder, lease: Lease) -> Outcome {
-        self.notes.push(EventKind::Offered {
+    fn offer(&mut self, holder: LeaseHolder, lease: LeaseRecord) -> EventOutcome {
+        self.timeline_events.push(TimelineEventKind::Offered {
             daemon: Arc::clone(holder.name()),
         });
-        self.attempt.times.offered = Some(self.now.wall);
+        self.attempt.stage_times.offered = Some(self.now.wall);
         self.attempt.holder = Some(holder);
         self.attempt.lease = Some(lease);
-        self.attempt.state = State::Offered;
-        self.tell(&Fact::Offered);
-        Outcome::Applied
+        self.attempt.state = AttemptState::Offered;
+        self.update_timers(&TimerFact::Offered);
+        EventOutcome::Applied
     }
 
-    fn claim(&mut self, holder: Holder, lease: Lease) -> Outcome {
-        self.attempt.times.offered = Some(self.now.wall);
+    fn claim(&mut self, holder: LeaseHolder, lease: LeaseRecord) -> EventOutcome {
+        self.attempt.stage_times.offered = Some(self.now.wall);
         self.attempt.holder = Some(holder);
         self.attempt.lease = Some(lease);
-        self.confirm()
+        self.confirm_lease()
     }
 
     /// The second of the three steps: LeaseConfirmed follows, and only then may a process start.
-    fn confirm(&mut self) -> Outcome {
+    fn confirm_lease(&mut self) -> EventOutcome {
         if let Some(lease) = &mut self.attempt.lease {
             lease.confirmed = true;
         }
-        self.attempt.times.accepted = Some(self.now.wall);
-        self.attempt.state = State::Accepted;
-        self.attempt.phase = Some(crate::record::Phase::Accepted);
-        self.tell(&Fact::LeaseConfirmed);
-        self.notes.push(EventKind::Confirmed);
-        Outcome::Applied
+        self.attempt.stage_times.accepted = Some(self.now.wall);
+        self.attempt.state = AttemptState::Accepted;
+        self.attempt.phase = Some(crate::record::LifecyclePhase::Accepted);
+        self.update_timers(&TimerFact::LeaseConfirmed);
+        self.timeline_events.push(TimelineEventKind::Confirmed);
+        EventOutcome::Applied
     }
 
-    fn starve(&mut self) -> Outcome {
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: crate::record::TimerKind::Queue,
-        });
-        self.park(ParkCause::Starved, Receipt::NotNeeded)
+    fn park_starved(&mut self) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired {
+                timer: crate::record::TimerKind::Queue,
+            });
+        self.park(ParkCause::Starved, TerminationReceipt::NotNeeded)
     }
 
-    fn cancel_unstarted(&mut self, operator: bool) -> Outcome {
+    fn cancel_unstarted(&mut self, operator: bool) -> EventOutcome {
         let (code, by) = super::ending::canceled_by(operator);
-        self.finish(EndState::Canceled, Some(code), by, Receipt::NotNeeded)
+        self.finish(
+            EndState::Canceled,
+            Some(code),
+            by,
+            TerminationReceipt::NotNeeded,
+        )
     }
 }

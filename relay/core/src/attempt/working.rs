@@ -4,262 +4,300 @@
 
 use std::sync::Arc;
 
-use super::{Event, Machine, Outcome};
-use crate::input::Sign;
+use super::{AttemptMachine, EventOutcome, MachineEvent};
+use crate::input::OutputSignal;
 use crate::record::{
-    EndState, EndedBy, EventKind, FailureCode, OpenTool, Pending, Phase, State, TimerKind,
+    AttemptState, EndState, EndedBy, FailureCode, LifecyclePhase, OpenTool, PendingEnd,
+    TimelineEventKind, TimerKind,
 };
 use crate::reject::Rejection;
-use crate::timers::{Fact, TimerKey};
+use crate::timers::{TimerFact, TimerKey};
 
-impl Machine<'_> {
-    pub(super) fn in_accepted(&mut self, event: Event) -> Outcome {
+impl AttemptMachine<'_> {
+    pub(super) fn on_accepted(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
             // Nothing was started: as good as a receipt, also after LeaseConfirmed crossed it on the wire.
-            Event::Rejected { code, message } => self.reject(&code, message),
+            MachineEvent::Rejected { code, message } => self.reject_offer(&code, message),
             // The offer was confirmed by settlement, and its TaskAccepted is replayed.
-            Event::Accepted => Outcome::Applied,
-            other @ (Event::Offer { .. }
-            | Event::Claim { .. }
-            | Event::DeliveryFailed
-            | Event::Withdraw
-            | Event::HandOff { .. }
-            | Event::Kept
-            | Event::Phase(_)
-            | Event::OwnDeadline(_)
-            | Event::ToolStarted(_)
-            | Event::ToolFinished(_)
-            | Event::InputAsked(..)
-            | Event::InputWithdrawn(_)
-            | Event::InputReceived(_)
-            | Event::Output { .. }
-            | Event::Completed(_)
-            | Event::Unmet(_)
-            | Event::Errored(_)
-            | Event::Canceled(_)
-            | Event::Released { .. }
-            | Event::Receipt(_)
-            | Event::CancelAsked { .. }
-            | Event::Park { .. }
-            | Event::Forced(_)
-            | Event::Answered(..)
-            | Event::Expired(_)
-            | Event::Missing
-            | Event::Rebooted) => self.in_working(other),
+            MachineEvent::Accepted => EventOutcome::Applied,
+            other @ (MachineEvent::Offer { .. }
+            | MachineEvent::Claim { .. }
+            | MachineEvent::DeliveryFailed
+            | MachineEvent::Withdraw
+            | MachineEvent::HandOff { .. }
+            | MachineEvent::KeptBySettlement
+            | MachineEvent::Phase(_)
+            | MachineEvent::DaemonDeadline(_)
+            | MachineEvent::ToolStarted(_)
+            | MachineEvent::ToolFinished(_)
+            | MachineEvent::InputAsked(..)
+            | MachineEvent::InputWithdrawn(_)
+            | MachineEvent::InputReceived(_)
+            | MachineEvent::Output { .. }
+            | MachineEvent::Completed(_)
+            | MachineEvent::ContractUnmet(_)
+            | MachineEvent::Errored(_)
+            | MachineEvent::Canceled(_)
+            | MachineEvent::Released { .. }
+            | MachineEvent::Receipt(_)
+            | MachineEvent::CancelAsked { .. }
+            | MachineEvent::Park { .. }
+            | MachineEvent::Forced(_)
+            | MachineEvent::Answered(..)
+            | MachineEvent::TimerExpired(_)
+            | MachineEvent::MissingOnDaemon
+            | MachineEvent::Rebooted) => self.on_running(other),
         }
     }
 
-    pub(super) fn in_working(&mut self, event: Event) -> Outcome {
+    pub(super) fn on_running(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            Event::Phase(phase) => self.phase(phase),
-            Event::OwnDeadline(timer) => self.own_cleanup(Some(Pending::OwnDeadline { timer })),
-            Event::ToolStarted(tool) => self.tool_started(tool),
-            Event::ToolFinished(id) => self.tool_finished(&id),
-            Event::InputAsked(input, ruled) => self.input_asked(*input, ruled),
-            Event::InputWithdrawn(id) => self.input_withdrawn(id),
-            Event::InputReceived(id) => self.input_received(id),
-            Event::Answered(id, answer) => self.answered(id, answer),
-            Event::Output { sign, tools, end } => self.output(sign, &tools, end),
-            Event::Completed(body) => self.complete(body),
-            Event::Unmet(body) => self.unmet(body),
-            Event::Errored(body) => self.error(body),
-            Event::Canceled(body) => self.canceled(body),
-            Event::Released {
+            MachineEvent::Phase(phase) => self.apply_phase(phase),
+            MachineEvent::DaemonDeadline(timer) => {
+                self.begin_daemon_cleanup(Some(PendingEnd::DaemonDeadline { timer }))
+            }
+            MachineEvent::ToolStarted(tool) => self.start_tool(tool),
+            MachineEvent::ToolFinished(id) => self.finish_tool(&id),
+            MachineEvent::InputAsked(input, ruled) => self.open_input(*input, ruled),
+            MachineEvent::InputWithdrawn(id) => self.withdraw_input(id),
+            MachineEvent::InputReceived(id) => self.confirm_answer_received(id),
+            MachineEvent::Answered(id, answer) => self.answer_input(id, answer),
+            MachineEvent::Output { sign, tools, end } => self.apply_output(sign, &tools, end),
+            MachineEvent::Completed(body) => self.complete_attempt(body),
+            MachineEvent::ContractUnmet(body) => self.apply_unmet_contract(body),
+            MachineEvent::Errored(body) => self.fail_attempt(body),
+            MachineEvent::Canceled(body) => self.cancel_attempt(body),
+            MachineEvent::Released {
                 reason,
                 termination,
-            } => self.release(reason, &termination),
-            Event::Receipt(termination) => self.gone(&termination),
-            Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
-            Event::Park { cause, termination } => self.park_held(cause, termination.as_ref()),
-            Event::Forced(forced) => self.forced(forced),
-            Event::Expired(key) => self.expired(key),
-            Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
-            Event::Rebooted => self.rebooted(),
-            Event::Accepted | Event::Rejected { .. } => Outcome::Refused(Rejection::WrongOrder),
-            Event::Offer { .. }
-            | Event::Claim { .. }
-            | Event::DeliveryFailed
-            | Event::Withdraw
-            | Event::HandOff { .. }
-            | Event::Kept => Outcome::Ignored,
+            } => self.release_attempt(reason, &termination),
+            MachineEvent::Receipt(termination) => self.lose_terminated(&termination),
+            MachineEvent::CancelAsked { operator } => {
+                self.begin_cleanup(PendingEnd::Cancel { operator })
+            }
+            MachineEvent::Park { cause, termination } => {
+                self.park_leased(cause, termination.as_ref())
+            }
+            MachineEvent::Forced(forced) => self.force_end(forced),
+            MachineEvent::TimerExpired(key) => self.timer_expired(key),
+            MachineEvent::MissingOnDaemon => self.lose_attempt(FailureCode::DaemonLostAttempt),
+            MachineEvent::Rebooted => self.lose_rebooted(),
+            MachineEvent::Accepted | MachineEvent::Rejected { .. } => {
+                EventOutcome::Refused(Rejection::WrongOrder)
+            }
+            MachineEvent::Offer { .. }
+            | MachineEvent::Claim { .. }
+            | MachineEvent::DeliveryFailed
+            | MachineEvent::Withdraw
+            | MachineEvent::HandOff { .. }
+            | MachineEvent::KeptBySettlement => EventOutcome::Ignored,
         }
     }
 
     /// The state that the open things and the phases add up to.
-    pub(super) fn running_state(&self) -> State {
+    pub(super) fn running_state(&self) -> AttemptState {
         if self
             .attempt
             .inputs
             .iter()
             .any(|input| input.state.is_pending())
         {
-            return State::WaitingInput;
+            return AttemptState::WaitingInput;
         }
-        if !self.attempt.tools.is_empty() {
-            return State::ToolRunning;
+        if !self.attempt.open_tools.is_empty() {
+            return AttemptState::ToolRunning;
         }
-        match self.attempt.reached {
-            Some(reached) if reached >= Phase::FirstEventSeen => State::Streaming,
-            Some(Phase::PromptWritten) => State::Prompted,
-            Some(Phase::Started | Phase::AgentStarted) => State::Starting,
-            Some(_) | None => State::Accepted,
+        match self.attempt.furthest_phase {
+            Some(reached) if reached >= LifecyclePhase::FirstEventSeen => AttemptState::Streaming,
+            Some(LifecyclePhase::PromptWritten) => AttemptState::Prompted,
+            Some(LifecyclePhase::Started | LifecyclePhase::AgentStarted) => AttemptState::Starting,
+            Some(_) | None => AttemptState::Accepted,
         }
     }
 
-    fn phase(&mut self, phase: Phase) -> Outcome {
+    fn apply_phase(&mut self, phase: LifecyclePhase) -> EventOutcome {
         match phase {
-            Phase::Accepted
-            | Phase::Queued
-            | Phase::Started
-            | Phase::AgentStarted
-            | Phase::PromptWritten
-            | Phase::FirstEventSeen
-            | Phase::FirstVisibleEventSeen => self.once(phase),
-            Phase::CleanupStarted => self.own_cleanup(None),
-            Phase::CleanupFinished => Outcome::Refused(Rejection::WrongOrder),
-            Phase::Heartbeat => Outcome::Ignored,
-            Phase::Streaming | Phase::Checkpointed => self.news(phase),
+            LifecyclePhase::Accepted
+            | LifecyclePhase::Queued
+            | LifecyclePhase::Started
+            | LifecyclePhase::AgentStarted
+            | LifecyclePhase::PromptWritten
+            | LifecyclePhase::FirstEventSeen
+            | LifecyclePhase::FirstVisibleEventSeen => self.apply_once_phase(phase),
+            LifecyclePhase::CleanupStarted => self.begin_daemon_cleanup(None),
+            LifecyclePhase::CleanupFinished => EventOutcome::Refused(Rejection::WrongOrder),
+            LifecyclePhase::Heartbeat => EventOutcome::Ignored,
+            LifecyclePhase::Streaming | LifecyclePhase::Checkpointed => {
+                self.apply_activity_phase(phase)
+            }
             // Edges with data are frames of their own, and no phase ends an attempt: these are diagnostics.
-            Phase::ToolStarted
-            | Phase::ToolFinished
-            | Phase::WaitingInput
-            | Phase::InputReceived
-            | Phase::RetryScheduled
-            | Phase::Completed
-            | Phase::Failed
-            | Phase::Canceled
-            | Phase::TimedOut
-            | Phase::Lost
-            | Phase::Blocked
-            | Phase::Released => Outcome::Ignored,
+            LifecyclePhase::ToolStarted
+            | LifecyclePhase::ToolFinished
+            | LifecyclePhase::WaitingInput
+            | LifecyclePhase::InputReceived
+            | LifecyclePhase::RetryScheduled
+            | LifecyclePhase::Completed
+            | LifecyclePhase::Failed
+            | LifecyclePhase::Canceled
+            | LifecyclePhase::TimedOut
+            | LifecyclePhase::Lost
+            | LifecyclePhase::Blocked
+            | LifecyclePhase::Released => EventOutcome::Ignored,
         }
     }
 
-    fn once(&mut self, phase: Phase) -> Outcome {
-        if self.attempt.reached.is_some_and(|reached| phase <= reached) {
-            return Outcome::Regressed;
+    fn apply_once_phase(&mut self, phase: LifecyclePhase) -> EventOutcome {
+        if self
+            .attempt
+            .furthest_phase
+            .is_some_and(|reached| phase <= reached)
+        {
+            return EventOutcome::Regressed;
         }
-        self.reach(phase);
+        self.mark_phase_reached(phase);
         self.attempt.phase = Some(phase);
-        self.tell(&Fact::Phase(phase));
+        self.update_timers(&TimerFact::Phase(phase));
         self.attempt.state = self.running_state();
-        self.notes.push(EventKind::Phase(phase));
-        Outcome::Applied
+        self.timeline_events.push(TimelineEventKind::Phase(phase));
+        EventOutcome::Applied
     }
 
     /// Notes the phase and all that it implies.
-    pub(super) fn reach(&mut self, phase: Phase) {
-        if self.attempt.reached.is_some_and(|reached| phase <= reached) {
+    pub(super) fn mark_phase_reached(&mut self, phase: LifecyclePhase) {
+        if self
+            .attempt
+            .furthest_phase
+            .is_some_and(|reached| phase <= reached)
+        {
             return;
         }
-        self.attempt.reached = Some(phase);
-        if phase >= Phase::PromptWritten {
+        self.attempt.furthest_phase = Some(phase);
+        if phase >= LifecyclePhase::PromptWritten {
             self.attempt.prompt_written = Some(true);
         }
-        if phase == Phase::FirstVisibleEventSeen {
+        if phase == LifecyclePhase::FirstVisibleEventSeen {
             self.attempt.retry_safe = false;
         }
-        self.attempt.times.reached(phase, self.now.wall);
+        self.attempt.stage_times.record_phase(phase, self.now.wall);
     }
 
-    fn news(&mut self, phase: Phase) -> Outcome {
-        self.reach(Phase::FirstEventSeen);
-        self.tell(&Fact::Output { tool: None });
+    fn apply_activity_phase(&mut self, phase: LifecyclePhase) -> EventOutcome {
+        self.mark_phase_reached(LifecyclePhase::FirstEventSeen);
+        self.update_timers(&TimerFact::Output { tool: None });
         self.attempt.phase = Some(phase);
         self.attempt.state = self.running_state();
-        self.notes.push(EventKind::Phase(phase));
-        Outcome::Applied
+        self.timeline_events.push(TimelineEventKind::Phase(phase));
+        EventOutcome::Applied
     }
 
-    fn tool_started(&mut self, tool: OpenTool) -> Outcome {
-        if self.attempt.tools.iter().any(|open| open.id == tool.id) {
-            return Outcome::Refused(Rejection::DuplicateTool);
+    fn start_tool(&mut self, tool: OpenTool) -> EventOutcome {
+        if self
+            .attempt
+            .open_tools
+            .iter()
+            .any(|open| open.id == tool.id)
+        {
+            return EventOutcome::Refused(Rejection::DuplicateTool);
         }
-        if self.attempt.tools.len() >= self.config.max_tools {
-            return Outcome::Refused(Rejection::TooManyTools);
+        if self.attempt.open_tools.len() >= self.config.max_tools {
+            return EventOutcome::Refused(Rejection::TooManyTools);
         }
-        self.reach(Phase::FirstEventSeen);
+        self.mark_phase_reached(LifecyclePhase::FirstEventSeen);
         self.attempt.retry_safe = false;
-        self.attempt.phase = Some(Phase::ToolStarted);
-        self.tell(&Fact::ToolStarted(tool.id.clone()));
-        self.notes.push(EventKind::ToolStarted {
+        self.attempt.phase = Some(LifecyclePhase::ToolStarted);
+        self.update_timers(&TimerFact::ToolStarted(tool.id.clone()));
+        self.timeline_events.push(TimelineEventKind::ToolStarted {
             id: tool.id.clone(),
             name: tool.name.clone(),
         });
-        self.attempt.tools.push(tool);
+        self.attempt.open_tools.push(tool);
         self.attempt.state = self.running_state();
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    fn tool_finished(&mut self, id: &Arc<str>) -> Outcome {
-        let Some(place) = self.attempt.tools.iter().position(|open| open.id == *id) else {
-            return Outcome::Refused(Rejection::UnknownTool);
+    fn finish_tool(&mut self, id: &Arc<str>) -> EventOutcome {
+        let Some(place) = self
+            .attempt
+            .open_tools
+            .iter()
+            .position(|open| open.id == *id)
+        else {
+            return EventOutcome::Refused(Rejection::UnknownTool);
         };
-        self.attempt.tools.remove(place);
-        self.attempt.phase = Some(Phase::ToolFinished);
-        self.tell(&Fact::ToolFinished(id.clone()));
+        self.attempt.open_tools.remove(place);
+        self.attempt.phase = Some(LifecyclePhase::ToolFinished);
+        self.update_timers(&TimerFact::ToolFinished(id.clone()));
         self.attempt.state = self.running_state();
-        self.notes.push(EventKind::ToolFinished { id: id.clone() });
-        Outcome::Applied
+        self.timeline_events
+            .push(TimelineEventKind::ToolFinished { id: id.clone() });
+        EventOutcome::Applied
     }
 
-    fn output(&mut self, sign: Sign, tools: &[Arc<str>], end: u64) -> Outcome {
+    fn apply_output(&mut self, sign: OutputSignal, tools: &[Arc<str>], end: u64) -> EventOutcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
         // What a program says of itself ends no wait for the prompt, and does not prove that it has one.
-        if sign == Sign::BeforePrompt {
-            return Outcome::Ignored;
+        if sign == OutputSignal::BeforePrompt {
+            return EventOutcome::Ignored;
         }
-        let before = self.attempt.reached;
+        let before = self.attempt.furthest_phase;
         for tool in tools {
-            self.tell(&Fact::Output {
+            self.update_timers(&TimerFact::Output {
                 tool: Some(tool.clone()),
             });
         }
-        self.tell(&Fact::Output { tool: None });
-        self.reach(Phase::FirstEventSeen);
-        if sign == Sign::VisibleEvent {
-            self.tell(&Fact::Phase(Phase::FirstVisibleEventSeen));
-            self.reach(Phase::FirstVisibleEventSeen);
+        self.update_timers(&TimerFact::Output { tool: None });
+        self.mark_phase_reached(LifecyclePhase::FirstEventSeen);
+        if sign == OutputSignal::VisibleEvent {
+            self.update_timers(&TimerFact::Phase(LifecyclePhase::FirstVisibleEventSeen));
+            self.mark_phase_reached(LifecyclePhase::FirstVisibleEventSeen);
         }
-        if self.attempt.reached == before {
-            return Outcome::Ignored;
+        if self.attempt.furthest_phase == before {
+            return EventOutcome::Ignored;
         }
         // The daemon did not say it: the first output says it for it.
-        for phase in [Phase::FirstEventSeen, Phase::FirstVisibleEventSeen] {
-            if before < Some(phase) && self.attempt.reached >= Some(phase) {
+        for phase in [
+            LifecyclePhase::FirstEventSeen,
+            LifecyclePhase::FirstVisibleEventSeen,
+        ] {
+            if before < Some(phase) && self.attempt.furthest_phase >= Some(phase) {
                 self.attempt.phase = Some(phase);
-                self.notes.push(EventKind::Phase(phase));
+                self.timeline_events.push(TimelineEventKind::Phase(phase));
             }
         }
         self.attempt.state = self.running_state();
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    fn expired(&mut self, key: TimerKey) -> Outcome {
+    fn timer_expired(&mut self, key: TimerKey) -> EventOutcome {
         match key {
             TimerKey::Lease => self.expire_lease(),
-            TimerKey::UserInput(id) => self.input_expired(id),
-            TimerKey::ToolIdle(tool) => self.deadline(TimerKind::ToolIdle, Some(tool)),
+            TimerKey::UserInput(id) => self.expire_input(id),
+            TimerKey::ToolIdle(tool) => self.expire_deadline(TimerKind::ToolIdle, Some(tool)),
             TimerKey::ProcessStart
             | TimerKey::PromptWrite
             | TimerKey::FirstEvent
             | TimerKey::FirstVisibleEvent
             | TimerKey::StreamIdle
-            | TimerKey::Total => self.deadline(key.kind(), None),
-            TimerKey::Queue | TimerKey::Accept | TimerKey::CleanupTerm => Outcome::Ignored,
+            | TimerKey::Total => self.expire_deadline(key.kind(), None),
+            TimerKey::Queue | TimerKey::Accept | TimerKey::CleanupTerm => EventOutcome::Ignored,
         }
     }
 
     /// A deadline passed: the attempt is ended by the daemon if it can hear, else at once.
-    fn deadline(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
-        self.notes.push(EventKind::DeadlineExpired { timer });
-        self.deadline_noted(timer, tool)
+    fn expire_deadline(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> EventOutcome {
+        self.timeline_events
+            .push(TimelineEventKind::DeadlineExpired { timer });
+        self.end_for_deadline(timer, tool)
     }
 
-    pub(super) fn deadline_noted(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
+    pub(super) fn end_for_deadline(
+        &mut self,
+        timer: TimerKind,
+        tool: Option<Arc<str>>,
+    ) -> EventOutcome {
         let phase = self.attempt.phase;
-        let pending = Pending::Deadline { timer, tool, phase };
-        let code = super::ending::code_of(timer);
+        let pending = PendingEnd::Deadline { timer, tool, phase };
+        let code = super::ending::timer_failure_code(timer);
         self.begin_cleanup_or(pending, |machine| {
             // Nobody knows what it did since the stream was lost.
             machine.attempt.retry_safe = false;
@@ -268,19 +306,20 @@ impl Machine<'_> {
     }
 
     /// The daemon ends it by itself: the process is gone, or a deadline has passed.
-    fn own_cleanup(&mut self, pending: Option<Pending>) -> Outcome {
-        self.attempt.phase = Some(Phase::CleanupStarted);
+    fn begin_daemon_cleanup(&mut self, pending: Option<PendingEnd>) -> EventOutcome {
+        self.attempt.phase = Some(LifecyclePhase::CleanupStarted);
         self.enter_cleanup(pending);
-        self.notes.push(EventKind::Phase(Phase::CleanupStarted));
-        Outcome::Applied
+        self.timeline_events
+            .push(TimelineEventKind::Phase(LifecyclePhase::CleanupStarted));
+        EventOutcome::Applied
     }
 
     /// With a session the daemon is told to end it; without one the end is decided now.
     pub(super) fn begin_cleanup_or(
         &mut self,
-        pending: Pending,
-        alone: impl FnOnce(&mut Self) -> Outcome,
-    ) -> Outcome {
+        pending: PendingEnd,
+        alone: impl FnOnce(&mut Self) -> EventOutcome,
+    ) -> EventOutcome {
         if self.connected {
             self.begin_cleanup(pending)
         } else {
@@ -288,24 +327,24 @@ impl Machine<'_> {
         }
     }
 
-    pub(super) fn begin_cleanup(&mut self, pending: Pending) -> Outcome {
+    pub(super) fn begin_cleanup(&mut self, pending: PendingEnd) -> EventOutcome {
         let told = self.connected;
         self.enter_cleanup(Some(pending));
         if !told {
             // It cannot have been told; the lease bounds the wait, and the ladder starts when it is back.
             self.timers.disarm(&TimerKey::CleanupTerm);
         }
-        Outcome::Applied
+        EventOutcome::Applied
     }
 
-    fn enter_cleanup(&mut self, pending: Option<Pending>) {
-        self.attempt.tools.clear();
-        self.attempt.times.cleanup_started = Some(self.now.wall);
-        self.attempt.state = State::CleaningUp { pending };
-        self.tell(&Fact::CancelSent);
+    fn enter_cleanup(&mut self, pending: Option<PendingEnd>) {
+        self.attempt.open_tools.clear();
+        self.attempt.stage_times.cleanup_started = Some(self.now.wall);
+        self.attempt.state = AttemptState::CleaningUp { pending };
+        self.update_timers(&TimerFact::CancelSent);
     }
 
-    fn time_out(&mut self, code: FailureCode, by: EndedBy) -> Outcome {
+    fn time_out(&mut self, code: FailureCode, by: EndedBy) -> EventOutcome {
         let receipt = self.assumed_receipt();
         self.finish(EndState::TimedOut, Some(code), by, receipt)
     }

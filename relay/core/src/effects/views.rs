@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::diagnose::Diagnosis;
+use crate::diagnose::TaskDiagnosis;
 use crate::id::{AttemptId, InputId, TaskId, TenantId};
 use crate::input::MachineLoad;
-use crate::record::{AttemptState, DaemonRecord, Pause, PauseChange, Phase, TaskRecord, TimerKind};
+use crate::record::{
+    AttemptStateKind, DaemonRecord, LifecyclePhase, PauseChange, PauseMark, TaskRecord, TimerKind,
+};
 use crate::spec::TaskSpec;
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// A live task with what is in no record.
 #[derive(Debug)]
@@ -16,21 +18,21 @@ pub struct TaskView {
     pub spec: Arc<TaskSpec>,
     pub deadlines: Vec<DeadlineView>,
     /// Why it is not being run at this moment, as a code; none if it is.
-    pub waits_for: Option<WaitsFor>,
+    pub wait_reason: Option<WaitReason>,
     /// How long it waits at most, where time alone ends that.
-    pub waits_ms: Option<u64>,
+    pub max_wait_ms: Option<u64>,
     /// Another task that has to end first: an earlier turn of its conversation.
-    pub behind: Option<TaskId>,
+    pub waits_for_task: Option<TaskId>,
     /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
-    pub unmet: Option<String>,
+    pub unmet_need: Option<String>,
     /// The pause that keeps it from being dispatched, and whose it is.
-    pub pause: Option<(Paused, Pause)>,
-    pub diagnoses: Vec<Diagnosis>,
+    pub pause: Option<(PauseLevel, PauseMark)>,
+    pub diagnoses: Vec<TaskDiagnosis>,
 }
 
 /// What a pause is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Paused {
+pub enum PauseLevel {
     Task,
     Tenant,
     Scheduler,
@@ -39,8 +41,8 @@ pub enum Paused {
 /// Counts and ages of what a caller may see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerView {
-    pub paused: Option<Pause>,
-    pub tenants: Vec<(TenantId, Pause)>,
+    pub paused: Option<PauseMark>,
+    pub tenants: Vec<(TenantId, PauseMark)>,
     /// Oldest first.
     pub changes: Vec<PauseChange>,
     pub open: u64,
@@ -65,11 +67,11 @@ pub struct DeadlineView {
     pub limit_ms: u64,
     pub remaining_ms: u64,
     /// For display; none while it is paused.
-    pub at: Option<Wall>,
+    pub at: Option<WallTime>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitsFor {
+pub enum WaitReason {
     /// No daemon has a free slot and may take it.
     Daemon,
     /// It is for agents to claim, and none has.
@@ -84,21 +86,21 @@ pub enum WaitsFor {
     /// It was inherited, and later grants of it are unknown.
     Inheritance,
     /// The relay's disk is nearly full.
-    Space,
+    DiskSpace,
 }
 
-impl WaitsFor {
+impl WaitReason {
     pub fn as_str(self) -> &'static str {
         match self {
-            WaitsFor::Daemon => "daemon",
-            WaitsFor::Agent => "agent",
-            WaitsFor::Backoff => "backoff",
-            WaitsFor::Fence => "fence",
-            WaitsFor::Conversation => "conversation",
-            WaitsFor::Pause => "pause",
-            WaitsFor::Person => "person",
-            WaitsFor::Inheritance => "inheritance",
-            WaitsFor::Space => "space",
+            WaitReason::Daemon => "daemon",
+            WaitReason::Agent => "agent",
+            WaitReason::Backoff => "backoff",
+            WaitReason::Fence => "fence",
+            WaitReason::Conversation => "conversation",
+            WaitReason::Pause => "pause",
+            WaitReason::Person => "person",
+            WaitReason::Inheritance => "inheritance",
+            WaitReason::DiskSpace => "space",
         }
     }
 }
@@ -107,38 +109,38 @@ impl WaitsFor {
 pub struct DaemonView {
     pub record: Arc<DaemonRecord>,
     /// When its stream began and was last heard; none while it has no stream.
-    pub connected: Option<Connected>,
+    pub connected: Option<ConnectionView>,
     pub draining: bool,
-    pub sick: bool,
+    pub is_sick: bool,
     pub free_slots: u32,
     /// In a row.
-    pub failures: u32,
+    pub consecutive_failures: u32,
     pub load: Option<MachineLoad>,
-    pub held: Vec<HeldView>,
+    pub held_attempts: Vec<HeldAttemptView>,
     /// When this was seen.
-    pub now: Wall,
+    pub viewed_at: WallTime,
 }
 
 /// An attempt that a daemon holds, and what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldView {
+pub struct HeldAttemptView {
     pub task: TaskId,
     pub attempt: AttemptId,
     pub number: u32,
-    pub state: AttemptState,
-    pub phase: Option<Phase>,
+    pub state: AttemptStateKind,
+    pub phase: Option<LifecyclePhase>,
     pub agent: String,
     /// When it was offered.
-    pub since: Option<Wall>,
+    pub since: Option<WallTime>,
     /// The tool that was started last and runs.
     pub tool: Option<Arc<str>>,
 }
 
 /// Since when a stream stands, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
-    pub since: Wall,
-    pub heard: Wall,
+pub struct ConnectionView {
+    pub since: WallTime,
+    pub last_received: WallTime,
     /// It has shown that it hears; before that it is offered nothing.
-    pub greeted: bool,
+    pub heartbeat_seen: bool,
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::FrameRef;
-use crate::contract::FoundFile;
+use crate::contract::FoundArtifact;
 use crate::id::SessionId;
-use crate::record::{Exit, FailureCode, Usage};
+use crate::record::{FailureCode, ProcessExitStatus, TokenUsage};
 
 /// What the worker knows of the processes' end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Termination {
-    pub exit: Option<Exit>,
+pub struct ProcessTermination {
+    pub exit: Option<ProcessExitStatus>,
     /// No process of the attempt is left.
     pub group_empty: bool,
     /// `Some(false)`: the prompt never reached the agent, so nothing can have happened.
@@ -18,75 +18,77 @@ pub struct Termination {
     /// What the cleanup did, in words.
     pub cleanup: Option<Arc<str>>,
     /// Why there is no result, where the worker knows.
-    pub loss: Option<Loss>,
+    pub loss: Option<LossReason>,
 }
 
 /// What is said of an attempt without a result whose worker does not say why.
-pub(crate) const NO_RESULT: &str = "its processes are gone and told no result";
+pub(crate) const NO_RESULT_MESSAGE: &str = "its processes are gone and told no result";
 
 /// Why a worker ended an attempt without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub enum LossReason {
     LeaseEnded,
     DaemonStopped,
     SupervisorDied,
 }
 
-impl Loss {
+impl LossReason {
     /// For whoever looks at the task; `ttl_ms` is of the lease that it had.
-    pub fn words(self, ttl_ms: Option<u64>) -> String {
+    pub fn description(self, ttl_ms: Option<u64>) -> String {
         match (self, ttl_ms) {
-            (Loss::LeaseEnded, Some(ttl_ms)) => format!(
+            (LossReason::LeaseEnded, Some(ttl_ms)) => format!(
                 "its daemon ended it, because no relay renewed its lease of {} s in time",
                 ttl_ms / 1_000
             ),
-            (Loss::LeaseEnded, None) => {
+            (LossReason::LeaseEnded, None) => {
                 "its daemon ended it, because no relay renewed its lease in time".to_owned()
             }
-            (Loss::DaemonStopped, _) => {
+            (LossReason::DaemonStopped, _) => {
                 "its daemon was stopped and ended what still ran".to_owned()
             }
-            (Loss::SupervisorDied, _) => "the process that supervised it died without a report, \
+            (LossReason::SupervisorDied, _) => {
+                "the process that supervised it died without a report, \
                  or was stuck and was killed; what it had started was ended"
-                .to_owned(),
+                    .to_owned()
+            }
         }
     }
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Completed {
+pub struct CompletedBody {
     pub result: Option<Arc<[u8]>>,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     pub agent_session_id: Option<Arc<str>>,
-    pub artifacts: Vec<FoundFile>,
+    pub artifacts: Vec<FoundArtifact>,
     /// Bytes of output in all.
     pub final_offset: u64,
     /// How many of them the shell has neither stored nor recorded as cut.
     pub output_missing: u64,
-    pub termination: Termination,
+    pub termination: ProcessTermination,
     /// There was a result, then a hang.
     pub killed_after_result: bool,
     /// The daemon's word that it saw the end before its local lease limit.
-    pub in_lease: bool,
+    pub ended_in_lease: bool,
 }
 
 #[derive(Clone, Debug)]
-pub struct Errored {
+pub struct ErroredBody {
     pub code: FailureCode,
     /// Can only lower what the relay decides.
     pub retryable_hint: Option<bool>,
     pub message: Option<Arc<str>>,
     pub user_message: Option<Arc<str>>,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     pub agent_session_id: Option<Arc<str>>,
     pub final_offset: u64,
-    pub termination: Termination,
-    pub in_lease: bool,
+    pub termination: ProcessTermination,
+    pub ended_in_lease: bool,
 }
 
-impl Errored {
+impl ErroredBody {
     /// What a result without its files comes to where the contract says that it fails.
-    pub(crate) fn receipts_missing(result: Completed, words: Arc<str>) -> Self {
+    pub(crate) fn receipts_missing(result: CompletedBody, words: Arc<str>) -> Self {
         Self {
             code: FailureCode::ReceiptsMissing,
             retryable_hint: None,
@@ -96,7 +98,7 @@ impl Errored {
             agent_session_id: result.agent_session_id,
             final_offset: result.final_offset,
             termination: result.termination,
-            in_lease: result.in_lease,
+            ended_in_lease: result.ended_in_lease,
         }
     }
 }
@@ -104,17 +106,17 @@ impl Errored {
 #[derive(Clone, Debug, Default)]
 pub struct CanceledBody {
     pub reason: Option<Arc<str>>,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     pub final_offset: u64,
-    pub termination: Termination,
-    pub in_lease: bool,
+    pub termination: ProcessTermination,
+    pub ended_in_lease: bool,
 }
 
 #[derive(Clone, Debug)]
-pub struct Activity {
+pub struct OutputActivity {
     pub session: SessionId,
-    pub re: FrameRef,
-    pub sign: Sign,
+    pub frame_ref: FrameRef,
+    pub signal: OutputSignal,
     /// Tool calls that it belongs to; empty for the agent's own output.
     pub tools: Vec<Arc<str>>,
     pub output_end: u64,
@@ -122,7 +124,7 @@ pub struct Activity {
 
 /// What output says of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sign {
+pub enum OutputSignal {
     /// The agent had no prompt to work on when it said this.
     BeforePrompt,
     Event,

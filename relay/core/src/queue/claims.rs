@@ -4,24 +4,24 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::lanes::{Place, Seq};
+use super::lanes::{QueuePlace, QueueSeq};
 use crate::id::{TaskId, TenantId};
 
 /// What agents of one scope may claim, in order.
-type Line = BTreeMap<(Reverse<u8>, Seq), TaskId>;
+type ClaimOrder = BTreeMap<(Reverse<u8>, QueueSeq), TaskId>;
 
 #[derive(Debug, Default)]
-pub(super) struct Claims {
-    scopes: BTreeMap<(TenantId, Arc<str>), Line>,
+pub(super) struct ClaimableTasks {
+    scopes: BTreeMap<(TenantId, Arc<str>), ClaimOrder>,
 }
 
-impl Claims {
-    pub(super) fn insert(&mut self, place: &Place, scope: &Arc<str>, task: TaskId) {
+impl ClaimableTasks {
+    pub(super) fn insert(&mut self, place: &QueuePlace, scope: &Arc<str>, task: TaskId) {
         let of_scope = self.scopes.entry(key(place, scope)).or_default();
         of_scope.insert((place.priority, place.seq), task);
     }
 
-    pub(super) fn remove(&mut self, place: &Place, scope: &Arc<str>) {
+    pub(super) fn remove(&mut self, place: &QueuePlace, scope: &Arc<str>) {
         let key = key(place, scope);
         if let Some(of_scope) = self.scopes.get_mut(&key) {
             of_scope.remove(&(place.priority, place.seq));
@@ -31,7 +31,7 @@ impl Claims {
         }
     }
 
-    pub(super) fn of<'a>(
+    pub(super) fn in_scope<'a>(
         &'a self,
         tenant: &TenantId,
         scope: &str,
@@ -43,6 +43,6 @@ impl Claims {
     }
 }
 
-fn key(place: &Place, scope: &Arc<str>) -> (TenantId, Arc<str>) {
+fn key(place: &QueuePlace, scope: &Arc<str>) -> (TenantId, Arc<str>) {
     (place.tenant.clone(), Arc::clone(scope))
 }

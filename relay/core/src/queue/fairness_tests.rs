@@ -7,7 +7,7 @@ use super::*;
 
 #[test]
 fn ten_tasks_behind_ten_thousand_wait_at_most_twice_their_wait_alone() {
-    let mut queue = Queue::default();
+    let mut queue = TaskQueue::default();
     for n in 0..10_000 {
         queue.push(waiting(n, "big"));
     }
@@ -21,7 +21,7 @@ fn ten_tasks_behind_ten_thousand_wait_at_most_twice_their_wait_alone() {
 
 #[test]
 fn a_hundred_thousand_waiting_tasks_that_cannot_be_placed_are_looked_at_once() {
-    let mut queue = Queue::default();
+    let mut queue = TaskQueue::default();
     for n in 0..100_000u128 {
         let mut stuck = waiting(n, "a");
         stuck.requirements.agent = format!("missing-{}", n % 10);
@@ -35,7 +35,7 @@ fn a_hundred_thousand_waiting_tasks_that_cannot_be_placed_are_looked_at_once() {
     while let Some(candidate) = queue.first() {
         looked += 1;
         if candidate.requirements.agent == "claude" {
-            queue.placed(&candidate);
+            queue.note_placed(&candidate);
             served += 1;
         } else {
             queue.skip_class(&candidate);
@@ -46,24 +46,24 @@ fn a_hundred_thousand_waiting_tasks_that_cannot_be_placed_are_looked_at_once() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum QueueStep {
     Push { tenant: usize, priority: u8 },
     Place,
     Remove(prop::sample::Index),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<QueueStep>> {
     let step = prop_oneof![
-        3 => (0usize..4, 49u8..51).prop_map(|(tenant, priority)| Step::Push { tenant, priority }),
-        2 => Just(Step::Place),
-        1 => any::<prop::sample::Index>().prop_map(Step::Remove),
+        3 => (0usize..4, 49u8..51).prop_map(|(tenant, priority)| QueueStep::Push { tenant, priority }),
+        2 => Just(QueueStep::Place),
+        1 => any::<prop::sample::Index>().prop_map(QueueStep::Remove),
     ];
     prop::collection::vec(step, 1..200)
 }
 
 /// One task as a plain list knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Known {
+struct ListedTask {
     task: TaskId,
     tenant: usize,
     priority: u8,
@@ -77,36 +77,36 @@ proptest! {
     #[test]
     fn every_waiting_tenant_has_its_turn(steps in steps()) {
         let names = ["a", "b", "c", "d"];
-        let mut queue = Queue::default();
-        let mut known: Vec<Known> = Vec::new();
+        let mut queue = TaskQueue::default();
+        let mut known: Vec<ListedTask> = Vec::new();
         // How often others were served on this level while the tenant waited there.
         let mut passed = [[0usize; 4]; 2];
         for (n, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Push { tenant, priority } => {
+                QueueStep::Push { tenant, priority } => {
                     let task = task(n as u128);
-                    queue.push(Waiting { priority, ..waiting(n as u128, names[tenant]) });
-                    known.push(Known { task, tenant, priority });
+                    queue.push(QueuedTask { priority, ..waiting(n as u128, names[tenant]) });
+                    known.push(ListedTask { task, tenant, priority });
                 }
-                Step::Remove(at) if !known.is_empty() => {
+                QueueStep::Remove(at) if !known.is_empty() => {
                     let gone = known.remove(at.index(known.len()));
                     prop_assert!(queue.remove(gone.task));
-                    let same = |k: &Known| (k.tenant, k.priority) == (gone.tenant, gone.priority);
+                    let same = |k: &ListedTask| (k.tenant, k.priority) == (gone.tenant, gone.priority);
                     if !known.iter().any(same) {
                         passed[usize::from(gone.priority - 49)][gone.tenant] = 0;
                     }
                 }
-                Step::Remove(_) => {}
-                Step::Place => {
+                QueueStep::Remove(_) => {}
+                QueueStep::Place => {
                     let top = known.iter().map(|k| k.priority).max();
                     let Some(candidate) = queue.first() else {
                         prop_assert_eq!(top, None);
                         continue;
                     };
-                    queue.placed(&candidate);
+                    queue.note_placed(&candidate);
                     let served = *known.iter().find(|k| k.task == candidate.task).unwrap();
                     prop_assert_eq!(Some(served.priority), top);
-                    let same = |k: &&Known| (k.tenant, k.priority) == (served.tenant, served.priority);
+                    let same = |k: &&ListedTask| (k.tenant, k.priority) == (served.tenant, served.priority);
                     prop_assert_eq!(known.iter().find(same), Some(&served), "first come, first served");
                     known.retain(|k| k.task != served.task);
                     let level = usize::from(served.priority - 49);

@@ -7,49 +7,49 @@ use std::ops::Bound;
 use crate::id::{TaskId, TenantId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Seq(pub(super) u64);
+pub(super) struct QueueSeq(pub(super) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ClassId(pub(super) u64);
+pub(super) struct RequirementClassId(pub(super) u64);
 
 /// Where a task belongs in the order.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct QueuePlace {
     pub(super) priority: Reverse<u8>,
     pub(super) tenant: TenantId,
-    pub(super) class: ClassId,
-    pub(super) seq: Seq,
+    pub(super) class: RequirementClassId,
+    pub(super) seq: QueueSeq,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
-    levels: BTreeMap<Reverse<u8>, Level>,
+pub(super) struct TenantLanes {
+    levels: BTreeMap<Reverse<u8>, PriorityLevel>,
     /// Levels in which a class stands, with its tenant; what `skip` and `unskip` walk over.
-    stands_in: BTreeMap<ClassId, (TenantId, BTreeSet<Reverse<u8>>)>,
-    skipped: BTreeSet<ClassId>,
+    class_levels: BTreeMap<RequirementClassId, (TenantId, BTreeSet<Reverse<u8>>)>,
+    skipped: BTreeSet<RequirementClassId>,
     /// Levels with somebody to place.
-    ready: BTreeSet<Reverse<u8>>,
+    ready_levels: BTreeSet<Reverse<u8>>,
 }
 
 #[derive(Debug, Default)]
-struct Level {
-    lanes: BTreeMap<TenantId, Lane>,
+struct PriorityLevel {
+    lanes: BTreeMap<TenantId, TenantQueueLane>,
     /// Tenants with somebody to place.
-    ready: BTreeSet<TenantId>,
+    ready_tenants: BTreeSet<TenantId>,
     /// Whose turn was last; the next one after it is next.
-    last: Option<TenantId>,
+    last_tenant: Option<TenantId>,
 }
 
 #[derive(Debug, Default)]
-struct Lane {
-    classes: BTreeMap<ClassId, BTreeMap<Seq, TaskId>>,
+struct TenantQueueLane {
+    classes: BTreeMap<RequirementClassId, BTreeMap<QueueSeq, TaskId>>,
     /// The oldest of each class that is not skipped.
-    heads: BTreeSet<(Seq, ClassId)>,
+    heads: BTreeSet<(QueueSeq, RequirementClassId)>,
 }
 
-impl Lanes {
-    pub(super) fn insert(&mut self, place: &Place, task: TaskId) {
-        let stands = self.stands_in.entry(place.class);
+impl TenantLanes {
+    pub(super) fn insert(&mut self, place: &QueuePlace, task: TaskId) {
+        let stands = self.class_levels.entry(place.class);
         let stands = stands.or_insert_with(|| (place.tenant.clone(), BTreeSet::new()));
         stands.1.insert(place.priority);
         let level = self.levels.entry(place.priority).or_default();
@@ -61,7 +61,7 @@ impl Lanes {
         self.refresh(place.priority, &place.tenant, place.class, Some(place.seq));
     }
 
-    pub(super) fn remove(&mut self, place: &Place) {
+    pub(super) fn remove(&mut self, place: &QueuePlace) {
         let Some(level) = self.levels.get_mut(&place.priority) else {
             return;
         };
@@ -74,21 +74,21 @@ impl Lanes {
         line.remove(&place.seq);
         if line.is_empty() {
             lane.classes.remove(&place.class);
-            self.stands_no_more(place);
+            self.remove_class_level(place);
         }
         self.refresh(place.priority, &place.tenant, place.class, Some(place.seq));
     }
 
     /// The next in order among those not skipped.
-    pub(super) fn first(&self) -> Option<(Place, TaskId)> {
-        let priority = *self.ready.first()?;
+    pub(super) fn first(&self) -> Option<(QueuePlace, TaskId)> {
+        let priority = *self.ready_levels.first()?;
         let level = self.levels.get(&priority)?;
         let tenant = level.next_tenant()?;
         let lane = level.lanes.get(tenant)?;
         let (seq, class) = *lane.heads.first()?;
         let task = *lane.classes.get(&class)?.get(&seq)?;
         let tenant = tenant.clone();
-        let place = Place {
+        let place = QueuePlace {
             priority,
             tenant,
             class,
@@ -97,35 +97,35 @@ impl Lanes {
         Some((place, task))
     }
 
-    pub(super) fn turn_over(&mut self, place: &Place) {
+    pub(super) fn end_tenant_turn(&mut self, place: &QueuePlace) {
         if let Some(level) = self.levels.get_mut(&place.priority) {
-            level.last = Some(place.tenant.clone());
+            level.last_tenant = Some(place.tenant.clone());
         }
     }
 
-    pub(super) fn skip(&mut self, class: ClassId) {
+    pub(super) fn skip(&mut self, class: RequirementClassId) {
         if self.skipped.insert(class) {
             self.refresh_class(class);
         }
     }
 
-    pub(super) fn unskip(&mut self, class: ClassId) {
+    pub(super) fn unskip(&mut self, class: RequirementClassId) {
         if self.skipped.remove(&class) {
             self.refresh_class(class);
         }
     }
 
-    fn stands_no_more(&mut self, place: &Place) {
-        if let Some((_, levels)) = self.stands_in.get_mut(&place.class) {
+    fn remove_class_level(&mut self, place: &QueuePlace) {
+        if let Some((_, levels)) = self.class_levels.get_mut(&place.class) {
             levels.remove(&place.priority);
             if levels.is_empty() {
-                self.stands_in.remove(&place.class);
+                self.class_levels.remove(&place.class);
             }
         }
     }
 
-    fn refresh_class(&mut self, class: ClassId) {
-        let Some((tenant, levels)) = self.stands_in.get(&class).cloned() else {
+    fn refresh_class(&mut self, class: RequirementClassId) {
+        let Some((tenant, levels)) = self.class_levels.get(&class).cloned() else {
             return;
         };
         for priority in levels {
@@ -139,8 +139,8 @@ impl Lanes {
         &mut self,
         priority: Reverse<u8>,
         tenant: &TenantId,
-        class: ClassId,
-        touched: Option<Seq>,
+        class: RequirementClassId,
+        touched: Option<QueueSeq>,
     ) {
         let Some(level) = self.levels.get_mut(&priority) else {
             return;
@@ -148,18 +148,18 @@ impl Lanes {
         if let Some(lane) = level.lanes.get_mut(tenant) {
             lane.refresh(class, touched, self.skipped.contains(&class));
             if !lane.heads.is_empty() {
-                level.ready.insert(tenant.clone());
+                level.ready_tenants.insert(tenant.clone());
             } else {
-                level.ready.remove(tenant);
+                level.ready_tenants.remove(tenant);
             }
             if lane.classes.is_empty() {
                 level.lanes.remove(tenant);
             }
         }
-        if level.ready.is_empty() {
-            self.ready.remove(&priority);
+        if level.ready_tenants.is_empty() {
+            self.ready_levels.remove(&priority);
         } else {
-            self.ready.insert(priority);
+            self.ready_levels.insert(priority);
         }
         if level.lanes.is_empty() {
             self.levels.remove(&priority);
@@ -167,19 +167,19 @@ impl Lanes {
     }
 }
 
-impl Level {
+impl PriorityLevel {
     /// The ready tenant after the last one, going round.
     fn next_tenant(&self) -> Option<&TenantId> {
-        let after = self.last.as_ref().and_then(|last| {
+        let after = self.last_tenant.as_ref().and_then(|last| {
             let range = (Bound::Excluded(last), Bound::Unbounded);
-            self.ready.range::<TenantId, _>(range).next()
+            self.ready_tenants.range::<TenantId, _>(range).next()
         });
-        after.or_else(|| self.ready.first())
+        after.or_else(|| self.ready_tenants.first())
     }
 }
 
-impl Lane {
-    fn refresh(&mut self, class: ClassId, touched: Option<Seq>, skipped: bool) {
+impl TenantQueueLane {
+    fn refresh(&mut self, class: RequirementClassId, touched: Option<QueueSeq>, skipped: bool) {
         let mut line = self.classes.get(&class).into_iter().flat_map(|l| l.keys());
         let (oldest, second) = (line.next().copied(), line.next().copied());
         for seq in touched.into_iter().chain(oldest).chain(second) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::id::InputId;
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// A permission request or a question; bound to its attempt, answered once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct InputRecord {
     pub payload: Arc<[u8]>,
     /// Which tool a permission is for.
     pub tool_name: Option<Arc<str>>,
-    pub asked: Wall,
+    pub asked: WallTime,
     /// SHA-256 of the tool's arguments, or of the question: an answer is bound to what was shown.
     pub digest: [u8; 32],
 }
@@ -33,15 +33,15 @@ pub enum InputKind {
 pub enum InputState {
     Open,
     /// Stored, not yet confirmed by the daemon: sent again after each reconnect.
-    Answered(Answer),
+    Answered(StoredAnswer),
     /// The daemon has the answer.
-    Received(Answer),
+    Received(StoredAnswer),
     /// The agent no longer wanted it.
     Withdrawn,
     /// Nobody answered in time, and that ended the attempt.
     Expired,
     /// The attempt ended first. An answer that was given had not reached the agent.
-    Superseded(Option<Answer>),
+    Superseded(Option<StoredAnswer>),
 }
 
 impl InputState {
@@ -57,7 +57,7 @@ impl InputState {
     }
 
     /// What somebody said to it, whatever became of that.
-    pub fn answer(&self) -> Option<&Answer> {
+    pub fn answer(&self) -> Option<&StoredAnswer> {
         match self {
             InputState::Answered(answer)
             | InputState::Received(answer)
@@ -71,17 +71,17 @@ impl InputState {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct StoredAnswer {
     pub by: Arc<str>,
-    pub at: Wall,
-    pub decision: Decision,
+    pub at: WallTime,
+    pub decision: InputDecision,
     /// The task's own rule that answered: its place, from 1.
     pub rule: Option<u32>,
     pub payload: Arc<[u8]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Decision {
+pub enum InputDecision {
     /// A permission was given.
     Allowed,
     /// A permission was refused.

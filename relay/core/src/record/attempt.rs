@@ -6,120 +6,120 @@ use serde::{Deserialize, Serialize};
 
 use super::AttentionCause;
 use super::ask::InputRecord;
-use super::end::{End, Receipt};
-use super::goal::Resume;
-use super::timeline::{Phase, TimerKind};
+use super::end::{AttemptEnd, TerminationReceipt};
+use super::goal::ResumeInstructions;
+use super::timeline::{LifecyclePhase, TimerKind};
 use crate::id::{AttemptId, CallId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::spec::WorkspaceMode;
-use crate::time::Wall;
+use crate::time::WallTime;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptRecord {
     pub id: AttemptId,
     /// From 1, rising by one within the task.
     pub number: u32,
-    pub state: State,
+    pub state: AttemptState,
     /// Set by the offer and kept after the end, so that late frames can be judged.
-    pub holder: Option<Holder>,
-    pub lease: Option<Lease>,
-    pub phase: Option<Phase>,
+    pub holder: Option<LeaseHolder>,
+    pub lease: Option<LeaseRecord>,
+    pub phase: Option<LifecyclePhase>,
     /// The furthest once-phase seen or implied.
-    pub reached: Option<Phase>,
+    pub furthest_phase: Option<LifecyclePhase>,
     pub retry_safe: bool,
     /// `Some(false)` only from the worker's receipt: frames are missing precisely when leases expire.
     pub prompt_written: Option<bool>,
-    pub tools: Vec<OpenTool>,
+    pub open_tools: Vec<OpenTool>,
     pub inputs: Vec<InputRecord>,
     /// The newest control frame applied; replays up to here are dropped and acknowledged again.
     pub control_seq: u64,
     /// Number of the newest completion that was refused for want of files, so that whoever did not hear it can be told again.
-    pub refused_seq: Option<u64>,
+    pub refused_completion_seq: Option<u64>,
     /// End of the output known to be stored, in bytes.
     pub output_end: u64,
     /// Named by the terminal frame.
     pub final_offset: Option<u64>,
-    pub times: StageTimes,
+    pub stage_times: StageTimes,
     /// Used-up time of its timers when this was written.
-    pub budgets: Vec<Budget>,
+    pub budgets: Vec<TimerBudget>,
     /// The relay's uptime when `budgets` was written: what passed since is used up too. While it is queued, the
     /// uptime in which it was neither paused nor held; once it has ended, the uptime of its end.
     pub budgets_at_ms: u64,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     pub agent_session_id: Option<Arc<str>>,
     /// It begins a conversation anew, because the one before it could not be resumed.
-    pub fresh: bool,
+    pub fresh_conversation: bool,
     pub result: Option<Arc<[u8]>>,
     /// What was seen with the newest completion, also a refused one.
-    pub artifacts: Vec<Artifact>,
+    pub artifacts: Vec<ArtifactEvidence>,
     /// Where it ran and what it left there, as far as its daemon has said.
-    pub workspace: Option<Box<Workspace>>,
+    pub workspace: Option<Box<WorkspaceReport>>,
     /// A terminal frame that came too late was kept as evidence (one is enough).
-    pub late_terminal: bool,
+    pub has_late_terminal: bool,
     /// A person asked for it; a late result of its predecessor may not undo that.
-    pub asked: bool,
+    pub requested_by_person: bool,
     pub previous: Option<AttemptId>,
     pub successor: Option<AttemptId>,
     /// Who sent the task on from here, where it waited for a person.
-    pub handed_to: Option<Arc<str>>,
+    pub handed_off_to: Option<Arc<str>>,
     /// What a person had to say when it was made.
-    pub resume: Option<Box<Resume>>,
+    pub resume: Option<Box<ResumeInstructions>>,
     pub span_id: [u8; 8],
 }
 
 impl AttemptRecord {
     /// A new one that waits for a daemon.
-    pub(crate) fn queued(id: AttemptId, number: u32, span_id: [u8; 8], at: Wall) -> Self {
+    pub(crate) fn queued(id: AttemptId, number: u32, span_id: [u8; 8], at: WallTime) -> Self {
         Self {
             id,
             number,
-            state: State::Queued,
+            state: AttemptState::Queued,
             holder: None,
             lease: None,
             phase: None,
-            reached: None,
+            furthest_phase: None,
             retry_safe: true,
             prompt_written: None,
-            tools: Vec::new(),
+            open_tools: Vec::new(),
             inputs: Vec::new(),
             control_seq: 0,
-            refused_seq: None,
+            refused_completion_seq: None,
             output_end: 0,
             final_offset: None,
-            times: StageTimes {
+            stage_times: StageTimes {
                 queued: Some(at),
                 ..StageTimes::default()
             },
             budgets: Vec::new(),
             budgets_at_ms: 0,
-            usage: Usage::default(),
+            usage: TokenUsage::default(),
             agent_session_id: None,
-            fresh: false,
+            fresh_conversation: false,
             result: None,
             artifacts: Vec::new(),
             workspace: None,
-            late_terminal: false,
-            asked: false,
+            has_late_terminal: false,
+            requested_by_person: false,
             previous: None,
             successor: None,
-            handed_to: None,
+            handed_off_to: None,
             resume: None,
             span_id,
         }
     }
 
     /// The daemon that runs or ran it.
-    pub fn daemon(&self) -> Option<&DaemonHolder> {
+    pub fn daemon_holder(&self) -> Option<&DaemonHolder> {
         match self.holder.as_ref()? {
-            Holder::Daemon(daemon) => Some(daemon),
-            Holder::Agent(_) => None,
+            LeaseHolder::Daemon(daemon) => Some(daemon),
+            LeaseHolder::Agent(_) => None,
         }
     }
 
     /// The agent that holds or held its lease itself.
-    pub fn agent(&self) -> Option<&AgentHolder> {
+    pub fn agent_holder(&self) -> Option<&AgentHolder> {
         match self.holder.as_ref()? {
-            Holder::Daemon(_) => None,
-            Holder::Agent(agent) => Some(agent),
+            LeaseHolder::Daemon(_) => None,
+            LeaseHolder::Agent(agent) => Some(agent),
         }
     }
 }
@@ -127,15 +127,16 @@ impl AttemptRecord {
 impl AttemptRecord {
     /// Control frames up to here may be acknowledged. A refused completion may not while it is the newest: it would count as
     /// told, and its holder might never hear that it was refused.
-    pub(crate) fn acked_seq(&self) -> u64 {
-        let refused = self.refused_seq == Some(self.control_seq) && !mutant!(RefusalForgotten);
+    pub(crate) fn ackable_seq(&self) -> u64 {
+        let refused =
+            self.refused_completion_seq == Some(self.control_seq) && !mutant!(RefusalForgotten);
         self.control_seq - u64::from(refused)
     }
 }
 
 /// The machine's state. Seventeen by name (`AttemptState`): the seven ends share one variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
+pub enum AttemptState {
     Queued,
     Offered,
     Accepted,
@@ -146,63 +147,63 @@ pub enum State {
     WaitingInput,
     /// The processes are being ended. `pending` is what it will end as; none when the daemon began on its own.
     CleaningUp {
-        pending: Option<Pending>,
+        pending: Option<PendingEnd>,
     },
-    Parked(Parked),
-    Ended(End),
+    Parked(ParkedState),
+    Ended(AttemptEnd),
 }
 
-impl State {
-    pub fn name(&self) -> AttemptState {
+impl AttemptState {
+    pub fn kind(&self) -> AttemptStateKind {
         match self {
-            State::Queued => AttemptState::Queued,
-            State::Offered => AttemptState::Offered,
-            State::Accepted => AttemptState::Accepted,
-            State::Starting => AttemptState::Starting,
-            State::Prompted => AttemptState::Prompted,
-            State::Streaming => AttemptState::Streaming,
-            State::ToolRunning => AttemptState::ToolRunning,
-            State::WaitingInput => AttemptState::WaitingInput,
-            State::CleaningUp { .. } => AttemptState::CleaningUp,
-            State::Parked(_) => AttemptState::Parked,
-            State::Ended(end) => end.state.name(),
+            AttemptState::Queued => AttemptStateKind::Queued,
+            AttemptState::Offered => AttemptStateKind::Offered,
+            AttemptState::Accepted => AttemptStateKind::Accepted,
+            AttemptState::Starting => AttemptStateKind::Starting,
+            AttemptState::Prompted => AttemptStateKind::Prompted,
+            AttemptState::Streaming => AttemptStateKind::Streaming,
+            AttemptState::ToolRunning => AttemptStateKind::ToolRunning,
+            AttemptState::WaitingInput => AttemptStateKind::WaitingInput,
+            AttemptState::CleaningUp { .. } => AttemptStateKind::CleaningUp,
+            AttemptState::Parked(_) => AttemptStateKind::Parked,
+            AttemptState::Ended(end) => end.state.kind(),
         }
     }
 
     /// What is known of the death of its processes; nothing while somebody holds it.
-    pub fn receipt(&self) -> Option<Receipt> {
+    pub fn receipt(&self) -> Option<TerminationReceipt> {
         match self {
-            State::Queued => Some(Receipt::NotNeeded),
-            State::Parked(parked) => Some(parked.receipt),
-            State::Ended(end) => Some(end.receipt),
-            State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. } => None,
+            AttemptState::Queued => Some(TerminationReceipt::NotNeeded),
+            AttemptState::Parked(parked) => Some(parked.receipt),
+            AttemptState::Ended(end) => Some(end.receipt),
+            AttemptState::Offered
+            | AttemptState::Accepted
+            | AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput
+            | AttemptState::CleaningUp { .. } => None,
         }
     }
 
     /// Whether somebody holds a lease for it.
     pub fn is_leased(&self) -> bool {
         match self {
-            State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. } => true,
-            State::Queued | State::Parked(_) | State::Ended(_) => false,
+            AttemptState::Offered
+            | AttemptState::Accepted
+            | AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput
+            | AttemptState::CleaningUp { .. } => true,
+            AttemptState::Queued | AttemptState::Parked(_) | AttemptState::Ended(_) => false,
         }
     }
 
-    pub fn end(&self) -> Option<&End> {
-        if let State::Ended(end) = self {
+    pub fn end(&self) -> Option<&AttemptEnd> {
+        if let AttemptState::Ended(end) = self {
             Some(end)
         } else {
             None
@@ -212,7 +213,7 @@ impl State {
 
 /// The flat names, for display and lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum AttemptState {
+pub enum AttemptStateKind {
     Queued,
     Offered,
     Accepted,
@@ -232,42 +233,42 @@ pub enum AttemptState {
     HandedOff,
 }
 
-impl AttemptState {
+impl AttemptStateKind {
     pub fn as_str(self) -> &'static str {
         match self {
-            AttemptState::Queued => "queued",
-            AttemptState::Offered => "offered",
-            AttemptState::Accepted => "accepted",
-            AttemptState::Starting => "starting",
-            AttemptState::Prompted => "prompted",
-            AttemptState::Streaming => "streaming",
-            AttemptState::ToolRunning => "tool_running",
-            AttemptState::WaitingInput => "waiting_input",
-            AttemptState::CleaningUp => "cleaning_up",
-            AttemptState::Parked => "parked",
-            AttemptState::Completed => "completed",
-            AttemptState::Failed => "failed",
-            AttemptState::Canceled => "canceled",
-            AttemptState::TimedOut => "timed_out",
-            AttemptState::Lost => "lost",
-            AttemptState::Released => "released",
-            AttemptState::HandedOff => "handed_off",
+            AttemptStateKind::Queued => "queued",
+            AttemptStateKind::Offered => "offered",
+            AttemptStateKind::Accepted => "accepted",
+            AttemptStateKind::Starting => "starting",
+            AttemptStateKind::Prompted => "prompted",
+            AttemptStateKind::Streaming => "streaming",
+            AttemptStateKind::ToolRunning => "tool_running",
+            AttemptStateKind::WaitingInput => "waiting_input",
+            AttemptStateKind::CleaningUp => "cleaning_up",
+            AttemptStateKind::Parked => "parked",
+            AttemptStateKind::Completed => "completed",
+            AttemptStateKind::Failed => "failed",
+            AttemptStateKind::Canceled => "canceled",
+            AttemptStateKind::TimedOut => "timed_out",
+            AttemptStateKind::Lost => "lost",
+            AttemptStateKind::Released => "released",
+            AttemptStateKind::HandedOff => "handed_off",
         }
     }
 }
 
 /// Who has the lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Holder {
+pub enum LeaseHolder {
     Daemon(DaemonHolder),
     Agent(AgentHolder),
 }
 
-impl Holder {
+impl LeaseHolder {
     pub fn name(&self) -> &Arc<str> {
         match self {
-            Holder::Daemon(daemon) => &daemon.name,
-            Holder::Agent(agent) => &agent.name,
+            LeaseHolder::Daemon(daemon) => &daemon.name,
+            LeaseHolder::Agent(agent) => &agent.name,
         }
     }
 }
@@ -291,14 +292,14 @@ pub struct AgentHolder {
     /// The life of the relay's data in which it was leased; its calls carry no reference that could tell.
     pub incarnation: Incarnation,
     /// The call that it was leased by, if that had an id.
-    pub granted_by: Option<CallMark>,
+    pub granting_call: Option<CallFingerprint>,
     /// Its newest calls that were obeyed and had an id, oldest first.
-    pub calls: Vec<HeardCall>,
+    pub answered_calls: Vec<AnsweredCall>,
 }
 
 /// What tells a call from every other one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallMark {
+pub struct CallFingerprint {
     pub id: CallId,
     /// SHA-256 of the call as it was sent, with its proof.
     pub digest: [u8; 32],
@@ -306,14 +307,14 @@ pub struct CallMark {
 
 /// A call that was obeyed. Its answer may have been lost, so it may come again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeardCall {
-    pub mark: CallMark,
+pub struct AnsweredCall {
+    pub fingerprint: CallFingerprint,
     /// The number of the checkpoint that it wrote.
     pub checkpoint: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
+pub struct LeaseRecord {
     /// SHA-256 of the token; the token itself is never stored.
     pub token_hash: [u8; 32],
     pub ttl_ms: u64,
@@ -326,11 +327,11 @@ pub struct Lease {
 
 /// What an attempt that is being ended will end as; the first one stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Pending {
+pub enum PendingEnd {
     Deadline {
         timer: TimerKind,
         tool: Option<Arc<str>>,
-        phase: Option<Phase>,
+        phase: Option<LifecyclePhase>,
     },
     Cancel {
         operator: bool,
@@ -339,17 +340,17 @@ pub enum Pending {
     Park,
     /// The daemon ends it for a deadline that it has seen pass, and has not said how it ended. Nothing is decided by it but
     /// what it ends as without a word.
-    OwnDeadline {
+    DaemonDeadline {
         timer: TimerKind,
     },
 }
 
 /// A parked attempt has no lease and no timer; it is listed with its age.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parked {
+pub struct ParkedState {
     pub cause: ParkCause,
-    pub since: Wall,
-    pub receipt: Receipt,
+    pub since: WallTime,
+    pub receipt: TerminationReceipt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -362,7 +363,7 @@ pub enum ParkCause {
 
 impl ParkCause {
     /// The same as a fact about the task.
-    pub fn attention(self) -> AttentionCause {
+    pub fn attention_cause(self) -> AttentionCause {
         match self {
             ParkCause::Starved => AttentionCause::Starved,
             ParkCause::Blocked => AttentionCause::Blocked,
@@ -381,47 +382,47 @@ pub struct OpenTool {
 /// When each stage began, on the relay's wall clock; for display and spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageTimes {
-    pub queued: Option<Wall>,
-    pub offered: Option<Wall>,
-    pub accepted: Option<Wall>,
-    pub started: Option<Wall>,
-    pub agent_started: Option<Wall>,
-    pub prompt_written: Option<Wall>,
-    pub first_event: Option<Wall>,
-    pub first_visible_event: Option<Wall>,
-    pub cleanup_started: Option<Wall>,
-    pub cleanup_finished: Option<Wall>,
-    pub ended: Option<Wall>,
+    pub queued: Option<WallTime>,
+    pub offered: Option<WallTime>,
+    pub accepted: Option<WallTime>,
+    pub started: Option<WallTime>,
+    pub agent_started: Option<WallTime>,
+    pub prompt_written: Option<WallTime>,
+    pub first_event: Option<WallTime>,
+    pub first_visible_event: Option<WallTime>,
+    pub cleanup_started: Option<WallTime>,
+    pub cleanup_finished: Option<WallTime>,
+    pub ended: Option<WallTime>,
 }
 
 impl StageTimes {
     /// Notes when a once-phase was reached; the others have no stage of their own.
-    pub(crate) fn reached(&mut self, phase: Phase, at: Wall) {
+    pub(crate) fn record_phase(&mut self, phase: LifecyclePhase, at: WallTime) {
         let stage = match phase {
-            Phase::Started => &mut self.started,
-            Phase::AgentStarted => &mut self.agent_started,
-            Phase::PromptWritten => &mut self.prompt_written,
-            Phase::FirstEventSeen => &mut self.first_event,
-            Phase::FirstVisibleEventSeen => &mut self.first_visible_event,
-            Phase::CleanupStarted => &mut self.cleanup_started,
-            Phase::CleanupFinished => &mut self.cleanup_finished,
-            Phase::Accepted
-            | Phase::Queued
-            | Phase::Streaming
-            | Phase::ToolStarted
-            | Phase::ToolFinished
-            | Phase::WaitingInput
-            | Phase::InputReceived
-            | Phase::Heartbeat
-            | Phase::RetryScheduled
-            | Phase::Completed
-            | Phase::Failed
-            | Phase::Canceled
-            | Phase::TimedOut
-            | Phase::Lost
-            | Phase::Blocked
-            | Phase::Checkpointed
-            | Phase::Released => return,
+            LifecyclePhase::Started => &mut self.started,
+            LifecyclePhase::AgentStarted => &mut self.agent_started,
+            LifecyclePhase::PromptWritten => &mut self.prompt_written,
+            LifecyclePhase::FirstEventSeen => &mut self.first_event,
+            LifecyclePhase::FirstVisibleEventSeen => &mut self.first_visible_event,
+            LifecyclePhase::CleanupStarted => &mut self.cleanup_started,
+            LifecyclePhase::CleanupFinished => &mut self.cleanup_finished,
+            LifecyclePhase::Accepted
+            | LifecyclePhase::Queued
+            | LifecyclePhase::Streaming
+            | LifecyclePhase::ToolStarted
+            | LifecyclePhase::ToolFinished
+            | LifecyclePhase::WaitingInput
+            | LifecyclePhase::InputReceived
+            | LifecyclePhase::Heartbeat
+            | LifecyclePhase::RetryScheduled
+            | LifecyclePhase::Completed
+            | LifecyclePhase::Failed
+            | LifecyclePhase::Canceled
+            | LifecyclePhase::TimedOut
+            | LifecyclePhase::Lost
+            | LifecyclePhase::Blocked
+            | LifecyclePhase::Checkpointed
+            | LifecyclePhase::Released => return,
         };
         *stage = Some(at);
     }
@@ -429,7 +430,7 @@ impl StageTimes {
 
 /// How much of one timer's limit is used up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Budget {
+pub struct TimerBudget {
     pub timer: TimerKind,
     /// For the timers that exist once per tool call.
     pub tool: Option<Arc<str>>,
@@ -441,7 +442,7 @@ pub struct Budget {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct TokenUsage {
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub cache_read_tokens: u64,
@@ -453,7 +454,7 @@ pub struct Usage {
 
 /// The daemon's words about the directory that an attempt ran in: at its start, then at its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Workspace {
+pub struct WorkspaceReport {
     pub path: Arc<str>,
     pub mode: Option<WorkspaceMode>,
     pub base_commit: Option<Arc<str>>,
@@ -463,19 +464,19 @@ pub struct Workspace {
     pub dirty_digest: Option<Arc<str>>,
     pub changed_files: u64,
     /// The directory is still there.
-    pub kept: bool,
+    pub is_retained: bool,
 }
 
 /// The daemon's evidence about one required file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Artifact {
+pub struct ArtifactEvidence {
     /// Which file of the contract, from 0: the specification has its path.
-    pub required: u8,
+    pub contract_index: u8,
     pub exists: bool,
     pub is_file: bool,
     pub size: u64,
     pub sha256: Option<Arc<str>>,
-    pub modified: Option<Wall>,
+    pub modified: Option<WallTime>,
     /// Where links inside the root led; none where that is the path itself.
     pub resolved: Option<Arc<str>>,
     /// Why it was refused or could not be read.

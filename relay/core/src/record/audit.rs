@@ -5,23 +5,23 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::TaskState;
-use super::attempt::AttemptState;
+use super::attempt::AttemptStateKind;
 use crate::id::{DaemonId, TenantScope};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// One verb on one task: who, and what it found and left. The task's state after it and the reason are the event's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Audit {
-    pub operation: Operation,
+pub struct OperatorAudit {
+    pub operation: AuditedOperation,
     /// Name of the credential.
     pub by: Arc<str>,
-    pub attempt_before: AttemptState,
-    pub attempt_after: AttemptState,
+    pub attempt_before: AttemptStateKind,
+    pub attempt_after: AttemptStateKind,
     pub task_before: TaskState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Operation {
+pub enum AuditedOperation {
     ForceRelease,
     ForceFail,
     Retry,
@@ -33,17 +33,17 @@ pub enum Operation {
     Unpause,
 }
 
-impl Operation {
+impl AuditedOperation {
     /// The stable name on every surface.
     pub fn as_str(self) -> &'static str {
         match self {
-            Operation::ForceRelease => "force_release",
-            Operation::ForceFail => "force_fail",
-            Operation::Retry => "retry",
-            Operation::Complete => "complete",
-            Operation::CompleteOverridden => "complete_override",
-            Operation::Pause => "pause",
-            Operation::Unpause => "unpause",
+            AuditedOperation::ForceRelease => "force_release",
+            AuditedOperation::ForceFail => "force_fail",
+            AuditedOperation::Retry => "retry",
+            AuditedOperation::Complete => "complete",
+            AuditedOperation::CompleteOverridden => "complete_override",
+            AuditedOperation::Pause => "pause",
+            AuditedOperation::Unpause => "unpause",
         }
     }
 }
@@ -55,7 +55,7 @@ pub struct PauseChange {
     pub paused: bool,
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub at: Wall,
+    pub at: WallTime,
 }
 
 /// The newest of what operators did to daemons, oldest first. What was forgotten is kept apart.
@@ -66,10 +66,10 @@ pub struct DaemonChangesRecord {
 
 impl DaemonChangesRecord {
     /// The newest are kept; the record is written whole.
-    const KEPT: usize = 128;
+    const MAX_CHANGES: usize = 128;
 
-    pub(crate) fn note(&mut self, change: DaemonChange) {
-        let over = (self.changes.len() + 1).saturating_sub(Self::KEPT);
+    pub(crate) fn record_change(&mut self, change: DaemonChange) {
+        let over = (self.changes.len() + 1).saturating_sub(Self::MAX_CHANGES);
         self.changes.drain(..over);
         self.changes.push(change);
     }
@@ -82,12 +82,12 @@ pub struct DaemonChange {
     pub scope: TenantScope,
     pub name: Arc<str>,
     pub operation: DaemonOperation,
-    pub before: Standing,
-    pub after: Standing,
+    pub before: DaemonCondition,
+    pub after: DaemonCondition,
     /// Name of the credential.
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub at: Wall,
+    pub at: WallTime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub enum DaemonOperation {
 
 /// How a daemon stands where operators can change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Standing {
+pub struct DaemonCondition {
     pub drained: bool,
     pub connected: bool,
 }

@@ -104,12 +104,12 @@ codes! {
 
 impl RejectCode {
     /// Whether it says nothing about the task: the offer does not count, and the task waits on as if there had been none.
-    pub fn is_free(&self) -> bool {
-        self.is_about_the_machine() || *self == Self::WorkspaceBusy
+    pub fn is_uncounted(&self) -> bool {
+        self.concerns_machine() || *self == Self::WorkspaceBusy
     }
 
     /// Whether it speaks of the task: wherever it is offered, it cannot be run as it was submitted.
-    pub fn is_about_the_task(&self) -> bool {
+    pub fn concerns_task(&self) -> bool {
         match self {
             Self::UnsupportedOption => true,
             Self::AtCapacity
@@ -128,7 +128,7 @@ impl RejectCode {
 
     /// Whether it speaks of the machine as it is now and not of the task: any other task would be refused as well, and
     /// this one may be taken later.
-    pub fn is_about_the_machine(&self) -> bool {
+    pub fn concerns_machine(&self) -> bool {
         match self {
             Self::AtCapacity | Self::LowMemory | Self::Draining | Self::DiskFull => true,
             Self::UnsupportedAgent

@@ -4,40 +4,40 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::AttemptState;
+use super::attempt::AttemptStateKind;
 use super::code::{FailureCode, RejectCode};
-use super::timeline::Phase;
-use crate::time::Wall;
+use super::timeline::LifecyclePhase;
+use crate::time::WallTime;
 
 /// The terminal record: written once, then never changed but for the two named exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct AttemptEnd {
     pub state: EndState,
     pub failure_code: Option<FailureCode>,
     pub retryable: bool,
     pub message: Option<Arc<str>>,
     pub user_message: Option<Arc<str>>,
-    pub by: EndedBy,
+    pub ended_by: EndedBy,
     /// The last phase seen when its end was decided.
-    pub cause_phase: Option<Phase>,
-    pub exit: Option<Exit>,
-    pub receipt: Receipt,
+    pub cause_phase: Option<LifecyclePhase>,
+    pub exit: Option<ProcessExitStatus>,
+    pub receipt: TerminationReceipt,
     pub killed_after_result: bool,
-    pub adopted_late: bool,
+    pub is_adopted_late: bool,
     /// The daemon's words about its cleanup.
     pub cleanup: Option<Arc<str>>,
-    pub at: Wall,
+    pub at: WallTime,
 }
 
-impl End {
+impl AttemptEnd {
     /// A daemon refused it because of its own machine or of a workspace that is in use, which says nothing about the
     /// task.
-    pub fn is_free_refusal(&self) -> bool {
-        self.refusal().is_some_and(|code| code.is_free())
+    pub fn is_uncounted_refusal(&self) -> bool {
+        self.reject_code().is_some_and(|code| code.is_uncounted())
     }
 
     /// Why a daemon would not take it.
-    pub(crate) fn refusal(&self) -> Option<RejectCode> {
+    pub(crate) fn reject_code(&self) -> Option<RejectCode> {
         let code = self.failure_code.as_ref().map(FailureCode::as_str)?;
         (self.state == EndState::Released).then(|| RejectCode::parse(code))
     }
@@ -55,15 +55,15 @@ pub enum EndState {
 }
 
 impl EndState {
-    pub fn name(self) -> AttemptState {
+    pub fn kind(self) -> AttemptStateKind {
         match self {
-            EndState::Completed => AttemptState::Completed,
-            EndState::Failed => AttemptState::Failed,
-            EndState::Canceled => AttemptState::Canceled,
-            EndState::TimedOut => AttemptState::TimedOut,
-            EndState::Lost => AttemptState::Lost,
-            EndState::Released => AttemptState::Released,
-            EndState::HandedOff => AttemptState::HandedOff,
+            EndState::Completed => AttemptStateKind::Completed,
+            EndState::Failed => AttemptStateKind::Failed,
+            EndState::Canceled => AttemptStateKind::Canceled,
+            EndState::TimedOut => AttemptStateKind::TimedOut,
+            EndState::Lost => AttemptStateKind::Lost,
+            EndState::Released => AttemptStateKind::Released,
+            EndState::HandedOff => AttemptStateKind::HandedOff,
         }
     }
 }
@@ -91,14 +91,14 @@ impl EndedBy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Exit {
+pub enum ProcessExitStatus {
     Code(i32),
     Signal(i32),
 }
 
 /// Whether the death of its processes is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Receipt {
+pub enum TerminationReceipt {
     /// No process was ever allowed to start.
     NotNeeded,
     /// The worker says that the group is empty, or its machine rebooted since.
@@ -106,12 +106,12 @@ pub enum Receipt {
     Unconfirmed,
 }
 
-impl Receipt {
+impl TerminationReceipt {
     pub fn as_str(self) -> &'static str {
         match self {
-            Receipt::NotNeeded => "not_needed",
-            Receipt::Confirmed => "confirmed",
-            Receipt::Unconfirmed => "unconfirmed",
+            TerminationReceipt::NotNeeded => "not_needed",
+            TerminationReceipt::Confirmed => "confirmed",
+            TerminationReceipt::Unconfirmed => "unconfirmed",
         }
     }
 }

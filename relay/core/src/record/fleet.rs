@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::Holder;
+use super::attempt::LeaseHolder;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// A daemon as last seen; kept so that a drain survives a restart and a list shows who is away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct DaemonRecord {
     pub token: TokenId,
     pub name: Arc<str>,
     pub version: Arc<str>,
-    pub platform: Platform,
+    pub platform: DaemonPlatform,
     pub boot_id: Arc<str>,
     pub slots: u32,
     pub labels: BTreeMap<String, String>,
@@ -28,13 +28,13 @@ pub struct DaemonRecord {
     pub workspaces: Vec<String>,
     /// Set by an operator; the daemon gets no new attempt until it is lifted.
     pub drained: Option<DrainMark>,
-    pub first_seen: Wall,
-    pub last_seen: Wall,
+    pub first_seen: WallTime,
+    pub last_seen: WallTime,
 }
 
 /// What a daemon runs on, for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Platform {
+pub struct DaemonPlatform {
     pub os: Arc<str>,
     pub arch: Arc<str>,
     pub protocol: u32,
@@ -64,48 +64,48 @@ impl From<&str> for AgentRecord {
 pub struct DrainMark {
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub since: Wall,
+    pub since: WallTime,
 }
 
 /// Daemons that operators had forgotten, oldest first: the audit of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForgottenRecord {
-    pub daemons: Vec<Forgotten>,
+pub struct ForgottenDaemonsRecord {
+    pub daemons: Vec<ForgottenDaemon>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Forgotten {
+pub struct ForgottenDaemon {
     pub daemon: DaemonId,
     pub scope: TenantScope,
     pub name: Arc<str>,
-    pub last_seen: Wall,
+    pub last_seen: WallTime,
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub at: Wall,
+    pub at: WallTime,
 }
 
-impl ForgottenRecord {
+impl ForgottenDaemonsRecord {
     /// The newest are kept; the record is written whole.
-    const KEPT: usize = 128;
+    const MAX_FORGOTTEN: usize = 128;
 
-    pub(crate) fn note(&mut self, forgotten: Forgotten) {
-        let over = (self.daemons.len() + 1).saturating_sub(Self::KEPT);
+    pub(crate) fn record_forgotten(&mut self, forgotten: ForgottenDaemon) {
+        let over = (self.daemons.len() + 1).saturating_sub(Self::MAX_FORGOTTEN);
         self.daemons.drain(..over);
         self.daemons.push(forgotten);
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pause {
+pub struct PauseMark {
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub since: Wall,
+    pub since: WallTime,
 }
 
 /// Whether the relay hands out work at all, and how long it has run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerRecord {
-    pub paused: Option<Pause>,
+    pub paused: Option<PauseMark>,
     /// Sum of all runs of the relay, written at least every 30 s: with it every stored budget can be brought up to
     /// date, so that one small write does for all tasks.
     pub uptime_ms: u64,
@@ -114,45 +114,45 @@ pub struct SchedulerRecord {
     /// The uptime when the pause that stands began.
     pub paused_at_ms: Option<u64>,
     /// What was held back after imports and accepted losses, oldest first; at most the newest still stands.
-    pub holds: Vec<InheritedHold>,
+    pub suspensions: Vec<InheritedSuspension>,
 }
 
 /// After an import or an accepted loss the relay does not know the newest grants, so the tasks that it inherited are
 /// not leased until the longest of those must be over, or an operator says that the old fleet is down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InheritedHold {
+pub struct InheritedSuspension {
     /// The newest task that is held; ids rise with time.
-    pub upto: TaskId,
+    pub last_task: TaskId,
     /// For display.
-    pub since: Wall,
+    pub since: WallTime,
     /// The uptime at which it ends by itself: a restart during the hold must not forget it.
-    pub until_ms: u64,
+    pub until_uptime_ms: u64,
     /// The queue clock when it began and when it ended: queue budgets of what was held do not count the time between.
     pub began_clock_ms: u64,
     pub ended_clock_ms: Option<u64>,
     /// Whose word ended it, if not time.
-    pub released: Option<Release>,
+    pub released: Option<SuspensionRelease>,
 }
 
 /// An operator's word that the old fleet is down; kept as the audit of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Release {
+pub struct SuspensionRelease {
     pub by: Arc<str>,
     pub reason: Arc<str>,
-    pub at: Wall,
+    pub at: WallTime,
 }
 
-impl InheritedHold {
-    fn covers(&self, task: TaskId) -> bool {
-        task <= self.upto
+impl InheritedSuspension {
+    fn covers_task(&self, task: TaskId) -> bool {
+        task <= self.last_task
     }
 
-    fn stands(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.ended_clock_ms.is_none()
     }
 
     /// How far the queue clock went while it stood.
-    fn held_ms(&self, clock_ms: u64) -> u64 {
+    fn suspended_ms(&self, clock_ms: u64) -> u64 {
         let until = self.ended_clock_ms.unwrap_or(clock_ms);
         until.saturating_sub(self.began_clock_ms)
     }
@@ -160,29 +160,38 @@ impl InheritedHold {
 
 impl SchedulerRecord {
     /// The hold that stands, if one does.
-    pub fn hold(&self) -> Option<&InheritedHold> {
-        self.holds.last().filter(|hold| hold.stands())
+    pub fn active_suspension(&self) -> Option<&InheritedSuspension> {
+        self.suspensions.last().filter(|hold| hold.is_active())
     }
 
     /// The newest id that a hold has used up, whether or not it still stands.
-    pub fn newest_held(&self) -> Option<TaskId> {
-        self.holds.iter().map(|hold| hold.upto).max()
+    pub fn newest_suspended_task(&self) -> Option<TaskId> {
+        self.suspensions.iter().map(|hold| hold.last_task).max()
     }
 
     /// The hold that keeps this task from being leased.
-    pub fn hold_of(&self, task: TaskId) -> Option<&InheritedHold> {
-        self.hold().filter(|hold| hold.covers(task))
+    pub fn suspension_of(&self, task: TaskId) -> Option<&InheritedSuspension> {
+        self.active_suspension()
+            .filter(|hold| hold.covers_task(task))
     }
 
     /// Begins a hold over every task up to this one; one that stands goes over into it and is not shortened.
-    pub(crate) fn begin_hold(&mut self, upto: TaskId, since: Wall, uptime_ms: u64, hold_ms: u64) {
+    pub(crate) fn begin_suspension(
+        &mut self,
+        upto: TaskId,
+        since: WallTime,
+        uptime_ms: u64,
+        hold_ms: u64,
+    ) {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        let standing_ms = self.hold().map_or(0, |hold| hold.until_ms);
-        self.end_hold(uptime_ms, None);
-        self.holds.push(InheritedHold {
-            upto,
+        let standing_ms = self
+            .active_suspension()
+            .map_or(0, |hold| hold.until_uptime_ms);
+        self.end_suspension(uptime_ms, None);
+        self.suspensions.push(InheritedSuspension {
+            last_task: upto,
             since,
-            until_ms: standing_ms.max(uptime_ms.saturating_add(hold_ms)),
+            until_uptime_ms: standing_ms.max(uptime_ms.saturating_add(hold_ms)),
             began_clock_ms: clock_ms,
             ended_clock_ms: None,
             released: None,
@@ -190,9 +199,13 @@ impl SchedulerRecord {
     }
 
     /// Ends the hold that stands, by time or by an operator's word; false if none does.
-    pub(crate) fn end_hold(&mut self, uptime_ms: u64, released: Option<Release>) -> bool {
+    pub(crate) fn end_suspension(
+        &mut self,
+        uptime_ms: u64,
+        released: Option<SuspensionRelease>,
+    ) -> bool {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        match self.holds.last_mut().filter(|hold| hold.stands()) {
+        match self.suspensions.last_mut().filter(|hold| hold.is_active()) {
             Some(hold) => {
                 hold.ended_clock_ms = Some(clock_ms);
                 hold.released = released;
@@ -203,20 +216,23 @@ impl SchedulerRecord {
     }
 
     /// Holds that are over and concern none of these tasks are forgotten, but for the newest, which is the audit.
-    pub(crate) fn forget_holds(&mut self, oldest: Option<TaskId>) {
-        let newest = self.holds.len().saturating_sub(1);
+    pub(crate) fn prune_suspensions(&mut self, oldest: Option<TaskId>) {
+        let newest = self.suspensions.len().saturating_sub(1);
         let mut place = 0..;
-        self.holds.retain(|hold| {
-            let concerns = oldest.is_some_and(|task| hold.covers(task));
-            place.next() == Some(newest) || hold.stands() || concerns
+        self.suspensions.retain(|hold| {
+            let concerns = oldest.is_some_and(|task| hold.covers_task(task));
+            place.next() == Some(newest) || hold.is_active() || concerns
         });
     }
 
     /// The clock that the queue budget of this task is counted by: it stands still while the task is held, too.
     pub(crate) fn queue_clock_of(&self, task: TaskId, uptime_ms: u64) -> u64 {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        let holds = self.holds.iter().filter(|hold| hold.covers(task));
-        let held_ms: u64 = holds.map(|hold| hold.held_ms(clock_ms)).sum();
+        let holds = self
+            .suspensions
+            .iter()
+            .filter(|hold| hold.covers_task(task));
+        let held_ms: u64 = holds.map(|hold| hold.suspended_ms(clock_ms)).sum();
         clock_ms.saturating_sub(held_ms)
     }
 
@@ -237,14 +253,14 @@ pub struct FenceRecord {
     pub tenant: TenantId,
     pub task: TaskId,
     pub conversation: Option<Arc<str>>,
-    pub runner: Runner,
+    pub runner: PossibleRunner,
     /// Largest grant plus grace: what a boot waits in full, for it does not know when the last renewal was.
     pub full_ms: u64,
 }
 
 /// Who may still be at work on an attempt that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Runner {
+pub enum PossibleRunner {
     Machine {
         daemon: DaemonId,
         /// When it was leased; another one in Hello lifts the fence.
@@ -254,21 +270,21 @@ pub enum Runner {
     Agent { name: Arc<str> },
 }
 
-impl Runner {
+impl PossibleRunner {
     pub fn daemon(&self) -> Option<DaemonId> {
         match self {
-            Runner::Machine { daemon, .. } => Some(*daemon),
-            Runner::Agent { .. } => None,
+            PossibleRunner::Machine { daemon, .. } => Some(*daemon),
+            PossibleRunner::Agent { .. } => None,
         }
     }
 
-    pub(crate) fn of(holder: &Holder) -> Self {
+    pub(crate) fn from_holder(holder: &LeaseHolder) -> Self {
         match holder {
-            Holder::Daemon(holder) => Runner::Machine {
+            LeaseHolder::Daemon(holder) => PossibleRunner::Machine {
                 daemon: holder.daemon,
                 boot_id: Arc::clone(&holder.boot_id),
             },
-            Holder::Agent(agent) => Runner::Agent {
+            LeaseHolder::Agent(agent) => PossibleRunner::Agent {
                 name: Arc::clone(&agent.name),
             },
         }

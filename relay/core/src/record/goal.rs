@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{AttemptId, CheckpointId, TaskId, TenantId};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// Goal-level progress: outlives every agent, daemon and conversation. Bounds are `crate::goal`'s.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,12 +21,12 @@ pub struct ProgressRecord {
     pub failed: Vec<FailedItem>,
     /// Where the work stands, in the agent's own terms.
     pub cursor: Arc<str>,
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<EvidenceItem>,
     /// How many were dropped for newer ones; they only grow.
     pub completed_truncated: u64,
     pub failed_truncated: u64,
     pub evidence_truncated: u64,
-    pub updated: Wall,
+    pub updated: WallTime,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub struct FailedItem {
 
 /// Something to look at: a file, a link, a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Evidence {
+pub struct EvidenceItem {
     pub kind: Arc<str>,
     pub reference: Arc<str>,
     pub summary: Arc<str>,
@@ -57,7 +57,7 @@ pub struct CheckpointRecord {
     pub kind: CheckpointKind,
     pub summary: Arc<str>,
     pub cursor: Arc<str>,
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<EvidenceItem>,
     pub agent_session_id: Option<Arc<str>>,
     /// Where state lies that is too large to be told.
     pub state_refs: Vec<Arc<str>>,
@@ -69,7 +69,7 @@ pub struct CheckpointRecord {
     pub to_revision: u64,
     /// Something that looked like a secret was taken out.
     pub redacted: bool,
-    pub created: Wall,
+    pub created: WallTime,
     /// The daemon, agent, client or operator that wrote it.
     pub by: Arc<str>,
 }
@@ -83,7 +83,7 @@ pub enum CheckpointKind {
 
 /// What the next attempt is told by whoever sent it on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resume {
+pub struct ResumeInstructions {
     pub by: Arc<str>,
     pub reason: Arc<str>,
     pub instructions: Arc<str>,

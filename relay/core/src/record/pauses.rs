@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::audit::PauseChange;
-use super::fleet::Pause;
+use super::fleet::PauseMark;
 use crate::bounds;
 use crate::id::{TenantId, TenantScope};
 
@@ -21,7 +21,7 @@ pub struct PausesRecord {
 /// A tenant's pauses: the one that stands, and how far the queue clock went in all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantPause {
-    pub stands: Option<Pause>,
+    pub active_pause: Option<PauseMark>,
     /// Time on the scheduler's queue clock that passed in pauses that are over; queue budgets of its tasks do not count it.
     pub paused_ms: u64,
     /// The queue clock when the pause that stands began.
@@ -29,8 +29,8 @@ pub struct TenantPause {
 }
 
 impl TenantPause {
-    fn standing(&self) -> Option<&Pause> {
-        self.stands.as_ref()
+    fn active_pause(&self) -> Option<&PauseMark> {
+        self.active_pause.as_ref()
     }
 
     fn paused_ms(&self, clock_ms: u64) -> u64 {
@@ -42,18 +42,18 @@ impl TenantPause {
 
 impl PausesRecord {
     /// Changes that are kept; the record is written whole.
-    const CHANGES: usize = 16;
+    const MAX_CHANGES: usize = 16;
     /// With names and reasons as long as they may be, all of them fit into one entry of the journal.
-    const TENANTS: usize = 1_500;
+    const MAX_TENANTS: usize = 1_500;
 
-    pub fn of(&self, tenant: &TenantId) -> Option<&Pause> {
-        self.tenants.get(tenant).and_then(TenantPause::standing)
+    pub fn pause_of_tenant(&self, tenant: &TenantId) -> Option<&PauseMark> {
+        self.tenants.get(tenant).and_then(TenantPause::active_pause)
     }
 
     /// Tenants whose pause stands.
-    pub fn standing(&self) -> impl Iterator<Item = (&TenantId, &Pause)> {
+    pub fn active_pauses(&self) -> impl Iterator<Item = (&TenantId, &PauseMark)> {
         let tenants = self.tenants.iter();
-        tenants.filter_map(|(tenant, pause)| Some((tenant, pause.standing()?)))
+        tenants.filter_map(|(tenant, pause)| Some((tenant, pause.active_pause()?)))
     }
 
     /// How far the queue clock went while this tenant was paused.
@@ -63,15 +63,15 @@ impl PausesRecord {
     }
 
     /// One record holds all of them and is written whole, so there is an end to it.
-    pub(crate) fn has_room_for(&self, tenant: &TenantId) -> bool {
-        self.tenants.len() < Self::TENANTS || self.tenants.contains_key(tenant)
+    pub(crate) fn can_pause_tenant(&self, tenant: &TenantId) -> bool {
+        self.tenants.len() < Self::MAX_TENANTS || self.tenants.contains_key(tenant)
     }
 
-    pub(crate) fn pause(&mut self, tenant: &TenantId, mut pause: Pause, clock_ms: u64) {
-        bounds::clip(&mut pause.by, bounds::NAME_BYTES);
-        bounds::clip(&mut pause.reason, bounds::NOTE_BYTES);
+    pub(crate) fn pause(&mut self, tenant: &TenantId, mut pause: PauseMark, clock_ms: u64) {
+        bounds::clip(&mut pause.by, bounds::MAX_NAME_BYTES);
+        bounds::clip(&mut pause.reason, bounds::MAX_NOTE_BYTES);
         let of_tenant = self.tenants.entry(tenant.clone()).or_default();
-        of_tenant.stands = Some(pause);
+        of_tenant.active_pause = Some(pause);
         of_tenant.since_clock_ms = Some(clock_ms);
     }
 
@@ -82,15 +82,15 @@ impl PausesRecord {
         };
         of_tenant.paused_ms = of_tenant.paused_ms(clock_ms);
         of_tenant.since_clock_ms = None;
-        of_tenant.stands.take().is_some()
+        of_tenant.active_pause.take().is_some()
     }
 
-    pub(crate) fn note(&mut self, scope: TenantScope, paused: bool, said: Pause) {
-        let over = (self.changes.len() + 1).saturating_sub(Self::CHANGES);
+    pub(crate) fn record_change(&mut self, scope: TenantScope, paused: bool, said: PauseMark) {
+        let over = (self.changes.len() + 1).saturating_sub(Self::MAX_CHANGES);
         self.changes.drain(..over);
         let (mut by, mut reason) = (said.by, said.reason);
-        bounds::clip(&mut by, bounds::NAME_BYTES);
-        bounds::clip(&mut reason, bounds::NOTE_BYTES);
+        bounds::clip(&mut by, bounds::MAX_NAME_BYTES);
+        bounds::clip(&mut reason, bounds::MAX_NOTE_BYTES);
         self.changes.push(PauseChange {
             scope,
             paused,
@@ -101,8 +101,8 @@ impl PausesRecord {
     }
 
     /// Pauses that are over concern only tasks that were open then.
-    pub(crate) fn forget(&mut self, has_open: impl Fn(&TenantId) -> bool) {
+    pub(crate) fn prune_tenants(&mut self, has_open: impl Fn(&TenantId) -> bool) {
         self.tenants
-            .retain(|tenant, pause| pause.stands.is_some() || has_open(tenant));
+            .retain(|tenant, pause| pause.active_pause.is_some() || has_open(tenant));
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::AttemptState;
-use super::audit::Audit;
+use super::attempt::AttemptStateKind;
+use super::audit::OperatorAudit;
 use super::code::FailureCode;
 use super::{AttentionCause, TaskState};
 use crate::id::{AttemptId, CheckpointId, InputId};
-use crate::time::Wall;
+use crate::time::WallTime;
 
 /// How many events a record keeps.
 pub const TIMELINE_MAX: usize = 256;
@@ -18,13 +18,13 @@ pub const TIMELINE_MAX: usize = 256;
 pub const AUDITS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Timeline {
+pub struct TaskTimeline {
     /// Up to this revision events are gone, but for what operators did; behind it every one is here.
-    pub dropped: u64,
+    pub dropped_through: u64,
     pub events: Vec<Arc<TimelineEvent>>,
 }
 
-impl Timeline {
+impl TaskTimeline {
     pub fn push(&mut self, event: Arc<TimelineEvent>) {
         while self.events.len() >= TIMELINE_MAX {
             self.drop_oldest();
@@ -36,8 +36,8 @@ impl Timeline {
     /// about must not lose what a person did to it: audits give way to audits only.
     fn drop_oldest(&mut self) {
         let block = (TIMELINE_MAX / 8) as u64;
-        self.dropped += block;
-        let over = self.dropped;
+        self.dropped_through += block;
+        let over = self.dropped_through;
         self.events
             .retain(|event| event.revision > over || event.is_audit());
         let audits = self.events.partition_point(|event| event.revision <= over);
@@ -45,11 +45,11 @@ impl Timeline {
     }
 
     /// Events that are not here any more.
-    pub fn gone(&self) -> u64 {
+    pub fn dropped_count(&self) -> u64 {
         let audits = self
             .events
-            .partition_point(|event| event.revision <= self.dropped);
-        self.dropped - audits as u64
+            .partition_point(|event| event.revision <= self.dropped_through);
+        self.dropped_through - audits as u64
     }
 }
 
@@ -58,29 +58,29 @@ pub struct TimelineEvent {
     /// Rises by one within the task, without a gap.
     pub revision: u64,
     /// The relay's clock.
-    pub at: Wall,
+    pub at: WallTime,
     /// The daemon's clock, where it told; informational.
-    pub observed: Option<Wall>,
+    pub observed_at: Option<WallTime>,
     pub attempt: Option<AttemptId>,
-    pub kind: EventKind,
+    pub kind: TimelineEventKind,
     /// The attempt's state after it.
-    pub state: Option<AttemptState>,
+    pub state: Option<AttemptStateKind>,
     /// The task's state after it.
     pub task_state: TaskState,
     pub message: Option<Arc<str>>,
     /// For display: when the timer that this event armed will fire, if nothing happens.
-    pub deadline: Option<(TimerKind, Wall)>,
+    pub deadline: Option<(TimerKind, WallTime)>,
 }
 
 impl TimelineEvent {
     /// Something that an operator did.
     pub fn is_audit(&self) -> bool {
-        matches!(self.kind, EventKind::Forced(_))
+        matches!(self.kind, TimelineEventKind::Forced(_))
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EventKind {
+pub enum TimelineEventKind {
     Submitted,
     /// A new attempt waits for a daemon.
     Queued,
@@ -93,7 +93,7 @@ pub enum EventKind {
     Rejected {
         code: Arc<str>,
     },
-    Phase(Phase),
+    Phase(LifecyclePhase),
     ToolStarted {
         id: Arc<str>,
         name: Arc<str>,
@@ -159,56 +159,56 @@ pub enum EventKind {
         by: Arc<str>,
     },
     /// An operator's verb; what follows from it is in the next events.
-    Forced(Audit),
+    Forced(OperatorAudit),
     /// A phase came twice or backwards; the first time in an attempt.
-    PhaseRegression(Phase),
+    PhaseRegression(LifecyclePhase),
 }
 
-impl EventKind {
+impl TimelineEventKind {
     /// The stable name on every surface.
     pub fn as_str(&self) -> &'static str {
         match self {
-            EventKind::Submitted => "submitted",
-            EventKind::Queued => "queued",
-            EventKind::Offered { .. } => "offered",
-            EventKind::Confirmed => "confirmed",
-            EventKind::Rejected { .. } => "rejected",
-            EventKind::Phase(phase) => phase.as_str(),
-            EventKind::ToolStarted { .. } => "tool_started",
-            EventKind::ToolFinished { .. } => "tool_finished",
-            EventKind::InputAsked { .. } => "input_asked",
-            EventKind::InputAnswered { .. } => "input_answered",
-            EventKind::InputReceived { .. } => "input_received",
-            EventKind::InputClosed { .. } => "input_closed",
-            EventKind::DeadlineExpired { .. } => "deadline_expired",
-            EventKind::CancelRequested => "cancel_requested",
-            EventKind::CancelDelivered => "cancel_delivered",
-            EventKind::CancelConfirmed => "cancel_confirmed",
-            EventKind::Ended { .. } => "ended",
-            EventKind::RetryScheduled { .. } => "retry_scheduled",
-            EventKind::RetryStopped => "retry_stopped",
-            EventKind::ResumeFallback => "resume_fallback",
-            EventKind::RetryAsked => "retry_asked",
-            EventKind::Attention(_) => "attention",
-            EventKind::Paused => "paused",
-            EventKind::Unpaused => "unpaused",
-            EventKind::CompletionRefused { .. } => "completion_refused",
-            EventKind::ReceiptArrived => "receipt_arrived",
-            EventKind::LateTerminal => "late_terminal",
-            EventKind::AdoptedLate => "adopted_late",
-            EventKind::Progress => "progress",
-            EventKind::Checkpoint { .. } => "checkpoint",
-            EventKind::Resumed { .. } => "resumed",
-            EventKind::PickedUp { .. } => "picked_up",
-            EventKind::Forced(_) => "forced",
-            EventKind::PhaseRegression(_) => "phase_regression",
+            TimelineEventKind::Submitted => "submitted",
+            TimelineEventKind::Queued => "queued",
+            TimelineEventKind::Offered { .. } => "offered",
+            TimelineEventKind::Confirmed => "confirmed",
+            TimelineEventKind::Rejected { .. } => "rejected",
+            TimelineEventKind::Phase(phase) => phase.as_str(),
+            TimelineEventKind::ToolStarted { .. } => "tool_started",
+            TimelineEventKind::ToolFinished { .. } => "tool_finished",
+            TimelineEventKind::InputAsked { .. } => "input_asked",
+            TimelineEventKind::InputAnswered { .. } => "input_answered",
+            TimelineEventKind::InputReceived { .. } => "input_received",
+            TimelineEventKind::InputClosed { .. } => "input_closed",
+            TimelineEventKind::DeadlineExpired { .. } => "deadline_expired",
+            TimelineEventKind::CancelRequested => "cancel_requested",
+            TimelineEventKind::CancelDelivered => "cancel_delivered",
+            TimelineEventKind::CancelConfirmed => "cancel_confirmed",
+            TimelineEventKind::Ended { .. } => "ended",
+            TimelineEventKind::RetryScheduled { .. } => "retry_scheduled",
+            TimelineEventKind::RetryStopped => "retry_stopped",
+            TimelineEventKind::ResumeFallback => "resume_fallback",
+            TimelineEventKind::RetryAsked => "retry_asked",
+            TimelineEventKind::Attention(_) => "attention",
+            TimelineEventKind::Paused => "paused",
+            TimelineEventKind::Unpaused => "unpaused",
+            TimelineEventKind::CompletionRefused { .. } => "completion_refused",
+            TimelineEventKind::ReceiptArrived => "receipt_arrived",
+            TimelineEventKind::LateTerminal => "late_terminal",
+            TimelineEventKind::AdoptedLate => "adopted_late",
+            TimelineEventKind::Progress => "progress",
+            TimelineEventKind::Checkpoint { .. } => "checkpoint",
+            TimelineEventKind::Resumed { .. } => "resumed",
+            TimelineEventKind::PickedUp { .. } => "picked_up",
+            TimelineEventKind::Forced(_) => "forced",
+            TimelineEventKind::PhaseRegression(_) => "phase_regression",
         }
     }
 }
 
 /// The lifecycle phases that a daemon reports. Tool and input edges carry data and are frames of their own here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Phase {
+pub enum LifecyclePhase {
     Accepted,
     Queued,
     Started,
@@ -235,33 +235,33 @@ pub enum Phase {
     Released,
 }
 
-impl Phase {
+impl LifecyclePhase {
     pub fn as_str(self) -> &'static str {
         match self {
-            Phase::Accepted => "accepted",
-            Phase::Queued => "queued",
-            Phase::Started => "started",
-            Phase::AgentStarted => "agent_started",
-            Phase::PromptWritten => "prompt_written",
-            Phase::FirstEventSeen => "first_event_seen",
-            Phase::FirstVisibleEventSeen => "first_visible_event_seen",
-            Phase::Streaming => "streaming",
-            Phase::ToolStarted => "tool_started",
-            Phase::ToolFinished => "tool_finished",
-            Phase::WaitingInput => "waiting_input",
-            Phase::InputReceived => "input_received",
-            Phase::CleanupStarted => "cleanup_started",
-            Phase::CleanupFinished => "cleanup_finished",
-            Phase::Heartbeat => "heartbeat",
-            Phase::RetryScheduled => "retry_scheduled",
-            Phase::Completed => "completed",
-            Phase::Failed => "failed",
-            Phase::Canceled => "canceled",
-            Phase::TimedOut => "timed_out",
-            Phase::Lost => "lost",
-            Phase::Blocked => "blocked",
-            Phase::Checkpointed => "checkpointed",
-            Phase::Released => "released",
+            LifecyclePhase::Accepted => "accepted",
+            LifecyclePhase::Queued => "queued",
+            LifecyclePhase::Started => "started",
+            LifecyclePhase::AgentStarted => "agent_started",
+            LifecyclePhase::PromptWritten => "prompt_written",
+            LifecyclePhase::FirstEventSeen => "first_event_seen",
+            LifecyclePhase::FirstVisibleEventSeen => "first_visible_event_seen",
+            LifecyclePhase::Streaming => "streaming",
+            LifecyclePhase::ToolStarted => "tool_started",
+            LifecyclePhase::ToolFinished => "tool_finished",
+            LifecyclePhase::WaitingInput => "waiting_input",
+            LifecyclePhase::InputReceived => "input_received",
+            LifecyclePhase::CleanupStarted => "cleanup_started",
+            LifecyclePhase::CleanupFinished => "cleanup_finished",
+            LifecyclePhase::Heartbeat => "heartbeat",
+            LifecyclePhase::RetryScheduled => "retry_scheduled",
+            LifecyclePhase::Completed => "completed",
+            LifecyclePhase::Failed => "failed",
+            LifecyclePhase::Canceled => "canceled",
+            LifecyclePhase::TimedOut => "timed_out",
+            LifecyclePhase::Lost => "lost",
+            LifecyclePhase::Blocked => "blocked",
+            LifecyclePhase::Checkpointed => "checkpointed",
+            LifecyclePhase::Released => "released",
         }
     }
 }
@@ -321,25 +321,25 @@ impl TimerKind {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::audit::Operation;
+    use super::super::audit::AuditedOperation;
     use super::*;
 
     fn event(revision: u64, audit: bool) -> Arc<TimelineEvent> {
         let kind = if audit {
-            EventKind::Forced(Audit {
-                operation: Operation::Pause,
+            TimelineEventKind::Forced(OperatorAudit {
+                operation: AuditedOperation::Pause,
                 by: "olga".into(),
-                attempt_before: AttemptState::Queued,
-                attempt_after: AttemptState::Queued,
+                attempt_before: AttemptStateKind::Queued,
+                attempt_after: AttemptStateKind::Queued,
                 task_before: TaskState::Queued,
             })
         } else {
-            EventKind::Progress
+            TimelineEventKind::Progress
         };
         Arc::new(TimelineEvent {
             revision,
-            at: Wall(0),
-            observed: None,
+            at: WallTime(0),
+            observed_at: None,
             attempt: None,
             kind,
             state: None,
@@ -353,7 +353,7 @@ mod tests {
         /// Whatever comes: bounded, whole behind `dropped`, and before it the newest audits and nothing else.
         #[test]
         fn audits_give_way_to_audits_only(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
-            let mut timeline = Timeline::default();
+            let mut timeline = TaskTimeline::default();
             for (revision, audit) in (1..).zip(&audits) {
                 timeline.push(event(revision, *audit));
             }
@@ -362,16 +362,16 @@ mod tests {
             let (old, whole): (Vec<_>, Vec<_>) = timeline
                 .events
                 .iter()
-                .partition(|event| event.revision <= timeline.dropped);
+                .partition(|event| event.revision <= timeline.dropped_through);
             let whole = whole.into_iter().map(|event| event.revision);
-            prop_assert!(whole.eq(timeline.dropped + 1..=newest));
+            prop_assert!(whole.eq(timeline.dropped_through + 1..=newest));
             let is_old_audit = |revision: &u64| {
-                *revision <= timeline.dropped && audits[usize::try_from(*revision - 1).unwrap()]
+                *revision <= timeline.dropped_through && audits[usize::try_from(*revision - 1).unwrap()]
             };
             let mut wanted: Vec<u64> = (1..=newest).filter(is_old_audit).collect();
             wanted.drain(..wanted.len().saturating_sub(AUDITS_MAX));
             let old: Vec<u64> = old.into_iter().map(|event| event.revision).collect();
-            prop_assert_eq!(timeline.gone() + timeline.events.len() as u64, newest);
+            prop_assert_eq!(timeline.dropped_count() + timeline.events.len() as u64, newest);
             prop_assert_eq!(old, wanted);
         }
     }

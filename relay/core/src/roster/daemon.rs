@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::id::{AttemptId, DaemonId, InstanceId, SessionId, TenantScope};
-use crate::input::{Hello, MachineLoad};
+use crate::input::{DaemonHello, MachineLoad};
 use crate::record::{AgentRecord, DaemonRecord};
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
 #[derive(Clone, Debug)]
-pub struct Daemon {
+pub struct RosterDaemon {
     pub id: DaemonId,
     pub scope: TenantScope,
     pub name: Arc<str>,
@@ -22,87 +22,96 @@ pub struct Daemon {
     /// None until it says Hello after a restart of the relay.
     pub instance: Option<InstanceId>,
     pub boot_id: Arc<str>,
-    pub presence: Presence,
+    pub presence: DaemonPresence,
     /// The stream that said Hello last; those opened before it are not heard any more.
-    pub(super) newest: Option<SessionId>,
+    pub(super) newest_session: Option<SessionId>,
     /// Its own wish.
     pub draining: bool,
     /// An operator's.
     pub drained: bool,
     /// Attempts that take a slot, from offer to end; also while it is away.
-    pub held: BTreeSet<AttemptId>,
+    pub held_attempts: BTreeSet<AttemptId>,
     /// Attempts that were over on its side when its stream began: it replays them, and runs none of them.
-    pub(super) adopted: BTreeSet<AttemptId>,
-    pub failures: u32,
-    pub sick_until: Option<Moment>,
+    pub(super) awaited_final_frames: BTreeSet<AttemptId>,
+    pub consecutive_failures: u32,
+    pub sick_until: Option<MonotonicTime>,
     /// Its machine cannot take work, by its own word in heartbeats: until it says otherwise.
-    pub(super) says_unfit: bool,
+    pub(super) reports_unfit: bool,
     /// It refused an offer because of its machine: until then it is not asked again.
-    pub(super) unfit_until: Option<Moment>,
+    pub(super) unfit_until: Option<MonotonicTime>,
     /// Such refusals since it last ran something: one that accepts and then cannot is no fitter.
     pub(super) refusals: u32,
     /// The load under which it stands in the roster's order; none if it is not open.
-    pub(super) listed: Option<u32>,
+    pub(super) listed_load: Option<u32>,
     /// Whether it took work when the roster last looked.
-    pub(super) worked: bool,
+    pub(super) took_work: bool,
     /// How its machine stood when it last said so, for display.
     pub load: Option<MachineLoad>,
 }
 
 /// Whether it can be talked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub enum DaemonPresence {
     /// On record only.
-    Unheard,
-    Away {
-        since: Moment,
+    NeverConnected,
+    Disconnected {
+        since: MonotonicTime,
     },
     Connected {
         session: SessionId,
-        since: Moment,
-        heard: Moment,
+        since: MonotonicTime,
+        last_received_at: MonotonicTime,
         /// What it was told to keep to.
         heartbeat_ms: u64,
         /// It has sent a heartbeat, which it does once it has read Welcome: so it hears. One that cannot hear dials again and
         /// says Hello like any other, and an offer to it would wait for its deadline.
-        greeted: bool,
+        heartbeat_seen: bool,
         /// Two heartbeats are missing: it is not offered work.
-        deaf: bool,
+        is_silent: bool,
         /// The oldest answer that it has not been shown to hear, and when that was given.
-        unheard: Option<(u64, Moment)>,
+        unheard: Option<(u64, MonotonicTime)>,
     },
 }
 
 /// A heartbeat may be this late: it was sent in time, and the machine or the network was busy.
-pub(super) const LATE_MS: u64 = 500;
+pub(super) const HEARTBEAT_TOLERANCE_MS: u64 = 500;
 
-impl Presence {
+impl DaemonPresence {
     pub fn session(&self) -> Option<SessionId> {
         match self {
-            Presence::Unheard | Presence::Away { .. } => None,
-            Presence::Connected { session, .. } => Some(*session),
+            DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
+            DaemonPresence::Connected { session, .. } => Some(*session),
         }
     }
 
     /// Whether its stream has shown that it hears.
-    pub fn is_greeted(&self) -> bool {
-        matches!(self, Presence::Connected { greeted: true, .. })
+    pub fn has_sent_heartbeat(&self) -> bool {
+        matches!(
+            self,
+            DaemonPresence::Connected {
+                heartbeat_seen: true,
+                ..
+            }
+        )
     }
 
     /// When its stream last said something; none without a stream.
-    pub fn last_heard(&self) -> Option<Moment> {
+    pub fn last_heard(&self) -> Option<MonotonicTime> {
         match self {
-            Presence::Unheard | Presence::Away { .. } => None,
-            Presence::Connected { heard, .. } => Some(*heard),
+            DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
+            DaemonPresence::Connected {
+                last_received_at: heard,
+                ..
+            } => Some(*heard),
         }
     }
 
-    pub(super) fn heard(&mut self, every_ms: u64, now: Moment) {
-        if let Presence::Connected {
-            heard,
+    pub(super) fn note_heartbeat(&mut self, every_ms: u64, now: MonotonicTime) {
+        if let DaemonPresence::Connected {
+            last_received_at: heard,
             heartbeat_ms,
-            greeted,
-            deaf,
+            heartbeat_seen: greeted,
+            is_silent: deaf,
             ..
         } = self
         {
@@ -113,8 +122,8 @@ impl Presence {
 
     /// Whether it hears the relay, by its own word: false once an answer has been out for two heartbeats and it still
     /// speaks without having heard it. One that does not say what it heard counts as hearing.
-    pub(super) fn hears(&mut self, heard_seq: Option<u64>, now: Moment) -> bool {
-        let Presence::Connected {
+    pub(super) fn is_receiving(&mut self, heard_seq: Option<u64>, now: MonotonicTime) -> bool {
+        let DaemonPresence::Connected {
             heartbeat_ms,
             unheard,
             ..
@@ -129,8 +138,8 @@ impl Presence {
     }
 
     /// It was answered, and told to keep to this pace.
-    pub(super) fn answered(&mut self, seq: Option<u64>, every_ms: u64, now: Moment) {
-        if let Presence::Connected {
+    pub(super) fn note_answer_sent(&mut self, seq: Option<u64>, every_ms: u64, now: MonotonicTime) {
+        if let DaemonPresence::Connected {
             heartbeat_ms,
             unheard,
             ..
@@ -142,9 +151,9 @@ impl Presence {
     }
 
     /// It was heard, and beats at least so often from here on.
-    pub(super) fn quicken(&mut self, every_ms: u64, now: Moment) {
-        if let Presence::Connected {
-            heard,
+    pub(super) fn shorten_heartbeat(&mut self, every_ms: u64, now: MonotonicTime) {
+        if let DaemonPresence::Connected {
+            last_received_at: heard,
             heartbeat_ms,
             ..
         } = self
@@ -155,10 +164,10 @@ impl Presence {
     }
 
     /// The relay was not there to hear it, or to be heard.
-    pub(super) fn excuse(&mut self, now: Moment) {
-        if let Presence::Connected {
-            heard,
-            deaf,
+    pub(super) fn reset_silence(&mut self, now: MonotonicTime) {
+        if let DaemonPresence::Connected {
+            last_received_at: heard,
+            is_silent: deaf,
             unheard,
             ..
         } = self
@@ -168,32 +177,45 @@ impl Presence {
     }
 
     /// Two heartbeats may be missed; the moment when the second is.
-    fn silent_at(&self) -> Option<Moment> {
+    fn silent_at(&self) -> Option<MonotonicTime> {
         match self {
-            Presence::Connected {
-                heard,
+            DaemonPresence::Connected {
+                last_received_at: heard,
                 heartbeat_ms,
-                deaf: false,
+                is_silent: false,
                 ..
-            } => Some(*heard + heartbeat_ms.saturating_mul(2).saturating_add(LATE_MS)),
-            Presence::Unheard | Presence::Away { .. } | Presence::Connected { .. } => None,
+            } => Some(
+                *heard
+                    + heartbeat_ms
+                        .saturating_mul(2)
+                        .saturating_add(HEARTBEAT_TOLERANCE_MS),
+            ),
+            DaemonPresence::NeverConnected
+            | DaemonPresence::Disconnected { .. }
+            | DaemonPresence::Connected { .. } => None,
         }
     }
 
     /// Marks it deaf if it is time; the stream, if that is news.
-    pub(super) fn fall_silent(&mut self, now: Moment) -> Option<SessionId> {
+    pub(super) fn mark_silent_if_due(&mut self, now: MonotonicTime) -> Option<SessionId> {
         let due = self.silent_at().is_some_and(|at| at <= now);
         match self {
-            Presence::Connected { session, deaf, .. } if due => {
+            DaemonPresence::Connected {
+                session,
+                is_silent: deaf,
+                ..
+            } if due => {
                 *deaf = true;
                 Some(*session)
             }
-            Presence::Unheard | Presence::Away { .. } | Presence::Connected { .. } => None,
+            DaemonPresence::NeverConnected
+            | DaemonPresence::Disconnected { .. }
+            | DaemonPresence::Connected { .. } => None,
         }
     }
 }
 
-impl Daemon {
+impl RosterDaemon {
     pub(super) fn from_record(record: &DaemonRecord) -> Self {
         Self {
             id: record.daemon,
@@ -201,29 +223,29 @@ impl Daemon {
             name: record.name.clone(),
             labels: record.labels.clone(),
             capabilities: record.capabilities.iter().cloned().collect(),
-            agents: able(&record.agents),
+            agents: runnable_agents(&record.agents),
             workspaces: record.workspaces.iter().cloned().collect(),
             slots: record.slots,
             instance: None,
             boot_id: record.boot_id.clone(),
-            presence: Presence::Unheard,
-            newest: None,
+            presence: DaemonPresence::NeverConnected,
+            newest_session: None,
             draining: false,
             drained: record.drained.is_some(),
-            held: BTreeSet::new(),
-            adopted: BTreeSet::new(),
-            failures: 0,
+            held_attempts: BTreeSet::new(),
+            awaited_final_frames: BTreeSet::new(),
+            consecutive_failures: 0,
             sick_until: None,
-            says_unfit: false,
+            reports_unfit: false,
             unfit_until: None,
             refusals: 0,
-            listed: None,
-            worked: false,
+            listed_load: None,
+            took_work: false,
             load: None,
         }
     }
 
-    pub(super) fn from_hello(hello: &Hello) -> Self {
+    pub(super) fn from_hello(hello: &DaemonHello) -> Self {
         Self {
             id: hello.daemon,
             scope: hello.scope.clone(),
@@ -235,63 +257,69 @@ impl Daemon {
             slots: 0,
             instance: None,
             boot_id: hello.boot_id.clone(),
-            presence: Presence::Unheard,
-            newest: None,
+            presence: DaemonPresence::NeverConnected,
+            newest_session: None,
             draining: false,
             drained: false,
-            held: BTreeSet::new(),
-            adopted: BTreeSet::new(),
-            failures: 0,
+            held_attempts: BTreeSet::new(),
+            awaited_final_frames: BTreeSet::new(),
+            consecutive_failures: 0,
             sick_until: None,
-            says_unfit: false,
+            reports_unfit: false,
             unfit_until: None,
             refusals: 0,
-            listed: None,
-            worked: false,
+            listed_load: None,
+            took_work: false,
             load: None,
         }
     }
 
-    pub(super) fn take_hello(&mut self, hello: &Hello) {
+    pub(super) fn apply_hello(&mut self, hello: &DaemonHello) {
         self.scope = hello.scope.clone();
         self.name = hello.name.clone();
         self.labels = hello.labels.clone();
         self.capabilities = hello.capabilities.iter().cloned().collect();
-        self.agents = able(&hello.agents);
+        self.agents = runnable_agents(&hello.agents);
         self.workspaces = hello.workspaces.iter().cloned().collect();
         self.slots = hello.slots;
         self.instance = Some(hello.instance);
         self.boot_id = hello.boot_id.clone();
         self.draining = hello.draining;
         // Its first heartbeat says it again if it is so.
-        self.says_unfit = false;
-        self.adopted.clear();
+        self.reports_unfit = false;
+        self.awaited_final_frames.clear();
     }
 
     pub fn free_slots(&self) -> u32 {
-        let used = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+        let used = u32::try_from(self.held_attempts.len()).unwrap_or(u32::MAX);
         self.slots.saturating_sub(used)
     }
 
-    pub fn is_sick(&self, now: Moment) -> bool {
+    pub fn is_sick(&self, now: MonotonicTime) -> bool {
         self.sick_until.is_some_and(|until| until > now)
     }
 
     /// Connected, heard and hearing, fit, and neither it nor an operator wants it to end.
     pub fn takes_work(&self) -> bool {
-        let heard = self.presence.is_greeted()
-            && matches!(self.presence, Presence::Connected { deaf: false, .. });
+        let heard = self.presence.has_sent_heartbeat()
+            && matches!(
+                self.presence,
+                DaemonPresence::Connected {
+                    is_silent: false,
+                    ..
+                }
+            );
         let ending = (self.draining || self.drained) && !mutant!(DrainIgnored);
         heard && !ending && !self.is_unfit()
     }
 
     /// Its machine can take no work, as far as it has said.
     pub fn is_unfit(&self) -> bool {
-        self.says_unfit || self.unfit_until.is_some()
+        self.reports_unfit || self.unfit_until.is_some()
     }
 
     /// It would not take an offer because of its machine. Offers that were on their way tell nothing new.
-    pub(super) fn refused(&mut self, (first_ms, most_ms): (u64, u64), now: Moment) {
+    pub(super) fn note_refusal(&mut self, (first_ms, most_ms): (u64, u64), now: MonotonicTime) {
         if self.unfit_until.is_none() {
             let factor = 1_u64.checked_shl(self.refusals).unwrap_or(u64::MAX);
             let ms = first_ms.saturating_mul(factor).min(most_ms);
@@ -301,28 +329,28 @@ impl Daemon {
     }
 
     /// Who has said that it cannot and no longer says so has recovered; from others only time tells.
-    pub(super) fn hear_fitness(&mut self, unfit: bool) {
-        if self.says_unfit && !unfit {
+    pub(super) fn note_fitness(&mut self, unfit: bool) {
+        if self.reports_unfit && !unfit {
             self.unfit_until = None;
             self.refusals = 0;
         }
-        self.says_unfit = unfit;
+        self.reports_unfit = unfit;
     }
 
     /// May be offered work at this moment.
-    pub fn is_open(&self) -> bool {
+    pub fn is_available(&self) -> bool {
         self.takes_work() && (self.free_slots() > 0 || mutant!(SlotsIgnored))
     }
 
     /// Share of its slots in use, in millionths.
-    pub(super) fn load(&self) -> u32 {
+    pub(super) fn load_millionths(&self) -> u32 {
         let used = self.slots - self.free_slots();
         let millionths = u64::from(used) * 1_000_000 / u64::from(self.slots.max(1));
         u32::try_from(millionths).unwrap_or(u32::MAX)
     }
 
     /// When it falls silent, gets well again or may be asked again.
-    pub(super) fn next_change(&self, now: Moment) -> Option<Moment> {
+    pub(super) fn next_change_at(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         let well = self.sick_until.filter(|until| *until > now);
         let silent = self.presence.silent_at().into_iter();
         silent.chain(well).chain(self.unfit_until).min()
@@ -330,7 +358,7 @@ impl Daemon {
 }
 
 /// The agents that tasks may be placed by.
-fn able(agents: &[AgentRecord]) -> BTreeSet<String> {
+fn runnable_agents(agents: &[AgentRecord]) -> BTreeSet<String> {
     let able = agents.iter().filter(|agent| agent.problem.is_none());
     able.map(|agent| agent.name.clone()).collect()
 }

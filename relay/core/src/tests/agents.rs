@@ -1,32 +1,32 @@
 //! How agents get leases that they hold themselves: start, claim, who may, and who was quicker.
 
-use super::world::{Machine, TTL, World, agent, for_agents, spec};
-use crate::effects::WaitsFor;
-use crate::force::Verb;
+use super::world::{CoreHarness, TTL, TestDaemon, agent, agent_task_spec, spec};
+use crate::effects::WaitReason;
+use crate::force::TaskOperation;
 use crate::id::{RequestId, TaskId, TenantScope};
-use crate::input::{Agent, HeldVerb, Input};
-use crate::record::{AttemptState, EndedBy, Receipt, TaskState};
+use crate::input::{AgentLeaseVerb, AgentPrincipal, CoreCommand};
+use crate::record::{AttemptStateKind, EndedBy, TaskState, TerminationReceipt};
 use crate::reject::Rejection;
 use crate::samples;
 use crate::spec::TaskSpec;
 use crate::timers::TimerKey;
 
-fn keyed(world: &mut World, key: &str) -> Result<TaskId, Rejection> {
-    let hand = world.start(&agent(1), for_agents(), key)?;
+fn keyed(world: &mut CoreHarness, key: &str) -> Result<TaskId, Rejection> {
+    let hand = world.start(&agent(1), agent_task_spec(), key)?;
     Ok(hand.task)
 }
 
 #[test]
 fn a_start_is_a_task_and_a_lease_in_one_write_and_daemons_never_see_it() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let before = world.writes;
-    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
+    let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
     let record = world.task(hand.task);
     assert_eq!(record.state, TaskState::Running);
-    assert_eq!(world.attempt_state(hand.task), AttemptState::Accepted);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(
-        world.newest(hand.task).agent().unwrap().name,
+        world.newest(hand.task).agent_holder().unwrap().name,
         "agent-1".into()
     );
     assert!(world.writes > before && world.dispatches().is_empty());
@@ -35,16 +35,16 @@ fn a_start_is_a_task_and_a_lease_in_one_write_and_daemons_never_see_it() {
 
 #[test]
 fn the_same_key_is_refused_while_the_first_claim_is_live_and_claims_again_once_it_was_given_back() {
-    let mut world = World::new();
-    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
+    let mut world = CoreHarness::new();
+    let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
     assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyTaken));
     world
-        .ends(&hand, HeldVerb::Release { reason: None })
+        .end_by_agent(&hand, AgentLeaseVerb::Release { reason: None })
         .unwrap();
     assert_eq!(keyed(&mut world, "k"), Ok(hand.task));
     let other = TaskSpec {
         goal: "another".into(),
-        ..for_agents()
+        ..agent_task_spec()
     };
     let refused = world.start(&agent(1), other, "k").unwrap_err();
     assert_eq!(refused, Rejection::IdempotencyConflict);
@@ -52,37 +52,40 @@ fn the_same_key_is_refused_while_the_first_claim_is_live_and_claims_again_once_i
 
 #[test]
 fn the_same_key_after_the_end_is_told_so() {
-    let mut world = World::new();
-    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
-    world.complete(&hand).unwrap();
+    let mut world = CoreHarness::new();
+    let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
+    world.complete_by_agent(&hand).unwrap();
     assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyFinished));
 }
 
 #[test]
 fn an_agent_held_task_waits_for_agents_and_no_daemon_is_offered_it() {
-    let mut world = World::new();
-    world.machine(1);
-    let task = world.submit(for_agents());
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
+    let task = world.submit(agent_task_spec());
     world.pass(60_000);
     assert!(world.dispatches().is_empty());
     let view = world.inspect(task).unwrap();
-    assert_eq!((view.waits_for, view.unmet), (Some(WaitsFor::Agent), None));
+    assert_eq!(
+        (view.wait_reason, view.unmet_need),
+        (Some(WaitReason::Agent), None)
+    );
     assert_eq!(world.claim(&agent(1), None).unwrap().unwrap().task, task);
 }
 
 #[test]
 fn a_task_with_a_scope_goes_to_whoever_comes_first() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let both = TaskSpec {
         agent_held: false,
-        ..for_agents()
+        ..agent_task_spec()
     };
     let first = world.submit(both.clone());
     assert!(world.claim(&agent(1), Some(first)).unwrap().is_some());
-    world.machine(1);
+    world.connect_daemon(1);
     assert!(world.dispatches().is_empty(), "an agent has it");
     let second = world.submit(both);
-    assert_eq!(world.dispatch().re.task, second);
+    assert_eq!(world.dispatch().frame_ref.task, second);
     let taken = world.claim(&agent(2), Some(second)).unwrap_err();
     assert_eq!(taken, Rejection::AlreadyTaken);
     assert!(world.claim(&agent(2), None).unwrap().is_none());
@@ -90,10 +93,10 @@ fn a_task_with_a_scope_goes_to_whoever_comes_first() {
 
 #[test]
 fn the_most_urgent_is_claimed_first_then_the_oldest() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let of = |priority| TaskSpec {
         priority,
-        ..for_agents()
+        ..agent_task_spec()
     };
     let (low, old, young) = (
         world.submit(of(10)),
@@ -109,15 +112,15 @@ fn the_most_urgent_is_claimed_first_then_the_oldest() {
 
 #[test]
 fn what_is_of_another_tenant_or_scope_or_of_none_looks_unknown() {
-    let mut world = World::new();
-    let theirs = world.submit(for_agents());
+    let mut world = CoreHarness::new();
+    let theirs = world.submit(agent_task_spec());
     let nobodys = world.submit(spec());
     let strangers = [
-        Agent {
+        AgentPrincipal {
             scope: "writers".into(),
             ..agent(1)
         },
-        Agent {
+        AgentPrincipal {
             tenant: samples::tenant("other"),
             ..agent(1)
         },
@@ -133,31 +136,31 @@ fn what_is_of_another_tenant_or_scope_or_of_none_looks_unknown() {
 
 #[test]
 fn of_two_claims_one_wins() {
-    let mut world = World::new();
-    let task = world.submit(for_agents());
+    let mut world = CoreHarness::new();
+    let task = world.submit(agent_task_spec());
     let winner = world.claim(&agent(1), Some(task)).unwrap().unwrap();
     for n in 2..=9 {
         let refused = world.claim(&agent(n), Some(task)).unwrap_err();
         assert_eq!(refused, Rejection::AlreadyTaken);
         assert!(world.claim(&agent(n), None).unwrap().is_none());
     }
-    world.complete(&winner).unwrap();
+    world.complete_by_agent(&winner).unwrap();
     let over = world.claim(&agent(2), Some(task)).unwrap_err();
     assert_eq!(over, Rejection::AlreadyFinished);
 }
 
 #[test]
 fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
-    let mut world = World::new();
-    let task = world.submit(for_agents());
+    let mut world = CoreHarness::new();
+    let task = world.submit(agent_task_spec());
     let by = super::world::actor();
-    let pause = |request: RequestId| Input::PauseScheduler {
+    let pause = |request: RequestId| CoreCommand::PauseScheduler {
         request,
         scope: TenantScope::All,
         by: by.clone(),
         reason: "r".into(),
     };
-    world.ask(pause).unwrap();
+    world.send_request(pause).unwrap();
     assert!(world.claim(&agent(1), None).unwrap().is_none());
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable);
@@ -166,14 +169,14 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
         world.store.keys.is_empty(),
         "a refused start leaves nothing"
     );
-    let unpause = |request: RequestId| Input::UnpauseScheduler {
+    let unpause = |request: RequestId| CoreCommand::UnpauseScheduler {
         request,
         scope: TenantScope::All,
         by: by.clone(),
         reason: None,
     };
-    world.ask(unpause).unwrap();
-    world.operate(task, Verb::Pause).unwrap();
+    world.send_request(unpause).unwrap();
+    world.operate(task, TaskOperation::Pause).unwrap();
     assert!(world.claim(&agent(1), None).unwrap().is_none());
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable);
@@ -181,10 +184,10 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
 
 #[test]
 fn turns_of_a_conversation_are_claimed_one_at_a_time_in_their_order() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let turn = || TaskSpec {
         conversation_id: Some("c".into()),
-        ..for_agents()
+        ..agent_task_spec()
     };
     let (first, second) = (world.submit(turn()), world.submit(turn()));
     let refused = world.claim(&agent(1), Some(second)).unwrap_err();
@@ -194,27 +197,27 @@ fn turns_of_a_conversation_are_claimed_one_at_a_time_in_their_order() {
     assert!(world.claim(&agent(2), None).unwrap().is_none());
     let refused = world.start(&agent(2), turn(), "k").unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable);
-    world.complete(&hand).unwrap();
+    world.complete_by_agent(&hand).unwrap();
     assert_eq!(world.claim(&agent(2), None).unwrap().unwrap().task, second);
 }
 
 #[test]
 fn a_successor_waits_until_a_daemon_of_before_is_surely_done() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let both = TaskSpec {
         agent_held: false,
         retry: crate::spec::RetryPolicy {
-            when_unsafe: crate::spec::WhenUnsafe::Retry,
+            when_unsafe: crate::spec::UnsafeLossPolicy::Retry,
             ..spec().retry
         },
-        ..for_agents()
+        ..agent_task_spec()
     };
     let task = world.submit(both);
-    let _work = world.started();
-    missing_twice(&mut world, &machine);
+    let _work = world.take_started();
+    omit_from_two_heartbeats(&mut world, &machine);
     world.pass(3_000);
-    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
     assert_eq!(world.store.fences.len(), 1);
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable, "its processes may live");
@@ -223,7 +226,7 @@ fn a_successor_waits_until_a_daemon_of_before_is_surely_done() {
     assert!(world.claim(&agent(1), Some(task)).unwrap().is_some());
 }
 
-fn missing_twice(world: &mut World, machine: &Machine) {
+fn omit_from_two_heartbeats(world: &mut CoreHarness, machine: &TestDaemon) {
     for _ in 0..3 {
         world.pass(5_000);
         world.beat(machine, &[]);
@@ -232,17 +235,17 @@ fn missing_twice(world: &mut World, machine: &Machine) {
 
 #[test]
 fn only_lease_and_total_are_timed() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let timed = TaskSpec {
-        effective_profile: crate::profile::default_for(crate::spec::TurnKind::User),
-        ..for_agents()
+        effective_profile: crate::profile::default_for_turn(crate::spec::TurnKind::User),
+        ..agent_task_spec()
     };
     let hand = world.start(&agent(1), timed, "k").unwrap();
-    let armed = |world: &World| -> Vec<TimerKey> {
-        let timers = world.core.tasks[&hand.task].timers.armed();
+    let armed = |world: &CoreHarness| -> Vec<TimerKey> {
+        let timers = world.core.tasks[&hand.task].timers.armed_timers();
         let keys = timers.map(|armed| match armed {
-            crate::timers::Armed::Running { key, .. }
-            | crate::timers::Armed::Paused { key, .. } => key,
+            crate::timers::ArmedTimerView::Running { key, .. }
+            | crate::timers::ArmedTimerView::Paused { key, .. } => key,
         });
         keys.collect()
     };
@@ -253,10 +256,10 @@ fn only_lease_and_total_are_timed() {
 
 #[test]
 fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let short = TaskSpec {
         total_ms: Some(20_000),
-        ..for_agents()
+        ..agent_task_spec()
     };
     let hand = world.start(&agent(1), short, "k").unwrap();
     world.pass(20_000);
@@ -264,18 +267,18 @@ fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for
     assert_eq!(world.store.fences.len(), 1, "nobody has seen it stop");
     let end = world.newest(hand.task).state.end().cloned().unwrap();
     assert_eq!(
-        (end.by, end.receipt),
-        (EndedBy::Relay, Receipt::Unconfirmed)
+        (end.ended_by, end.receipt),
+        (EndedBy::Relay, TerminationReceipt::Unconfirmed)
     );
     assert_eq!(world.renew(&hand), Err(Rejection::TaskTerminal));
 }
 
 #[test]
 fn a_queue_deadline_parks_what_no_agent_claims() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let task = world.submit(TaskSpec {
         queue_ms: Some(60_000),
-        ..for_agents()
+        ..agent_task_spec()
     });
     world.pass(60_000);
     assert_eq!(world.state(task), TaskState::NeedsAttention);

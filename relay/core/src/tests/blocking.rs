@@ -1,14 +1,15 @@
 //! A block parks the work and frees everything; a person sends it on, once.
 
-use crate::effects::Downstream;
-use crate::goal::{BlockDraft, CheckpointDraft, Clean, GoalWord};
+use crate::effects::DaemonMessage;
+use crate::goal::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
 use crate::input::FrameBody;
 use crate::record::{
-    AttemptState, AttentionCause, CheckpointKind, EventKind, FailureCode, Receipt, State, TaskState,
+    AttemptState, AttemptStateKind, AttentionCause, CheckpointKind, FailureCode, TaskState,
+    TerminationReceipt, TimelineEventKind,
 };
 use crate::reject::Rejection;
 
-use super::world::{GRACE, TTL, World, completed, errored, gone, spec};
+use super::world::{CoreHarness, GRACE, TTL, completed, errored, spec, termination_receipt};
 
 fn block(reason: &str) -> FrameBody {
     let draft = BlockDraft {
@@ -20,25 +21,25 @@ fn block(reason: &str) -> FrameBody {
             ..CheckpointDraft::default()
         }),
     };
-    FrameBody::Goal(GoalWord::Block(Clean::new(draft)))
+    FrameBody::Goal(GoalReport::Block(SanitizedText::new(draft)))
 }
 
 fn receipt() -> FrameBody {
     FrameBody::Receipt {
-        termination: gone(),
+        termination: termination_receipt(),
     }
 }
 
 #[test]
 fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, block("no access"));
     assert_eq!(world.state(task), TaskState::NeedsAttention);
     let newest = world.newest(task);
-    assert_eq!(newest.state.name(), AttemptState::Parked);
+    assert_eq!(newest.state.kind(), AttemptStateKind::Parked);
     assert!(newest.lease.is_none() && newest.budgets.is_empty());
     let record = world.task(task);
     let attention = record.attention.as_ref().unwrap();
@@ -52,10 +53,10 @@ fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
         (CheckpointKind::Blocked, "half of it", "page 3")
     );
     assert_eq!(&*world.store.progress[&task].summary, "half of it");
-    let told = world.told(&machine);
-    let place = |of: fn(&Downstream) -> bool| told.iter().rposition(of);
-    let heard = place(|m| matches!(m, Downstream::Ack { .. }));
-    let stopped = place(|m| matches!(m, Downstream::Abandon { .. }));
+    let told = world.take_messages(&machine);
+    let place = |of: fn(&DaemonMessage) -> bool| told.iter().rposition(of);
+    let heard = place(|m| matches!(m, DaemonMessage::Ack { .. }));
+    let stopped = place(|m| matches!(m, DaemonMessage::Abandon { .. }));
     assert!(
         heard.is_some() && heard < stopped,
         "the holder hears that it was heard, then that it has to stop: {told:?}"
@@ -66,27 +67,27 @@ fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
 
 #[test]
 fn the_successor_waits_until_the_blocked_one_is_proved_dead_and_knows_what_was_said() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, block("no access"));
-    let resumed = world.resume(task, Some(work.re.attempt)).unwrap();
+    let resumed = world.resume(task, Some(work.frame_ref.attempt)).unwrap();
     assert_eq!(resumed.attempts.len(), 2);
     let handed = &resumed.attempts[0];
-    assert_eq!(handed.state.name(), AttemptState::HandedOff);
-    assert_eq!(handed.handed_to.as_deref(), Some("alice"));
+    assert_eq!(handed.state.kind(), AttemptStateKind::HandedOff);
+    assert_eq!(handed.handed_off_to.as_deref(), Some("alice"));
     assert_eq!(handed.successor, Some(resumed.attempts[1].id));
     assert!(world.dispatches().is_empty(), "it may still run");
     work.seq += 1;
     world.replay(&work, work.seq, receipt());
     let next = world.dispatch();
-    assert_eq!(next.re.number, 2);
+    assert_eq!(next.frame_ref.number, 2);
     let dispatch = world
-        .told(&machine)
+        .take_messages(&machine)
         .into_iter()
         .find_map(|message| match message {
-            Downstream::Dispatch(dispatch) if dispatch.to.number == 2 => Some(dispatch),
+            DaemonMessage::Dispatch(dispatch) if dispatch.to.number == 2 => Some(dispatch),
             _ => None,
         });
     let dispatch = dispatch.unwrap();
@@ -96,36 +97,38 @@ fn the_successor_waits_until_the_blocked_one_is_proved_dead_and_knows_what_was_s
 
 #[test]
 fn without_a_receipt_the_successor_waits_for_the_last_limit_and_its_grace() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, block("no access"));
     world.resume(task, None).unwrap();
     world.disconnect(&machine);
-    let other = world.machine(2);
-    world.pass_renewing(TTL + GRACE - 4_000, &other, &[]);
+    let other = world.connect_daemon(2);
+    world.advance_renewing(TTL + GRACE - 4_000, &other, &[]);
     assert!(world.dispatches().is_empty());
-    world.pass_renewing(5_000, &other, &[]);
-    assert_eq!(world.dispatch().re.number, 2);
+    world.advance_renewing(5_000, &other, &[]);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
     assert!(matches!(
         world.task(task).attempts[0].state,
-        State::Ended(_)
+        AttemptState::Ended(_)
     ));
 }
 
 #[test]
 fn it_is_sent_on_once_and_only_the_newest_block_is_listed() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, block("first"));
     assert_eq!(world.parked(), [task]);
-    world.resume(task, Some(work.re.attempt)).unwrap();
+    world.resume(task, Some(work.frame_ref.attempt)).unwrap();
     assert_eq!(world.parked(), []);
     assert_eq!(
-        world.resume(task, Some(work.re.attempt)).unwrap_err(),
+        world
+            .resume(task, Some(work.frame_ref.attempt))
+            .unwrap_err(),
         Rejection::HandedOff
     );
     assert_eq!(world.resume(task, None).unwrap_err(), Rejection::HandedOff);
@@ -137,9 +140,11 @@ fn it_is_sent_on_once_and_only_the_newest_block_is_listed() {
     assert_eq!(world.parked(), [task]);
     let record = world.task(task);
     assert_eq!(&*record.attention.as_ref().unwrap().reason, "second");
-    assert_eq!(record.checkpoints, 2);
+    assert_eq!(record.checkpoint_count, 2);
     assert_eq!(
-        world.resume(task, Some(work.re.attempt)).unwrap_err(),
+        world
+            .resume(task, Some(work.frame_ref.attempt))
+            .unwrap_err(),
         Rejection::HandedOff,
         "the first one stays handed off"
     );
@@ -147,7 +152,7 @@ fn it_is_sent_on_once_and_only_the_newest_block_is_listed() {
 
 #[test]
 fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let queued = world.submit(spec());
     world.block(queued, "not yet").unwrap();
     assert_eq!(world.state(queued), TaskState::NeedsAttention);
@@ -155,18 +160,18 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
         world.block(queued, "again").unwrap_err(),
         Rejection::AlreadyParked
     );
-    let State::Parked(parked) = world.newest(queued).state else {
+    let AttemptState::Parked(parked) = world.newest(queued).state else {
         panic!("parked");
     };
-    assert_eq!(parked.receipt, Receipt::NotNeeded);
-    let machine = world.machine(1);
+    assert_eq!(parked.receipt, TerminationReceipt::NotNeeded);
+    let machine = world.connect_daemon(1);
     assert!(
         world.dispatches().is_empty(),
         "a parked task is never offered"
     );
 
     let running = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.block(running, "stop here").unwrap();
     assert_eq!(world.state(running), TaskState::NeedsAttention);
     world.frame(&mut work, completed());
@@ -176,10 +181,14 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
         "a result after the block is evidence"
     );
     let events = &world.task(running).timeline.events;
-    assert!(events.iter().any(|e| e.kind == EventKind::LateTerminal));
+    assert!(
+        events
+            .iter()
+            .any(|e| e.kind == TimelineEventKind::LateTerminal)
+    );
 
     let failing = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, errored(FailureCode::AgentExit, 1));
     assert_eq!(
         world.state(failing),
@@ -187,10 +196,10 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
         "it waits for its backoff"
     );
     world.block(failing, "look first").unwrap();
-    world.pass_renewing(600_000, &machine, &[]);
+    world.advance_renewing(600_000, &machine, &[]);
     assert_eq!(world.state(failing), TaskState::NeedsAttention);
     world.resume(failing, None).unwrap();
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(world.state(failing), TaskState::Completed);
     assert_eq!(
@@ -205,7 +214,7 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
 
 #[test]
 fn parked_work_stays_parked_and_listed_in_order_over_a_restart() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let tasks: Vec<_> = (0..3).map(|_| world.submit(spec())).collect();
     for task in [tasks[1], tasks[2], tasks[0]] {
         world.pass(1_000);
@@ -214,7 +223,7 @@ fn parked_work_stays_parked_and_listed_in_order_over_a_restart() {
     assert_eq!(world.parked(), [tasks[0], tasks[2], tasks[1]]);
     world.restart();
     assert_eq!(world.parked(), [tasks[0], tasks[2], tasks[1]]);
-    world.machine(1);
+    world.connect_daemon(1);
     world.pass(1_000);
     assert!(world.dispatches().is_empty());
     world.cancel(tasks[2]).unwrap();
@@ -223,10 +232,10 @@ fn parked_work_stays_parked_and_listed_in_order_over_a_restart() {
 
 #[test]
 fn a_cancel_wins_over_a_block_and_a_block_is_refused_while_an_end_is_on_its_way() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.cancel(task).unwrap();
     assert_eq!(
         world.block(task, "wait").unwrap_err(),
@@ -240,10 +249,10 @@ fn a_cancel_wins_over_a_block_and_a_block_is_refused_while_an_end_is_on_its_way(
 /// The next attempt goes by the newest checkpoint, so a block that says only why hides nothing of what was known.
 #[test]
 fn a_block_without_a_checkpoint_stands_where_the_work_stood() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     let draft = CheckpointDraft {
         summary: "half of it".into(),
         cursor: "page 3".into(),
@@ -251,7 +260,7 @@ fn a_block_without_a_checkpoint_stands_where_the_work_stood() {
     };
     world.frame(
         &mut work,
-        FrameBody::Goal(GoalWord::Checkpoint(Clean::new(draft))),
+        FrameBody::Goal(GoalReport::Checkpoint(SanitizedText::new(draft))),
     );
     world.block(task, "a key is missing").unwrap();
     let written = &world.store.checkpoints[&(task, 2)];

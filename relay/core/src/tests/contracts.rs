@@ -2,23 +2,28 @@
 
 use std::sync::Arc;
 
-use super::world::{GRACE, Machine, TTL, Work, World, actor, gone, spec};
-use crate::contract::{self, FoundFile};
-use crate::effects::{Downstream, Verdict};
-use crate::force::Verb;
+use super::world::{
+    CoreHarness, DispatchedAttempt, GRACE, TTL, TestDaemon, actor, spec, termination_receipt,
+};
+use crate::contract::{self, FoundArtifact};
+use crate::effects::{DaemonMessage, SettlementVerdict};
+use crate::force::TaskOperation;
 use crate::id::TaskId;
-use crate::input::{ActiveState, Completed, FrameBody, Input};
+use crate::input::{ActiveAttemptState, CompletedBody, CoreCommand, FrameBody};
 use crate::record::{
-    AttemptState, AttentionCause, EndState, EventKind, FailureCode, Phase, TaskState,
+    AttemptStateKind, AttentionCause, EndState, FailureCode, LifecyclePhase, TaskState,
+    TimelineEventKind,
 };
 use crate::reject::Rejection;
 use crate::samples::tenant;
-use crate::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec, WhenUnsafe};
+use crate::spec::{
+    CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec, UnsafeLossPolicy,
+};
 
 const HASH: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
 /// Three files: one that is to be there, one of a size, one of a hash.
-fn asks(policy: MissingPolicy) -> TaskSpec {
+fn spec_with_artifacts(policy: MissingPolicy) -> TaskSpec {
     let required = |path: &str, min_size, sha256: Option<&str>| RequiredArtifact {
         path: path.into(),
         min_size,
@@ -37,45 +42,47 @@ fn asks(policy: MissingPolicy) -> TaskSpec {
     }
 }
 
-fn file(path: &str) -> FoundFile {
-    FoundFile {
+fn file(path: &str) -> FoundArtifact {
+    FoundArtifact {
         path: path.into(),
         exists: true,
         is_file: true,
         size: 10,
         sha256: Some(HASH.into()),
-        ..FoundFile::default()
+        ..FoundArtifact::default()
     }
 }
 
-fn all() -> Vec<FoundFile> {
+fn all() -> Vec<FoundArtifact> {
     ["out/a", "out/b", "out/c"].map(file).into()
 }
 
-fn result(artifacts: Vec<FoundFile>) -> FrameBody {
-    FrameBody::Completed(Completed {
+fn result(artifacts: Vec<FoundArtifact>) -> FrameBody {
+    FrameBody::Completed(CompletedBody {
         result: Some(Arc::from(*b"done")),
         artifacts,
-        termination: gone(),
-        in_lease: true,
-        ..Completed::default()
+        termination: termination_receipt(),
+        ended_in_lease: true,
+        ..CompletedBody::default()
     })
 }
 
-fn begun(policy: MissingPolicy) -> (World, Machine, TaskId, Work) {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let task = world.submit(asks(policy));
-    let work = world.started();
-    world.told(&machine);
+fn start_with_policy(
+    policy: MissingPolicy,
+) -> (CoreHarness, TestDaemon, TaskId, DispatchedAttempt) {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(spec_with_artifacts(policy));
+    let work = world.take_started();
+    world.take_messages(&machine);
     (world, machine, task, work)
 }
 
 /// What was refused: each path with its reason.
-fn refusals(world: &mut World, machine: &Machine) -> Vec<Vec<String>> {
-    let told = world.told(machine).into_iter();
+fn refusals(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<Vec<String>> {
+    let told = world.take_messages(machine).into_iter();
     told.filter_map(|message| match message {
-        Downstream::FrameRejected {
+        DaemonMessage::FrameRejected {
             code: Rejection::ContractUnmet,
             unmet,
             ..
@@ -87,7 +94,7 @@ fn refusals(world: &mut World, machine: &Machine) -> Vec<Vec<String>> {
 
 #[test]
 fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
-    let (mut world, machine, task, mut work) = begun(MissingPolicy::Reject);
+    let (mut world, machine, task, mut work) = start_with_policy(MissingPolicy::Reject);
     let mut small = file("out/b");
     small.size = 9;
     let mut away = file("out/c");
@@ -101,34 +108,43 @@ fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
     assert_eq!(refusals(&mut world, &machine), [expected]);
     let record = world.task(task);
     assert_eq!(record.state, TaskState::Running);
-    let newest = record.newest().unwrap();
+    let newest = record.newest_attempt().unwrap();
     assert!(newest.state.is_leased() && newest.artifacts.len() == 2);
     let last = record.timeline.events.last().unwrap();
-    assert_eq!(last.kind, EventKind::CompletionRefused { missing: 0b111 });
+    assert_eq!(
+        last.kind,
+        TimelineEventKind::CompletionRefused { missing: 0b111 }
+    );
     assert!(
         last.message
             .as_ref()
             .unwrap()
             .starts_with("3 required files")
     );
-    let named = contract::paths(&asks(MissingPolicy::Reject), 0b101);
+    let named = contract::unmet_paths(&spec_with_artifacts(MissingPolicy::Reject), 0b101);
     assert_eq!(named, ["out/a", "out/c"]);
 
     // It goes on, and its timers with it: a second try under the next number.
-    world.phase(&mut work, Phase::Streaming);
+    world.phase(&mut work, LifecyclePhase::Streaming);
     world.frame(&mut work, result(all()));
     assert_eq!(world.rejections(&machine), []);
     let record = world.task(task);
     assert_eq!(record.state, TaskState::Completed);
-    assert_eq!(record.newest().unwrap().artifacts.len(), 3);
-    assert!(contract::unmet(&asks(MissingPolicy::Reject), record.newest().unwrap()).is_empty());
+    assert_eq!(record.newest_attempt().unwrap().artifacts.len(), 3);
+    assert!(
+        contract::unmet_task_requirements(
+            &spec_with_artifacts(MissingPolicy::Reject),
+            record.newest_attempt().unwrap()
+        )
+        .is_empty()
+    );
 }
 
-type Lack = fn(&mut FoundFile);
+type ArtifactDefect = fn(&mut FoundArtifact);
 
 #[test]
 fn every_lack_is_judged_by_itself() {
-    let lacks: [(&str, Lack, &str); 6] = [
+    let lacks: [(&str, ArtifactDefect, &str); 6] = [
         ("out/a", |f| f.exists = false, "out/a: missing"),
         ("out/a", |f| f.is_file = false, "out/a: not a regular file"),
         (
@@ -153,7 +169,7 @@ fn every_lack_is_judged_by_itself() {
         ),
     ];
     for (path, lack, words) in lacks {
-        let (mut world, machine, task, mut work) = begun(MissingPolicy::Reject);
+        let (mut world, machine, task, mut work) = start_with_policy(MissingPolicy::Reject);
         let mut found = all();
         lack(found.iter_mut().find(|file| *file.path == *path).unwrap());
         world.frame(&mut work, result(found));
@@ -164,7 +180,7 @@ fn every_lack_is_judged_by_itself() {
 
 #[test]
 fn what_follows_is_what_the_contract_says() {
-    let (mut world, _, task, mut work) = begun(MissingPolicy::Fail);
+    let (mut world, _, task, mut work) = start_with_policy(MissingPolicy::Fail);
     world.frame(&mut work, result(vec![file("out/a")]));
     let end = world.newest(task).state.end().cloned().unwrap();
     assert_eq!(end.failure_code, Some(FailureCode::ReceiptsMissing));
@@ -175,30 +191,33 @@ fn what_follows_is_what_the_contract_says() {
     );
     assert_eq!(world.state(task), TaskState::Failed);
 
-    let (mut world, machine, task, mut work) = begun(MissingPolicy::Park);
+    let (mut world, machine, task, mut work) = start_with_policy(MissingPolicy::Park);
     world.frame(&mut work, result(vec![file("out/a")]));
     let record = world.task(task);
     let attention = record.attention.clone().unwrap();
     assert_eq!(record.state, TaskState::NeedsAttention);
     assert_eq!(attention.cause, AttentionCause::ReceiptsMissing);
     assert_eq!(&*attention.reason, words);
-    let parked = record.newest().unwrap();
-    assert_eq!(parked.state.name(), AttemptState::Parked);
+    let parked = record.newest_attempt().unwrap();
+    assert_eq!(parked.state.kind(), AttemptStateKind::Parked);
     assert_eq!(
         parked.result.as_deref(),
         Some(&b"done"[..]),
         "for whoever lets it count"
     );
     assert_eq!(world.rejections(&machine), [], "it is heard, not refused");
-    assert_eq!(contract::unmet(&asks(MissingPolicy::Park), parked).len(), 2);
-    let lets_it_count = Verb::Complete {
+    assert_eq!(
+        contract::unmet_task_requirements(&spec_with_artifacts(MissingPolicy::Park), parked).len(),
+        2
+    );
+    let lets_it_count = TaskOperation::Complete {
         overridden: true,
         result: None,
     };
     let record = world.operate(task, lets_it_count).unwrap();
     assert_eq!(record.state, TaskState::Completed);
     assert_eq!(
-        record.newest().unwrap().result.as_deref(),
+        record.newest_attempt().unwrap().result.as_deref(),
         Some(&b"done"[..])
     );
 }
@@ -210,8 +229,8 @@ fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
         MissingPolicy::Fail,
         MissingPolicy::Park,
     ] {
-        let (mut world, _, task, mut work) = begun(policy);
-        let asked = world.ask(|request| Input::Cancel {
+        let (mut world, _, task, mut work) = start_with_policy(policy);
+        let asked = world.send_request(|request| CoreCommand::Cancel {
             request,
             tenant: tenant("acme"),
             task,
@@ -230,20 +249,20 @@ fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
 #[test]
 fn whoever_did_not_hear_the_refusal_is_told_again() {
     for restarts in [false, true] {
-        let (mut world, mut machine, task, mut work) = begun(MissingPolicy::Reject);
+        let (mut world, mut machine, task, mut work) = start_with_policy(MissingPolicy::Reject);
         let seq = work.seq;
         world.frame(&mut work, result(Vec::new()));
         world.disconnect(&machine);
         if restarts {
             world.restart();
         }
-        let verdicts = world.reconnect(&mut machine, &[(&work, ActiveState::Finished)]);
+        let verdicts = world.reconnect(&mut machine, &[(&work, ActiveAttemptState::Finished)]);
         let acked = match verdicts[0] {
-            Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => acked,
-            Verdict::Kill { .. } => panic!("{verdicts:?}"),
+            SettlementVerdict::Keep { acked, .. } | SettlementVerdict::Adopt { acked } => acked,
+            SettlementVerdict::Kill { .. } => panic!("{verdicts:?}"),
         };
         assert_eq!(acked, seq, "the refused one is not acknowledged");
-        world.told(&machine);
+        world.take_messages(&machine);
         (work.session, work.seq) = (machine.session, seq);
         world.frame(&mut work, result(Vec::new()));
         assert_eq!(refusals(&mut world, &machine).len(), 1);
@@ -253,16 +272,18 @@ fn whoever_did_not_hear_the_refusal_is_told_again() {
 }
 
 /// A task whose lease expired while its daemon was away, with the policy for what comes late.
-fn lost(policy: MissingPolicy) -> (World, Machine, TaskId, Work) {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
-    let mut asks = asks(policy);
-    asks.retry.when_unsafe = WhenUnsafe::Park;
+fn expire_with_policy(
+    policy: MissingPolicy,
+) -> (CoreHarness, TestDaemon, TaskId, DispatchedAttempt) {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let mut asks = spec_with_artifacts(policy);
+    asks.retry.when_unsafe = UnsafeLossPolicy::Park;
     let task = world.submit(asks);
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.disconnect(&machine);
     world.pass(TTL + GRACE);
-    world.reconnect(&mut machine, &[(&work, ActiveState::Finished)]);
+    world.reconnect(&mut machine, &[(&work, ActiveAttemptState::Finished)]);
     work.session = machine.session;
     (world, machine, task, work)
 }
@@ -274,20 +295,20 @@ fn a_late_result_is_judged_by_the_same_rule() {
         MissingPolicy::Fail,
         MissingPolicy::Park,
     ] {
-        let (mut world, _, task, mut work) = lost(policy);
+        let (mut world, _, task, mut work) = expire_with_policy(policy);
         world.frame(&mut work, result(all()));
         assert_eq!(world.state(task), TaskState::Completed, "{policy:?}");
 
-        let (mut world, _, task, mut work) = lost(policy);
+        let (mut world, _, task, mut work) = expire_with_policy(policy);
         world.frame(&mut work, result(vec![file("out/a")]));
         let first = world.task(task).attempts[0].clone();
         let end = first.state.end().unwrap();
         if policy == MissingPolicy::Fail {
             assert_eq!(end.failure_code, Some(FailureCode::ReceiptsMissing));
-            assert!(end.adopted_late);
+            assert!(end.is_adopted_late);
         } else {
             assert_eq!(end.state, EndState::Lost, "{policy:?}");
-            assert!(first.late_terminal, "it is kept as evidence");
+            assert!(first.has_late_terminal, "it is kept as evidence");
         }
     }
 }
@@ -295,19 +316,19 @@ fn a_late_result_is_judged_by_the_same_rule() {
 #[test]
 fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
     let gap = |missing| {
-        FrameBody::Completed(Completed {
+        FrameBody::Completed(CompletedBody {
             final_offset: 100,
             output_missing: missing,
-            termination: gone(),
-            in_lease: true,
-            ..Completed::default()
+            termination: termination_receipt(),
+            ended_in_lease: true,
+            ..CompletedBody::default()
         })
     };
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    world.told(&machine);
+    let mut work = world.take_started();
+    world.take_messages(&machine);
     let (seq, before) = (work.seq, world.task(task));
     world.frame(&mut work, gap(1));
     assert_eq!(world.rejections(&machine), [Rejection::OutputGap]);
@@ -317,13 +338,13 @@ fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
     assert_eq!(world.rejections(&machine), []);
     assert_eq!(world.state(task), TaskState::Completed);
 
-    let (mut world, machine, task, mut work) = lost(MissingPolicy::Reject);
-    world.told(&machine);
+    let (mut world, machine, task, mut work) = expire_with_policy(MissingPolicy::Reject);
+    world.take_messages(&machine);
     let FrameBody::Completed(late) = result(all()) else {
         unreachable!()
     };
     let seq = work.seq;
-    let early = Completed {
+    let early = CompletedBody {
         output_missing: 1,
         ..late.clone()
     };
@@ -337,14 +358,14 @@ fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
 
 #[test]
 fn receipts_that_nobody_asked_for_are_not_kept() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, result(all()));
     assert!(world.newest(task).artifacts.is_empty());
 
-    let (mut world, _, task, mut work) = begun(MissingPolicy::Reject);
+    let (mut world, _, task, mut work) = start_with_policy(MissingPolicy::Reject);
     let mut found = all();
     found.extend([file("out/a"), file("elsewhere")]);
     world.frame(&mut work, result(found));
@@ -352,7 +373,7 @@ fn receipts_that_nobody_asked_for_are_not_kept() {
         .newest(task)
         .artifacts
         .iter()
-        .map(|a| a.required)
+        .map(|a| a.contract_index)
         .collect();
     assert_eq!(kept, [0, 1, 2]);
 }

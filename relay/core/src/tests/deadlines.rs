@@ -1,18 +1,20 @@
 //! The twelve timers, end to end: each ends as the table says, not before its limit, and the daemon is asked first.
 
-use super::world::{GRACE, SLACK, TTL, Work, World, canceled, completed, errored, spec};
-use crate::effects::{CancelKind, Downstream};
+use super::world::{
+    CoreHarness, DispatchedAttempt, GRACE, SLACK, TTL, canceled, completed, errored, spec,
+};
+use crate::effects::{CancelKind, DaemonMessage};
 use crate::id::InputId;
 use crate::input::FrameBody;
 use crate::record::{
-    AttemptState, AttentionCause, EndState, EndedBy, FailureCode, Phase, Receipt, TaskState,
-    TimerKind,
+    AttemptStateKind, AttentionCause, EndState, EndedBy, FailureCode, LifecyclePhase, TaskState,
+    TerminationReceipt, TimerKind,
 };
 use crate::reject::Rejection;
-use crate::spec::{Profile, TaskSpec};
+use crate::spec::{DeadlineProfile, TaskSpec};
 
-fn profile() -> Profile {
-    Profile {
+fn profile() -> DeadlineProfile {
+    DeadlineProfile {
         process_start_ms: Some(1_000),
         prompt_write_ms: Some(1_100),
         first_event_ms: Some(1_200),
@@ -24,7 +26,7 @@ fn profile() -> Profile {
     }
 }
 
-fn timed(profile: Profile) -> TaskSpec {
+fn timed(profile: DeadlineProfile) -> TaskSpec {
     let mut spec = TaskSpec {
         effective_profile: profile,
         ..spec()
@@ -33,10 +35,10 @@ fn timed(profile: Profile) -> TaskSpec {
     spec
 }
 
-fn only(set: impl FnOnce(&mut Profile)) -> TaskSpec {
-    let mut profile = Profile {
+fn spec_with_timer(set: impl FnOnce(&mut DeadlineProfile)) -> TaskSpec {
+    let mut profile = DeadlineProfile {
         cleanup_term_ms: Some(700),
-        ..Profile::default()
+        ..DeadlineProfile::default()
     };
     set(&mut profile);
     timed(profile)
@@ -57,57 +59,57 @@ fn question() -> FrameBody {
 }
 
 /// What brings an attempt to the point where one timer runs.
-type Lead = fn(&mut World, &mut Work);
+type TimerSetup = fn(&mut CoreHarness, &mut DispatchedAttempt);
 
-type Row = (TimerKind, TaskSpec, u64, Lead, FailureCode);
+type TimerRow = (TimerKind, TaskSpec, u64, TimerSetup, FailureCode);
 
-fn rows() -> [Row; 8] {
+fn rows() -> [TimerRow; 8] {
     [
         (
             TimerKind::ProcessStart,
-            only(|p| p.process_start_ms = Some(1_000)),
+            spec_with_timer(|p| p.process_start_ms = Some(1_000)),
             1_000,
             |_, _| {},
             FailureCode::ProcessStartTimeout,
         ),
         (
             TimerKind::PromptWrite,
-            only(|p| p.prompt_write_ms = Some(1_100)),
+            spec_with_timer(|p| p.prompt_write_ms = Some(1_100)),
             1_100,
-            |w, a| w.phase(a, Phase::AgentStarted),
+            |w, a| w.phase(a, LifecyclePhase::AgentStarted),
             FailureCode::PromptWriteTimeout,
         ),
         (
             TimerKind::FirstEvent,
-            only(|p| p.first_event_ms = Some(1_200)),
+            spec_with_timer(|p| p.first_event_ms = Some(1_200)),
             1_200,
-            |w, a| w.phase(a, Phase::PromptWritten),
+            |w, a| w.phase(a, LifecyclePhase::PromptWritten),
             FailureCode::NoFirstEventTimeout,
         ),
         (
             TimerKind::FirstVisibleEvent,
-            only(|p| p.first_visible_event_ms = Some(1_300)),
+            spec_with_timer(|p| p.first_visible_event_ms = Some(1_300)),
             1_300,
-            |w, a| w.phase(a, Phase::PromptWritten),
+            |w, a| w.phase(a, LifecyclePhase::PromptWritten),
             FailureCode::NoVisibleEventTimeout,
         ),
         (
             TimerKind::StreamIdle,
-            only(|p| p.stream_idle_ms = Some(1_400)),
+            spec_with_timer(|p| p.stream_idle_ms = Some(1_400)),
             1_400,
-            |w, a| w.phase(a, Phase::FirstEventSeen),
+            |w, a| w.phase(a, LifecyclePhase::FirstEventSeen),
             FailureCode::StreamIdleTimeout,
         ),
         (
             TimerKind::ToolIdle,
-            only(|p| p.tool_idle_ms = Some(1_500)),
+            spec_with_timer(|p| p.tool_idle_ms = Some(1_500)),
             1_500,
             |w, a| w.frame(a, tool("t")),
             FailureCode::ToolIdleTimeout,
         ),
         (
             TimerKind::UserInput,
-            only(|p| p.user_input_ms = Some(1_600)),
+            spec_with_timer(|p| p.user_input_ms = Some(1_600)),
             1_600,
             |w, a| w.frame(a, question()),
             FailureCode::UserInputTimeout,
@@ -116,7 +118,7 @@ fn rows() -> [Row; 8] {
             TimerKind::Total,
             TaskSpec {
                 total_ms: Some(9_000),
-                ..only(|_| {})
+                ..spec_with_timer(|_| {})
             },
             9_000 - SLACK,
             |_, _| {},
@@ -128,33 +130,33 @@ fn rows() -> [Row; 8] {
 #[test]
 fn each_phase_deadline_ends_with_its_code_after_its_limit_plus_slack_and_no_sooner() {
     for (timer, spec, limit, lead, code) in rows() {
-        let mut world = World::new();
-        let machine = world.machine(1);
+        let mut world = CoreHarness::new();
+        let machine = world.connect_daemon(1);
         let task = world.submit(spec);
-        let mut work = world.started();
+        let mut work = world.take_started();
         lead(&mut world, &mut work);
         let state = world.attempt_state(task);
         world.pass(limit + SLACK - 1);
         assert_eq!(world.attempt_state(task), state, "{timer:?} was too early");
-        world.told(&machine);
+        world.take_messages(&machine);
         world.pass(1);
         assert_eq!(
             world.attempt_state(task),
-            AttemptState::CleaningUp,
+            AttemptStateKind::CleaningUp,
             "{timer:?}"
         );
-        let told = world.told(&machine);
-        let asked = told.iter().any(|m| matches!(m, Downstream::Cancel { kind: CancelKind::Deadline(k), grace_ms: 700, .. } if *k == timer));
+        let told = world.take_messages(&machine);
+        let asked = told.iter().any(|m| matches!(m, DaemonMessage::Cancel { kind: CancelKind::Deadline(k), grace_ms: 700, .. } if *k == timer));
         assert!(asked, "{timer:?}: {told:?}");
         world.frame(&mut work, canceled());
         let end = world.newest(task).state.end().unwrap().clone();
         assert_eq!(
-            (end.state, end.failure_code, end.by),
+            (end.state, end.failure_code, end.ended_by),
             (EndState::TimedOut, Some(code), EndedBy::Relay)
         );
         assert_eq!(
             (end.receipt, world.state(task)),
-            (Receipt::Confirmed, TaskState::TimedOut)
+            (TerminationReceipt::Confirmed, TaskState::TimedOut)
         );
         assert!(world.store.fences.is_empty());
     }
@@ -162,31 +164,31 @@ fn each_phase_deadline_ends_with_its_code_after_its_limit_plus_slack_and_no_soon
 
 #[test]
 fn a_skipped_phase_disarms_the_timers_before_it() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let task = world.submit(timed(Profile {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(timed(DeadlineProfile {
         stream_idle_ms: None,
         first_visible_event_ms: None,
         ..profile()
     }));
-    let mut work = world.started();
-    world.phase(&mut work, Phase::FirstEventSeen);
-    world.pass_renewing(60_000, &machine, &[&work]);
-    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::FirstEventSeen);
+    world.advance_renewing(60_000, &machine, &[&work]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
 }
 
 #[test]
 fn an_empty_profile_leaves_only_the_relays_own_timers() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let task = world.submit(timed(Profile::default()));
-    let mut work = world.started();
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(timed(DeadlineProfile::default()));
+    let mut work = world.take_started();
     world.frame(&mut work, tool("t"));
-    world.pass_renewing(2 * 3_600_000 - 8_000, &machine, &[&work]);
-    assert_eq!(world.attempt_state(task), AttemptState::ToolRunning);
-    world.pass_renewing(12_000, &machine, &[&work]);
+    world.advance_renewing(2 * 3_600_000 - 8_000, &machine, &[&work]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::ToolRunning);
+    world.advance_renewing(12_000, &machine, &[&work]);
     assert_eq!(
         world.end_code(task, 1),
         Some(FailureCode::TaskDeadlineExceeded),
@@ -196,24 +198,27 @@ fn an_empty_profile_leaves_only_the_relays_own_timers() {
 
 #[test]
 fn a_daemon_that_ignores_the_cancel_is_not_waited_for() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let task = world.submit(only(|p| p.process_start_ms = Some(1_000)));
-    let work = world.started();
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(spec_with_timer(|p| p.process_start_ms = Some(1_000)));
+    let work = world.take_started();
     world.pass(1_000 + SLACK);
     world.pass(700 + SLACK - 1);
-    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
-    world.told(&machine);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::CleaningUp);
+    world.take_messages(&machine);
     world.pass(1);
     let end = world.newest(task).state.end().unwrap().clone();
     assert_eq!(
         (end.failure_code, end.receipt),
-        (Some(FailureCode::ProcessStartTimeout), Receipt::Unconfirmed)
+        (
+            Some(FailureCode::ProcessStartTimeout),
+            TerminationReceipt::Unconfirmed
+        )
     );
-    let told = world.told(&machine);
+    let told = world.take_messages(&machine);
     assert!(
         told.iter().any(
-            |m| matches!(m, Downstream::Abandon { attempt, .. } if *attempt == work.re.attempt)
+            |m| matches!(m, DaemonMessage::Abandon { attempt, .. } if *attempt == work.frame_ref.attempt)
         )
     );
     assert_eq!(
@@ -225,16 +230,16 @@ fn a_daemon_that_ignores_the_cancel_is_not_waited_for() {
 
 #[test]
 fn a_result_during_a_deadlines_cleanup_wins_over_the_deadline() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
-    let task = world.submit(only(|p| p.process_start_ms = Some(1_000)));
-    let mut work = world.started();
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let task = world.submit(spec_with_timer(|p| p.process_start_ms = Some(1_000)));
+    let mut work = world.take_started();
     world.pass(1_000 + SLACK);
-    world.phase(&mut work, Phase::CleanupStarted);
-    world.phase(&mut work, Phase::CleanupFinished);
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
+    world.phase(&mut work, LifecyclePhase::CleanupFinished);
     assert_eq!(
         world.attempt_state(task),
-        AttemptState::CleaningUp,
+        AttemptStateKind::CleaningUp,
         "its last word is still awaited"
     );
     world.frame(&mut work, completed());
@@ -243,23 +248,23 @@ fn a_result_during_a_deadlines_cleanup_wins_over_the_deadline() {
 
 #[test]
 fn cleanup_that_the_daemon_began_and_never_ended_is_no_result() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(timed(profile()));
-    let mut work = world.started();
-    world.phase(&mut work, Phase::CleanupStarted);
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
     world.pass(700 + SLACK);
     let end = world.newest(task).state.end().unwrap().clone();
     assert_eq!(
         (end.failure_code, end.receipt),
-        (Some(FailureCode::NoResult), Receipt::Unconfirmed)
+        (Some(FailureCode::NoResult), TerminationReceipt::Unconfirmed)
     );
 }
 
 /// cleanup_started of a daemon whose own timer was quicker.
-fn ends_for(timer: TimerKind) -> FrameBody {
+fn timer_cleanup_frame(timer: TimerKind) -> FrameBody {
     FrameBody::Phase {
-        phase: Phase::CleanupStarted,
+        phase: LifecyclePhase::CleanupStarted,
         message: None,
         deadline: Some(timer),
     }
@@ -267,14 +272,14 @@ fn ends_for(timer: TimerKind) -> FrameBody {
 
 #[test]
 fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(timed(profile()));
-    let mut work = world.started();
-    world.frame(&mut work, ends_for(TimerKind::StreamIdle));
-    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    let mut work = world.take_started();
+    world.frame(&mut work, timer_cleanup_frame(TimerKind::StreamIdle));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::CleaningUp);
     world.pass(700 + SLACK - 1);
-    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::CleaningUp);
     world.pass(1);
     let end = world.newest(task).state.end().unwrap().clone();
     assert_eq!(
@@ -282,16 +287,16 @@ fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline
         (
             EndState::TimedOut,
             Some(FailureCode::StreamIdleTimeout),
-            Receipt::Unconfirmed
+            TerminationReceipt::Unconfirmed
         )
     );
     // Away, its last word may be on its way, and the lease bounds the wait.
     let task = world.submit(timed(profile()));
-    let mut work = world.started();
-    world.frame(&mut work, ends_for(TimerKind::ProcessStart));
+    let mut work = world.take_started();
+    world.frame(&mut work, timer_cleanup_frame(TimerKind::ProcessStart));
     world.disconnect(&machine);
     world.pass(700 + SLACK);
-    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::CleaningUp);
     world.pass(TTL + GRACE);
     let end = world.newest(task).state.end().unwrap().clone();
     assert_eq!(end.failure_code, Some(FailureCode::ProcessStartTimeout));
@@ -307,27 +312,27 @@ fn what_the_daemon_says_of_the_end_counts_more_than_why_it_began_it() {
             Some(FailureCode::AgentExit),
         ),
     ] {
-        let mut world = World::new();
-        let _machine = world.machine(1);
+        let mut world = CoreHarness::new();
+        let _machine = world.connect_daemon(1);
         let task = world.submit(timed(profile()));
-        let mut work = world.started();
-        world.frame(&mut work, ends_for(TimerKind::StreamIdle));
+        let mut work = world.take_started();
+        world.frame(&mut work, timer_cleanup_frame(TimerKind::StreamIdle));
         world.frame(&mut work, body);
         let end = world.newest(task).state.end().unwrap().clone();
         assert_eq!((end.state, end.failure_code), (state, code));
-        assert_eq!(end.by, EndedBy::Daemon);
+        assert_eq!(end.ended_by, EndedBy::Daemon);
     }
 }
 
 #[test]
 fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
-    let other = world.machine(2);
-    let mut spec = only(|p| p.process_start_ms = Some(1_000));
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let other = world.connect_daemon(2);
+    let mut spec = spec_with_timer(|p| p.process_start_ms = Some(1_000));
     spec.retry.max_attempts = 3;
     let task = world.submit(spec);
-    let work = world.started();
+    let work = world.take_started();
     let ours = if work.session == machine.session {
         &mut machine
     } else {
@@ -338,7 +343,10 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
     let end = world.newest(task).state.end().unwrap().clone();
     assert_eq!(
         (end.failure_code, end.receipt),
-        (Some(FailureCode::ProcessStartTimeout), Receipt::Unconfirmed)
+        (
+            Some(FailureCode::ProcessStartTimeout),
+            TerminationReceipt::Unconfirmed
+        )
     );
     assert!(
         !world.newest(task).retry_safe,
@@ -347,7 +355,7 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
     assert_eq!(world.state(task), TaskState::TimedOut);
     let again = world.retry(task).unwrap();
     assert_eq!((again.state, again.attempts.len()), (TaskState::Queued, 2));
-    world.pass_renewing(TTL + GRACE - 3_001, &other, &[]);
+    world.advance_renewing(TTL + GRACE - 3_001, &other, &[]);
     assert!(
         world.dispatches().is_empty(),
         "the predecessor may still run"
@@ -359,12 +367,12 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
 
 #[test]
 fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.dispatch();
-    world.pass_renewing(9_999, &machine, &[]);
-    assert_eq!(world.attempt_state(task), AttemptState::Offered);
+    world.advance_renewing(9_999, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
     world.pass(1);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::NotAccepted));
     assert!(
@@ -374,17 +382,17 @@ fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
     assert_eq!(world.state(task), TaskState::Pending);
     // Accepting too late does not run it.
     let mut late = work;
-    world.told(&machine);
+    world.take_messages(&machine);
     world.frame(&mut late, FrameBody::Accepted);
     assert_eq!(world.rejections(&machine), [Rejection::StaleAttempt]);
     world.beat(&machine, &[]);
     world.pass(2_000);
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
 }
 
 #[test]
 fn queue_parks_as_starved_and_a_retry_hands_it_off() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let task = world.submit(TaskSpec {
         queue_ms: Some(5_000),
         ..spec()
@@ -398,30 +406,30 @@ fn queue_parks_as_starved_and_a_retry_hands_it_off() {
         record.attention.as_ref().unwrap().cause,
         AttentionCause::Starved
     );
-    assert_eq!(world.attempt_state(task), AttemptState::Parked);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Parked);
     let again = world.retry(task).unwrap();
     assert_eq!(
-        (again.state, again.attempts[0].state.name()),
-        (TaskState::Queued, AttemptState::HandedOff)
+        (again.state, again.attempts[0].state.kind()),
+        (TaskState::Queued, AttemptStateKind::HandedOff)
     );
     assert_eq!(again.attempts[0].successor, Some(again.attempts[1].id));
-    let _machine = world.machine(1);
-    assert_eq!(world.dispatch().re.number, 2);
+    let _machine = world.connect_daemon(1);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
 }
 
 #[test]
 fn a_daemons_own_timeout_is_a_timeout_and_its_hint_only_lowers() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let mut spec = spec();
     spec.retry.max_attempts = 2;
     let task = world.submit(spec.clone());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, errored(FailureCode::NoFirstEventTimeout, 0));
-    assert_eq!(world.newest(task).state.name(), AttemptState::TimedOut);
+    assert_eq!(world.newest(task).state.kind(), AttemptStateKind::TimedOut);
     assert_eq!(world.state(task), TaskState::Pending, "retried");
     let other = world.submit(spec);
-    let mut work = world.started();
+    let mut work = world.take_started();
     let FrameBody::Errored(mut body) = errored(FailureCode::AgentExit, 1) else {
         unreachable!()
     };

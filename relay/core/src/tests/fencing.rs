@@ -1,33 +1,33 @@
 //! Who may speak, and in which order. What fails a check writes nothing.
 
-use super::world::{Work, World, completed, spec};
-use crate::effects::{Count, Downstream, Send};
+use super::world::{CoreHarness, DispatchedAttempt, completed, spec};
+use crate::effects::{CoreMetric, DaemonMessage, Delivery};
 use crate::id::{AttemptId, Incarnation, SessionId, TaskId};
-use crate::input::{Frame, FrameBody, Input, LeaseToken};
-use crate::record::{AttemptState, Phase, TaskState};
+use crate::input::{AttemptFrame, CoreCommand, FrameBody, LeaseToken};
+use crate::record::{AttemptStateKind, LifecyclePhase, TaskState};
 use crate::reject::Rejection;
 
-type Change<'a> = &'a dyn Fn(&mut Frame);
+type FrameChange<'a> = &'a dyn Fn(&mut AttemptFrame);
 
 /// Each differs from a good one in one thing.
 fn bad_frames(
     own: SessionId,
     foreign: SessionId,
-    work: &Work,
-) -> Vec<(&'static str, Rejection, Input)> {
+    work: &DispatchedAttempt,
+) -> Vec<(&'static str, Rejection, CoreCommand)> {
     let nil = uuid::Uuid::from_u128(9);
-    let rows: [(&str, Rejection, Change<'_>); 8] = [
+    let rows: [(&str, Rejection, FrameChange<'_>); 8] = [
         ("another incarnation", Rejection::StaleIncarnation, &|f| {
-            f.re.incarnation = Incarnation(nil)
+            f.frame_ref.incarnation = Incarnation(nil)
         }),
         ("unknown task", Rejection::UnknownAttempt, &|f| {
-            f.re.task = TaskId(nil)
+            f.frame_ref.task = TaskId(nil)
         }),
         ("unknown attempt", Rejection::UnknownAttempt, &|f| {
-            f.re.attempt = AttemptId(nil)
+            f.frame_ref.attempt = AttemptId(nil)
         }),
         ("another number", Rejection::UnknownAttempt, &|f| {
-            f.re.number = 2
+            f.frame_ref.number = 2
         }),
         ("another daemon", Rejection::UnknownAttempt, &|f| {
             f.session = foreign
@@ -40,20 +40,20 @@ fn bad_frames(
             f.body = FrameBody::Accepted
         }),
     ];
-    let frame = |change: Change<'_>| {
-        let mut frame = Frame {
+    let frame = |change: FrameChange<'_>| {
+        let mut frame = AttemptFrame {
             session: own,
-            re: work.re,
+            frame_ref: work.frame_ref,
             control_seq: 3,
-            observed: crate::time::Wall(0),
+            observed: crate::time::WallTime(0),
             proof: Some(work.token.clone()),
             body: completed(),
             workspace: None,
             finished: None,
-            known: Ok(None),
+            stored_progress: Ok(None),
         };
         change(&mut frame);
-        Input::Frame(Box::new(frame))
+        CoreCommand::Frame(Box::new(frame))
     };
     rows.into_iter()
         .map(|(name, code, change)| (name, code, frame(change)))
@@ -62,26 +62,30 @@ fn bad_frames(
 
 #[test]
 fn each_failed_check_has_its_own_code_and_writes_nothing() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let thief = world.machine(2);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let thief = world.connect_daemon(2);
     let task = world.submit(spec());
-    let work = world.started();
+    let work = world.take_started();
     let rows = bad_frames(machine.session, thief.session, &work);
     for (name, code, input) in rows {
         let writes = world.writes;
-        world.sent.clear();
-        world.say(input);
-        let rejected = world.sent.iter().find_map(|send| match send {
-            Send::ToSession {
-                message: Downstream::FrameRejected { code, .. },
+        world.deliveries.clear();
+        world.send_input(input);
+        let rejected = world.deliveries.iter().find_map(|send| match send {
+            Delivery::ToSession {
+                message: DaemonMessage::FrameRejected { code, .. },
                 ..
             } => Some(*code),
             _ => None,
         });
         assert_eq!(rejected, Some(code), "{name}");
         assert_eq!(world.writes, writes, "{name} wrote something");
-        assert_eq!(world.attempt_state(task), AttemptState::Starting, "{name}");
+        assert_eq!(
+            world.attempt_state(task),
+            AttemptStateKind::Starting,
+            "{name}"
+        );
     }
     let mut work = work;
     work.seq = 3;
@@ -95,24 +99,24 @@ fn each_failed_check_has_its_own_code_and_writes_nothing() {
 
 #[test]
 fn a_stream_that_was_replaced_says_nothing_any_more() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     let mut newer = machine;
     world.reconnect(
         &mut newer,
-        &[(&work.clone(), crate::input::ActiveState::Running)],
+        &[(&work.clone(), crate::input::ActiveAttemptState::Running)],
     );
     let (writes, old) = (world.writes, work.session);
     assert_ne!(old, newer.session);
     world.frame(&mut work, completed());
     assert_eq!(
         (world.writes, world.attempt_state(task)),
-        (writes, AttemptState::Starting)
+        (writes, AttemptStateKind::Starting)
     );
-    world.say(Input::SessionClosed { session: old });
-    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    world.send_input(CoreCommand::SessionClosed { session: old });
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     work.session = newer.session;
     world.replay(&work.clone(), work.seq, completed());
     assert_eq!(world.state(task), TaskState::Completed);
@@ -120,26 +124,26 @@ fn a_stream_that_was_replaced_says_nothing_any_more() {
 
 #[test]
 fn replayed_frames_are_acknowledged_and_a_second_end_changes_nothing() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     let writes = world.writes;
-    world.told(&machine);
+    world.take_messages(&machine);
     world.replay(&work.clone(), 2, FrameBody::Started);
     assert!(matches!(
-        world.told(&machine)[..],
-        [Downstream::Ack { control_seq: 2, .. }]
+        world.take_messages(&machine)[..],
+        [DaemonMessage::Ack { control_seq: 2, .. }]
     ));
     assert_eq!(world.writes, writes);
     world.frame(&mut work, completed());
     let done = world.task(task);
     let writes = world.writes;
-    world.told(&machine);
+    world.take_messages(&machine);
     world.replay(&work.clone(), 3, completed());
     assert!(matches!(
-        world.told(&machine)[..],
-        [Downstream::Ack { control_seq: 3, .. }]
+        world.take_messages(&machine)[..],
+        [DaemonMessage::Ack { control_seq: 3, .. }]
     ));
     assert_eq!(world.writes, writes);
     // Another end with a new number is evidence, once.
@@ -155,25 +159,28 @@ fn replayed_frames_are_acknowledged_and_a_second_end_changes_nothing() {
     );
     let now = world.task(task);
     assert_eq!(
-        (now.state, now.newest().unwrap().state.clone()),
-        (TaskState::Completed, done.newest().unwrap().state.clone())
+        (now.state, now.newest_attempt().unwrap().state.clone()),
+        (
+            TaskState::Completed,
+            done.newest_attempt().unwrap().state.clone()
+        )
     );
-    assert!(now.newest().unwrap().late_terminal && now.revision == done.revision + 1);
+    assert!(now.newest_attempt().unwrap().has_late_terminal && now.revision == done.revision + 1);
 }
 
 #[test]
 fn frames_of_an_earlier_attempt_change_nothing_once_its_successor_is_leased() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let mut first = world.dispatch();
-    world.pass_renewing(12_000, &machine, &[]);
+    world.advance_renewing(12_000, &machine, &[]);
     let second = world.dispatch();
-    assert_eq!(second.re.number, 2);
-    world.told(&machine);
+    assert_eq!(second.frame_ref.number, 2);
+    world.take_messages(&machine);
     let before = world.task(task);
     world.frame(&mut first, FrameBody::Accepted);
-    world.phase(&mut first, Phase::FirstVisibleEventSeen);
+    world.phase(&mut first, LifecyclePhase::FirstVisibleEventSeen);
     assert_eq!(
         world.rejections(&machine),
         [Rejection::StaleAttempt, Rejection::StaleAttempt]
@@ -182,33 +189,35 @@ fn frames_of_an_earlier_attempt_change_nothing_once_its_successor_is_leased() {
     world.frame(&mut first, completed());
     assert_eq!(
         world.attempt_state(task),
-        AttemptState::Offered,
+        AttemptStateKind::Offered,
         "a result of the wrong attempt"
     );
-    assert!(world.task(task).attempts[0].late_terminal);
+    assert!(world.task(task).attempts[0].has_late_terminal);
 }
 
 #[test]
 fn an_unknown_frame_takes_its_number_and_is_counted() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    let frame = Frame {
+    let mut work = world.take_started();
+    let frame = AttemptFrame {
         session: machine.session,
-        re: work.re,
+        frame_ref: work.frame_ref,
         control_seq: 3,
-        observed: crate::time::Wall(0),
+        observed: crate::time::WallTime(0),
         proof: None,
         body: FrameBody::Unknown,
         workspace: None,
         finished: None,
-        known: Ok(None),
+        stored_progress: Ok(None),
     };
-    let effects = world
-        .core
-        .handle(Input::Frame(Box::new(frame)), world.now, &mut world.mint);
-    assert!(effects.writes.is_empty() && effects.counts == [Count::UnknownFrame]);
+    let effects = world.core.handle(
+        CoreCommand::Frame(Box::new(frame)),
+        world.now,
+        &mut world.ids,
+    );
+    assert!(effects.changes.is_empty() && effects.metrics == [CoreMetric::UnknownFrame]);
     work.seq = 3;
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);

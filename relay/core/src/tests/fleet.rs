@@ -1,28 +1,28 @@
 //! Operators' verbs on daemons: a reason, a daemon of theirs, not too often, and on record with before and after.
 
-use super::world::{Machine, World, actor, on_daemon};
-use crate::effects::Reply;
+use super::world::{CoreHarness, TestDaemon, actor, daemon_operation};
+use crate::effects::CoreReply;
 use crate::id::{DaemonId, DaemonRef, TenantScope};
-use crate::input::Input;
-use crate::record::{DaemonChange, DaemonOperation, Standing};
+use crate::input::CoreCommand;
+use crate::record::{DaemonChange, DaemonCondition, DaemonOperation};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 
-const AT_WORK: Standing = Standing {
+const ACTIVE_STANDING: DaemonCondition = DaemonCondition {
     drained: false,
     connected: true,
 };
 
-impl World {
-    fn operate_on(
+impl CoreHarness {
+    fn operate_daemon(
         &mut self,
-        machine: &Machine,
+        machine: &TestDaemon,
         operation: DaemonOperation,
         reason: &str,
     ) -> Result<(), Rejection> {
-        let word = on_daemon(machine.daemon, operation).because(reason);
-        match self.ask(|request| word.input(request))? {
-            Reply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
+        let word = daemon_operation(machine.daemon, operation).with_reason(reason);
+        match self.send_request(|request| word.input(request))? {
+            CoreReply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
             other => panic!("not the daemon: {other:?}"),
         }
     }
@@ -34,20 +34,20 @@ impl World {
         };
         let look = |shown| {
             let (scope, named) = (scope.clone(), named.clone());
-            move |request| Input::FindDaemon {
+            move |request| CoreCommand::FindDaemon {
                 request,
                 scope,
                 named,
                 shown,
             }
         };
-        let shown = match self.ask(look(true)) {
-            Ok(Reply::Daemon(view)) => Ok(view.record.daemon),
+        let shown = match self.send_request(look(true)) {
+            Ok(CoreReply::Daemon(view)) => Ok(view.record.daemon),
             Ok(other) => panic!("not a daemon: {other:?}"),
             Err(code) => Err(code),
         };
-        let found = match self.ask(look(false)) {
-            Ok(Reply::FoundDaemon(daemon)) => Ok(daemon),
+        let found = match self.send_request(look(false)) {
+            Ok(CoreReply::FoundDaemon(daemon)) => Ok(daemon),
             Ok(other) => panic!("not a daemon's id: {other:?}"),
             Err(code) => Err(code),
         };
@@ -62,26 +62,26 @@ impl World {
 
 #[test]
 fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let drained = Standing {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let drained = DaemonCondition {
         drained: true,
-        ..AT_WORK
+        ..ACTIVE_STANDING
     };
     world
-        .operate_on(&machine, DaemonOperation::Drain, "a new disk")
+        .operate_daemon(&machine, DaemonOperation::Drain, "a new disk")
         .unwrap();
     world
-        .operate_on(&machine, DaemonOperation::Drain, "once more")
+        .operate_daemon(&machine, DaemonOperation::Drain, "once more")
         .unwrap();
     world
-        .operate_on(&machine, DaemonOperation::Undrain, "")
+        .operate_daemon(&machine, DaemonOperation::Undrain, "")
         .unwrap();
     world
-        .operate_on(&machine, DaemonOperation::Disconnect, "it is odd")
+        .operate_daemon(&machine, DaemonOperation::Disconnect, "it is odd")
         .unwrap();
     world
-        .operate_on(&machine, DaemonOperation::Disconnect, "it is gone")
+        .operate_daemon(&machine, DaemonOperation::Disconnect, "it is gone")
         .unwrap();
     world.restart();
     let seen: Vec<_> = world
@@ -96,17 +96,27 @@ fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
             )
         })
         .collect();
-    let away = Standing {
+    let away = DaemonCondition {
         connected: false,
-        ..AT_WORK
+        ..ACTIVE_STANDING
     };
     // What changed nothing is not on record.
     assert_eq!(
         seen,
         [
-            (DaemonOperation::Drain, "a new disk", AT_WORK, drained),
-            (DaemonOperation::Undrain, "", drained, AT_WORK),
-            (DaemonOperation::Disconnect, "it is odd", AT_WORK, away),
+            (
+                DaemonOperation::Drain,
+                "a new disk",
+                ACTIVE_STANDING,
+                drained
+            ),
+            (DaemonOperation::Undrain, "", drained, ACTIVE_STANDING),
+            (
+                DaemonOperation::Disconnect,
+                "it is odd",
+                ACTIVE_STANDING,
+                away
+            ),
         ]
     );
     let first = &world.changes()[0];
@@ -115,17 +125,17 @@ fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
 
 #[test]
 fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let nobody = DaemonId(uuid::Uuid::from_u128(99));
     for operation in [DaemonOperation::Drain, DaemonOperation::Disconnect] {
         for daemon in [machine.daemon, nobody] {
-            let word = on_daemon(daemon, operation).because(" \t");
-            let refused = world.ask(|request| word.input(request));
+            let word = daemon_operation(daemon, operation).with_reason(" \t");
+            let refused = world.send_request(|request| word.input(request));
             assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
         }
-        let word = on_daemon(machine.daemon, operation).of(TenantScope::One(tenant("acme")));
-        let refused = world.ask(|request| word.input(request));
+        let word = daemon_operation(machine.daemon, operation).of(TenantScope::One(tenant("acme")));
+        let refused = world.send_request(|request| word.input(request));
         assert_eq!(refused.unwrap_err(), Rejection::UnknownDaemon);
     }
     assert!(world.changes().is_empty());
@@ -133,30 +143,32 @@ fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
 
 #[test]
 fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused_and_changes_nothing() {
-    let mut world = World::new();
-    let (machine, other) = (world.machine(1), world.machine(2));
+    let mut world = CoreHarness::new();
+    let (machine, other) = (world.connect_daemon(1), world.connect_daemon(2));
     for n in 0..10 {
         let operation = if n % 2 == 0 {
             DaemonOperation::Drain
         } else {
             DaemonOperation::Undrain
         };
-        world.operate_on(&machine, operation, "a script").unwrap();
+        world
+            .operate_daemon(&machine, operation, "a script")
+            .unwrap();
     }
-    let refused = world.operate_on(&machine, DaemonOperation::Drain, "a script");
+    let refused = world.operate_daemon(&machine, DaemonOperation::Drain, "a script");
     assert_eq!(refused, Err(Rejection::RateLimited));
     assert_eq!(world.changes().len(), 10);
-    let another = world.operate_on(&other, DaemonOperation::Drain, "a script");
+    let another = world.operate_daemon(&other, DaemonOperation::Drain, "a script");
     assert_eq!(another, Ok(()));
     world.pass(60_000);
-    let later = world.operate_on(&machine, DaemonOperation::Drain, "a script");
+    let later = world.operate_daemon(&machine, DaemonOperation::Drain, "a script");
     assert_eq!(later, Ok(()));
 }
 
 #[test]
 fn the_newest_changes_are_kept() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     for n in 0..130 {
         let operation = if n % 2 == 0 {
             DaemonOperation::Drain
@@ -164,7 +176,7 @@ fn the_newest_changes_are_kept() {
             DaemonOperation::Undrain
         };
         let why = n.to_string();
-        world.operate_on(&machine, operation, &why).unwrap();
+        world.operate_daemon(&machine, operation, &why).unwrap();
         world.pass(10_000);
     }
     let changes = world.changes();
@@ -173,9 +185,9 @@ fn the_newest_changes_are_kept() {
 
 #[test]
 fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let (all, acme) = (TenantScope::All, TenantScope::One(tenant("acme")));
-    let (first, second) = (world.machine(1), world.machine(2));
+    let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
     let id = first.daemon.to_string();
     assert_eq!(world.find(&id, &all), Ok(first.daemon));
     assert_eq!(world.find("daemon-2", &acme), Ok(second.daemon));
@@ -186,11 +198,11 @@ fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
 
     world.disconnect(&second);
     let foreign = TenantScope::One(tenant("globex"));
-    let second = Machine {
-        session: world.fresh_session(),
+    let second = TestDaemon {
+        session: world.new_session(),
         ..second
     };
-    let renamed = |hello: &mut crate::input::Hello| {
+    let renamed = |hello: &mut crate::input::DaemonHello| {
         hello.name = "daemon-1".into();
         hello.scope = foreign.clone();
     };

@@ -4,44 +4,47 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::verbs::{once, situation};
-use super::world::{GRACE, Machine, TTL, Work, World, actor, completed, errored, gone, spec};
+use super::verbs::{once, reach_situation};
+use super::world::{
+    CoreHarness, DispatchedAttempt, GRACE, TTL, TestDaemon, actor, completed, errored, spec,
+    termination_receipt,
+};
 use crate::config::Config;
-use crate::effects::{Downstream, Reply};
-use crate::force::Verb;
+use crate::effects::{CoreReply, DaemonMessage};
+use crate::force::TaskOperation;
 use crate::id::{AttemptId, TaskId, TokenId};
-use crate::input::{ActiveState, Actor, FrameBody, Termination};
+use crate::input::{ActiveAttemptState, FrameBody, ProcessTermination, RequestActor};
 use crate::record::{
-    AttemptState, Audit, EndedBy, EventKind, FailureCode, Operation, Phase, Receipt, TaskRecord,
-    TaskState,
+    AttemptStateKind, AuditedOperation, EndedBy, FailureCode, LifecyclePhase, OperatorAudit,
+    TaskRecord, TaskState, TerminationReceipt, TimelineEventKind,
 };
 use crate::reject::Rejection;
 use crate::samples;
 use crate::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
 
-pub(super) const RELEASE: Verb = Verb::ForceRelease { attempt: None };
-pub(super) const FAIL: Verb = Verb::ForceFail { attempt: None };
-pub(super) const RETRY: Verb = Verb::Retry {
+pub(super) const RELEASE: TaskOperation = TaskOperation::ForceRelease { attempt: None };
+pub(super) const FAIL: TaskOperation = TaskOperation::ForceFail { attempt: None };
+pub(super) const RETRY: TaskOperation = TaskOperation::Retry {
     allow_unsafe: false,
 };
-pub(super) const COMPLETE: Verb = Verb::Complete {
+pub(super) const COMPLETE: TaskOperation = TaskOperation::Complete {
     overridden: false,
     result: None,
 };
 
-pub(super) fn audits(record: &TaskRecord) -> Vec<(Audit, Option<Arc<str>>)> {
+pub(super) fn audits(record: &TaskRecord) -> Vec<(OperatorAudit, Option<Arc<str>>)> {
     let events = record.timeline.events.iter();
     let audits = events.filter_map(|event| match &event.kind {
-        EventKind::Forced(audit) => Some((audit.clone(), event.message.clone())),
+        TimelineEventKind::Forced(audit) => Some((audit.clone(), event.message.clone())),
         _ => None,
     });
     audits.collect()
 }
 
-fn abandons(world: &mut World, machine: &Machine) -> Vec<AttemptId> {
-    let told = world.told(machine).into_iter();
+fn take_abandons(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<AttemptId> {
+    let told = world.take_messages(machine).into_iter();
     let abandons = told.filter_map(|message| match message {
-        Downstream::Abandon { attempt, .. } => Some(attempt),
+        DaemonMessage::Abandon { attempt, .. } => Some(attempt),
         _ => None,
     });
     abandons.collect()
@@ -49,81 +52,90 @@ fn abandons(world: &mut World, machine: &Machine) -> Vec<AttemptId> {
 
 #[test]
 fn a_released_attempt_is_told_to_stop_and_its_successor_waits_for_the_receipt() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let _other = world.machine(2);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let _other = world.connect_daemon(2);
     let task = world.submit(spec());
-    let mut work = world.started();
-    world.told(&machine);
+    let mut work = world.take_started();
+    world.take_messages(&machine);
     let record = world.operate(task, RELEASE).unwrap();
     let first = &record.attempts[0];
     let end = first.state.end().unwrap();
     assert_eq!(
-        (first.state.name(), end.by, end.receipt),
+        (first.state.kind(), end.ended_by, end.receipt),
         (
-            AttemptState::Released,
+            AttemptStateKind::Released,
             EndedBy::Operator,
-            Receipt::Unconfirmed
+            TerminationReceipt::Unconfirmed
         )
     );
     assert_eq!(end.message.as_deref(), Some("a reason"));
-    assert_eq!(abandons(&mut world, &machine), [work.re.attempt]);
+    assert_eq!(
+        take_abandons(&mut world, &machine),
+        [work.frame_ref.attempt]
+    );
     world.pass(8_000);
     assert!(world.dispatches().is_empty(), "it may still run");
-    let termination = gone();
+    let termination = termination_receipt();
     world.frame(&mut work, FrameBody::Receipt { termination });
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
     assert_eq!(record.counters.failures + record.counters.losses, 0);
 }
 
 #[test]
 fn without_a_receipt_the_successor_waits_for_the_lease_limit_and_grace() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let work = world.started();
-    let other = world.machine(2);
+    let work = world.take_started();
+    let other = world.connect_daemon(2);
     world.pass(5_000);
     world.beat(&machine, &[&work]);
     world.operate(task, RELEASE).unwrap();
-    world.pass_renewing(TTL + GRACE - 1, &other, &[]);
+    world.advance_renewing(TTL + GRACE - 1, &other, &[]);
     assert!(world.dispatches().is_empty());
     world.pass(1);
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
 }
 
 #[test]
 fn a_daemon_that_comes_back_with_a_released_attempt_must_kill_it_and_its_result_is_evidence() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.disconnect(&machine);
     world.operate(task, RELEASE).unwrap();
-    let verdicts = world.reconnect(&mut machine, &[(&work, ActiveState::Running)]);
-    assert!(matches!(verdicts[0], crate::effects::Verdict::Kill { .. }));
+    let verdicts = world.reconnect(&mut machine, &[(&work, ActiveAttemptState::Running)]);
+    assert!(matches!(
+        verdicts[0],
+        crate::effects::SettlementVerdict::Kill { .. }
+    ));
     work.session = machine.session;
     world.frame(&mut work, completed());
     let record = world.task(task);
-    assert_eq!(record.attempts[0].state.name(), AttemptState::Released);
+    assert_eq!(record.attempts[0].state.kind(), AttemptStateKind::Released);
     assert!(!record.state.is_terminal());
 }
 
 #[test]
 fn a_failed_one_is_final_fenced_and_nobodys_failure() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    world.told(&machine);
+    let mut work = world.take_started();
+    world.take_messages(&machine);
     let record = world.operate(task, FAIL).unwrap();
-    let end = record.newest().unwrap().state.end().unwrap();
+    let end = record.newest_attempt().unwrap().state.end().unwrap();
     assert_eq!(
-        (end.failure_code.clone(), end.by, end.retryable),
+        (end.failure_code.clone(), end.ended_by, end.retryable),
         (Some(FailureCode::OperatorForced), EndedBy::Operator, false)
     );
     assert_eq!(record.counters.failures, 0);
-    assert_eq!(abandons(&mut world, &machine), [work.re.attempt]);
+    assert_eq!(
+        take_abandons(&mut world, &machine),
+        [work.frame_ref.attempt]
+    );
     assert_eq!(world.store.fences.len(), 1, "its processes may still run");
     world.frame(&mut work, completed());
     assert_eq!(
@@ -136,31 +148,33 @@ fn a_failed_one_is_final_fenced_and_nobodys_failure() {
         world.operate(task, RETRY).unwrap_err(),
         Rejection::UnsafeRetry
     );
-    let allowed = Verb::Retry { allow_unsafe: true };
+    let allowed = TaskOperation::Retry { allow_unsafe: true };
     assert_eq!(world.operate(task, allowed).unwrap().attempts.len(), 2);
 }
 
 #[test]
 fn another_attempt_than_the_caller_saw_is_left_alone() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let work = world.started();
+    let work = world.take_started();
     let stranger = Some(AttemptId(Uuid::from_u128(99)));
     for verb in [
-        Verb::ForceRelease { attempt: stranger },
-        Verb::ForceFail { attempt: stranger },
+        TaskOperation::ForceRelease { attempt: stranger },
+        TaskOperation::ForceFail { attempt: stranger },
     ] {
         assert_eq!(
             world.operate(task, verb).unwrap_err(),
             Rejection::StaleAttempt
         );
     }
-    let attempt = Some(work.re.attempt);
-    world.operate(task, Verb::ForceFail { attempt }).unwrap();
+    let attempt = Some(work.frame_ref.attempt);
+    world
+        .operate(task, TaskOperation::ForceFail { attempt })
+        .unwrap();
 }
 
-fn promised(path: &str) -> TaskSpec {
+fn spec_with_artifact(path: &str) -> TaskSpec {
     let artifact = RequiredArtifact {
         path: path.into(),
         min_size: None,
@@ -177,57 +191,60 @@ fn promised(path: &str) -> TaskSpec {
 
 #[test]
 fn completing_by_hand_goes_through_the_contract_unless_that_is_overridden_which_is_on_record() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let task = world.submit(promised("report.md"));
-    let work = world.started();
-    world.told(&machine);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(spec_with_artifact("report.md"));
+    let work = world.take_started();
+    world.take_messages(&machine);
     assert_eq!(
         world.operate(task, COMPLETE).unwrap_err(),
         Rejection::ContractUnmet
     );
-    let verb = Verb::Complete {
+    let verb = TaskOperation::Complete {
         overridden: true,
         result: Some(Arc::from(*b"by hand")),
     };
     let record = world.operate(task, verb).unwrap();
     assert_eq!(record.state, TaskState::Completed);
-    let newest = record.newest().unwrap();
+    let newest = record.newest_attempt().unwrap();
     assert_eq!(newest.result.as_deref(), Some(&b"by hand"[..]));
     assert_eq!(
         audits(&record)[0].0,
-        Audit {
-            operation: Operation::CompleteOverridden,
+        OperatorAudit {
+            operation: AuditedOperation::CompleteOverridden,
             by: "alice".into(),
-            attempt_before: AttemptState::Starting,
-            attempt_after: AttemptState::Completed,
+            attempt_before: AttemptStateKind::Starting,
+            attempt_after: AttemptStateKind::Completed,
             task_before: TaskState::Running,
         }
     );
-    assert_eq!(abandons(&mut world, &machine), [work.re.attempt]);
+    assert_eq!(
+        take_abandons(&mut world, &machine),
+        [work.frame_ref.attempt]
+    );
 }
 
 #[test]
 fn what_was_lost_is_completed_by_an_attempt_of_its_own_and_its_end_stays() {
-    let mut world = World::new();
-    let task = situation(&mut world, "unsafe loss");
+    let mut world = CoreHarness::new();
+    let task = reach_situation(&mut world, "unsafe loss");
     let lost = world.newest(task);
     let record = world.operate(task, COMPLETE).unwrap();
     assert_eq!(record.state, TaskState::Completed);
     assert_eq!(record.attempts[0].state, lost.state);
     let by_hand = &record.attempts[1];
-    assert_eq!(by_hand.state.name(), AttemptState::Completed);
+    assert_eq!(by_hand.state.kind(), AttemptStateKind::Completed);
     assert!(by_hand.holder.is_none() && world.dispatches().is_empty());
 }
 
 #[test]
 fn a_blank_reason_is_refused_before_the_task_is_looked_for_and_counts_nothing() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let task = world.submit(spec());
     let unknown = TaskId(Uuid::from_u128(42));
     for _ in 0..20 {
         for id in [task, unknown] {
-            for verb in [RELEASE, FAIL, RETRY, COMPLETE, Verb::Pause] {
+            for verb in [RELEASE, FAIL, RETRY, COMPLETE, TaskOperation::Pause] {
                 let refused = world.operate_as(actor(), id, " \t\n", verb);
                 assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
             }
@@ -237,20 +254,20 @@ fn a_blank_reason_is_refused_before_the_task_is_looked_for_and_counts_nothing() 
         world.operate(unknown, FAIL).unwrap_err(),
         Rejection::UnknownTask
     );
-    world.operate(task, Verb::Pause).unwrap();
-    let again = world.operate_as(actor(), task, "once more", Verb::Pause);
-    assert!(matches!(again, Ok(Reply::Already)));
+    world.operate(task, TaskOperation::Pause).unwrap();
+    let again = world.operate_as(actor(), task, "once more", TaskOperation::Pause);
+    assert!(matches!(again, Ok(CoreReply::Already)));
 }
 
 #[test]
 fn ten_within_a_minute_for_each_principal_and_task() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let (task, other) = (world.submit(spec()), world.submit(spec()));
     for n in 0..10 {
         let verb = if n % 2 == 0 {
-            Verb::Pause
+            TaskOperation::Pause
         } else {
-            Verb::Unpause
+            TaskOperation::Unpause
         };
         world.operate(task, verb).unwrap();
     }
@@ -260,13 +277,13 @@ fn ten_within_a_minute_for_each_principal_and_task() {
         Rejection::RateLimited
     );
     assert_eq!(world.writes, writes);
-    world.operate(other, Verb::Pause).unwrap();
-    let bob = Actor {
+    world.operate(other, TaskOperation::Pause).unwrap();
+    let bob = RequestActor {
         name: "alice".into(),
         token: TokenId(Uuid::from_u128(78)),
         operator: true,
     };
-    let reply = world.operate_as(bob, task, "my turn", Verb::Pause);
+    let reply = world.operate_as(bob, task, "my turn", TaskOperation::Pause);
     assert!(reply.is_ok(), "names need not be unique, credentials are");
     world.pass(60_000);
     world.operate(task, FAIL).unwrap();
@@ -274,19 +291,19 @@ fn ten_within_a_minute_for_each_principal_and_task() {
 
 #[test]
 fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(once());
-    let mut work: Work = world.started();
-    world.phase(&mut work, Phase::FirstVisibleEventSeen);
-    let termination = Termination {
+    let mut work: DispatchedAttempt = world.take_started();
+    world.phase(&mut work, LifecyclePhase::FirstVisibleEventSeen);
+    let termination = ProcessTermination {
         group_empty: true,
-        ..Termination::default()
+        ..ProcessTermination::default()
     };
     let FrameBody::Errored(error) = errored(FailureCode::AgentExit, 1) else {
         panic!("an error");
     };
-    let body = FrameBody::Errored(crate::input::Errored {
+    let body = FrameBody::Errored(crate::input::ErroredBody {
         termination,
         ..error
     });
@@ -296,12 +313,16 @@ fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
         Rejection::UnsafeRetry
     );
     let record = world
-        .operate(task, Verb::Retry { allow_unsafe: true })
+        .operate(task, TaskOperation::Retry { allow_unsafe: true })
         .unwrap();
     let audit = &audits(&record)[0].0;
     assert_eq!(
         (audit.operation, audit.attempt_before, audit.task_before),
-        (Operation::Retry, AttemptState::Failed, TaskState::Failed)
+        (
+            AuditedOperation::Retry,
+            AttemptStateKind::Failed,
+            TaskState::Failed
+        )
     );
 }
 
@@ -309,28 +330,28 @@ fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
 fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
     let mut config = samples::config();
     config.max_dispatches = 1;
-    let mut world = World::with(config);
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::with(config);
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(world.retry(task).unwrap_err(), Rejection::AlreadyFinished);
 }
 
 #[test]
 fn what_is_taken_away_at_the_last_dispatch_is_offered_again() {
-    let mut world = World::with(Config {
+    let mut world = CoreHarness::with(Config {
         max_dispatches: 3,
         ..samples::config()
     });
     // Whom it was taken from is not asked for a while.
-    let _machines: Vec<_> = (1..=9).map(|n| world.machine(n)).collect();
+    let _machines: Vec<_> = (1..=9).map(|n| world.connect_daemon(n)).collect();
     let task = world.submit(spec());
     for n in 1..=8 {
-        let mut work = world.started();
+        let mut work = world.take_started();
         assert_eq!(world.task(task).counters.dispatches, 1, "of {n} attempts");
         world.operate(task, RELEASE).unwrap();
-        let termination = gone();
+        let termination = termination_receipt();
         world.frame(&mut work, FrameBody::Receipt { termination });
     }
     assert_eq!(world.task(task).attempts.len(), 9);

@@ -1,21 +1,21 @@
 //! Daemons that an operator takes off the record: only such as nothing can come from, and not without a word of it.
 
-use super::world::{GRACE, Machine, TTL, World, actor, completed, spec};
-use crate::effects::Reply;
+use super::world::{CoreHarness, GRACE, TTL, TestDaemon, actor, completed, spec};
+use crate::effects::CoreReply;
 use crate::id::TenantScope;
-use crate::input::Input;
+use crate::input::CoreCommand;
 use crate::reject::Rejection;
 use crate::samples;
 
-impl World {
+impl CoreHarness {
     pub(super) fn forget(
         &mut self,
-        machine: &Machine,
+        machine: &TestDaemon,
         scope: TenantScope,
     ) -> Result<(), Rejection> {
         let (daemon, by) = (machine.daemon, actor());
         let reason = "scrapped".into();
-        let reply = self.ask(|request| Input::ForgetDaemon {
+        let reply = self.send_request(|request| CoreCommand::ForgetDaemon {
             request,
             scope,
             daemon,
@@ -23,7 +23,7 @@ impl World {
             reason,
         })?;
         match reply {
-            Reply::Daemon(view) if view.record.daemon == daemon => Ok(()),
+            CoreReply::Daemon(view) if view.record.daemon == daemon => Ok(()),
             other => panic!("not the daemon that was forgotten: {other:?}"),
         }
     }
@@ -31,12 +31,12 @@ impl World {
 
 #[test]
 fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.submit(spec());
-    world.started();
+    world.take_started();
     let all = || TenantScope::All;
-    let refused = |world: &mut World, code| {
+    let refused = |world: &mut CoreHarness, code| {
         assert_eq!(world.forget(&machine, all()), Err(code));
         assert!(world.store.forgotten.daemons.is_empty());
     };
@@ -65,7 +65,7 @@ fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
         );
         world.restart();
     }
-    let other = world.machine(2);
+    let other = world.connect_daemon(2);
     world.disconnect(&other);
     assert_eq!(world.forget(&other, all()), Ok(()));
     assert_eq!(
@@ -77,22 +77,22 @@ fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
 
 #[test]
 fn a_forgotten_daemon_that_returns_is_a_new_one_that_works() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.disconnect(&machine);
     world.forget(&machine, TenantScope::All).unwrap();
-    world.machine(1);
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert!(world.state(task).is_terminal());
 }
 
 #[test]
 fn the_newest_words_are_kept() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     for number in 1..=130 {
-        let machine = world.machine(number);
+        let machine = world.connect_daemon(number);
         world.disconnect(&machine);
         world.forget(&machine, TenantScope::All).unwrap();
     }

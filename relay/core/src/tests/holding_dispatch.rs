@@ -1,53 +1,53 @@
 //! The shell has no room: nothing is leased, what is leased goes on, and what waits says why.
 
-use super::world::{World, completed, spec};
-use crate::effects::{Reply, WaitsFor};
+use super::world::{CoreHarness, completed, spec};
+use crate::effects::{CoreReply, WaitReason};
 use crate::id::TaskId;
-use crate::input::Input;
+use crate::input::CoreCommand;
 use crate::record::TaskState;
 use crate::samples;
 
-fn waits(world: &mut World, task: TaskId) -> Option<WaitsFor> {
+fn wait_reason(world: &mut CoreHarness, task: TaskId) -> Option<WaitReason> {
     let tenant = samples::tenant("acme");
-    let inspected = world.ask(|request| Input::Inspect {
+    let inspected = world.send_request(|request| CoreCommand::Inspect {
         request,
         tenant,
         task,
     });
     match inspected {
-        Ok(Reply::Inspected(view)) => view.waits_for,
+        Ok(CoreReply::Inspected(view)) => view.wait_reason,
         other => panic!("not an inspection: {other:?}"),
     }
 }
 
 #[test]
 fn held_work_waits_for_space_and_leased_work_ends() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let running = world.submit(spec());
-    let mut work = world.started();
-    world.say(Input::HoldDispatch { held: true });
+    let mut work = world.take_started();
+    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
     let held = world.submit(spec());
     assert_eq!(world.state(held), TaskState::Queued);
-    assert_eq!(waits(&mut world, held), Some(WaitsFor::Space));
+    assert_eq!(wait_reason(&mut world, held), Some(WaitReason::DiskSpace));
     world.frame(&mut work, completed());
     assert_eq!(world.state(running), TaskState::Completed);
     assert_eq!(world.state(held), TaskState::Queued, "the slot stays free");
-    world.say(Input::HoldDispatch { held: false });
-    let mut work = world.started();
+    world.send_input(CoreCommand::SuspendDispatch { suspended: false });
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(world.state(held), TaskState::Completed);
 }
 
 #[test]
 fn a_start_forgets_the_hold() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
-    world.say(Input::HoldDispatch { held: true });
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
     let held = world.submit(spec());
     world.restart_here();
     world.reconnect(&mut machine, &[]);
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(world.state(held), TaskState::Completed);
 }

@@ -1,24 +1,25 @@
 //! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
 
-use super::world::{SLACK, Work, World, spec};
-use crate::effects::{Downstream, WaitsFor};
+use super::world::{CoreHarness, DispatchedAttempt, SLACK, spec};
+use crate::effects::{DaemonMessage, WaitReason};
 use crate::id::InputId;
-use crate::input::{ActiveState, FrameBody};
+use crate::input::{ActiveAttemptState, FrameBody};
 use crate::record::{
-    AttemptState, AttentionCause, Decision, EventKind, FailureCode, InputState, Phase, TaskState,
+    AttemptStateKind, AttentionCause, FailureCode, InputDecision, InputState, LifecyclePhase,
+    TaskState, TimelineEventKind,
 };
 use crate::reject::Rejection;
-use crate::spec::{OnInputTimeout, PermissionEffect, PermissionRule, TaskSpec};
+use crate::spec::{InputTimeoutPolicy, PermissionEffect, PermissionRule, TaskSpec};
 
 fn input(n: u128) -> InputId {
     InputId(uuid::Uuid::from_u128(n))
 }
 
 fn permission(n: u128) -> FrameBody {
-    asks(n, "Bash", "rm -rf")
+    permission_frame_for(n, "Bash", "rm -rf")
 }
 
-fn asks(n: u128, tool: &str, arguments: &str) -> FrameBody {
+fn permission_frame_for(n: u128, tool: &str, arguments: &str) -> FrameBody {
     FrameBody::PermissionRequest {
         input: input(n),
         tool_name: tool.into(),
@@ -27,21 +28,24 @@ fn asks(n: u128, tool: &str, arguments: &str) -> FrameBody {
     }
 }
 
-fn asked(world: &mut World, spec: TaskSpec) -> (crate::id::TaskId, Work) {
+fn start_waiting_input(
+    world: &mut CoreHarness,
+    spec: TaskSpec,
+) -> (crate::id::TaskId, DispatchedAttempt) {
     let task = world.submit(spec);
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, permission(1));
     (task, work)
 }
 
 #[test]
 fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
-    let (task, mut work) = asked(&mut world, spec());
-    assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let (task, mut work) = start_waiting_input(&mut world, spec());
+    assert_eq!(world.attempt_state(task), AttemptStateKind::WaitingInput);
     let view = world.inspect(task).unwrap();
-    assert_eq!(view.waits_for, Some(WaitsFor::Person));
+    assert_eq!(view.wait_reason, Some(WaitReason::Person));
     world.disconnect(&machine);
     world.answer(task, input(1), true).unwrap();
     assert!(
@@ -55,14 +59,17 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
         world.answer(task, input(1), false).unwrap_err(),
         Rejection::AnswerConflict
     );
-    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+    world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Running)],
+    );
     work.session = machine.session;
-    let told = world.told(&machine);
+    let told = world.take_messages(&machine);
     assert!(told.iter().any(
-        |m| matches!(m, Downstream::Answer { input: i, decision: Decision::Allowed, .. } if *i == input(1))
+        |m| matches!(m, DaemonMessage::Answer { input: i, decision: InputDecision::Allowed, .. } if *i == input(1))
     ));
     world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
-    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     let kept = world.newest(task).inputs[0].clone();
     assert!(matches!(kept.state, InputState::Received(_)) && kept.payload.is_empty());
     assert_eq!(
@@ -73,12 +80,12 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
 
 #[test]
 fn an_input_of_an_earlier_attempt_never_reaches_the_next() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
-    let (task, mut work) = asked(&mut world, spec());
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let (task, mut work) = start_waiting_input(&mut world, spec());
     world.frame(&mut work, super::world::errored(FailureCode::AgentExit, 3));
     world.pass(2_000);
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
     assert_eq!(
         world.answer(task, input(1), true).unwrap_err(),
         Rejection::InputClosed
@@ -95,37 +102,37 @@ fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
         spec.effective_profile.user_input_ms = Some(1_000);
         spec
     };
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let (task, mut work) = asked(&mut world, timed(OnInputTimeout::Deny));
-    world.told(&machine);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let (task, mut work) = start_waiting_input(&mut world, timed(InputTimeoutPolicy::Deny));
+    world.take_messages(&machine);
     world.pass(1_000 + SLACK);
     assert_eq!(
         world.attempt_state(task),
-        AttemptState::WaitingInput,
+        AttemptStateKind::WaitingInput,
         "it waits until the daemon has heard the no"
     );
-    assert!(world.told(&machine).iter().any(|m| matches!(
+    assert!(world.take_messages(&machine).iter().any(|m| matches!(
         m,
-        Downstream::Answer {
-            decision: Decision::Expired,
+        DaemonMessage::Answer {
+            decision: InputDecision::Expired,
             ..
         }
     )));
     world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
     assert_eq!(
         (world.attempt_state(task), world.newest(task).retry_safe),
-        (AttemptState::Streaming, true)
+        (AttemptStateKind::Streaming, true)
     );
 
-    let mut world = World::new();
-    let _machine = world.machine(1);
-    let (task, mut work) = asked(&mut world, timed(OnInputTimeout::Park));
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let (task, mut work) = start_waiting_input(&mut world, timed(InputTimeoutPolicy::Park));
     world.pass(1_000 + SLACK);
     world.frame(&mut work, super::world::canceled());
     assert_eq!(
         (world.state(task), world.attempt_state(task)),
-        (TaskState::NeedsAttention, AttemptState::Parked)
+        (TaskState::NeedsAttention, AttemptStateKind::Parked)
     );
     assert_eq!(
         world.task(task).attention.as_ref().unwrap().cause,
@@ -133,15 +140,15 @@ fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
     );
     assert!(world.store.fences.is_empty());
     world.retry(task).unwrap();
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
 }
 
 #[test]
 fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(
         &mut work,
         FrameBody::ToolStarted {
@@ -151,7 +158,7 @@ fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
     );
     world.frame(&mut work, permission(1));
     world.frame(&mut work, permission(2));
-    world.told(&machine);
+    world.take_messages(&machine);
     world.frame(&mut work, permission(2));
     world.frame(&mut work, FrameBody::InputReceived { input: input(2) });
     assert_eq!(
@@ -159,11 +166,14 @@ fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
         [Rejection::DuplicateInput, Rejection::WrongOrder]
     );
     world.frame(&mut work, FrameBody::InputWithdrawn { input: input(1) });
-    assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::WaitingInput);
     world.answer(task, input(2), true).unwrap();
     world.frame(&mut work, FrameBody::InputReceived { input: input(2) });
-    assert_eq!(world.attempt_state(task), AttemptState::ToolRunning);
-    assert_eq!(world.newest(task).phase, Some(Phase::InputReceived));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::ToolRunning);
+    assert_eq!(
+        world.newest(task).phase,
+        Some(LifecyclePhase::InputReceived)
+    );
     assert_eq!(
         world.answer(task, input(1), true).unwrap_err(),
         Rejection::InputClosed
@@ -174,11 +184,11 @@ fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
 fn open_tools_and_inputs_are_bounded() {
     let mut config = crate::samples::config();
     (config.max_tools, config.max_inputs) = (2, 2);
-    let mut world = World::with(config);
-    let machine = world.machine(1);
+    let mut world = CoreHarness::with(config);
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    world.told(&machine);
+    let mut work = world.take_started();
+    world.take_messages(&machine);
     for n in 1..=3 {
         world.frame(&mut work, permission(n));
         let id = n.to_string();
@@ -210,8 +220,8 @@ fn rule(effect: PermissionEffect, tool: &str, pattern: &str) -> PermissionRule {
 
 #[test]
 fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let rules = vec![
         rule(PermissionEffect::Deny, "Bash", "*rm *"),
         rule(PermissionEffect::Allow, "Bash", "git *"),
@@ -220,21 +230,21 @@ fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
         permission_rules: rules,
         ..spec()
     });
-    let mut work = world.started();
+    let mut work = world.take_started();
     for (n, command, decision, by) in [
-        (1, "git log", Decision::Allowed, "rule:2"),
-        (2, "rm -r .", Decision::Denied, "rule:1"),
+        (1, "git log", InputDecision::Allowed, "rule:2"),
+        (2, "rm -r .", InputDecision::Denied, "rule:1"),
     ] {
-        world.told(&machine);
+        world.take_messages(&machine);
         let arguments = format!(r#"{{"command":"{command}"}}"#);
-        world.frame(&mut work, asks(n, "Bash", &arguments));
-        assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+        world.frame(&mut work, permission_frame_for(n, "Bash", &arguments));
+        assert_eq!(world.attempt_state(task), AttemptStateKind::WaitingInput);
         let asked = world.newest(task).inputs.last().unwrap().clone();
         let told = world
-            .told(&machine)
+            .take_messages(&machine)
             .into_iter()
             .find_map(|message| match message {
-                Downstream::Answer {
+                DaemonMessage::Answer {
                     decision,
                     digest,
                     by,
@@ -245,30 +255,33 @@ fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
         assert_eq!(told, Some((decision, asked.digest, by.into())));
         let mut events = world.task(task).timeline.events.clone();
         let answered = events.pop().unwrap();
-        assert_eq!(answered.kind, EventKind::InputAnswered { input: input(n) });
+        assert_eq!(
+            answered.kind,
+            TimelineEventKind::InputAnswered { input: input(n) }
+        );
         assert!(answered.message.as_deref().unwrap().contains("Bash:"));
         assert_eq!(
             world
-                .answer(task, input(n), decision != Decision::Allowed)
+                .answer(task, input(n), decision != InputDecision::Allowed)
                 .unwrap_err(),
             Rejection::AnswerConflict
         );
         world.frame(&mut work, FrameBody::InputReceived { input: input(n) });
-        assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+        assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     }
     assert!(
         !world.newest(task).retry_safe,
         "a rule lets through like a person"
     );
-    world.frame(&mut work, asks(3, "Write", "{}"));
+    world.frame(&mut work, permission_frame_for(3, "Write", "{}"));
     assert_eq!(world.newest(task).inputs[2].state, InputState::Open);
 }
 
 #[test]
 fn the_same_answer_is_taken_again_when_its_attempt_and_its_task_are_over() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
-    let (task, mut work) = asked(&mut world, spec());
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let (task, mut work) = start_waiting_input(&mut world, spec());
     world.answer(task, input(1), false).unwrap();
     world.frame(&mut work, permission(2));
     world.cancel(task).unwrap();
@@ -283,7 +296,7 @@ fn the_same_answer_is_taken_again_when_its_attempt_and_its_task_are_over() {
         .expect("said again when it is over");
     let states: Vec<&InputState> = over.attempts[0].inputs.iter().map(|i| &i.state).collect();
     let said =
-        matches!(states[0], InputState::Superseded(Some(a)) if a.decision == Decision::Denied);
+        matches!(states[0], InputState::Superseded(Some(a)) if a.decision == InputDecision::Denied);
     assert!(
         said && *states[1] == InputState::Superseded(None),
         "{states:?}"

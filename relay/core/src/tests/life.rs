@@ -1,14 +1,16 @@
 //! The ordinary life of a task, from submit to its result.
 
-use super::world::{World, completed, spec};
-use crate::effects::{After, Downstream, Send};
-use crate::input::Sign;
-use crate::record::{AttemptState, EndState, EventKind, Phase, Receipt, TaskState};
+use super::world::{CoreHarness, completed, spec};
+use crate::effects::{CommitDependency, DaemonMessage, Delivery};
+use crate::input::OutputSignal;
+use crate::record::{
+    AttemptStateKind, EndState, LifecyclePhase, TaskState, TerminationReceipt, TimelineEventKind,
+};
 
 #[test]
 fn a_task_goes_from_submit_to_its_result_in_five_writes() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let before = world.writes;
     let task = world.submit(spec());
     assert_eq!(
@@ -17,40 +19,43 @@ fn a_task_goes_from_submit_to_its_result_in_five_writes() {
         "dispatched in the same turn"
     );
     let mut work = world.dispatch();
-    assert_eq!(world.attempt_state(task), AttemptState::Offered);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
     world.frame(&mut work, crate::input::FrameBody::Accepted);
-    let told = world.told(&machine);
+    let told = world.take_messages(&machine);
     assert!(told.iter().any(|m| matches!(
         m,
-        Downstream::LeaseConfirmed {
+        DaemonMessage::LeaseConfirmed {
             granted_ms: 30_000,
             ..
         }
     )));
     assert!(
         told.iter()
-            .any(|m| matches!(m, Downstream::Ack { control_seq: 1, .. }))
+            .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. }))
     );
     world.frame(&mut work, crate::input::FrameBody::Started);
-    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     world.frame(&mut work, completed());
     let record = world.task(task);
     assert_eq!(record.state, TaskState::Completed);
-    let end = record.newest().unwrap().state.end().unwrap();
+    let end = record.newest_attempt().unwrap().state.end().unwrap();
     assert_eq!(
         (end.state, end.receipt),
-        (EndState::Completed, Receipt::Confirmed)
+        (EndState::Completed, TerminationReceipt::Confirmed)
     );
     assert_eq!(
-        record.newest().unwrap().result.as_deref(),
+        record.newest_attempt().unwrap().result.as_deref(),
         Some(&b"done"[..])
     );
     // The spec, then submit, dispatch, accepted with its confirmation, started, completed.
     assert_eq!(world.writes - before, 6);
     assert!(world.store.live.is_empty() && world.store.fences.is_empty());
-    assert_eq!(world.core.open_tasks(), 0);
+    assert_eq!(world.core.open_task_count(), 0);
     assert_eq!(
-        world.core.next_deadline().map(|at| at > world.now.at),
+        world
+            .core
+            .next_deadline()
+            .map(|at| at > world.now.monotonic),
         Some(true),
         "only the session is timed"
     );
@@ -58,36 +63,36 @@ fn a_task_goes_from_submit_to_its_result_in_five_writes() {
 
 #[test]
 fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    let (session, re) = (work.session, work.re);
+    let mut work = world.take_started();
+    let (session, re) = (work.session, work.frame_ref);
     let printed = |sign, output_end| {
-        crate::input::Input::Activity(crate::input::Activity {
+        crate::input::CoreCommand::Activity(crate::input::OutputActivity {
             session,
-            re,
-            sign,
+            frame_ref: re,
+            signal: sign,
             tools: Vec::new(),
             output_end,
         })
     };
-    world.phase(&mut work, Phase::AgentStarted);
-    world.say(printed(Sign::BeforePrompt, 5));
-    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    world.phase(&mut work, LifecyclePhase::AgentStarted);
+    world.send_input(printed(OutputSignal::BeforePrompt, 5));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     assert_eq!(world.newest(task).prompt_written, None);
-    world.phase(&mut work, Phase::PromptWritten);
+    world.phase(&mut work, LifecyclePhase::PromptWritten);
     assert_eq!(world.newest(task).output_end, 5);
-    assert_eq!(world.attempt_state(task), AttemptState::Prompted);
-    world.phase(&mut work, Phase::AgentStarted);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Prompted);
+    world.phase(&mut work, LifecyclePhase::AgentStarted);
     assert_eq!(
         world.attempt_state(task),
-        AttemptState::Prompted,
+        AttemptStateKind::Prompted,
         "backwards changes nothing"
     );
     assert!(world.newest(task).retry_safe);
-    world.say(printed(Sign::VisibleEvent, 12));
-    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    world.send_input(printed(OutputSignal::VisibleEvent, 12));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     assert!(!world.newest(task).retry_safe, "people have seen something");
     let tool = |id: &str| crate::input::FrameBody::ToolStarted {
         id: id.into(),
@@ -99,12 +104,12 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
         &mut work,
         crate::input::FrameBody::ToolFinished { id: "a".into() },
     );
-    assert_eq!(world.attempt_state(task), AttemptState::ToolRunning);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::ToolRunning);
     world.frame(
         &mut work,
         crate::input::FrameBody::ToolFinished { id: "b".into() },
     );
-    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     world.frame(&mut work, completed());
     let phases: Vec<&str> = world
         .task(task)
@@ -122,46 +127,46 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
 
 #[test]
 fn nothing_about_a_task_is_sent_before_its_own_write() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let request = crate::id::RequestId(77);
     let task = crate::id::TaskId(uuid::Uuid::from_u128(77));
-    let submit = crate::input::Submit {
+    let submit = crate::input::SubmitTask {
         request,
         task,
         spec: std::sync::Arc::new(spec()),
         digest: [0; 32],
-        prior: Ok(None),
+        prior_submission: Ok(None),
     };
     let effects = world.core.handle(
-        crate::input::Input::Submit(submit),
+        crate::input::CoreCommand::Submit(submit),
         world.now,
-        &mut world.mint,
+        &mut world.ids,
     );
-    for outgoing in &effects.sends {
-        match &outgoing.send {
-            Send::Reply { .. } | Send::ToSession { .. } | Send::Published { .. } => {
-                assert_eq!(outgoing.after, After::Task(task));
+    for outgoing in &effects.deliveries {
+        match &outgoing.delivery {
+            Delivery::Reply { .. } | Delivery::ToSession { .. } | Delivery::Published { .. } => {
+                assert_eq!(outgoing.depends_on, CommitDependency::Task(task));
             }
-            Send::CloseSession { .. } => panic!("nobody is closed here"),
+            Delivery::CloseSession { .. } => panic!("nobody is closed here"),
         }
     }
     let events = effects
-        .sends
+        .deliveries
         .iter()
-        .filter_map(|outgoing| match &outgoing.send {
-            Send::Published { events, .. } => {
+        .filter_map(|outgoing| match &outgoing.delivery {
+            Delivery::Published { events, .. } => {
                 Some(events.iter().map(|e| e.kind.clone()).collect::<Vec<_>>())
             }
             _ => None,
         });
-    let events: Vec<EventKind> = events.flatten().collect();
+    let events: Vec<TimelineEventKind> = events.flatten().collect();
     assert!(matches!(
         events[..],
         [
-            EventKind::Submitted,
-            EventKind::Queued,
-            EventKind::Offered { .. }
+            TimelineEventKind::Submitted,
+            TimelineEventKind::Queued,
+            TimelineEventKind::Offered { .. }
         ]
     ));
 }

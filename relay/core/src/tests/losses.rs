@@ -1,48 +1,51 @@
 //! Failures, losses, retries: budgets, safety, poison, sick daemons.
 
-use super::world::{GRACE, TTL, Work, World, completed, errored, spec};
-use crate::input::{FrameBody, Termination};
-use crate::record::{AttemptState, AttentionCause, FailureCode, RejectCode, TaskState};
-use crate::spec::{TaskSpec, WhenUnsafe};
+use super::world::{CoreHarness, DispatchedAttempt, GRACE, TTL, completed, errored, spec};
+use crate::input::{FrameBody, ProcessTermination};
+use crate::record::{AttemptStateKind, AttentionCause, FailureCode, RejectCode, TaskState};
+use crate::spec::{TaskSpec, UnsafeLossPolicy};
 
 #[test]
 fn failures_are_retried_until_the_budget_or_the_same_failure_twice() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     for (number, exit) in [(1, 1), (2, 2), (3, 3)] {
-        let mut work = world.started();
-        assert_eq!(work.re.number, number);
+        let mut work = world.take_started();
+        assert_eq!(work.frame_ref.number, number);
         world.frame(&mut work, errored(FailureCode::AgentExit, exit));
-        world.pass_renewing(3_000, &machine, &[]);
+        world.advance_renewing(3_000, &machine, &[]);
     }
     let record = world.task(task);
     assert_eq!(
         (record.state, record.attempts.len()),
         (TaskState::Failed, 3)
     );
-    assert_eq!(record.retry_stop.as_deref(), Some("attempts_spent"));
+    assert_eq!(record.retry_stop_reason.as_deref(), Some("attempts_spent"));
 
     let task = world.submit(spec());
     for _ in 0..2 {
-        let mut work = world.started();
+        let mut work = world.take_started();
         world.frame(&mut work, errored(FailureCode::AgentExit, 1));
-        world.pass_renewing(3_000, &machine, &[]);
+        world.advance_renewing(3_000, &machine, &[]);
     }
     let record = world.task(task);
     assert_eq!(
         (record.state, record.attempts.len()),
         (TaskState::Failed, 2)
     );
-    assert_eq!(record.retry_stop.as_deref(), Some("repeated_failure"));
+    assert_eq!(
+        record.retry_stop_reason.as_deref(),
+        Some("repeated_failure")
+    );
 }
 
 #[test]
 fn visible_output_or_a_tool_makes_a_failure_final() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(
         &mut work,
         FrameBody::ToolStarted {
@@ -53,26 +56,26 @@ fn visible_output_or_a_tool_makes_a_failure_final() {
     world.frame(&mut work, errored(FailureCode::AgentExit, 1));
     let record = world.task(task);
     assert_eq!(
-        (record.state, record.retry_stop.as_deref()),
+        (record.state, record.retry_stop_reason.as_deref()),
         (TaskState::Failed, Some("unsafe"))
     );
-    assert!(!record.newest().unwrap().retry_safe);
+    assert!(!record.newest_attempt().unwrap().retry_safe);
 }
 
 #[test]
 fn a_loss_after_confirmation_follows_when_unsafe() {
     let rows = [
-        (WhenUnsafe::Park, TaskState::NeedsAttention),
-        (WhenUnsafe::Retry, TaskState::Pending),
-        (WhenUnsafe::Fail, TaskState::Lost),
+        (UnsafeLossPolicy::Park, TaskState::NeedsAttention),
+        (UnsafeLossPolicy::Retry, TaskState::Pending),
+        (UnsafeLossPolicy::Fail, TaskState::Lost),
     ];
     for (when_unsafe, state) in rows {
-        let mut world = World::new();
-        let machine = world.machine(1);
+        let mut world = CoreHarness::new();
+        let machine = world.connect_daemon(1);
         let mut spec = spec();
         spec.retry.when_unsafe = when_unsafe;
         let task = world.submit(spec);
-        world.started();
+        world.take_started();
         world.disconnect(&machine);
         world.pass(TTL + GRACE);
         assert_eq!(world.state(task), state, "{when_unsafe:?}");
@@ -81,35 +84,35 @@ fn a_loss_after_confirmation_follows_when_unsafe() {
 
 #[test]
 fn the_workers_word_that_the_prompt_was_never_written_makes_a_loss_safe() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    let termination = Termination {
+    let mut work = world.take_started();
+    let termination = ProcessTermination {
         group_empty: true,
         prompt_written: Some(false),
-        ..Termination::default()
+        ..ProcessTermination::default()
     };
     world.frame(&mut work, FrameBody::Receipt { termination });
-    assert_eq!(world.newest(task).state.name(), AttemptState::Lost);
+    assert_eq!(world.newest(task).state.kind(), AttemptStateKind::Lost);
     assert_eq!(world.state(task), TaskState::Pending, "retried");
 }
 
 #[test]
 fn two_daemons_lost_under_a_task_make_it_poison() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let mut spec = spec();
-    (spec.retry.when_unsafe, spec.retry.max_losses) = (WhenUnsafe::Retry, 10);
+    (spec.retry.when_unsafe, spec.retry.max_losses) = (UnsafeLossPolicy::Retry, 10);
     let mut task = None;
     for n in 1..=2 {
-        let machine = world.machine(n);
+        let machine = world.connect_daemon(n);
         let task = *task.get_or_insert_with(|| world.submit(spec.clone()));
         world.pass(3_000);
         let mut work = world.dispatch();
         world.frame(&mut work, FrameBody::Accepted);
         world.disconnect(&machine);
         world.pass(TTL + GRACE);
-        assert_eq!(world.newest(task).state.name(), AttemptState::Lost);
+        assert_eq!(world.newest(task).state.kind(), AttemptStateKind::Lost);
     }
     let record = world.task(task.unwrap());
     assert_eq!(record.state, TaskState::NeedsAttention);
@@ -117,25 +120,25 @@ fn two_daemons_lost_under_a_task_make_it_poison() {
         record.attention.as_ref().unwrap().cause,
         AttentionCause::Poison
     );
-    let _healthy = world.machine(3);
+    let _healthy = world.connect_daemon(3);
     world.pass(60_000);
     assert!(
         world.dispatches().is_empty(),
         "poison is given to nobody by itself"
     );
-    world.machine(3);
+    world.connect_daemon(3);
     world.retry(task.unwrap()).unwrap();
-    assert_eq!(world.dispatch().re.number, 3);
+    assert_eq!(world.dispatch().frame_ref.number, 3);
 }
 
 #[test]
 fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     for number in 1..=20 {
         let mut work = world.dispatch();
-        assert_eq!(work.re.number, number);
+        assert_eq!(work.frame_ref.number, number);
         world.frame(
             &mut work,
             FrameBody::Rejected {
@@ -169,8 +172,8 @@ fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
 
 #[test]
 fn a_rejected_task_goes_to_another_daemon() {
-    let mut world = World::new();
-    let (first, second) = (world.machine(1), world.machine(2));
+    let mut world = CoreHarness::new();
+    let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
     world.submit(spec());
     let mut work = world.dispatch();
     let other = if work.session == first.session {
@@ -190,16 +193,16 @@ fn a_rejected_task_goes_to_another_daemon() {
 
 #[test]
 fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
-    let mut world = World::new();
-    let bad = world.machine(1);
+    let mut world = CoreHarness::new();
+    let bad = world.connect_daemon(1);
     let mut spec = TaskSpec { ..spec() };
     spec.retry.max_attempts = 1;
     for _ in 0..5 {
         world.submit(spec.clone());
-        let mut work = world.started();
+        let mut work = world.take_started();
         world.frame(&mut work, errored(FailureCode::SpawnFailed, 1));
     }
-    let good = world.machine(2);
+    let good = world.connect_daemon(2);
     for _ in 0..4 {
         world.submit(spec.clone());
     }
@@ -212,7 +215,7 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
     for work in &mut works {
         world.frame(work, FrameBody::Accepted);
     }
-    let works: Vec<&Work> = works.iter().collect();
+    let works: Vec<&DispatchedAttempt> = works.iter().collect();
     let waiting = world.submit(spec);
     assert!(
         world.dispatches().is_empty(),
@@ -226,7 +229,7 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
     let work = world
         .dispatches()
         .into_iter()
-        .find(|work| work.re.task == waiting);
+        .find(|work| work.frame_ref.task == waiting);
     assert_eq!(
         work.unwrap().session,
         bad.session,
@@ -236,13 +239,13 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
 
 #[test]
 fn a_success_in_between_keeps_a_daemon_healthy() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let mut spec = spec();
     spec.retry.max_attempts = 1;
     for n in 0..9 {
         world.submit(spec.clone());
-        let mut work = world.started();
+        let mut work = world.take_started();
         let body = if n == 4 {
             completed()
         } else {
@@ -252,13 +255,13 @@ fn a_success_in_between_keeps_a_daemon_healthy() {
     }
     let scope = crate::id::TenantScope::All;
     let reply = world
-        .ask(|request| crate::input::Input::ListDaemons { request, scope })
+        .send_request(|request| crate::input::CoreCommand::ListDaemons { request, scope })
         .unwrap();
-    let crate::effects::Reply::Daemons(views) = reply else {
+    let crate::effects::CoreReply::Daemons(views) = reply else {
         panic!("{reply:?}")
     };
     assert_eq!(
-        (views.len(), views[0].sick, views[0].record.daemon),
+        (views.len(), views[0].is_sick, views[0].record.daemon),
         (1, false, machine.daemon)
     );
 }

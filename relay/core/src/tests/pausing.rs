@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::world::{Machine, World, actor, spec};
-use crate::effects::{Paused, Reply, SchedulerView, WaitsFor};
-use crate::force::Verb;
+use super::world::{CoreHarness, TestDaemon, actor, spec};
+use crate::effects::{CoreReply, PauseLevel, SchedulerView, WaitReason};
+use crate::force::TaskOperation;
 use crate::id::{TaskId, TenantScope};
-use crate::input::Input;
-use crate::record::{AttemptState, TaskState};
+use crate::input::CoreCommand;
+use crate::record::{AttemptStateKind, TaskState};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 use crate::spec::{DispatchPolicy, TaskSpec};
 
-fn acme() -> TenantScope {
+fn acme_scope() -> TenantScope {
     TenantScope::One(tenant("acme"))
 }
 
@@ -24,9 +24,9 @@ fn of(name: &str) -> TaskSpec {
     }
 }
 
-fn pause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
+fn pause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
     let (by, reason) = (actor(), "look".into());
-    world.ask(|request| Input::PauseScheduler {
+    world.send_request(|request| CoreCommand::PauseScheduler {
         request,
         scope,
         by,
@@ -34,9 +34,9 @@ fn pause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
     })
 }
 
-fn unpause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
+fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
     let by = actor();
-    world.ask(|request| Input::UnpauseScheduler {
+    world.send_request(|request| CoreCommand::UnpauseScheduler {
         request,
         scope,
         by,
@@ -44,24 +44,34 @@ fn unpause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
     })
 }
 
-fn status(world: &mut World, scope: TenantScope) -> SchedulerView {
-    match world.ask(|request| Input::SchedulerStatus { request, scope }) {
-        Ok(Reply::Scheduler(view)) => *view,
+fn status(world: &mut CoreHarness, scope: TenantScope) -> SchedulerView {
+    match world.send_request(|request| CoreCommand::SchedulerStatus { request, scope }) {
+        Ok(CoreReply::Scheduler(view)) => *view,
         other => panic!("not a status: {other:?}"),
     }
 }
 
-fn dispatched(world: &mut World) -> Vec<TaskId> {
-    world.dispatches().iter().map(|work| work.re.task).collect()
+fn dispatched(world: &mut CoreHarness) -> Vec<TaskId> {
+    world
+        .dispatches()
+        .iter()
+        .map(|work| work.frame_ref.task)
+        .collect()
 }
 
 #[test]
 fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let (held, free) = (world.submit(of("acme")), world.submit(of("globex")));
-    assert!(matches!(pause(&mut world, acme()), Ok(Reply::Done)));
-    assert!(matches!(pause(&mut world, acme()), Ok(Reply::Already)));
-    let mut machine: Machine = world.machine(1);
+    assert!(matches!(
+        pause(&mut world, acme_scope()),
+        Ok(CoreReply::Done)
+    ));
+    assert!(matches!(
+        pause(&mut world, acme_scope()),
+        Ok(CoreReply::Already)
+    ));
+    let mut machine: TestDaemon = world.connect_daemon(1);
     assert_eq!(dispatched(&mut world), [free]);
     let later = world.submit(of("acme"));
     let fast = TaskSpec {
@@ -70,69 +80,75 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
     };
     assert_eq!(world.try_submit(fast).unwrap_err(), Rejection::NoDaemon);
     let view = world.inspect(held).unwrap();
-    assert_eq!(view.waits_for, Some(WaitsFor::Pause));
-    assert_eq!(view.pause.map(|(paused, _)| paused), Some(Paused::Tenant));
+    assert_eq!(view.wait_reason, Some(WaitReason::Pause));
+    assert_eq!(
+        view.pause.map(|(paused, _)| paused),
+        Some(PauseLevel::Tenant)
+    );
     world.restart();
     world.reconnect(&mut machine, &[]);
     assert!(world.dispatches().is_empty(), "the pause survives");
-    assert!(matches!(unpause(&mut world, acme()), Ok(Reply::Done)));
+    assert!(matches!(
+        unpause(&mut world, acme_scope()),
+        Ok(CoreReply::Done)
+    ));
     assert_eq!(dispatched(&mut world), [held, later], "in their order");
     assert_eq!(
-        unpause(&mut world, acme()).unwrap_err(),
+        unpause(&mut world, acme_scope()).unwrap_err(),
         Rejection::NotPaused
     );
 }
 
 #[test]
 fn a_tenants_pause_costs_no_queue_time_and_gives_none_back() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let task = world.submit(of("acme"));
     world.pass(20_000);
-    pause(&mut world, acme()).unwrap();
+    pause(&mut world, acme_scope()).unwrap();
     world.pass(500_000);
     world.restart_here();
     world.pass(500_000);
-    assert_eq!(world.attempt_state(task), AttemptState::Queued);
-    unpause(&mut world, acme()).unwrap();
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
+    unpause(&mut world, acme_scope()).unwrap();
     world.restart_here();
     world.pass(29_000);
-    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
     world.pass(2_000);
-    assert_eq!(world.attempt_state(task), AttemptState::Parked);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Parked);
 }
 
 #[test]
 fn pauses_of_task_tenant_and_scheduler_end_one_by_one() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let task = world.submit(of("acme"));
-    world.operate(task, Verb::Pause).unwrap();
-    pause(&mut world, acme()).unwrap();
+    world.operate(task, TaskOperation::Pause).unwrap();
+    pause(&mut world, acme_scope()).unwrap();
     pause(&mut world, TenantScope::All).unwrap();
-    let machine = world.machine(1);
+    let machine = world.connect_daemon(1);
     unpause(&mut world, TenantScope::All).unwrap();
     assert!(world.dispatches().is_empty());
-    world.operate(task, Verb::Unpause).unwrap();
+    world.operate(task, TaskOperation::Unpause).unwrap();
     assert!(world.dispatches().is_empty());
-    world.pass_renewing(200_000, &machine, &[]);
-    assert_eq!(world.attempt_state(task), AttemptState::Queued);
-    unpause(&mut world, acme()).unwrap();
+    world.advance_renewing(200_000, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
+    unpause(&mut world, acme_scope()).unwrap();
     assert_eq!(dispatched(&mut world), [task]);
 }
 
 #[test]
 fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.submit(of("acme"));
-    let work = world.started();
-    pause(&mut world, acme()).unwrap();
+    let work = world.take_started();
+    pause(&mut world, acme_scope()).unwrap();
     world.submit(of("acme"));
     let globex = TaskSpec {
         agent: "nobody has it".into(),
         ..of("globex")
     };
     world.submit(globex);
-    world.pass_renewing(7_000, &machine, &[&work]);
+    world.advance_renewing(7_000, &machine, &[&work]);
     let all = status(&mut world, TenantScope::All);
     assert_eq!((all.open, all.running, all.queued), (3, 1, 2));
     assert_eq!((all.daemons_online, all.free_slots), (1, 3));
@@ -150,21 +166,21 @@ fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
 
 #[test]
 fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let by = actor();
-    let blank = world.ask(|request| Input::PauseScheduler {
+    let blank = world.send_request(|request| CoreCommand::PauseScheduler {
         request,
-        scope: acme(),
+        scope: acme_scope(),
         by,
         reason: "  ".into(),
     });
     assert_eq!(blank.unwrap_err(), Rejection::ReasonMissing);
     for _ in 0..5 {
-        pause(&mut world, acme()).unwrap();
-        unpause(&mut world, acme()).unwrap();
+        pause(&mut world, acme_scope()).unwrap();
+        unpause(&mut world, acme_scope()).unwrap();
     }
     assert_eq!(
-        pause(&mut world, acme()).unwrap_err(),
+        pause(&mut world, acme_scope()).unwrap_err(),
         Rejection::RateLimited
     );
     pause(&mut world, TenantScope::All).unwrap();
@@ -174,7 +190,7 @@ fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
 
 #[test]
 fn as_many_tenants_may_be_paused_as_one_record_holds() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let long: Arc<str> = "because ".repeat(256).into();
     let mut refused = None;
     for number in 0.. {
@@ -182,7 +198,7 @@ fn as_many_tenants_may_be_paused_as_one_record_holds() {
         world.pass(60_000);
         let scope = TenantScope::One(tenant(&format!("{number:063}")));
         let (by, reason) = (actor(), Arc::clone(&long));
-        let reply = world.ask(|request| Input::PauseScheduler {
+        let reply = world.send_request(|request| CoreCommand::PauseScheduler {
             request,
             scope,
             by,
@@ -200,7 +216,7 @@ fn as_many_tenants_may_be_paused_as_one_record_holds() {
     let known = TenantScope::One(tenant(&format!("{:063}", 7)));
     assert!(matches!(
         unpause(&mut world, known.clone()),
-        Ok(Reply::Done)
+        Ok(CoreReply::Done)
     ));
-    assert!(matches!(pause(&mut world, known), Ok(Reply::Done)));
+    assert!(matches!(pause(&mut world, known), Ok(CoreReply::Done)));
 }

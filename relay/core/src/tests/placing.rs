@@ -1,16 +1,16 @@
 //! Placement end to end: conversations, fairness, priority, pause, drain, and the successor rule over all of them.
 
-use super::world::{GRACE, TTL, World, actor, completed, on_daemon, spec};
-use crate::effects::{Downstream, Reply, WaitsFor};
-use crate::force::Verb;
+use super::world::{CoreHarness, GRACE, TTL, actor, completed, daemon_operation, spec};
+use crate::effects::{CoreReply, DaemonMessage, WaitReason};
+use crate::force::TaskOperation;
 use crate::id::{TaskId, TenantScope};
-use crate::input::{FrameBody, Input};
+use crate::input::{CoreCommand, FrameBody};
 use crate::record::{DaemonOperation, TaskState};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 use crate::spec::{TaskSpec, WorkspaceSpec};
 
-fn talk(name: &str) -> TaskSpec {
+fn spec_in_conversation(name: &str) -> TaskSpec {
     TaskSpec {
         conversation_id: Some(name.into()),
         ..spec()
@@ -19,13 +19,15 @@ fn talk(name: &str) -> TaskSpec {
 
 #[test]
 fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
-    let mut world = World::new();
-    let (_first, _second) = (world.machine(1), world.machine(2));
-    let turns: Vec<TaskId> = (0..3).map(|_| world.submit(talk("c"))).collect();
+    let mut world = CoreHarness::new();
+    let (_first, _second) = (world.connect_daemon(1), world.connect_daemon(2));
+    let turns: Vec<TaskId> = (0..3)
+        .map(|_| world.submit(spec_in_conversation("c")))
+        .collect();
     let mut sessions = Vec::new();
     for turn in &turns {
         let mut work = world.dispatch();
-        assert_eq!(work.re.task, *turn);
+        assert_eq!(work.frame_ref.task, *turn);
         sessions.push(work.session);
         world.frame(&mut work, FrameBody::Accepted);
         assert!(world.dispatches().is_empty());
@@ -39,25 +41,28 @@ fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
 
 #[test]
 fn a_turn_that_waits_says_which_one_has_to_end_first() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
-    let (first, second) = (world.submit(talk("c")), world.submit(talk("c")));
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let (first, second) = (
+        world.submit(spec_in_conversation("c")),
+        world.submit(spec_in_conversation("c")),
+    );
     let mut work = world.dispatch();
     world.frame(&mut work, FrameBody::Accepted);
     let view = world.inspect(second).unwrap();
     assert_eq!(
-        (view.waits_for, view.behind),
-        (Some(WaitsFor::Conversation), Some(first))
+        (view.wait_reason, view.waits_for_task),
+        (Some(WaitReason::Conversation), Some(first))
     );
-    assert_eq!(world.inspect(first).unwrap().behind, None);
+    assert_eq!(world.inspect(first).unwrap().waits_for_task, None);
 }
 
 #[test]
 fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let other = world.machine(2);
-    let first = world.submit(talk("c"));
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let other = world.connect_daemon(2);
+    let first = world.submit(spec_in_conversation("c"));
     let mut work = world.dispatch();
     world.frame(&mut work, FrameBody::Accepted);
     let (away, here) = if work.session == machine.session {
@@ -68,11 +73,11 @@ fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
     world.cancel(first).unwrap();
     world.pass(2_000 + 2_000);
     assert_eq!(world.state(first), TaskState::Canceled, "unconfirmed");
-    let second = world.submit(talk("c"));
+    let second = world.submit(spec_in_conversation("c"));
     assert!(world.dispatches().is_empty());
     assert_eq!(
-        world.inspect(second).unwrap().waits_for,
-        Some(WaitsFor::Fence)
+        world.inspect(second).unwrap().wait_reason,
+        Some(WaitReason::Fence)
     );
     world.restart();
     let mut back = here.clone();
@@ -80,16 +85,16 @@ fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
     let mut gone = away.clone();
     world.reconnect(&mut gone, &[]);
     assert!(world.dispatches().is_empty(), "armed again in full at boot");
-    world.pass_renewing(TTL + GRACE - 8_000, &back, &[]);
+    world.advance_renewing(TTL + GRACE - 8_000, &back, &[]);
     assert!(world.dispatches().is_empty());
-    world.pass_renewing(8_000, &back, &[]);
-    assert_eq!(world.dispatch().re.task, second);
+    world.advance_renewing(8_000, &back, &[]);
+    assert_eq!(world.dispatch().frame_ref.task, second);
     assert!(world.store.fences.is_empty());
 }
 
 #[test]
 fn a_small_tenant_is_not_starved_by_a_large_one() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     for _ in 0..2_000 {
         world.submit(TaskSpec {
             tenant: tenant("large"),
@@ -102,11 +107,11 @@ fn a_small_tenant_is_not_starved_by_a_large_one() {
             ..spec()
         });
     }
-    let _machine = world.machine(1);
+    let _machine = world.connect_daemon(1);
     let mut done = (0, 0);
     while done.0 < 10 {
         for mut work in world.dispatches() {
-            let small = world.store.specs[&work.re.task].tenant == tenant("small");
+            let small = world.store.specs[&work.frame_ref.task].tenant == tenant("small");
             world.frame(&mut work, FrameBody::Accepted);
             world.frame(&mut work, completed());
             done = if small {
@@ -121,7 +126,7 @@ fn a_small_tenant_is_not_starved_by_a_large_one() {
 
 #[test]
 fn priority_goes_first() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let low = world.submit(TaskSpec {
         priority: 10,
         ..spec()
@@ -130,15 +135,19 @@ fn priority_goes_first() {
         priority: 90,
         ..spec()
     });
-    let _machine = world.machine(1);
-    let order: Vec<TaskId> = world.dispatches().iter().map(|work| work.re.task).collect();
+    let _machine = world.connect_daemon(1);
+    let order: Vec<TaskId> = world
+        .dispatches()
+        .iter()
+        .map(|work| work.frame_ref.task)
+        .collect();
     assert_eq!(order, [high, low]);
 }
 
 #[test]
 fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
-    let mut world = World::new();
-    let plain = world.machine(1);
+    let mut world = CoreHarness::new();
+    let plain = world.connect_daemon(1);
     let mut labeled = spec();
     labeled.target.labels.insert("gpu".into(), "yes".into());
     let mut capable = spec();
@@ -177,12 +186,12 @@ fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
 
 #[test]
 fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let running = world.submit(spec());
-    let machine = world.machine(1);
-    let mut work = world.started();
+    let machine = world.connect_daemon(1);
+    let mut work = world.take_started();
     world
-        .ask(|request| Input::PauseScheduler {
+        .send_request(|request| CoreCommand::PauseScheduler {
             request,
             scope: TenantScope::All,
             by: actor(),
@@ -195,10 +204,10 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
     });
     assert!(world.dispatches().is_empty());
     assert_eq!(
-        world.inspect(waiting).unwrap().waits_for,
-        Some(WaitsFor::Pause)
+        world.inspect(waiting).unwrap().wait_reason,
+        Some(WaitReason::Pause)
     );
-    world.pass_renewing(20_000, &machine, &[&work]);
+    world.advance_renewing(20_000, &machine, &[&work]);
     assert_eq!(
         world.state(waiting),
         TaskState::Queued,
@@ -213,10 +222,10 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
         world.dispatches().is_empty(),
         "the pause survives a restart"
     );
-    world.operate(waiting, Verb::Pause).unwrap();
+    world.operate(waiting, TaskOperation::Pause).unwrap();
     assert_eq!(world.state(waiting), TaskState::Pending);
     world
-        .ask(|request| Input::UnpauseScheduler {
+        .send_request(|request| CoreCommand::UnpauseScheduler {
             request,
             scope: TenantScope::All,
             by: actor(),
@@ -224,36 +233,36 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
         })
         .unwrap();
     assert!(world.dispatches().is_empty());
-    world.operate(waiting, Verb::Unpause).unwrap();
-    assert_eq!(world.dispatch().re.task, waiting);
+    world.operate(waiting, TaskOperation::Unpause).unwrap();
+    assert_eq!(world.dispatch().frame_ref.task, waiting);
 }
 
 #[test]
 fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let running = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     let drain = |scope| {
-        let word = on_daemon(machine.daemon, DaemonOperation::Drain).of(scope);
+        let word = daemon_operation(machine.daemon, DaemonOperation::Drain).of(scope);
         move |request| word.input(request)
     };
-    let foreign = world.ask(drain(TenantScope::One(tenant("acme"))));
+    let foreign = world.send_request(drain(TenantScope::One(tenant("acme"))));
     assert_eq!(
         foreign.unwrap_err(),
         Rejection::UnknownDaemon,
         "a shared daemon is not a tenant's to drain"
     );
-    world.ask(drain(TenantScope::All)).unwrap();
-    let machine = &super::world::Machine {
+    world.send_request(drain(TenantScope::All)).unwrap();
+    let machine = &super::world::TestDaemon {
         session: work.session,
         ..machine.clone()
     };
     assert!(
         world
-            .told(machine)
+            .take_messages(machine)
             .iter()
-            .any(|m| matches!(m, Downstream::Drain { withdrawn: false }))
+            .any(|m| matches!(m, DaemonMessage::Drain { withdrawn: false }))
     );
     let waiting = world.submit(spec());
     world.frame(&mut work, completed());
@@ -268,14 +277,16 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
         world.dispatches().is_empty(),
         "the drain survives a restart"
     );
-    let undrain = on_daemon(machine.daemon, DaemonOperation::Undrain);
-    let reply = world.ask(|request| undrain.input(request)).unwrap();
-    assert!(matches!(reply, Reply::Daemon(view) if !view.draining));
+    let undrain = daemon_operation(machine.daemon, DaemonOperation::Undrain);
+    let reply = world
+        .send_request(|request| undrain.input(request))
+        .unwrap();
+    assert!(matches!(reply, CoreReply::Daemon(view) if !view.draining));
     assert!(
         world
-            .told(&machine)
+            .take_messages(&machine)
             .iter()
-            .any(|m| matches!(m, Downstream::Drain { withdrawn: true }))
+            .any(|m| matches!(m, DaemonMessage::Drain { withdrawn: true }))
     );
-    assert_eq!(world.dispatch().re.task, waiting);
+    assert_eq!(world.dispatch().frame_ref.task, waiting);
 }

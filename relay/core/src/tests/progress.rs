@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::effects::Downstream;
-use crate::goal::{CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
+use crate::effects::DaemonMessage;
+use crate::goal::{CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText};
 use crate::id::TaskId;
-use crate::input::{FrameBody, Input};
+use crate::input::{CoreCommand, FrameBody};
 use crate::record::{CheckpointKind, TaskState};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 
-use super::world::{World, completed, spec};
+use super::world::{CoreHarness, completed, spec};
 
 fn item(n: usize) -> ProgressUpdate {
     ProgressUpdate {
@@ -19,14 +19,17 @@ fn item(n: usize) -> ProgressUpdate {
     }
 }
 
-fn update(world: &mut World, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
-    let (known, finished) = (world.store.known(task), world.store.finished(task));
-    let told = world.ask(|request| Input::UpdateProgress {
+fn update(world: &mut CoreHarness, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
+    let (known, finished) = (
+        world.store.stored_progress(task),
+        world.store.finished(task),
+    );
+    let told = world.send_request(|request| CoreCommand::UpdateProgress {
         request,
         tenant: tenant("acme"),
         task,
-        update: Box::new(Clean::new(update)),
-        known,
+        update: Box::new(SanitizedText::new(update)),
+        stored_progress: known,
         finished,
     });
     told.map(|_| ())
@@ -37,21 +40,21 @@ fn checkpoint(summary: &str) -> FrameBody {
         summary: summary.into(),
         ..CheckpointDraft::default()
     };
-    FrameBody::Goal(GoalWord::Checkpoint(Clean::new(draft)))
+    FrameBody::Goal(GoalReport::Checkpoint(SanitizedText::new(draft)))
 }
 
 #[test]
 fn words_of_clients_and_holders_add_up_over_a_restart() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     for n in 0..600 {
         update(&mut world, task, item(n)).unwrap();
     }
     world.frame(
         &mut work,
-        FrameBody::Goal(GoalWord::Progress(Clean::new(item(600)))),
+        FrameBody::Goal(GoalReport::Progress(SanitizedText::new(item(600)))),
     );
     world.restart();
     let progress = Arc::clone(&world.store.progress[&task]);
@@ -64,11 +67,11 @@ fn words_of_clients_and_holders_add_up_over_a_restart() {
 
 #[test]
 fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    let kept = usize::try_from(CHECKPOINTS_KEPT).unwrap();
+    let mut work = world.take_started();
+    let kept = usize::try_from(MAX_CHECKPOINTS).unwrap();
     for n in 1..=kept + 5 {
         world.frame(&mut work, checkpoint(&format!("step {n}")));
     }
@@ -77,7 +80,7 @@ fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
     assert_eq!(stored[0], 6);
     let (first, last) = (
         &world.store.checkpoints[&(task, 6)],
-        &world.store.checkpoints[&(task, CHECKPOINTS_KEPT + 5)],
+        &world.store.checkpoints[&(task, MAX_CHECKPOINTS + 5)],
     );
     assert_eq!(
         (first.kind, last.kind),
@@ -87,7 +90,7 @@ fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
         first.to_revision,
         world.store.checkpoints[&(task, 7)].after_revision
     );
-    assert_eq!(world.task(task).checkpoints, CHECKPOINTS_KEPT + 5);
+    assert_eq!(world.task(task).checkpoint_count, MAX_CHECKPOINTS + 5);
     assert_eq!(
         &*world.store.progress[&task].summary,
         &format!("step {}", kept + 5)
@@ -96,10 +99,10 @@ fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
 
 #[test]
 fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(
         update(&mut world, task, item(1)),
@@ -110,12 +113,12 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
         update(&mut world, unknown, item(1)),
         Err(Rejection::UnknownTask)
     );
-    let foreign = world.ask(|request| Input::UpdateProgress {
+    let foreign = world.send_request(|request| CoreCommand::UpdateProgress {
         request,
         tenant: tenant("other"),
         task,
-        update: Box::new(Clean::new(item(1))),
-        known: Ok(None),
+        update: Box::new(SanitizedText::new(item(1))),
+        stored_progress: Ok(None),
         finished: None,
     });
     assert_eq!(foreign.unwrap_err(), Rejection::UnknownTask);
@@ -124,10 +127,10 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
 
 #[test]
 fn credentials_in_words_about_the_goal_are_never_stored() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(&mut work, checkpoint("done with password=hunter2 as asked"));
     let stored = &world.store.checkpoints[&(task, 1)];
     assert!(stored.redacted);
@@ -142,22 +145,22 @@ fn credentials_in_words_about_the_goal_are_never_stored() {
 
 #[test]
 fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the_same() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     update(&mut world, task, item(1)).unwrap();
     let before = Arc::clone(&world.store.progress[&task]);
     world.store.damaged.insert(task);
     let refused = update(&mut world, task, item(2));
     assert_eq!(refused, Err(Rejection::Unreadable));
-    world.told(&machine);
-    let word = FrameBody::Goal(GoalWord::Progress(Clean::new(item(3))));
+    world.take_messages(&machine);
+    let word = FrameBody::Goal(GoalReport::Progress(SanitizedText::new(item(3))));
     world.frame(&mut work, word);
-    let refused = world.told(&machine).into_iter().any(|message| {
+    let refused = world.take_messages(&machine).into_iter().any(|message| {
         matches!(
             message,
-            Downstream::FrameRejected {
+            DaemonMessage::FrameRejected {
                 code: Rejection::Unreadable,
                 ..
             }
@@ -165,10 +168,10 @@ fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the
     });
     assert!(refused, "its daemon is told, and its number is used up");
     world.frame(&mut work, checkpoint("half"));
-    assert_eq!(world.task(task).checkpoints, 1, "a milestone is kept");
+    assert_eq!(world.task(task).checkpoint_count, 1, "a milestone is kept");
     let parked = world.block(task, "no key").unwrap();
     assert_eq!(
-        (parked.state, parked.checkpoints),
+        (parked.state, parked.checkpoint_count),
         (TaskState::NeedsAttention, 2)
     );
     assert_eq!(

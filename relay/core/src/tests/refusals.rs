@@ -1,24 +1,24 @@
 //! Offers that a daemon refuses because of its machine: they cost the task nothing, and the daemon is left alone for a
 //! while.
 
-use super::world::{Machine, Work, World, completed, spec};
-use crate::effects::Reply;
+use super::world::{CoreHarness, DispatchedAttempt, TestDaemon, completed, spec};
+use crate::effects::CoreReply;
 use crate::id::TenantScope;
-use crate::input::{FrameBody, Heartbeat, Input};
-use crate::record::{AttemptState, AttentionCause, RejectCode, TaskState};
+use crate::input::{CoreCommand, FrameBody, HeartbeatMessage};
+use crate::record::{AttemptStateKind, AttentionCause, RejectCode, TaskState};
 use crate::spec::TaskSpec;
 
-impl World {
-    fn refuse(&mut self, work: &mut Work, code: RejectCode) {
+impl CoreHarness {
+    fn refuse(&mut self, work: &mut DispatchedAttempt, code: RejectCode) {
         let message = None;
         self.frame(work, FrameBody::Rejected { code, message });
     }
 
     /// A heartbeat that says whether any work would be refused.
-    fn says(&mut self, machine: &Machine, unfit: bool) {
-        let heartbeat = Heartbeat {
+    fn send_fitness(&mut self, machine: &TestDaemon, unfit: bool) {
+        let heartbeat = HeartbeatMessage {
             seq: 1,
-            heard_seq: None,
+            received_ack_seq: None,
             renewals: Vec::new(),
             free_slots: 4,
             draining: false,
@@ -26,34 +26,34 @@ impl World {
             load: None,
         };
         let session = machine.session;
-        self.say(Input::Heartbeat { session, heartbeat });
+        self.send_input(CoreCommand::Heartbeat { session, heartbeat });
     }
 
     /// Lets time pass with the daemons heard of.
-    fn pass_heard(&mut self, ms: u64, machines: &[&Machine]) {
+    fn advance_with_heartbeats(&mut self, ms: u64, machines: &[&TestDaemon]) {
         for _ in 0..ms / 1_000 {
             self.pass(1_000);
             for machine in machines {
-                self.says(machine, false);
+                self.send_fitness(machine, false);
             }
         }
     }
 
     /// The next offer, whenever it comes.
-    fn next_offer(&mut self, machine: &Machine) -> Work {
+    fn next_offer(&mut self, machine: &TestDaemon) -> DispatchedAttempt {
         for _ in 0..=60 {
             if let Some(work) = self.dispatches().pop() {
                 return work;
             }
-            self.pass_heard(1_000, &[machine]);
+            self.advance_with_heartbeats(1_000, &[machine]);
         }
         panic!("no offer within a minute");
     }
 
-    fn is_set_aside(&mut self) -> bool {
+    fn is_daemon_set_aside(&mut self) -> bool {
         let scope = TenantScope::All;
-        match self.ask(|request| Input::ListDaemons { request, scope }) {
-            Ok(Reply::Daemons(views)) => views.iter().any(|view| view.sick),
+        match self.send_request(|request| CoreCommand::ListDaemons { request, scope }) {
+            Ok(CoreReply::Daemons(views)) => views.iter().any(|view| view.is_sick),
             other => panic!("not a list of daemons: {other:?}"),
         }
     }
@@ -61,8 +61,8 @@ impl World {
 
 #[test]
 fn a_task_that_nobody_can_run_as_submitted_fails_at_once_and_not_after_twenty_offers() {
-    let mut world = World::new();
-    world.machine(1);
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
     let task = world.submit(spec());
     let mut work = world.dispatch();
     let code = RejectCode::UnsupportedOption;
@@ -84,14 +84,14 @@ fn a_task_that_nobody_can_run_as_submitted_fails_at_once_and_not_after_twenty_of
 
 #[test]
 fn a_full_disk_ends_no_task_however_often_it_refuses() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     for number in 1..=60 {
         let mut work = world.next_offer(&machine);
-        assert_eq!(work.re.number, number);
+        assert_eq!(work.frame_ref.number, number);
         world.refuse(&mut work, RejectCode::DiskFull);
-        assert!(world.dispatches().is_empty() && world.is_set_aside());
+        assert!(world.dispatches().is_empty() && world.is_daemon_set_aside());
     }
     let record = world.task(task);
     assert_eq!(record.state, TaskState::Queued);
@@ -102,19 +102,19 @@ fn a_full_disk_ends_no_task_however_often_it_refuses() {
         .all(|two| two[0].successor == Some(two[1].id) && two[1].previous == Some(two[0].id));
     assert!(linked, "what went leaves no hole");
     world.restart();
-    let machine = world.machine(1);
+    let machine = world.connect_daemon(1);
     let mut work = world.dispatch();
     assert_eq!(world.task(task).counters.dispatches, 1);
     world.frame(&mut work, FrameBody::Accepted);
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
-    assert!(!world.is_set_aside(), "{machine:?}");
+    assert!(!world.is_daemon_set_aside(), "{machine:?}");
 }
 
 #[test]
 fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
-    let mut world = World::new();
-    let (first, second) = (world.machine(1), world.machine(2));
+    let mut world = CoreHarness::new();
+    let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
     for code in ["disk_full", "low_memory", "at_capacity", "draining"] {
         world.submit(spec());
         let mut work = world.dispatch();
@@ -133,24 +133,24 @@ fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
             world.frame(work, FrameBody::Accepted);
             world.frame(work, completed());
         }
-        world.pass_heard(20_000, &[full, other]);
+        world.advance_with_heartbeats(20_000, &[full, other]);
     }
 }
 
 #[test]
 fn it_is_asked_again_after_longer_and_longer_pauses() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.submit(spec());
     for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
         let mut work = world.dispatch();
         world.frame(&mut work, FrameBody::Accepted);
         world.refuse(&mut work, RejectCode::LowMemory);
-        world.pass_heard(pause * 1_000 - 1_000, &[&machine]);
+        world.advance_with_heartbeats(pause * 1_000 - 1_000, &[&machine]);
         world.pass(999);
         assert!(world.dispatches().is_empty(), "{pause}");
         world.pass(1);
-        world.says(&machine, false);
+        world.send_fitness(&machine, false);
     }
     let mut work = world.dispatch();
     world.frame(&mut work, FrameBody::Accepted);
@@ -168,29 +168,29 @@ fn it_is_asked_again_after_longer_and_longer_pauses() {
 
 #[test]
 fn who_says_that_its_machine_is_full_is_offered_nothing_until_it_says_otherwise() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    world.says(&machine, true);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    world.send_fitness(&machine, true);
     let task = world.submit(spec());
     for _ in 0..30 {
         world.pass(5_000);
-        world.says(&machine, true);
+        world.send_fitness(&machine, true);
         assert!(world.dispatches().is_empty());
     }
-    world.says(&machine, false);
+    world.send_fitness(&machine, false);
     let mut work = world.dispatch();
-    assert_eq!(work.re.number, 1, "not one offer was wasted");
+    assert_eq!(work.frame_ref.number, 1, "not one offer was wasted");
     // Refused all the same, and well again before the pause is over.
     world.refuse(&mut work, RejectCode::DiskFull);
-    world.says(&machine, true);
-    world.says(&machine, false);
-    assert_eq!(world.dispatch().re.task, task);
+    world.send_fitness(&machine, true);
+    world.send_fitness(&machine, false);
+    assert_eq!(world.dispatch().frame_ref.task, task);
 }
 
 #[test]
 fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let patience = TaskSpec {
         queue_ms: Some(90_000),
         ..spec()
@@ -200,10 +200,10 @@ fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
         for mut work in world.dispatches() {
             world.refuse(&mut work, RejectCode::DiskFull);
         }
-        if world.attempt_state(task) == AttemptState::Parked {
+        if world.attempt_state(task) == AttemptStateKind::Parked {
             break;
         }
-        world.pass_heard(1_000, &[&machine]);
+        world.advance_with_heartbeats(1_000, &[&machine]);
     }
     let attention = world.task(task).attention.clone().unwrap();
     assert_eq!(attention.cause, AttentionCause::Starved);
@@ -211,8 +211,8 @@ fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
 
 #[test]
 fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_there() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let first = world.submit(spec());
     let mut running = world.dispatch();
     world.frame(&mut running, FrameBody::Accepted);
@@ -223,7 +223,7 @@ fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_th
         for mut work in offers {
             world.refuse(&mut work, RejectCode::WorkspaceBusy);
         }
-        assert!(!world.is_set_aside(), "the machine is well");
+        assert!(!world.is_daemon_set_aside(), "the machine is well");
         // One's refusal is no reason to ask the other again.
         world.pass(4_000);
         assert!(world.dispatches().is_empty(), "{round}");

@@ -1,11 +1,11 @@
 //! Conversations over attempts: what the next attempt goes on with, and what happens when the agent has forgotten it.
 
-use super::world::{World, errored, spec};
-use crate::effects::Downstream;
+use super::world::{CoreHarness, errored, spec};
+use crate::effects::DaemonMessage;
 use crate::input::FrameBody;
-use crate::record::{EventKind, FailureCode, RejectCode, TaskState};
+use crate::record::{FailureCode, RejectCode, TaskState, TimelineEventKind};
 
-fn unresumed(session: &str) -> FrameBody {
+fn unresumed_frame(session: &str) -> FrameBody {
     let mut failure = errored(FailureCode::ResumeFailed, 1);
     if let FrameBody::Errored(body) = &mut failure {
         body.agent_session_id = Some(session.into());
@@ -13,12 +13,15 @@ fn unresumed(session: &str) -> FrameBody {
     failure
 }
 
-fn offered(world: &mut World, machine: &super::world::Machine) -> (Option<String>, bool) {
-    let told = world.told(machine).into_iter();
+fn offered_session(
+    world: &mut CoreHarness,
+    machine: &super::world::TestDaemon,
+) -> (Option<String>, bool) {
+    let told = world.take_messages(machine).into_iter();
     let mut dispatches = told.filter_map(|message| match message {
-        Downstream::Dispatch(dispatch) => {
+        DaemonMessage::Dispatch(dispatch) => {
             let session = dispatch.agent_session_id.as_deref().map(str::to_owned);
-            Some((session, dispatch.fresh))
+            Some((session, dispatch.fresh_conversation))
         }
         _other => None,
     });
@@ -27,29 +30,29 @@ fn offered(world: &mut World, machine: &super::world::Machine) -> (Option<String
 
 #[test]
 fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let mut spec = spec();
     spec.retry.max_attempts = 1;
     spec.conversation_id = Some("talk".into());
     let task = world.submit(spec);
-    let mut work = world.started();
-    world.told(&machine);
-    world.frame(&mut work, unresumed("gone"));
-    assert_eq!(offered(&mut world, &machine), (None, true));
+    let mut work = world.take_started();
+    world.take_messages(&machine);
+    world.frame(&mut work, unresumed_frame("gone"));
+    assert_eq!(offered_session(&mut world, &machine), (None, true));
     let record = world.task(task);
     assert_eq!(record.counters.failures, 0);
-    assert!(record.attempts[1].fresh && !record.attempts[0].fresh);
+    assert!(record.attempts[1].fresh_conversation && !record.attempts[0].fresh_conversation);
     let events = &record.timeline.events;
     assert!(
         events
             .iter()
-            .any(|event| event.kind == EventKind::ResumeFallback)
+            .any(|event| event.kind == TimelineEventKind::ResumeFallback)
     );
 
     // Once: the same word again is a failure like any other.
-    let mut work = world.started();
-    world.frame(&mut work, unresumed("gone"));
+    let mut work = world.take_started();
+    world.frame(&mut work, unresumed_frame("gone"));
     let record = world.task(task);
     assert_eq!(
         (record.state, record.attempts.len()),
@@ -60,39 +63,41 @@ fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
 
 #[test]
 fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
-    let mut world = World::new();
-    let machine = world.machine(1);
-    let other = world.machine(2);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let other = world.connect_daemon(2);
     let mut spec = spec();
     spec.retry.backoff_initial_ms = 0;
     let task = world.submit(spec);
-    let mut work = world.started();
-    world.frame(&mut work, unresumed("gone"));
+    let mut work = world.take_started();
+    world.frame(&mut work, unresumed_frame("gone"));
     let mut work = world.dispatch();
     let rejected = FrameBody::Rejected {
         code: RejectCode::Invalid,
         message: None,
     };
-    world.told(&machine);
-    world.told(&other);
+    world.take_messages(&machine);
+    world.take_messages(&other);
     world.frame(&mut work, rejected);
     assert!(
-        world.newest(task).fresh,
+        world.newest(task).fresh_conversation,
         "given back without a try, it is still to begin anew"
     );
-    let mut work = world.started();
+    let mut work = world.take_started();
     let mut failure = errored(FailureCode::AgentExit, 1);
     if let FrameBody::Errored(body) = &mut failure {
         body.agent_session_id = Some("new".into());
     }
     world.frame(&mut work, failure);
-    world.told(&machine);
-    world.told(&other);
+    world.take_messages(&machine);
+    world.take_messages(&other);
     world.pass(1);
     let told = [&machine, &other].map(|machine| {
-        let told = world.told(machine).into_iter();
+        let told = world.take_messages(machine).into_iter();
         let mut told = told.filter_map(|message| match message {
-            Downstream::Dispatch(dispatch) => Some((dispatch.agent_session_id, dispatch.fresh)),
+            DaemonMessage::Dispatch(dispatch) => {
+                Some((dispatch.agent_session_id, dispatch.fresh_conversation))
+            }
             _other => None,
         });
         told.next()
@@ -103,10 +108,10 @@ fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
 
 #[test]
 fn nothing_begins_anew_once_something_was_visible() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.frame(
         &mut work,
         FrameBody::ToolStarted {
@@ -114,7 +119,7 @@ fn nothing_begins_anew_once_something_was_visible() {
             name: "bash".into(),
         },
     );
-    world.frame(&mut work, unresumed("gone"));
+    world.frame(&mut work, unresumed_frame("gone"));
     let record = world.task(task);
     assert_eq!(
         (record.state, record.attempts.len()),

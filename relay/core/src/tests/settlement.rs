@@ -2,23 +2,25 @@
 
 use std::sync::Arc;
 
-use super::world::{GRACE, TTL, Work, World, completed, spec};
-use crate::effects::{CloseReason, Downstream, Send, Verdict};
-use crate::finished::{Looked, Shelf, Stored};
+use super::world::{CoreHarness, DispatchedAttempt, GRACE, TTL, completed, spec};
+use crate::effects::{CloseReason, DaemonMessage, Delivery, SettlementVerdict};
+use crate::finished::{StoredLookup, StoredTasks, TaskLookup};
 use crate::id::{Incarnation, InstanceId, TaskId, TenantId, TenantScope};
 use crate::input::{
-    ActiveAttempt, ActiveState, Finished, FrameBody, LeaseToken, Removable, Termination,
+    ActiveAttempt, ActiveAttemptState, FinishedTask, FrameBody, LeaseToken, ProcessTermination,
+    RemovableTask,
 };
 use crate::record::{
-    AttemptState, FailureCode, IdempotencyRecord, Phase, ProgressRecord, Receipt, TaskState,
+    AttemptStateKind, FailureCode, IdempotencyRecord, LifecyclePhase, ProgressRecord, TaskState,
+    TerminationReceipt,
 };
 use crate::reject::Rejection;
-use crate::time::Mint;
+use crate::time::IdSource;
 
 #[test]
 fn every_combination_of_what_both_sides_know_is_settled() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let tasks: Vec<_> = (0..4).map(|_| world.submit(spec())).collect();
     let mut works = world.dispatches();
     for work in &mut works {
@@ -28,86 +30,86 @@ fn every_combination_of_what_both_sides_know_is_settled() {
     let verdicts = world.reconnect(
         &mut machine,
         &[
-            (running, ActiveState::Running),
-            (finished, ActiveState::Finished),
-            (unreachable, ActiveState::Unreachable),
+            (running, ActiveAttemptState::Running),
+            (finished, ActiveAttemptState::Finished),
+            (unreachable, ActiveAttemptState::Unreachable),
         ],
     );
     assert_eq!(
         verdicts,
         [
-            Verdict::Keep {
+            SettlementVerdict::Keep {
                 acked: 1,
                 granted_ms: Some(30_000)
             },
-            Verdict::Adopt { acked: 1 },
-            Verdict::Keep {
+            SettlementVerdict::Adopt { acked: 1 },
+            SettlementVerdict::Keep {
                 acked: 1,
                 granted_ms: None
             },
         ]
     );
-    let lost = world.task(missing.re.task);
+    let lost = world.task(missing.frame_ref.task);
     assert_eq!(
-        world.end_code(missing.re.task, 1),
+        world.end_code(missing.frame_ref.task, 1),
         Some(FailureCode::DaemonLostAttempt)
     );
     assert_eq!(lost.state, TaskState::NeedsAttention);
     for task in &tasks[..3] {
-        assert_eq!(world.attempt_state(*task), AttemptState::Accepted);
+        assert_eq!(world.attempt_state(*task), AttemptStateKind::Accepted);
     }
     let mut finished = finished.clone();
     finished.session = machine.session;
     world.frame(&mut finished, completed());
-    assert_eq!(world.state(finished.re.task), TaskState::Completed);
+    assert_eq!(world.state(finished.frame_ref.task), TaskState::Completed);
 }
 
 #[test]
 fn what_the_relay_does_not_know_or_trust_is_killed() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.submit(spec());
-    let work = world.started();
-    let mut other = world.machine(2);
+    let work = world.take_started();
+    let mut other = world.connect_daemon(2);
     other.session = crate::id::SessionId(uuid::Uuid::from_u128(1 << 100));
-    let mut stale = world.active(&work, ActiveState::Running);
-    stale.re.incarnation = Incarnation(uuid::Uuid::from_u128(5));
-    let mut unknown = world.active(&work, ActiveState::Running);
-    unknown.re.task = TaskId(uuid::Uuid::from_u128(5));
-    let foreign = world.active(&work, ActiveState::Running);
-    let writes = world.task(work.re.task);
+    let mut stale = world.active(&work, ActiveAttemptState::Running);
+    stale.frame_ref.incarnation = Incarnation(uuid::Uuid::from_u128(5));
+    let mut unknown = world.active(&work, ActiveAttemptState::Running);
+    unknown.frame_ref.task = TaskId(uuid::Uuid::from_u128(5));
+    let foreign = world.active(&work, ActiveAttemptState::Running);
+    let writes = world.task(work.frame_ref.task);
     let verdicts = world.connect(&other, vec![stale, unknown, foreign]);
     let codes: Vec<_> = verdicts.into_iter().map(|s| s.verdict).collect();
     assert_eq!(
         codes,
         [
-            Verdict::Kill {
+            SettlementVerdict::Kill {
                 code: Rejection::StaleIncarnation,
                 acked: None
             },
-            Verdict::Kill {
+            SettlementVerdict::Kill {
                 code: Rejection::UnknownAttempt,
                 acked: None
             },
-            Verdict::Kill {
+            SettlementVerdict::Kill {
                 code: Rejection::UnknownAttempt,
                 acked: None
             },
         ]
     );
     assert_eq!(
-        world.task(work.re.task),
+        world.task(work.frame_ref.task),
         writes,
         "another daemon's word changes nothing"
     );
-    let mut forged = world.active(&work, ActiveState::Running);
+    let mut forged = world.active(&work, ActiveAttemptState::Running);
     forged.proof = Some(LeaseToken([0; 32]));
     let mut again = machine;
     again.session = crate::id::SessionId(uuid::Uuid::from_u128(2 << 100));
     let verdicts = world.connect(&again, vec![forged]);
     assert_eq!(
         verdicts[0].verdict,
-        Verdict::Kill {
+        SettlementVerdict::Kill {
             code: Rejection::BadProof,
             acked: None
         }
@@ -116,8 +118,8 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
 
 #[test]
 fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let (dead, done) = (world.submit(spec()), world.submit(spec()));
     let mut works = world.dispatches();
     for work in &mut works {
@@ -126,12 +128,19 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
     world.disconnect(&machine);
     machine.boot = "boot-2";
     machine.instance = InstanceId(uuid::Uuid::from_u128(77));
-    let finished = works.iter().find(|w| w.re.task == done).unwrap().clone();
-    world.reconnect(&mut machine, &[(&finished, ActiveState::Finished)]);
+    let finished = works
+        .iter()
+        .find(|w| w.frame_ref.task == done)
+        .unwrap()
+        .clone();
+    world.reconnect(&mut machine, &[(&finished, ActiveAttemptState::Finished)]);
     let end = world.newest(dead).state.end().unwrap().clone();
     assert_eq!(
         (end.failure_code, end.receipt),
-        (Some(FailureCode::DaemonLostAttempt), Receipt::Confirmed)
+        (
+            Some(FailureCode::DaemonLostAttempt),
+            TerminationReceipt::Confirmed
+        )
     );
     assert!(
         world.store.fences.is_empty(),
@@ -143,7 +152,7 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
     assert_eq!(world.state(done), TaskState::Completed);
     world.retry(dead).unwrap();
     assert_eq!(
-        world.dispatch().re.number,
+        world.dispatch().frame_ref.number,
         2,
         "and the successor need not wait"
     );
@@ -152,8 +161,8 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
 #[test]
 fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_just_now() {
     for (cloned, waits) in [(false, false), (true, true)] {
-        let mut world = World::new();
-        let mut machine = world.machine(1);
+        let mut world = CoreHarness::new();
+        let mut machine = world.connect_daemon(1);
         let task = world.submit(spec());
         let mut work = world.dispatch();
         world.frame(&mut work, FrameBody::Accepted);
@@ -163,10 +172,13 @@ fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_j
         }
         machine.boot = "boot-2";
         machine.instance = InstanceId(uuid::Uuid::from_u128(77));
-        world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+        world.reconnect(
+            &mut machine,
+            &[(&work.clone(), ActiveAttemptState::Finished)],
+        );
         work.session = machine.session;
         // What was found on a disk: nobody saw it die.
-        let termination = Termination::default();
+        let termination = ProcessTermination::default();
         world.frame(&mut work, FrameBody::Receipt { termination });
         assert!(world.newest(task).state.end().is_some());
         assert_eq!(world.store.fences.is_empty(), !waits, "cloned: {cloned}");
@@ -175,12 +187,12 @@ fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_j
 
 #[test]
 fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
-    let closed = |world: &mut World| {
-        let sent = std::mem::take(&mut world.sent);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let closed = |world: &mut CoreHarness| {
+        let sent = std::mem::take(&mut world.deliveries);
         sent.into_iter().find_map(|send| match send {
-            Send::CloseSession { session, reason } => Some((session, reason)),
+            Delivery::CloseSession { session, reason } => Some((session, reason)),
             _ => None,
         })
     };
@@ -201,26 +213,29 @@ fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it
 
 #[test]
 fn an_offer_that_the_daemon_lists_is_confirmed_by_keep_and_its_accept_is_replayed() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let mut work = world.dispatch();
-    let verdicts = world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+    let verdicts = world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Running)],
+    );
     assert_eq!(
         verdicts,
-        [Verdict::Keep {
+        [SettlementVerdict::Keep {
             acked: 0,
             granted_ms: Some(30_000)
         }]
     );
-    assert_eq!(world.attempt_state(task), AttemptState::Accepted);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Accepted);
     work.session = machine.session;
-    world.told(&machine);
+    world.take_messages(&machine);
     world.frame(&mut work, FrameBody::Accepted);
-    let told = world.told(&machine);
+    let told = world.take_messages(&machine);
     assert!(
         told.iter()
-            .any(|m| matches!(m, Downstream::Ack { control_seq: 1, .. })),
+            .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. })),
         "{told:?}"
     );
     world.frame(&mut work, completed());
@@ -229,43 +244,46 @@ fn an_offer_that_the_daemon_lists_is_confirmed_by_keep_and_its_accept_is_replaye
 
 #[test]
 fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
-    let mut world = World::new();
-    let _machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.dispatch();
-    world.say(crate::input::Input::DeliveryFailed {
+    world.send_input(crate::input::CoreCommand::DeliveryFailed {
         session: work.session,
-        attempt: work.re.attempt,
+        attempt: work.frame_ref.attempt,
     });
     assert_eq!(world.end_code(task, 1), Some(FailureCode::DeliveryFailed));
     assert_eq!(world.state(task), TaskState::Pending);
     world.pass(2_000);
-    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(world.dispatch().frame_ref.number, 2);
 }
 
 #[test]
 fn what_stands_before_an_adopted_end_in_its_replay_is_acknowledged_and_changes_nothing() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
+    let mut work = world.take_started();
     world.disconnect(&machine);
     world.pass(TTL + GRACE);
-    assert_eq!(world.attempt_state(task), AttemptState::Lost);
-    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Lost);
+    world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Finished)],
+    );
     work.session = machine.session;
-    world.told(&machine);
+    world.take_messages(&machine);
     let before = world.task(task);
-    world.phase(&mut work, Phase::PromptWritten);
-    world.phase(&mut work, Phase::FirstVisibleEventSeen);
+    world.phase(&mut work, LifecyclePhase::PromptWritten);
+    world.phase(&mut work, LifecyclePhase::FirstVisibleEventSeen);
     assert_eq!(world.task(task), before);
-    let told = world.told(&machine);
+    let told = world.take_messages(&machine);
     assert!(
         matches!(
             told[..],
             [
-                Downstream::Ack { control_seq: 3, .. },
-                Downstream::Ack { control_seq: 4, .. }
+                DaemonMessage::Ack { control_seq: 3, .. },
+                DaemonMessage::Ack { control_seq: 4, .. }
             ]
         ),
         "Welcome asked for its end, and these stand before it: {told:?}"
@@ -276,21 +294,24 @@ fn what_stands_before_an_adopted_end_in_its_replay_is_acknowledged_and_changes_n
 
 #[test]
 fn a_lease_that_ends_during_an_adopted_replay_takes_nothing_back() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let mut work = world.started();
-    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+    let mut work = world.take_started();
+    world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Finished)],
+    );
     work.session = machine.session;
-    world.told(&machine);
+    world.take_messages(&machine);
     // Its output is long, and a finished attempt is in no heartbeat.
-    world.pass_renewing(TTL, &machine, &[]);
-    assert_eq!(world.attempt_state(task), AttemptState::Starting);
-    world.pass_renewing(GRACE, &machine, &[]);
+    world.advance_renewing(TTL, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
+    world.advance_renewing(GRACE, &machine, &[]);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
-    world.phase(&mut work, Phase::PromptWritten);
-    let told = world.told(&machine);
-    let abandoned = |message: &Downstream| matches!(message, Downstream::Abandon { .. });
+    world.phase(&mut work, LifecyclePhase::PromptWritten);
+    let told = world.take_messages(&machine);
+    let abandoned = |message: &DaemonMessage| matches!(message, DaemonMessage::Abandon { .. });
     assert!(!told.iter().any(abandoned), "{told:?}");
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
@@ -298,11 +319,11 @@ fn a_lease_that_ends_during_an_adopted_replay_takes_nothing_back() {
 
 #[test]
 fn what_is_listed_without_the_right_to_it_is_lost_at_once() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let work = world.started();
-    let mut forged = world.active(&work, ActiveState::Running);
+    let work = world.take_started();
+    let mut forged = world.active(&work, ActiveAttemptState::Running);
     forged.proof = Some(LeaseToken([0; 32]));
     let mut again = machine;
     again.session = crate::id::SessionId(uuid::Uuid::from_u128(2 << 100));
@@ -317,21 +338,24 @@ fn what_is_listed_without_the_right_to_it_is_lost_at_once() {
 #[test]
 fn an_unreachable_attempt_lives_on_its_lease_alone_until_its_shim_answers() {
     for answers in [false, true] {
-        let mut world = World::new();
-        let mut machine = world.machine(1);
+        let mut world = CoreHarness::new();
+        let mut machine = world.connect_daemon(1);
         let task = world.submit(spec());
-        let work = world.started();
+        let work = world.take_started();
         world.pass(4_000);
-        world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Unreachable)]);
+        world.reconnect(
+            &mut machine,
+            &[(&work.clone(), ActiveAttemptState::Unreachable)],
+        );
         // Four seconds of its lease are used up, and being in no heartbeat is not being missing.
-        world.pass_renewing(TTL - 8_000, &machine, &[]);
-        assert_eq!(world.attempt_state(task), AttemptState::Starting);
-        let heard: &[&Work] = if answers { &[&work] } else { &[] };
-        world.pass_renewing(4_000 + GRACE, &machine, heard);
+        world.advance_renewing(TTL - 8_000, &machine, &[]);
+        assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
+        let heard: &[&DispatchedAttempt] = if answers { &[&work] } else { &[] };
+        world.advance_renewing(4_000 + GRACE, &machine, heard);
         let expected = if answers {
-            AttemptState::Starting
+            AttemptStateKind::Starting
         } else {
-            AttemptState::Lost
+            AttemptStateKind::Lost
         };
         assert_eq!(world.attempt_state(task), expected);
     }
@@ -339,76 +363,76 @@ fn an_unreachable_attempt_lives_on_its_lease_alone_until_its_shim_answers() {
 
 #[test]
 fn a_running_attempt_without_its_token_is_kept_and_not_renewed() {
-    let mut world = World::new();
-    let mut machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
-    let work = world.started();
+    let work = world.take_started();
     world.pass(4_000);
-    machine.session = crate::id::SessionId(world.mint.id());
-    let mut listed = world.active(&work, ActiveState::Running);
+    machine.session = crate::id::SessionId(world.ids.new_id());
+    let mut listed = world.active(&work, ActiveAttemptState::Running);
     listed.proof = None;
     let settled = world.connect(&machine, vec![listed]);
     assert_eq!(
         settled[0].verdict,
-        Verdict::Keep {
+        SettlementVerdict::Keep {
             acked: 2,
             granted_ms: None
         }
     );
-    world.pass_renewing(TTL + GRACE - 4_000, &machine, &[]);
+    world.advance_renewing(TTL + GRACE - 4_000, &machine, &[]);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
 }
 
 /// Has nothing, and counts who asks.
 #[derive(Default)]
-struct Empty(std::cell::Cell<u32>);
+struct EmptyStoredTasks(std::cell::Cell<u32>);
 
-impl Shelf for Empty {
-    fn finished(&self, _: &TenantId, _: TaskId) -> Option<Finished> {
+impl StoredTasks for EmptyStoredTasks {
+    fn finished(&self, _: &TenantId, _: TaskId) -> Option<FinishedTask> {
         None
     }
 
-    fn finished_within(&self, _: &TenantScope, _: TaskId) -> Option<Finished> {
+    fn finished_in_scope(&self, _: &TenantScope, _: TaskId) -> Option<FinishedTask> {
         self.0.set(self.0.get() + 1);
         None
     }
 
-    fn removable(&self, _: &TenantId, _: TaskId) -> Option<Removable> {
+    fn removable(&self, _: &TenantId, _: TaskId) -> Option<RemovableTask> {
         None
     }
 
-    fn idempotency(&self, _: &TenantId, _: &str) -> Stored<IdempotencyRecord> {
+    fn idempotency(&self, _: &TenantId, _: &str) -> StoredLookup<IdempotencyRecord> {
         Ok(None)
     }
 
-    fn progress(&self, _: &TenantId, _: TaskId) -> Stored<Arc<ProgressRecord>> {
+    fn progress(&self, _: &TenantId, _: TaskId) -> StoredLookup<Arc<ProgressRecord>> {
         Ok(None)
     }
 }
 
 #[test]
 fn what_a_session_looked_for_in_vain_is_not_looked_for_again() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     world.submit(spec());
-    let work = world.started();
-    let listed = |world: &World, task: u128, looked: Looked| {
-        let mut active = world.active(&work, ActiveState::Running);
-        active.re.task = TaskId(uuid::Uuid::from_u128(task));
-        active.looked = looked;
+    let work = world.take_started();
+    let listed = |world: &CoreHarness, task: u128, looked: TaskLookup| {
+        let mut active = world.active(&work, ActiveAttemptState::Running);
+        active.frame_ref.task = TaskId(uuid::Uuid::from_u128(task));
+        active.lookup = looked;
         active
     };
-    let live = world.active(&work, ActiveState::Running);
+    let live = world.active(&work, ActiveAttemptState::Running);
     let active = vec![
-        listed(&world, 5, Looked::Missing),
-        listed(&world, 6, Looked::Open),
+        listed(&world, 5, TaskLookup::Missing),
+        listed(&world, 6, TaskLookup::Open),
         ActiveAttempt {
-            looked: Looked::Open,
+            lookup: TaskLookup::Open,
             ..live
         },
     ];
     let mut input = world.hello(&machine, active);
-    let shelf = Empty::default();
-    world.core.load_finished(&mut input, &shelf);
+    let shelf = EmptyStoredTasks::default();
+    world.core.load_stored_records(&mut input, &shelf);
     assert_eq!(shelf.0.get(), 1, "only what may have ended since");
 }

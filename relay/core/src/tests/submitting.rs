@@ -1,11 +1,11 @@
 //! Submit: idempotency, bounds, fail_fast, the trace that goes on.
 
-use super::world::{World, completed, spec};
-use crate::Unreadable;
+use super::world::{CoreHarness, completed, spec};
+use crate::UnreadableRecord;
 use crate::id::TaskId;
-use crate::input::{Input, Submit};
+use crate::input::{CoreCommand, SubmitTask};
 use crate::record::TaskState;
-use crate::reject::{Full, Rejection};
+use crate::reject::{ExceededBound, Rejection};
 use crate::spec::{DispatchPolicy, TaskSpec};
 
 fn keyed(prompt: &str) -> TaskSpec {
@@ -18,11 +18,11 @@ fn keyed(prompt: &str) -> TaskSpec {
 
 #[test]
 fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
-    let mut world = World::new();
-    let machine = world.machine(1);
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
     let (task, created) = world.try_submit(keyed("a")).unwrap();
     assert!(created);
-    let again = |world: &mut World| {
+    let again = |world: &mut CoreHarness| {
         let writes = world.writes;
         assert_eq!(world.try_submit(keyed("a")).unwrap(), (task, false));
         assert_eq!(
@@ -38,7 +38,7 @@ fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
     let mut work = world.dispatch();
     world.reconnect(
         &mut machine,
-        &[(&work.clone(), crate::input::ActiveState::Running)],
+        &[(&work.clone(), crate::input::ActiveAttemptState::Running)],
     );
     work.session = machine.session;
     world.frame(&mut work, crate::input::FrameBody::Accepted);
@@ -56,14 +56,14 @@ fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
 #[test]
 fn bounds_refuse_before_anything_is_written() {
     let mut config = crate::samples::config();
-    (config.max_open, config.max_open_per_tenant) = (3, 2);
-    let mut world = World::with(config);
+    (config.max_open_tasks, config.max_open_tasks_per_tenant) = (3, 2);
+    let mut world = CoreHarness::with(config);
     world.submit(spec());
     let second = world.submit(spec());
     let writes = world.writes;
     assert_eq!(
         world.try_submit(spec()).unwrap_err(),
-        Rejection::TenantQueueFull(Full::Tasks)
+        Rejection::TenantQueueFull(ExceededBound::Tasks)
     );
     let other = TaskSpec {
         tenant: crate::samples::tenant("other"),
@@ -73,7 +73,7 @@ fn bounds_refuse_before_anything_is_written() {
     let after = world.writes;
     assert_eq!(
         world.try_submit(other).unwrap_err(),
-        Rejection::QueueFull(Full::Tasks)
+        Rejection::QueueFull(ExceededBound::Tasks)
     );
     assert_eq!((after - writes, world.writes), (2, after));
     world.cancel(second).unwrap();
@@ -82,7 +82,7 @@ fn bounds_refuse_before_anything_is_written() {
 
 #[test]
 fn fail_fast_is_refused_where_nobody_could_take_it_now() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let fast = TaskSpec {
         dispatch_policy: DispatchPolicy::FailFast,
         ..spec()
@@ -93,7 +93,7 @@ fn fail_fast_is_refused_where_nobody_could_take_it_now() {
         Rejection::NoDaemon
     );
     assert_eq!(world.writes, writes);
-    let _machine = world.machine(1);
+    let _machine = world.connect_daemon(1);
     let unknown = TaskSpec {
         agent: "codex".into(),
         ..fast.clone()
@@ -111,7 +111,7 @@ fn fail_fast_is_refused_where_nobody_could_take_it_now() {
 
 #[test]
 fn the_callers_trace_goes_on_and_a_malformed_one_is_ignored() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let task = world.submit(TaskSpec {
         traceparent: Some(good.into()),
@@ -145,18 +145,18 @@ fn the_callers_trace_goes_on_and_a_malformed_one_is_ignored() {
 
 #[test]
 fn a_key_that_cannot_be_read_may_stand_for_a_task_and_makes_no_second_one() {
-    let mut world = World::new();
+    let mut world = CoreHarness::new();
     let spec = std::sync::Arc::new(keyed("a"));
     let writes = world.writes;
-    let refused = world.ask(|request| {
-        Input::Submit(Submit {
+    let refused = world.send_request(|request| {
+        CoreCommand::Submit(SubmitTask {
             request,
             task: TaskId(uuid::Uuid::from_u128(77)),
             spec,
             digest: [0; 32],
-            prior: Err(Unreadable),
+            prior_submission: Err(UnreadableRecord),
         })
     });
     assert_eq!(refused.unwrap_err(), Rejection::Unreadable);
-    assert_eq!((world.writes, world.core.open_tasks()), (writes, 0));
+    assert_eq!((world.writes, world.core.open_task_count()), (writes, 0));
 }

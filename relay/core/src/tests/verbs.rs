@@ -5,11 +5,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::forcing::{COMPLETE, FAIL, RELEASE, RETRY, audits};
-use super::world::{GRACE, Machine, SLACK, TTL, World, completed, errored, spec};
-use crate::force::Verb;
+use super::world::{CoreHarness, GRACE, SLACK, TTL, TestDaemon, completed, errored, spec};
+use crate::force::TaskOperation;
 use crate::id::TaskId;
 use crate::input::FrameBody;
-use crate::record::{FailureCode, Phase, TaskState};
+use crate::record::{FailureCode, LifecyclePhase, TaskState};
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
 
@@ -35,11 +35,11 @@ pub(super) fn once() -> TaskSpec {
     spec
 }
 
-pub(super) fn situation(world: &mut World, name: &str) -> TaskId {
+pub(super) fn reach_situation(world: &mut CoreHarness, name: &str) -> TaskId {
     if name == "queued" {
         return world.submit(spec());
     }
-    let machine = world.machine(1);
+    let machine = world.connect_daemon(1);
     let spec = match name {
         "parked" => TaskSpec {
             agent: "nobody has it".into(),
@@ -57,21 +57,21 @@ pub(super) fn situation(world: &mut World, name: &str) -> TaskId {
             let mut work = world.dispatch();
             world.frame(&mut work, FrameBody::Accepted);
         }
-        _begun => begun(world, &machine, task, name),
+        _begun => start_situation(world, &machine, task, name),
     }
     task
 }
 
-fn begun(world: &mut World, machine: &Machine, task: TaskId, name: &str) {
-    let mut work = world.started();
+fn start_situation(world: &mut CoreHarness, machine: &TestDaemon, task: TaskId, name: &str) {
+    let mut work = world.take_started();
     match name {
-        "streaming" => world.phase(&mut work, Phase::Streaming),
+        "streaming" => world.phase(&mut work, LifecyclePhase::Streaming),
         "waiting_input" => {
             let input = crate::id::InputId(Uuid::from_u128(5));
             let payload = Arc::from(*b"may I?");
             world.frame(&mut work, FrameBody::Question { input, payload });
         }
-        "cleaning_up" => world.phase(&mut work, Phase::CleanupStarted),
+        "cleaning_up" => world.phase(&mut work, LifecyclePhase::CleanupStarted),
         "being canceled" => {
             world.cancel(task).unwrap();
         }
@@ -86,9 +86,9 @@ fn begun(world: &mut World, machine: &Machine, task: TaskId, name: &str) {
 }
 
 /// What becomes of the task, or why not.
-fn outcome(name: &str, verb: &Verb) -> Result<TaskState, Rejection> {
-    let mut world = World::new();
-    let task = situation(&mut world, name);
+fn outcome(name: &str, verb: &TaskOperation) -> Result<TaskState, Rejection> {
+    let mut world = CoreHarness::new();
+    let task = reach_situation(&mut world, name);
     let before = (world.task(task).revision, world.writes);
     let outcome = world.operate(task, verb.clone());
     match &outcome {
@@ -115,7 +115,7 @@ fn outcome(name: &str, verb: &Verb) -> Result<TaskState, Rejection> {
 fn every_verb_in_every_state_does_what_this_table_says() {
     use Rejection::{AlreadyFinished, BeingCanceled, NotBegun, NotFinished, NotHeld, NotOpen};
     use TaskState::{Completed, Failed, NeedsAttention, Pending, Queued, Running};
-    let table: [(Verb, [Result<TaskState, Rejection>; 12]); 6] = [
+    let table: [(TaskOperation, [Result<TaskState, Rejection>; 12]); 6] = [
         (
             RELEASE,
             [
@@ -185,7 +185,7 @@ fn every_verb_in_every_state_does_what_this_table_says() {
             ],
         ),
         (
-            Verb::Pause,
+            TaskOperation::Pause,
             [
                 Ok(Pending),
                 Ok(Running),
@@ -202,7 +202,7 @@ fn every_verb_in_every_state_does_what_this_table_says() {
             ],
         ),
         (
-            Verb::Unpause,
+            TaskOperation::Unpause,
             [Err(Rejection::NotPaused); 10]
                 .into_iter()
                 .chain([Err(AlreadyFinished); 2])

@@ -13,69 +13,69 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::effects::{Count, Downstream, Effects, Send};
+use crate::effects::{CoreMetric, DaemonMessage, Delivery, Effects};
 use crate::id::{AttemptId, DaemonId, Incarnation, InstanceId, SessionId};
-use crate::input::{FrameRef, Input, LeaseToken};
-use crate::record::CallMark;
+use crate::input::{CoreCommand, FrameRef, LeaseToken};
+use crate::record::CallFingerprint;
 use crate::samples;
-use crate::time::{Mint, Moment, Now, Wall};
-use crate::{Core, Recovered};
+use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
+use crate::{Core, RecoveredState};
 
-pub(super) use agents::{Hand, agent, complete, fail, for_agents};
-pub(super) use bodies::{actor, canceled, completed, errored, gone, spec};
-pub(super) use fleet::on_daemon;
-use store::Store;
+pub(super) use agents::{AgentLeaseHandle, agent, agent_task_spec, complete_verb, fail};
+pub(super) use bodies::{actor, canceled, completed, errored, spec, termination_receipt};
+pub(super) use fleet::daemon_operation;
+use store::FakeStore;
 
 /// Ids and secrets that rise by one: every run of a test is the same.
 #[derive(Default)]
-pub(super) struct Counter(u128);
+pub(super) struct SequentialIds(u128);
 
-impl Mint for Counter {
-    fn id(&mut self) -> Uuid {
+impl IdSource for SequentialIds {
+    fn new_id(&mut self) -> Uuid {
         self.0 += 1;
         Uuid::from_u128(self.0 << 64 | self.0)
     }
 
-    fn secret(&mut self) -> [u8; 32] {
+    fn new_secret(&mut self) -> [u8; 32] {
         self.0 += 1;
         let mut secret = [7; 32];
         secret[..16].copy_from_slice(&self.0.to_be_bytes());
         secret
     }
 
-    fn millionth(&mut self) -> u32 {
+    fn jitter_millionths(&mut self) -> u32 {
         500_000
     }
 }
 
-pub(super) struct World {
+pub(super) struct CoreHarness {
     pub(super) core: Core,
-    pub(super) now: Now,
-    pub(super) mint: Counter,
-    pub(super) store: Store,
+    pub(super) now: ClockReading,
+    pub(super) ids: SequentialIds,
+    pub(super) store: FakeStore,
     /// Everything sent since the last look.
-    pub(super) sent: Vec<Send>,
+    pub(super) deliveries: Vec<Delivery>,
     pub(super) writes: usize,
-    pub(super) counts: Vec<Count>,
+    pub(super) counts: Vec<CoreMetric>,
     /// What agents' calls are told by, where they may come again.
-    pub(super) mark: Option<CallMark>,
+    pub(super) mark: Option<CallFingerprint>,
     config: Config,
     requests: u64,
     tokens: BTreeMap<AttemptId, LeaseToken>,
-    dispatched: Vec<Work>,
+    dispatched: Vec<DispatchedAttempt>,
 }
 
 /// An attempt as its daemon knows it.
 #[derive(Clone, Debug)]
-pub(super) struct Work {
-    pub(super) re: FrameRef,
+pub(super) struct DispatchedAttempt {
+    pub(super) frame_ref: FrameRef,
     pub(super) session: SessionId,
     pub(super) token: LeaseToken,
     pub(super) seq: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Machine {
+pub(super) struct TestDaemon {
     pub(super) daemon: DaemonId,
     pub(super) session: SessionId,
     pub(super) instance: InstanceId,
@@ -87,24 +87,24 @@ pub(super) const TTL: u64 = 30_000;
 pub(super) const GRACE: u64 = 5_000;
 pub(super) const SLACK: u64 = 2_000;
 
-impl World {
+impl CoreHarness {
     pub(super) fn new() -> Self {
         Self::with(samples::config())
     }
 
     pub(super) fn with(config: Config) -> Self {
-        let now = Now {
-            at: Moment(1_000_000),
-            wall: Wall(1_700_000_000_000),
+        let now = ClockReading {
+            monotonic: MonotonicTime(1_000_000),
+            wall: WallTime(1_700_000_000_000),
         };
-        let mut mint = Counter::default();
-        let (core, _) = Core::recover(Recovered::default(), config.clone(), now, &mut mint);
+        let mut ids = SequentialIds::default();
+        let (core, _) = Core::recover(RecoveredState::default(), config.clone(), now, &mut ids);
         Self {
             core,
             now,
-            mint,
-            store: Store::default(),
-            sent: Vec::new(),
+            ids,
+            store: FakeStore::default(),
+            deliveries: Vec::new(),
             writes: 0,
             counts: Vec::new(),
             mark: None,
@@ -117,49 +117,49 @@ impl World {
 
     /// kill -9 and a new start from what was written; monotonic time starts anew.
     pub(super) fn restart(&mut self) {
-        self.now.at = Moment(50);
+        self.now.monotonic = MonotonicTime(50);
         self.now.wall.0 += 3_600_000;
         self.restart_here();
     }
 
     /// A new start from a store that lost its newest writes.
-    pub(super) fn inherit(&mut self, hold_ms: u64) {
-        self.config.inherited_hold_ms = hold_ms;
+    pub(super) fn restart_inherited(&mut self, hold_ms: u64) {
+        self.config.inherited_suspension_ms = hold_ms;
         self.restart();
     }
 
     /// The same, and its data has another life: what was leased before speaks for nothing.
-    pub(super) fn inherit_as(&mut self, hold_ms: u64, incarnation: u128) {
+    pub(super) fn restart_as_incarnation(&mut self, hold_ms: u64, incarnation: u128) {
         self.config.incarnation = Incarnation(Uuid::from_u128(incarnation));
-        self.inherit(hold_ms);
+        self.restart_inherited(hold_ms);
     }
 
     /// The same without a break in anybody's clock.
     pub(super) fn restart_here(&mut self) {
         let recovered = self.store.recovered();
         let (core, effects) =
-            Core::recover(recovered, self.config.clone(), self.now, &mut self.mint);
+            Core::recover(recovered, self.config.clone(), self.now, &mut self.ids);
         self.core = core;
-        self.absorb(effects);
+        self.apply_effects(effects);
     }
 
-    pub(super) fn say(&mut self, input: Input) {
-        let effects = self.core.handle(input, self.now, &mut self.mint);
-        self.absorb(effects);
+    pub(super) fn send_input(&mut self, input: CoreCommand) {
+        let effects = self.core.handle(input, self.now, &mut self.ids);
+        self.apply_effects(effects);
         self.check();
     }
 
-    fn absorb(&mut self, effects: Effects) {
-        self.writes += effects.writes.len();
-        self.counts.extend(effects.counts);
-        for write in effects.writes {
+    fn apply_effects(&mut self, effects: Effects) {
+        self.writes += effects.changes.len();
+        self.counts.extend(effects.metrics);
+        for write in effects.changes {
             self.store.apply(write);
         }
-        for outgoing in effects.sends {
-            if let Send::ToSession {
+        for outgoing in effects.deliveries {
+            if let Delivery::ToSession {
                 session,
-                message: Downstream::Dispatch(dispatch),
-            } = &outgoing.send
+                message: DaemonMessage::Dispatch(dispatch),
+            } = &outgoing.delivery
             {
                 let re = FrameRef {
                     task: dispatch.to.task,
@@ -168,14 +168,14 @@ impl World {
                     incarnation: self.config.incarnation,
                 };
                 self.tokens.insert(re.attempt, dispatch.token.clone());
-                self.dispatched.push(Work {
-                    re,
+                self.dispatched.push(DispatchedAttempt {
+                    frame_ref: re,
                     session: *session,
                     token: dispatch.token.clone(),
                     seq: 0,
                 });
             }
-            self.sent.push(outgoing.send);
+            self.deliveries.push(outgoing.delivery);
         }
     }
 
@@ -207,7 +207,7 @@ impl World {
             }
         }
         for record in self.store.live.values().chain(self.store.done.values()) {
-            let first = record.timeline.dropped + 1;
+            let first = record.timeline.dropped_through + 1;
             let events = record.timeline.events.iter();
             let (old, whole): (Vec<_>, Vec<_>) = events.partition(|event| event.revision < first);
             assert!(old.iter().all(|event| event.is_audit()), "only audits stay");
@@ -221,20 +221,25 @@ impl World {
 
     /// Moves the clock, ticking whenever the core asks for it: a healthy loop.
     pub(super) fn pass(&mut self, ms: u64) {
-        let end = self.now.at + ms;
+        let end = self.now.monotonic + ms;
         while let Some(due) = self.core.next_deadline().filter(|due| *due <= end) {
-            self.jump(due.since(self.now.at).max(1));
-            self.say(Input::Tick);
-            if self.now.at >= end {
+            self.skip_time(due.since(self.now.monotonic).max(1));
+            self.send_input(CoreCommand::Tick);
+            if self.now.monotonic >= end {
                 return;
             }
         }
-        self.jump(end.since(self.now.at));
-        self.say(Input::Tick);
+        self.skip_time(end.since(self.now.monotonic));
+        self.send_input(CoreCommand::Tick);
     }
 
     /// Moves the clock while daemons keep renewing what they hold.
-    pub(super) fn pass_renewing(&mut self, ms: u64, machine: &Machine, works: &[&Work]) {
+    pub(super) fn advance_renewing(
+        &mut self,
+        ms: u64,
+        machine: &TestDaemon,
+        works: &[&DispatchedAttempt],
+    ) {
         let mut left = ms;
         while left > 0 {
             let step = left.min(4_000);
@@ -245,8 +250,8 @@ impl World {
     }
 
     /// Moves the clock behind the core's back.
-    pub(super) fn jump(&mut self, ms: u64) {
-        self.now.at = self.now.at + ms;
+    pub(super) fn skip_time(&mut self, ms: u64) {
+        self.now.monotonic = self.now.monotonic + ms;
         self.now.wall.0 += ms;
     }
 }

@@ -6,51 +6,51 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::TaskId;
-use crate::time::Moment;
+use crate::time::MonotonicTime;
 
 #[derive(Clone, Debug)]
-pub struct Deadlines<K = TaskId> {
-    order: BTreeSet<(Moment, K)>,
-    of: BTreeMap<K, Moment>,
+pub struct DeadlineIndex<K = TaskId> {
+    order: BTreeSet<(MonotonicTime, K)>,
+    by_key: BTreeMap<K, MonotonicTime>,
 }
 
-impl<K> Default for Deadlines<K> {
+impl<K> Default for DeadlineIndex<K> {
     fn default() -> Self {
         let (order, of) = (BTreeSet::new(), BTreeMap::new());
-        Self { order, of }
+        Self { order, by_key: of }
     }
 }
 
-impl<K: Copy + Ord> Deadlines<K> {
+impl<K: Copy + Ord> DeadlineIndex<K> {
     /// Makes sure that it is looked at no later than `at`.
-    pub fn arm(&mut self, key: K, at: Moment) {
-        match self.of.get(&key) {
+    pub fn arm(&mut self, key: K, at: MonotonicTime) {
+        match self.by_key.get(&key) {
             Some(set) if *set <= at => return,
             Some(set) => {
                 self.order.remove(&(*set, key));
             }
             None => {}
         }
-        self.of.insert(key, at);
+        self.by_key.insert(key, at);
         self.order.insert((at, key));
     }
 
     pub fn disarm(&mut self, key: K) {
-        if let Some(at) = self.of.remove(&key) {
+        if let Some(at) = self.by_key.remove(&key) {
             self.order.remove(&(at, key));
         }
     }
 
     pub fn has(&self, key: K) -> bool {
-        self.of.contains_key(&key)
+        self.by_key.contains_key(&key)
     }
 
-    pub fn next(&self) -> Option<Moment> {
+    pub fn next_due_at(&self) -> Option<MonotonicTime> {
         self.order.first().map(|(at, _)| *at)
     }
 
     /// Takes one whose entry is due; the caller arms it again with what its timers say.
-    pub fn take_due(&mut self, now: Moment) -> Option<K> {
+    pub fn take_due(&mut self, now: MonotonicTime) -> Option<K> {
         let (at, key) = *self.order.first()?;
         if at > now {
             return None;
@@ -60,11 +60,11 @@ impl<K: Copy + Ord> Deadlines<K> {
     }
 
     pub fn len(&self) -> usize {
-        self.of.len()
+        self.by_key.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.of.is_empty()
+        self.by_key.is_empty()
     }
 }
 
@@ -80,24 +80,28 @@ mod tests {
 
     #[test]
     fn an_entry_moves_earlier_but_not_later_and_comes_out_in_order() {
-        let mut index = Deadlines::default();
-        index.arm(task(1), Moment(100));
-        index.arm(task(2), Moment(50));
-        index.arm(task(1), Moment(400)); // lazily ignored
-        index.arm(task(2), Moment(20));
+        let mut index = DeadlineIndex::default();
+        index.arm(task(1), MonotonicTime(100));
+        index.arm(task(2), MonotonicTime(50));
+        index.arm(task(1), MonotonicTime(400)); // lazily ignored
+        index.arm(task(2), MonotonicTime(20));
         assert_eq!(
-            (index.len(), index.next(), index.take_due(Moment(19))),
-            (2, Some(Moment(20)), None)
+            (
+                index.len(),
+                index.next_due_at(),
+                index.take_due(MonotonicTime(19))
+            ),
+            (2, Some(MonotonicTime(20)), None)
         );
-        assert_eq!(index.take_due(Moment(100)), Some(task(2)));
-        assert_eq!(index.take_due(Moment(100)), Some(task(1)));
+        assert_eq!(index.take_due(MonotonicTime(100)), Some(task(2)));
+        assert_eq!(index.take_due(MonotonicTime(100)), Some(task(1)));
         assert_eq!(
-            (index.take_due(Moment(1000)), index.is_empty()),
+            (index.take_due(MonotonicTime(1000)), index.is_empty()),
             (None, true)
         );
-        index.arm(task(1), Moment(400));
+        index.arm(task(1), MonotonicTime(400));
         index.disarm(task(1));
         index.disarm(task(1));
-        assert_eq!(index.next(), None);
+        assert_eq!(index.next_due_at(), None);
     }
 }

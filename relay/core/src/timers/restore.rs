@@ -4,18 +4,18 @@
 //! for ever: a relay that restarts again and again cannot postpone `total`, `queue` or `user_input`.
 
 use crate::id::InputId;
-use crate::record::{Budget, Phase, TimerKind};
-use crate::time::Moment;
+use crate::record::{LifecyclePhase, TimerBudget, TimerKind};
+use crate::time::MonotonicTime;
 
 use super::set::TimerSet;
-use super::timer::{Clock, Limits, Timer, TimerKey, ToolCallId};
+use super::timer::{AttemptTimer, TimerClock, TimerKey, TimerLimits, ToolCallId};
 
 /// What an attempt's record says about its timers.
 #[derive(Clone, Debug, Default)]
-pub struct Stored<'a> {
-    pub budgets: &'a [Budget],
+pub struct StoredTimers<'a> {
+    pub budgets: &'a [TimerBudget],
     /// The furthest once-phase seen or implied.
-    pub reached: Option<Phase>,
+    pub furthest_phase: Option<LifecyclePhase>,
     pub tools: Vec<ToolCallId>,
     /// Inputs whose answer has not reached the agent.
     pub inputs: Vec<InputId>,
@@ -31,19 +31,23 @@ pub struct Stored<'a> {
 
 impl TimerSet {
     /// What to store now; older than 30 s is too old for the hard deadlines.
-    pub fn budgets(&self, now: Moment) -> Vec<Budget> {
+    pub fn budgets(&self, now: MonotonicTime) -> Vec<TimerBudget> {
         self.timers.iter().map(|timer| budget(timer, now)).collect()
     }
 
     /// Arms what was armed, with what was left of it.
-    pub fn restore(stored: &Stored<'_>, now: Moment, limits: &Limits<'_>) -> TimerSet {
+    pub fn restore(
+        stored: &StoredTimers<'_>,
+        now: MonotonicTime,
+        limits: &TimerLimits<'_>,
+    ) -> TimerSet {
         let timers = stored
             .budgets
             .iter()
             .filter_map(|budget| timer(budget, stored, now, limits));
         let mut set = TimerSet {
             timers: timers.collect(),
-            reached: stored.reached,
+            furthest_phase: stored.furthest_phase,
             tools: stored.tools.iter().cloned().collect(),
             inputs: stored.inputs.iter().copied().collect(),
             cleaning: stored.cleaning,
@@ -52,12 +56,12 @@ impl TimerSet {
         };
         set.timers.sort_by(|a, b| a.key.cmp(&b.key));
         set.timers.dedup_by(|a, b| a.key == b.key);
-        set.settle_pauses(now);
+        set.update_pauses(now);
         set
     }
 }
 
-fn budget(timer: &Timer, now: Moment) -> Budget {
+fn budget(timer: &AttemptTimer, now: MonotonicTime) -> TimerBudget {
     let (tool, input) = match &timer.key {
         TimerKey::ToolIdle(tool) => (Some(tool.clone()), None),
         TimerKey::UserInput(input) => (None, Some(*input)),
@@ -72,18 +76,18 @@ fn budget(timer: &Timer, now: Moment) -> Budget {
         | TimerKey::Total
         | TimerKey::Lease => (None, None),
     };
-    Budget {
+    TimerBudget {
         timer: timer.key.kind(),
         tool,
         input,
         limit_ms: timer.limit_ms,
         consumed_ms: timer.full_ms().saturating_sub(timer.left_ms(now)),
-        paused: matches!(timer.clock, Clock::Paused { .. }),
+        paused: matches!(timer.clock, TimerClock::Paused { .. }),
     }
 }
 
 /// `None` when the budget names no tool call or input where it must: such a record arms nothing.
-fn key(budget: &Budget) -> Option<TimerKey> {
+fn key(budget: &TimerBudget) -> Option<TimerKey> {
     Some(match budget.timer {
         TimerKind::Queue => TimerKey::Queue,
         TimerKind::Accept => TimerKey::Accept,
@@ -100,7 +104,12 @@ fn key(budget: &Budget) -> Option<TimerKey> {
     })
 }
 
-fn timer(budget: &Budget, stored: &Stored<'_>, now: Moment, limits: &Limits<'_>) -> Option<Timer> {
+fn timer(
+    budget: &TimerBudget,
+    stored: &StoredTimers<'_>,
+    now: MonotonicTime,
+    limits: &TimerLimits<'_>,
+) -> Option<AttemptTimer> {
     let allowance_ms = limits.allowance(budget.timer);
     let full = budget.limit_ms.saturating_add(allowance_ms);
     let left = full.saturating_sub(budget.consumed_ms);
@@ -118,11 +127,11 @@ fn timer(budget: &Budget, stored: &Stored<'_>, now: Moment, limits: &Limits<'_>)
         | TimerKind::CleanupTerm
         | TimerKind::Accept => left.max(stored.floor_ms),
     };
-    Some(Timer {
+    Some(AttemptTimer {
         key: key(budget)?,
         limit_ms: budget.limit_ms,
         allowance_ms,
-        clock: Clock::Running {
+        clock: TimerClock::Running {
             fires_at: now + left,
         },
     })

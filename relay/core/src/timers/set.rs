@@ -6,29 +6,31 @@
 use std::collections::BTreeSet;
 
 use crate::id::InputId;
-use crate::record::Phase;
-use crate::time::Moment;
+use crate::record::LifecyclePhase;
+use crate::time::MonotonicTime;
 
-use super::timer::{Armed, Clock, Limits, Timer, TimerKey, ToolCallId, in_profile};
+use super::timer::{
+    ArmedTimerView, AttemptTimer, TimerClock, TimerKey, TimerLimits, ToolCallId, is_profile_timer,
+};
 
 /// Most tool calls, and most inputs, that one attempt may have open. An input beyond it is to be refused; a tool
 /// call beyond it is counted and runs under `stream_idle`.
 pub const MAX_OPEN: usize = 256;
 
 /// The phases that happen once and in this order. A later one implies the earlier ones.
-const ONCE: [Phase; 7] = [
-    Phase::Accepted,
-    Phase::Queued,
-    Phase::Started,
-    Phase::AgentStarted,
-    Phase::PromptWritten,
-    Phase::FirstEventSeen,
-    Phase::FirstVisibleEventSeen,
+const ONCE_PHASES: [LifecyclePhase; 7] = [
+    LifecyclePhase::Accepted,
+    LifecyclePhase::Queued,
+    LifecyclePhase::Started,
+    LifecyclePhase::AgentStarted,
+    LifecyclePhase::PromptWritten,
+    LifecyclePhase::FirstEventSeen,
+    LifecyclePhase::FirstVisibleEventSeen,
 ];
 
 /// Something that happened to the attempt and moves its timers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
+pub enum TimerFact {
     /// It waits for a daemon.
     Queued,
     /// Dispatch was committed.
@@ -36,10 +38,10 @@ pub enum Fact {
     LeaseConfirmed,
     /// The holder's right now lasts until this moment (before grace). Never shortens what was granted.
     Renewed {
-        until: Moment,
+        until: MonotonicTime,
     },
     /// Any phase that a daemon reports. Tool and input edges need their ids: tell those by the facts below.
-    Phase(Phase),
+    Phase(LifecyclePhase),
     /// Output arrived, from this tool call if it says so. Implies the first event.
     Output {
         tool: Option<ToolCallId>,
@@ -62,75 +64,75 @@ pub enum Fact {
 /// All timers of one attempt. Small and sorted: a queued task has one entry and costs one allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimerSet {
-    pub(super) timers: Vec<Timer>,
+    pub(super) timers: Vec<AttemptTimer>,
     /// The furthest once-phase seen or implied.
-    pub(super) reached: Option<Phase>,
+    pub(super) furthest_phase: Option<LifecyclePhase>,
     pub(super) tools: BTreeSet<ToolCallId>,
     pub(super) inputs: BTreeSet<InputId>,
     pub(super) cleaning: bool,
     pub(super) paused: bool,
     pub(super) ended: bool,
-    pub(super) untracked: u32,
+    pub(super) untracked_tools: u32,
 }
 
 impl TimerSet {
     /// Moves the timers. `at` is when the fact reached the relay, which may lie before the last fact told.
-    pub fn on_fact(&mut self, fact: &Fact, at: Moment, limits: &Limits<'_>) {
+    pub fn on_fact(&mut self, fact: &TimerFact, at: MonotonicTime, limits: &TimerLimits<'_>) {
         if self.ended {
             return;
         }
         match fact {
-            Fact::Queued => self.arm(TimerKey::Queue, at, limits),
-            Fact::Offered => self.offered(at, limits),
-            Fact::LeaseConfirmed => self.confirmed(at, limits),
-            Fact::Renewed { until } => self.renew(*until, limits),
-            Fact::Phase(phase) => self.phase(*phase, at, limits),
-            Fact::Output { tool } => self.output(tool.as_ref(), at, limits),
-            Fact::ToolStarted(tool) => self.tool_started(tool, at, limits),
-            Fact::ToolFinished(tool) => self.tool_finished(tool, at),
-            Fact::InputAsked(input) => self.input_asked(*input, at, limits),
-            Fact::InputAnswered(input) => self.disarm(&TimerKey::UserInput(*input)),
-            Fact::InputClosed(input) => self.input_closed(*input),
-            Fact::CancelSent => self.cleanup(at, limits),
-            Fact::Paused => self.paused = true,
-            Fact::Unpaused => self.paused = false,
-            Fact::Ended => self.end(),
+            TimerFact::Queued => self.arm(TimerKey::Queue, at, limits),
+            TimerFact::Offered => self.offered(at, limits),
+            TimerFact::LeaseConfirmed => self.confirmed(at, limits),
+            TimerFact::Renewed { until } => self.renew(*until, limits),
+            TimerFact::Phase(phase) => self.phase(*phase, at, limits),
+            TimerFact::Output { tool } => self.output(tool.as_ref(), at, limits),
+            TimerFact::ToolStarted(tool) => self.tool_started(tool, at, limits),
+            TimerFact::ToolFinished(tool) => self.tool_finished(tool, at),
+            TimerFact::InputAsked(input) => self.input_asked(*input, at, limits),
+            TimerFact::InputAnswered(input) => self.disarm(&TimerKey::UserInput(*input)),
+            TimerFact::InputClosed(input) => self.input_closed(*input),
+            TimerFact::CancelSent => self.cleanup(at, limits),
+            TimerFact::Paused => self.paused = true,
+            TimerFact::Unpaused => self.paused = false,
+            TimerFact::Ended => self.end(),
         }
-        self.settle_pauses(at);
+        self.update_pauses(at);
     }
 
     /// The timer that fell due first, if any has. Due exactly at its moment counts.
-    pub fn due(&self, now: Moment) -> Option<&TimerKey> {
+    pub fn due(&self, now: MonotonicTime) -> Option<&TimerKey> {
         let (at, key) = self.earliest()?;
         (at <= now).then_some(key)
     }
 
     /// Takes what fell due, in the order of the deadlines. It does not fire again unless a fact arms it.
-    pub fn take_due(&mut self, now: Moment) -> Option<TimerKey> {
+    pub fn take_due(&mut self, now: MonotonicTime) -> Option<TimerKey> {
         let key = self.due(now)?.clone();
         self.disarm(&key);
         Some(key)
     }
 
     /// When the next timer falls due. Paused ones have no such moment.
-    pub fn next(&self) -> Option<Moment> {
+    pub fn next_due_at(&self) -> Option<MonotonicTime> {
         self.earliest().map(|(at, _)| at)
     }
 
-    pub fn armed(&self) -> impl Iterator<Item = Armed> + '_ {
-        self.timers.iter().map(Timer::show)
+    pub fn armed_timers(&self) -> impl Iterator<Item = ArmedTimerView> + '_ {
+        self.timers.iter().map(AttemptTimer::view)
     }
 
     /// When the relay acts on this timer; `None` if it is not armed or stands still.
-    pub fn fires_at(&self, key: &TimerKey) -> Option<Moment> {
+    pub fn fires_at(&self, key: &TimerKey) -> Option<MonotonicTime> {
         match self.find(key)?.clock {
-            Clock::Running { fires_at } => Some(fires_at),
-            Clock::Paused { .. } => None,
+            TimerClock::Running { fires_at } => Some(fires_at),
+            TimerClock::Paused { .. } => None,
         }
     }
 
     /// What is left of this timer's limit, without slack or grace; zero once only that is left.
-    pub fn left_ms(&self, key: &TimerKey, now: Moment) -> Option<u64> {
+    pub fn left_ms(&self, key: &TimerKey, now: MonotonicTime) -> Option<u64> {
         let timer = self.find(key)?;
         Some(timer.left_ms(now).saturating_sub(timer.allowance_ms))
     }
@@ -146,36 +148,36 @@ impl TimerSet {
 
     /// Tool calls that were too many to track.
     pub fn untracked(&self) -> u32 {
-        self.untracked
+        self.untracked_tools
     }
 
     /// The furthest once-phase seen or implied.
-    pub fn reached(&self) -> Option<Phase> {
-        self.reached
+    pub fn reached(&self) -> Option<LifecyclePhase> {
+        self.furthest_phase
     }
 
-    fn earliest(&self) -> Option<(Moment, &TimerKey)> {
+    fn earliest(&self) -> Option<(MonotonicTime, &TimerKey)> {
         let running = self.timers.iter().filter_map(|timer| match timer.clock {
-            Clock::Running { fires_at } => Some((fires_at, &timer.key)),
-            Clock::Paused { .. } => None,
+            TimerClock::Running { fires_at } => Some((fires_at, &timer.key)),
+            TimerClock::Paused { .. } => None,
         });
         running.min()
     }
 
-    fn find(&self, key: &TimerKey) -> Option<&Timer> {
+    fn find(&self, key: &TimerKey) -> Option<&AttemptTimer> {
         let at = self.timers.binary_search_by(|t| t.key.cmp(key)).ok()?;
         self.timers.get(at)
     }
 
-    fn find_mut(&mut self, key: &TimerKey) -> Option<&mut Timer> {
+    fn find_mut(&mut self, key: &TimerKey) -> Option<&mut AttemptTimer> {
         let at = self.timers.binary_search_by(|t| t.key.cmp(key)).ok()?;
         self.timers.get_mut(at)
     }
 
     /// Arms it in full if it has a limit and is not armed yet.
-    fn arm(&mut self, key: TimerKey, at: Moment, limits: &Limits<'_>) {
+    fn arm(&mut self, key: TimerKey, at: MonotonicTime, limits: &TimerLimits<'_>) {
         let kind = key.kind();
-        let Some(limit_ms) = limits.of(kind) else {
+        let Some(limit_ms) = limits.limit_of(kind) else {
             return;
         };
         let Err(place) = self.timers.binary_search_by(|t| t.key.cmp(&key)) else {
@@ -183,11 +185,11 @@ impl TimerSet {
         };
         let allowance_ms = limits.allowance(kind);
         let fires_at = at + limit_ms.saturating_add(allowance_ms);
-        let timer = Timer {
+        let timer = AttemptTimer {
             key,
             limit_ms,
             allowance_ms,
-            clock: Clock::Running { fires_at },
+            clock: TimerClock::Running { fires_at },
         };
         self.timers.insert(place, timer);
     }
@@ -197,109 +199,119 @@ impl TimerSet {
     }
 
     /// Leaves it at most this much of its limit.
-    pub(crate) fn shorten(&mut self, key: &TimerKey, left_ms: u64, at: Moment) {
+    pub(crate) fn shorten(&mut self, key: &TimerKey, left_ms: u64, at: MonotonicTime) {
         if let Some(timer) = self.find_mut(key) {
             timer.shorten(left_ms, at);
         }
     }
 
-    fn feed(&mut self, key: &TimerKey, at: Moment) {
+    fn restart_timer(&mut self, key: &TimerKey, at: MonotonicTime) {
         if let Some(timer) = self.find_mut(key) {
-            timer.refill(at);
+            timer.restart(at);
         }
     }
 
-    fn offered(&mut self, at: Moment, limits: &Limits<'_>) {
+    fn offered(&mut self, at: MonotonicTime, limits: &TimerLimits<'_>) {
         self.disarm(&TimerKey::Queue);
         self.arm(TimerKey::Accept, at, limits);
         self.arm(TimerKey::Lease, at, limits);
     }
 
-    fn confirmed(&mut self, at: Moment, limits: &Limits<'_>) {
+    fn confirmed(&mut self, at: MonotonicTime, limits: &TimerLimits<'_>) {
         self.disarm(&TimerKey::Queue);
         self.disarm(&TimerKey::Accept);
         self.arm(TimerKey::Total, at, limits);
         self.arm(TimerKey::Lease, at, limits);
-        self.feed(&TimerKey::Lease, at);
+        self.restart_timer(&TimerKey::Lease, at);
     }
 
-    fn renew(&mut self, until: Moment, limits: &Limits<'_>) {
+    fn renew(&mut self, until: MonotonicTime, limits: &TimerLimits<'_>) {
         if let Some(lease) = self.find_mut(&TimerKey::Lease) {
             lease.extend(until + limits.grace_ms);
         }
     }
 
-    fn phase(&mut self, phase: Phase, at: Moment, limits: &Limits<'_>) {
+    fn phase(&mut self, phase: LifecyclePhase, at: MonotonicTime, limits: &TimerLimits<'_>) {
         match phase {
-            Phase::Accepted
-            | Phase::Queued
-            | Phase::Started
-            | Phase::AgentStarted
-            | Phase::PromptWritten
-            | Phase::FirstEventSeen
-            | Phase::FirstVisibleEventSeen => self.once(phase, at, limits),
-            Phase::CleanupStarted => self.cleanup(at, limits),
-            Phase::CleanupFinished => self.disarm(&TimerKey::CleanupTerm),
+            LifecyclePhase::Accepted
+            | LifecyclePhase::Queued
+            | LifecyclePhase::Started
+            | LifecyclePhase::AgentStarted
+            | LifecyclePhase::PromptWritten
+            | LifecyclePhase::FirstEventSeen
+            | LifecyclePhase::FirstVisibleEventSeen => self.apply_once_phase(phase, at, limits),
+            LifecyclePhase::CleanupStarted => self.cleanup(at, limits),
+            LifecyclePhase::CleanupFinished => self.disarm(&TimerKey::CleanupTerm),
             // A hung agent under a healthy daemon must still time out, and the relay's own words are no news.
-            Phase::Heartbeat | Phase::RetryScheduled | Phase::Lost => {}
-            Phase::Streaming
-            | Phase::ToolStarted
-            | Phase::ToolFinished
-            | Phase::WaitingInput
-            | Phase::InputReceived
-            | Phase::Completed
-            | Phase::Failed
-            | Phase::Canceled
-            | Phase::TimedOut
-            | Phase::Blocked
-            | Phase::Checkpointed
-            | Phase::Released => self.feed(&TimerKey::StreamIdle, at),
+            LifecyclePhase::Heartbeat | LifecyclePhase::RetryScheduled | LifecyclePhase::Lost => {}
+            LifecyclePhase::Streaming
+            | LifecyclePhase::ToolStarted
+            | LifecyclePhase::ToolFinished
+            | LifecyclePhase::WaitingInput
+            | LifecyclePhase::InputReceived
+            | LifecyclePhase::Completed
+            | LifecyclePhase::Failed
+            | LifecyclePhase::Canceled
+            | LifecyclePhase::TimedOut
+            | LifecyclePhase::Blocked
+            | LifecyclePhase::Checkpointed
+            | LifecyclePhase::Released => self.restart_timer(&TimerKey::StreamIdle, at),
         }
     }
 
     /// Walks every phase up to this one, so that a skipped phase still arms what outlives it. One that comes
     /// twice or backwards changes nothing.
-    fn once(&mut self, phase: Phase, at: Moment, limits: &Limits<'_>) {
-        if self.reached.is_some_and(|reached| phase <= reached) {
+    fn apply_once_phase(
+        &mut self,
+        phase: LifecyclePhase,
+        at: MonotonicTime,
+        limits: &TimerLimits<'_>,
+    ) {
+        if self.furthest_phase.is_some_and(|reached| phase <= reached) {
             return;
         }
-        let before = self.reached.replace(phase);
-        self.feed(&TimerKey::StreamIdle, at);
-        for step in ONCE {
+        let before = self.furthest_phase.replace(phase);
+        self.restart_timer(&TimerKey::StreamIdle, at);
+        for step in ONCE_PHASES {
             if Some(step) > before && step <= phase {
-                self.step(step, at, limits);
+                self.apply_phase_step(step, at, limits);
             }
         }
     }
 
-    fn step(&mut self, step: Phase, at: Moment, limits: &Limits<'_>) {
+    fn apply_phase_step(
+        &mut self,
+        step: LifecyclePhase,
+        at: MonotonicTime,
+        limits: &TimerLimits<'_>,
+    ) {
         let (disarm, arm): (&[TimerKey], &[TimerKey]) = match step {
-            Phase::Started => (&[TimerKey::Accept], &[TimerKey::ProcessStart]),
-            Phase::AgentStarted => (&[TimerKey::ProcessStart], &[TimerKey::PromptWrite]),
-            Phase::PromptWritten => (
+            LifecyclePhase::Started => (&[TimerKey::Accept], &[TimerKey::ProcessStart]),
+            LifecyclePhase::AgentStarted => (&[TimerKey::ProcessStart], &[TimerKey::PromptWrite]),
+            LifecyclePhase::PromptWritten => (
                 &[TimerKey::PromptWrite],
                 &[TimerKey::FirstEvent, TimerKey::FirstVisibleEvent],
             ),
-            Phase::FirstEventSeen => (&[TimerKey::FirstEvent], &[TimerKey::StreamIdle]),
-            Phase::FirstVisibleEventSeen => (&[TimerKey::FirstVisibleEvent], &[]),
-            Phase::Accepted | Phase::Queued => (&[TimerKey::Accept], &[]),
-            Phase::Streaming
-            | Phase::ToolStarted
-            | Phase::ToolFinished
-            | Phase::WaitingInput
-            | Phase::InputReceived
-            | Phase::CleanupStarted
-            | Phase::CleanupFinished
-            | Phase::Heartbeat
-            | Phase::RetryScheduled
-            | Phase::Completed
-            | Phase::Failed
-            | Phase::Canceled
-            | Phase::TimedOut
-            | Phase::Lost
-            | Phase::Blocked
-            | Phase::Checkpointed
-            | Phase::Released => return,
+            LifecyclePhase::FirstEventSeen => (&[TimerKey::FirstEvent], &[TimerKey::StreamIdle]),
+            LifecyclePhase::FirstVisibleEventSeen => (&[TimerKey::FirstVisibleEvent], &[]),
+            LifecyclePhase::Accepted | LifecyclePhase::Queued => (&[TimerKey::Accept], &[]),
+            LifecyclePhase::Streaming
+            | LifecyclePhase::ToolStarted
+            | LifecyclePhase::ToolFinished
+            | LifecyclePhase::WaitingInput
+            | LifecyclePhase::InputReceived
+            | LifecyclePhase::CleanupStarted
+            | LifecyclePhase::CleanupFinished
+            | LifecyclePhase::Heartbeat
+            | LifecyclePhase::RetryScheduled
+            | LifecyclePhase::Completed
+            | LifecyclePhase::Failed
+            | LifecyclePhase::Canceled
+            | LifecyclePhase::TimedOut
+            | LifecyclePhase::Lost
+            | LifecyclePhase::Blocked
+            | LifecyclePhase::Checkpointed
+            | LifecyclePhase::Released => return,
         };
         disarm.iter().for_each(|key| self.disarm(key));
         // Nothing but the kill itself is timed once cleanup has begun.
@@ -308,39 +320,39 @@ impl TimerSet {
         }
     }
 
-    fn output(&mut self, tool: Option<&ToolCallId>, at: Moment, limits: &Limits<'_>) {
-        self.once(Phase::FirstEventSeen, at, limits);
-        self.feed(&TimerKey::StreamIdle, at);
+    fn output(&mut self, tool: Option<&ToolCallId>, at: MonotonicTime, limits: &TimerLimits<'_>) {
+        self.apply_once_phase(LifecyclePhase::FirstEventSeen, at, limits);
+        self.restart_timer(&TimerKey::StreamIdle, at);
         if let Some(tool) = tool {
-            self.feed(&TimerKey::ToolIdle(tool.clone()), at);
+            self.restart_timer(&TimerKey::ToolIdle(tool.clone()), at);
         }
     }
 
-    fn tool_started(&mut self, tool: &ToolCallId, at: Moment, limits: &Limits<'_>) {
-        self.once(Phase::FirstEventSeen, at, limits);
+    fn tool_started(&mut self, tool: &ToolCallId, at: MonotonicTime, limits: &TimerLimits<'_>) {
+        self.apply_once_phase(LifecyclePhase::FirstEventSeen, at, limits);
         self.disarm(&TimerKey::FirstVisibleEvent);
-        self.feed(&TimerKey::StreamIdle, at);
+        self.restart_timer(&TimerKey::StreamIdle, at);
         if self.cleaning || self.tools.contains(tool) {
             return;
         }
         if self.tools.len() >= MAX_OPEN {
-            self.untracked = self.untracked.saturating_add(1);
+            self.untracked_tools = self.untracked_tools.saturating_add(1);
             return;
         }
         self.tools.insert(tool.clone());
         self.arm(TimerKey::ToolIdle(tool.clone()), at, limits);
     }
 
-    fn tool_finished(&mut self, tool: &ToolCallId, at: Moment) {
-        self.feed(&TimerKey::StreamIdle, at);
+    fn tool_finished(&mut self, tool: &ToolCallId, at: MonotonicTime) {
+        self.restart_timer(&TimerKey::StreamIdle, at);
         self.tools.remove(tool);
         if !mutant!(ToolIdleNotDisarmed) {
             self.disarm(&TimerKey::ToolIdle(tool.clone()));
         }
     }
 
-    fn input_asked(&mut self, input: InputId, at: Moment, limits: &Limits<'_>) {
-        self.once(Phase::FirstEventSeen, at, limits);
+    fn input_asked(&mut self, input: InputId, at: MonotonicTime, limits: &TimerLimits<'_>) {
+        self.apply_once_phase(LifecyclePhase::FirstEventSeen, at, limits);
         if self.cleaning || !self.has_room_for_input() || !self.inputs.insert(input) {
             return;
         }
@@ -352,27 +364,27 @@ impl TimerSet {
         self.disarm(&TimerKey::UserInput(input));
     }
 
-    fn cleanup(&mut self, at: Moment, limits: &Limits<'_>) {
+    fn cleanup(&mut self, at: MonotonicTime, limits: &TimerLimits<'_>) {
         self.cleaning = true;
         self.tools.clear();
         self.inputs.clear();
         self.disarm(&TimerKey::Accept);
         self.timers
-            .retain(|t| !in_profile(t.key.kind()) || t.key == TimerKey::CleanupTerm);
+            .retain(|t| !is_profile_timer(t.key.kind()) || t.key == TimerKey::CleanupTerm);
         self.arm(TimerKey::CleanupTerm, at, limits);
     }
 
     fn end(&mut self) {
         *self = TimerSet {
             ended: true,
-            reached: self.reached,
-            untracked: self.untracked,
+            furthest_phase: self.furthest_phase,
+            untracked_tools: self.untracked_tools,
             ..TimerSet::default()
         };
     }
 
     /// The last column of the table: who stands still now. The clock keeps what is left.
-    pub(super) fn settle_pauses(&mut self, now: Moment) {
+    pub(super) fn update_pauses(&mut self, now: MonotonicTime) {
         let asked = !self.inputs.is_empty();
         let tool_runs = !self.tools.is_empty();
         let held = self.paused;

@@ -4,16 +4,16 @@ use uuid::Uuid;
 
 use super::*;
 use crate::id::InputId;
-use crate::record::{Phase, TimerKind};
-use crate::spec::Profile;
-use crate::time::Moment;
+use crate::record::{LifecyclePhase, TimerKind};
+use crate::spec::DeadlineProfile;
+use crate::time::MonotonicTime;
 
 pub(super) const SLACK: u64 = 2_000;
 pub(super) const GRACE: u64 = 5_000;
 
 /// Eight limits, all different, so that a mix-up shows.
-pub(super) fn profile() -> Profile {
-    Profile {
+pub(super) fn profile() -> DeadlineProfile {
+    DeadlineProfile {
         process_start_ms: Some(15_000),
         prompt_write_ms: Some(5_000),
         first_event_ms: Some(90_000),
@@ -25,8 +25,8 @@ pub(super) fn profile() -> Profile {
     }
 }
 
-pub(super) fn limits(profile: &Profile) -> Limits<'_> {
-    Limits {
+pub(super) fn limits(profile: &DeadlineProfile) -> TimerLimits<'_> {
+    TimerLimits {
         profile,
         queue_ms: 86_400_000,
         accept_ms: 10_000,
@@ -39,35 +39,36 @@ pub(super) fn limits(profile: &Profile) -> Limits<'_> {
 }
 
 /// An attempt's timers with their profile and a clock that tests set by hand.
-pub(super) struct Bench {
+pub(super) struct TimerSetFixture {
     pub(super) set: TimerSet,
-    pub(super) profile: Profile,
+    pub(super) profile: DeadlineProfile,
 }
 
-impl Bench {
+impl TimerSetFixture {
     pub(super) fn new() -> Self {
         Self::with(profile())
     }
 
-    pub(super) fn with(profile: Profile) -> Self {
+    pub(super) fn with(profile: DeadlineProfile) -> Self {
         let set = TimerSet::default();
         Self { set, profile }
     }
 
     /// Confirmed at moment 0 and at this phase since then.
-    pub(super) fn at_phase(phase: Phase) -> Self {
+    pub(super) fn at_phase(phase: LifecyclePhase) -> Self {
         let mut bench = Self::new();
-        bench.tell(0, Fact::LeaseConfirmed);
-        bench.tell(0, Fact::Phase(phase));
+        bench.apply_fact(0, TimerFact::LeaseConfirmed);
+        bench.apply_fact(0, TimerFact::Phase(phase));
         bench
     }
 
-    pub(super) fn tell(&mut self, at: u64, fact: Fact) -> &mut Self {
-        self.set.on_fact(&fact, Moment(at), &limits(&self.profile));
+    pub(super) fn apply_fact(&mut self, at: u64, fact: TimerFact) -> &mut Self {
+        self.set
+            .on_fact(&fact, MonotonicTime(at), &limits(&self.profile));
         self
     }
 
-    pub(super) fn fires(&self, key: &TimerKey) -> Option<u64> {
+    pub(super) fn fires_at_ms(&self, key: &TimerKey) -> Option<u64> {
         self.set.fires_at(key).map(|at| at.0)
     }
 }
@@ -81,38 +82,41 @@ pub(super) fn input(n: u128) -> InputId {
 }
 
 /// This phase and every later one: a later phase implies the earlier.
-pub(super) fn from(phase: Phase) -> Vec<Fact> {
+pub(super) fn from(phase: LifecyclePhase) -> Vec<TimerFact> {
     let once = [
-        Phase::Accepted,
-        Phase::Queued,
-        Phase::Started,
-        Phase::AgentStarted,
-        Phase::PromptWritten,
-        Phase::FirstEventSeen,
-        Phase::FirstVisibleEventSeen,
+        LifecyclePhase::Accepted,
+        LifecyclePhase::Queued,
+        LifecyclePhase::Started,
+        LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstEventSeen,
+        LifecyclePhase::FirstVisibleEventSeen,
     ];
     let later = once.into_iter().filter(|step| *step >= phase);
-    let mut facts: Vec<Fact> = later.map(Fact::Phase).collect();
-    facts.push(Fact::Phase(Phase::CleanupStarted));
-    facts.push(Fact::CancelSent);
+    let mut facts: Vec<TimerFact> = later.map(TimerFact::Phase).collect();
+    facts.push(TimerFact::Phase(LifecyclePhase::CleanupStarted));
+    facts.push(TimerFact::CancelSent);
     facts
 }
 
-pub(super) fn agent_acts() -> Vec<Fact> {
+pub(super) fn agent_acts() -> Vec<TimerFact> {
     vec![
-        Fact::Output { tool: None },
-        Fact::ToolStarted(tool("x")),
-        Fact::InputAsked(input(9)),
+        TimerFact::Output { tool: None },
+        TimerFact::ToolStarted(tool("x")),
+        TimerFact::InputAsked(input(9)),
     ]
 }
 
 #[test]
 fn a_skipped_phase_arms_what_outlives_it() {
-    let mut bench = Bench::new();
-    bench.tell(0, Fact::Offered);
-    bench.tell(500, Fact::Phase(Phase::FirstEventSeen));
-    assert_eq!(bench.fires(&TimerKey::FirstVisibleEvent), Some(112_500));
-    assert_eq!(bench.fires(&TimerKey::StreamIdle), Some(122_500));
+    let mut bench = TimerSetFixture::new();
+    bench.apply_fact(0, TimerFact::Offered);
+    bench.apply_fact(500, TimerFact::Phase(LifecyclePhase::FirstEventSeen));
+    assert_eq!(
+        bench.fires_at_ms(&TimerKey::FirstVisibleEvent),
+        Some(112_500)
+    );
+    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(122_500));
     for gone in [
         TimerKey::Accept,
         TimerKey::ProcessStart,
@@ -121,65 +125,74 @@ fn a_skipped_phase_arms_what_outlives_it() {
     ] {
         assert!(!bench.set.is_armed(&gone), "{gone:?}");
     }
-    assert_eq!(bench.set.reached(), Some(Phase::FirstEventSeen));
+    assert_eq!(bench.set.reached(), Some(LifecyclePhase::FirstEventSeen));
 }
 
 #[test]
 fn a_phase_that_comes_twice_or_backwards_changes_nothing() {
-    let mut bench = Bench::at_phase(Phase::FirstEventSeen);
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
     let before = bench.set.clone();
     for phase in [
-        Phase::Started,
-        Phase::AgentStarted,
-        Phase::PromptWritten,
-        Phase::FirstEventSeen,
+        LifecyclePhase::Started,
+        LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstEventSeen,
     ] {
-        bench.tell(60_000, Fact::Phase(phase));
+        bench.apply_fact(60_000, TimerFact::Phase(phase));
     }
     assert_eq!(bench.set, before);
 }
 
 #[test]
 fn heartbeats_feed_nothing_and_every_other_phase_feeds_stream_idle() {
-    let mut bench = Bench::at_phase(Phase::FirstEventSeen);
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
     for second in 1..100 {
-        bench.tell(second * 1_000, Fact::Phase(Phase::Heartbeat));
+        bench.apply_fact(second * 1_000, TimerFact::Phase(LifecyclePhase::Heartbeat));
     }
-    assert_eq!(bench.fires(&TimerKey::StreamIdle), Some(122_000));
-    bench.tell(100_000, Fact::Phase(Phase::Checkpointed));
-    assert_eq!(bench.fires(&TimerKey::StreamIdle), Some(222_000));
-    bench.tell(110_000, Fact::Output { tool: None });
-    assert_eq!(bench.fires(&TimerKey::StreamIdle), Some(232_000));
+    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(122_000));
+    bench.apply_fact(100_000, TimerFact::Phase(LifecyclePhase::Checkpointed));
+    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(222_000));
+    bench.apply_fact(110_000, TimerFact::Output { tool: None });
+    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
     // Coalesced activity may be told late: it counts from its own moment and takes nothing back.
-    bench.tell(105_000, Fact::Output { tool: None });
-    assert_eq!(bench.fires(&TimerKey::StreamIdle), Some(232_000));
+    bench.apply_fact(105_000, TimerFact::Output { tool: None });
+    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
 }
 
 #[test]
 fn tools_are_timed_one_by_one_and_only_their_own_output_feeds_them() {
-    let mut bench = Bench::at_phase(Phase::FirstVisibleEventSeen);
-    bench.tell(0, Fact::ToolStarted(tool("a")));
-    bench.tell(10_000, Fact::ToolStarted(tool("b")));
-    bench.tell(
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+    bench.apply_fact(0, TimerFact::ToolStarted(tool("a")));
+    bench.apply_fact(10_000, TimerFact::ToolStarted(tool("b")));
+    bench.apply_fact(
         20_000,
-        Fact::Output {
+        TimerFact::Output {
             tool: Some(tool("b")),
         },
     );
-    bench.tell(30_000, Fact::Output { tool: None });
-    assert_eq!(bench.fires(&TimerKey::ToolIdle(tool("a"))), Some(302_000));
-    assert_eq!(bench.fires(&TimerKey::ToolIdle(tool("b"))), Some(322_000));
-    bench.tell(40_000, Fact::ToolFinished(tool("a")));
+    bench.apply_fact(30_000, TimerFact::Output { tool: None });
+    assert_eq!(
+        bench.fires_at_ms(&TimerKey::ToolIdle(tool("a"))),
+        Some(302_000)
+    );
+    assert_eq!(
+        bench.fires_at_ms(&TimerKey::ToolIdle(tool("b"))),
+        Some(322_000)
+    );
+    bench.apply_fact(40_000, TimerFact::ToolFinished(tool("a")));
     assert!(!bench.set.is_armed(&TimerKey::ToolIdle(tool("a"))));
-    assert_eq!(bench.set.take_due(Moment(322_000)), Some(TimerKey::Lease));
-    let due = bench.set.take_due(Moment(322_000));
+    assert_eq!(
+        bench.set.take_due(MonotonicTime(322_000)),
+        Some(TimerKey::Lease)
+    );
+    let due = bench.set.take_due(MonotonicTime(322_000));
     assert_eq!(due, Some(TimerKey::ToolIdle(tool("b"))));
 }
 
 #[test]
 fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
-    for profile in [Profile::default(), {
-        Profile {
+    for profile in [DeadlineProfile::default(), {
+        DeadlineProfile {
             process_start_ms: Some(0),
             prompt_write_ms: Some(0),
             first_event_ms: Some(0),
@@ -190,68 +203,79 @@ fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
             cleanup_term_ms: None,
         }
     }] {
-        let mut bench = Bench::with(profile);
-        bench.tell(0, Fact::Offered).tell(0, Fact::LeaseConfirmed);
-        for fact in [from(Phase::Started), agent_acts()].concat() {
-            if !matches!(fact, Fact::CancelSent | Fact::Phase(Phase::CleanupStarted)) {
-                bench.tell(1, fact);
+        let mut bench = TimerSetFixture::with(profile);
+        bench
+            .apply_fact(0, TimerFact::Offered)
+            .apply_fact(0, TimerFact::LeaseConfirmed);
+        for fact in [from(LifecyclePhase::Started), agent_acts()].concat() {
+            if !matches!(
+                fact,
+                TimerFact::CancelSent | TimerFact::Phase(LifecyclePhase::CleanupStarted)
+            ) {
+                bench.apply_fact(1, fact);
             }
         }
         let kinds = |set: &TimerSet| -> Vec<TimerKind> {
-            set.budgets(Moment(1)).iter().map(|b| b.timer).collect()
+            set.budgets(MonotonicTime(1))
+                .iter()
+                .map(|b| b.timer)
+                .collect()
         };
         assert_eq!(kinds(&bench.set), [TimerKind::Total, TimerKind::Lease]);
-        bench.tell(2, Fact::CancelSent);
-        assert_eq!(bench.fires(&TimerKey::CleanupTerm), Some(2 + 2_000 + SLACK));
+        bench.apply_fact(2, TimerFact::CancelSent);
+        assert_eq!(
+            bench.fires_at_ms(&TimerKey::CleanupTerm),
+            Some(2 + 2_000 + SLACK)
+        );
     }
 }
 
 #[test]
 fn a_lease_lasts_from_its_newest_renewal_plus_grace_and_never_shrinks() {
-    let mut bench = Bench::new();
-    bench.tell(0, Fact::Offered);
-    bench.tell(4_000, Fact::LeaseConfirmed);
-    assert_eq!(bench.fires(&TimerKey::Lease), Some(39_000));
-    bench.tell(
+    let mut bench = TimerSetFixture::new();
+    bench.apply_fact(0, TimerFact::Offered);
+    bench.apply_fact(4_000, TimerFact::LeaseConfirmed);
+    assert_eq!(bench.fires_at_ms(&TimerKey::Lease), Some(39_000));
+    bench.apply_fact(
         5_000,
-        Fact::Renewed {
-            until: Moment(605_000),
+        TimerFact::Renewed {
+            until: MonotonicTime(605_000),
         },
     );
-    bench.tell(
+    bench.apply_fact(
         9_000,
-        Fact::Renewed {
-            until: Moment(39_000),
+        TimerFact::Renewed {
+            until: MonotonicTime(39_000),
         },
     );
-    assert_eq!(bench.fires(&TimerKey::Lease), Some(610_000));
-    let shown: Vec<Armed> = bench.set.armed().collect();
-    assert!(shown.contains(&Armed::Running {
+    assert_eq!(bench.fires_at_ms(&TimerKey::Lease), Some(610_000));
+    let shown: Vec<ArmedTimerView> = bench.set.armed_timers().collect();
+    assert!(shown.contains(&ArmedTimerView::Running {
         key: TimerKey::Lease,
         limit_ms: 30_000,
-        limit_at: Moment(605_000),
-        fires_at: Moment(610_000),
+        limit_at: MonotonicTime(605_000),
+        fires_at: MonotonicTime(610_000),
     }));
-    bench.tell(10_000, Fact::Ended);
-    bench.tell(
+    bench.apply_fact(10_000, TimerFact::Ended);
+    bench.apply_fact(
         11_000,
-        Fact::Renewed {
-            until: Moment(900_000),
+        TimerFact::Renewed {
+            until: MonotonicTime(900_000),
         },
     );
-    assert_eq!(bench.set.next(), None);
+    assert_eq!(bench.set.next_due_at(), None);
 }
 
 #[test]
 fn nothing_new_is_timed_once_cleanup_has_begun() {
-    let mut bench = Bench::at_phase(Phase::PromptWritten);
-    bench.tell(1_000, Fact::CancelSent);
-    for fact in [from(Phase::FirstEventSeen), agent_acts()].concat() {
-        bench.tell(2_000, fact);
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::PromptWritten);
+    bench.apply_fact(1_000, TimerFact::CancelSent);
+    for fact in [from(LifecyclePhase::FirstEventSeen), agent_acts()].concat() {
+        bench.apply_fact(2_000, fact);
     }
     let kinds: Vec<TimerKind> = bench
         .set
-        .budgets(Moment(2_000))
+        .budgets(MonotonicTime(2_000))
         .iter()
         .map(|b| b.timer)
         .collect();
@@ -259,35 +283,38 @@ fn nothing_new_is_timed_once_cleanup_has_begun() {
         kinds,
         [TimerKind::CleanupTerm, TimerKind::Total, TimerKind::Lease]
     );
-    assert_eq!(bench.fires(&TimerKey::CleanupTerm), Some(6_000));
+    assert_eq!(bench.fires_at_ms(&TimerKey::CleanupTerm), Some(6_000));
 }
 
 #[test]
 fn an_ended_attempt_hears_nothing() {
-    let mut bench = Bench::at_phase(Phase::FirstEventSeen);
-    bench.tell(1, Fact::Ended);
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+    bench.apply_fact(1, TimerFact::Ended);
     for fact in [
-        from(Phase::Accepted),
+        from(LifecyclePhase::Accepted),
         agent_acts(),
-        vec![Fact::Queued, Fact::Offered],
+        vec![TimerFact::Queued, TimerFact::Offered],
     ]
     .concat()
     {
-        bench.tell(2, fact);
+        bench.apply_fact(2, fact);
     }
-    assert_eq!((bench.set.next(), bench.set.armed().count()), (None, 0));
+    assert_eq!(
+        (bench.set.next_due_at(), bench.set.armed_timers().count()),
+        (None, 0)
+    );
 }
 
 #[test]
 fn open_tools_and_inputs_are_bounded() {
-    let mut bench = Bench::at_phase(Phase::FirstEventSeen);
+    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
     for n in 0..MAX_OPEN as u128 + 3 {
-        bench.tell(0, Fact::ToolStarted(tool(&n.to_string())));
-        bench.tell(0, Fact::InputAsked(input(n)));
+        bench.apply_fact(0, TimerFact::ToolStarted(tool(&n.to_string())));
+        bench.apply_fact(0, TimerFact::InputAsked(input(n)));
     }
     assert_eq!(bench.set.untracked(), 3);
     assert!(!bench.set.has_room_for_input());
-    assert_eq!(bench.set.armed().count(), 2 * MAX_OPEN + 3);
-    bench.tell(0, Fact::InputClosed(input(0)));
+    assert_eq!(bench.set.armed_timers().count(), 2 * MAX_OPEN + 3);
+    bench.apply_fact(0, TimerFact::InputClosed(input(0)));
     assert!(bench.set.has_room_for_input());
 }

@@ -2,20 +2,20 @@
 
 use super::set_tests::*;
 use super::*;
-use crate::record::{Phase, TimerKind};
-use crate::time::Moment;
+use crate::record::{LifecyclePhase, TimerKind};
+use crate::time::MonotonicTime;
 
 /// One row of the table: what arms it, when it then fires, and every fact that disarms it.
 #[derive(Clone)]
-struct Row {
+struct TimerTableRow {
     key: TimerKey,
-    arms: Fact,
+    arms: TimerFact,
     fires_at: u64,
-    disarms: Vec<Fact>,
+    disarms: Vec<TimerFact>,
 }
 
-fn row(key: TimerKey, arms: Fact, fires_at: u64, disarms: Vec<Fact>) -> Row {
-    Row {
+fn row(key: TimerKey, arms: TimerFact, fires_at: u64, disarms: Vec<TimerFact>) -> TimerTableRow {
+    TimerTableRow {
         key,
         arms,
         fires_at,
@@ -23,71 +23,86 @@ fn row(key: TimerKey, arms: Fact, fires_at: u64, disarms: Vec<Fact>) -> Row {
     }
 }
 
-fn table() -> Vec<Row> {
+fn table() -> Vec<TimerTableRow> {
     let mut rows = [relay_rows(), start_rows(), work_rows()].concat();
     for row in &mut rows {
-        row.disarms.push(Fact::Ended);
+        row.disarms.push(TimerFact::Ended);
     }
     rows
 }
 
 /// This phase, a later one, or anything that only a running agent does.
-fn acts(phase: Phase) -> Vec<Fact> {
+fn acts(phase: LifecyclePhase) -> Vec<TimerFact> {
     [from(phase), agent_acts()].concat()
 }
 
-fn relay_rows() -> Vec<Row> {
-    let placed = vec![Fact::Offered, Fact::LeaseConfirmed];
-    let taken = [acts(Phase::Accepted), vec![Fact::LeaseConfirmed]].concat();
+fn relay_rows() -> Vec<TimerTableRow> {
+    let placed = vec![TimerFact::Offered, TimerFact::LeaseConfirmed];
+    let taken = [
+        acts(LifecyclePhase::Accepted),
+        vec![TimerFact::LeaseConfirmed],
+    ]
+    .concat();
     vec![
-        row(TimerKey::Queue, Fact::Queued, 86_400_000, placed),
-        row(TimerKey::Accept, Fact::Offered, 10_000, taken),
-        row(TimerKey::Lease, Fact::Offered, 30_000 + GRACE, vec![]),
-        row(TimerKey::Total, Fact::LeaseConfirmed, 7_200_000, vec![]),
+        row(TimerKey::Queue, TimerFact::Queued, 86_400_000, placed),
+        row(TimerKey::Accept, TimerFact::Offered, 10_000, taken),
+        row(TimerKey::Lease, TimerFact::Offered, 30_000 + GRACE, vec![]),
+        row(
+            TimerKey::Total,
+            TimerFact::LeaseConfirmed,
+            7_200_000,
+            vec![],
+        ),
     ]
 }
 
-fn start_rows() -> Vec<Row> {
-    let shown = vec![Fact::ToolStarted(tool("x"))];
-    let shown = [from(Phase::FirstVisibleEventSeen), shown].concat();
-    let started = Fact::Phase(Phase::Started);
-    let agent = Fact::Phase(Phase::AgentStarted);
-    let written = || Fact::Phase(Phase::PromptWritten);
+fn start_rows() -> Vec<TimerTableRow> {
+    let shown = vec![TimerFact::ToolStarted(tool("x"))];
+    let shown = [from(LifecyclePhase::FirstVisibleEventSeen), shown].concat();
+    let started = TimerFact::Phase(LifecyclePhase::Started);
+    let agent = TimerFact::Phase(LifecyclePhase::AgentStarted);
+    let written = || TimerFact::Phase(LifecyclePhase::PromptWritten);
     vec![
         row(
             TimerKey::ProcessStart,
             started,
             17_000,
-            acts(Phase::AgentStarted),
+            acts(LifecyclePhase::AgentStarted),
         ),
         row(
             TimerKey::PromptWrite,
             agent,
             7_000,
-            acts(Phase::PromptWritten),
+            acts(LifecyclePhase::PromptWritten),
         ),
         row(
             TimerKey::FirstEvent,
             written(),
             92_000,
-            acts(Phase::FirstEventSeen),
+            acts(LifecyclePhase::FirstEventSeen),
         ),
         row(TimerKey::FirstVisibleEvent, written(), 112_000, shown),
     ]
 }
 
-fn work_rows() -> Vec<Row> {
-    let cleanup = vec![Fact::Phase(Phase::CleanupStarted), Fact::CancelSent];
-    let finished = [vec![Fact::ToolFinished(tool("a"))], cleanup.clone()].concat();
-    let closed = vec![Fact::InputAnswered(input(1)), Fact::InputClosed(input(1))];
+fn work_rows() -> Vec<TimerTableRow> {
+    let cleanup = vec![
+        TimerFact::Phase(LifecyclePhase::CleanupStarted),
+        TimerFact::CancelSent,
+    ];
+    let finished = [vec![TimerFact::ToolFinished(tool("a"))], cleanup.clone()].concat();
+    let closed = vec![
+        TimerFact::InputAnswered(input(1)),
+        TimerFact::InputClosed(input(1)),
+    ];
     let closed = [closed, cleanup.clone()].concat();
-    let idle = Fact::Phase(Phase::FirstEventSeen);
+    let idle = TimerFact::Phase(LifecyclePhase::FirstEventSeen);
     let (a, one) = (TimerKey::ToolIdle(tool("a")), TimerKey::UserInput(input(1)));
-    let clean = vec![Fact::Phase(Phase::CleanupFinished)];
+    let clean = vec![TimerFact::Phase(LifecyclePhase::CleanupFinished)];
     vec![
         row(TimerKey::StreamIdle, idle, 122_000, cleanup.clone()),
-        row(a, Fact::ToolStarted(tool("a")), 302_000, finished),
-        row(one, Fact::InputAsked(input(1)), 602_000, closed),
+        row(a, TimerFact::ToolStarted(tool("a")), 302_000, finished),
+        row(one, TimerFact::InputAsked(input(1)), 602_000, closed),
         row(
             TimerKey::CleanupTerm,
             cleanup[0].clone(),
@@ -98,9 +113,9 @@ fn work_rows() -> Vec<Row> {
     ]
 }
 
-fn armed(row: &Row) -> Bench {
-    let mut bench = Bench::new();
-    bench.tell(0, row.arms.clone());
+fn armed(row: &TimerTableRow) -> TimerSetFixture {
+    let mut bench = TimerSetFixture::new();
+    bench.apply_fact(0, row.arms.clone());
     bench
 }
 
@@ -112,17 +127,22 @@ fn every_timer_fires_at_its_limit_plus_allowance_and_only_once() {
     }
     for row in rows {
         let mut bench = armed(&row);
-        assert_eq!(bench.fires(&row.key), Some(row.fires_at), "{:?}", row.key);
+        assert_eq!(
+            bench.fires_at_ms(&row.key),
+            Some(row.fires_at),
+            "{:?}",
+            row.key
+        );
         let mut fired = Vec::new();
-        while let Some(key) = bench.set.take_due(Moment(row.fires_at - 1)) {
+        while let Some(key) = bench.set.take_due(MonotonicTime(row.fires_at - 1)) {
             fired.push(key);
         }
         assert!(!fired.contains(&row.key), "{:?} fired early", row.key);
-        while let Some(key) = bench.set.take_due(Moment(row.fires_at)) {
+        while let Some(key) = bench.set.take_due(MonotonicTime(row.fires_at)) {
             fired.push(key);
         }
         assert_eq!(fired.iter().filter(|key| **key == row.key).count(), 1);
-        assert_eq!(bench.set.due(Moment(row.fires_at)), None);
+        assert_eq!(bench.set.due(MonotonicTime(row.fires_at)), None);
     }
 }
 
@@ -130,12 +150,12 @@ fn every_timer_fires_at_its_limit_plus_allowance_and_only_once() {
 fn every_disarming_fact_disarms_and_arming_again_does_not_prolong() {
     for row in table() {
         let mut bench = armed(&row);
-        bench.tell(1_000, row.arms.clone());
-        let same = bench.fires(&row.key);
+        bench.apply_fact(1_000, row.arms.clone());
+        let same = bench.fires_at_ms(&row.key);
         assert_eq!(same, Some(row.fires_at), "{:?} moved by a repeat", row.key);
         for fact in &row.disarms {
             let mut bench = armed(&row);
-            bench.tell(1_000, fact.clone());
+            bench.apply_fact(1_000, fact.clone());
             assert!(
                 !bench.set.is_armed(&row.key),
                 "{:?} after {fact:?}",
@@ -147,11 +167,11 @@ fn every_disarming_fact_disarms_and_arming_again_does_not_prolong() {
 
 #[test]
 fn other_facts_leave_a_timer_alone() {
-    let all: Vec<Fact> = table().into_iter().flat_map(|row| row.disarms).collect();
+    let all: Vec<TimerFact> = table().into_iter().flat_map(|row| row.disarms).collect();
     for row in table() {
         for fact in all.iter().filter(|fact| !row.disarms.contains(fact)) {
             let mut bench = armed(&row);
-            bench.tell(0, fact.clone());
+            bench.apply_fact(0, fact.clone());
             let about_itself = *fact == row.arms;
             assert!(
                 about_itself || bench.set.is_armed(&row.key),

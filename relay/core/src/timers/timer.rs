@@ -6,8 +6,8 @@ use crate::config::Config;
 use crate::id::InputId;
 use crate::profile;
 use crate::record::TimerKind;
-use crate::spec::{Profile, TaskSpec};
-use crate::time::Moment;
+use crate::spec::{DeadlineProfile, TaskSpec};
+use crate::time::MonotonicTime;
 
 /// The agent's own name for one tool call; unique within an attempt.
 pub type ToolCallId = Arc<str>;
@@ -49,7 +49,7 @@ impl TimerKey {
 }
 
 /// The eight that a deadline profile can set; the daemon runs them too, so the relay adds slack to them.
-pub(super) fn in_profile(kind: TimerKind) -> bool {
+pub(super) fn is_profile_timer(kind: TimerKind) -> bool {
     match kind {
         TimerKind::ProcessStart
         | TimerKind::PromptWrite
@@ -65,8 +65,8 @@ pub(super) fn in_profile(kind: TimerKind) -> bool {
 
 /// How long each timer lasts, and what the relay adds.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits<'a> {
-    pub profile: &'a Profile,
+pub struct TimerLimits<'a> {
+    pub profile: &'a DeadlineProfile,
     pub queue_ms: u64,
     pub accept_ms: u64,
     pub total_ms: u64,
@@ -79,7 +79,7 @@ pub struct Limits<'a> {
     pub grace_ms: u64,
 }
 
-const UNTIMED: Profile = Profile {
+const EMPTY_PROFILE: DeadlineProfile = DeadlineProfile {
     process_start_ms: None,
     prompt_write_ms: None,
     first_event_ms: None,
@@ -90,7 +90,7 @@ const UNTIMED: Profile = Profile {
     cleanup_term_ms: None,
 };
 
-impl<'a> Limits<'a> {
+impl<'a> TimerLimits<'a> {
     pub fn of_task(spec: &'a TaskSpec, config: &Config) -> Self {
         let profile = &spec.effective_profile;
         Self {
@@ -101,20 +101,20 @@ impl<'a> Limits<'a> {
             lease_ttl_ms: spec.lease_ttl_ms,
             cleanup_term_ms: profile::cleanup_term_ms(profile, config),
             slack_ms: config.slack_ms,
-            grace_ms: config.grace_for(spec.lease_ttl_ms),
+            grace_ms: config.grace_ms_for(spec.lease_ttl_ms),
         }
     }
 
     /// Nothing between the start and the end is timed; `total` and the lease are.
     pub(crate) fn without_profile(self) -> Self {
         Self {
-            profile: &UNTIMED,
+            profile: &EMPTY_PROFILE,
             ..self
         }
     }
 
     /// `None` = not armed: absent and zero both opt out.
-    pub(super) fn of(&self, kind: TimerKind) -> Option<u64> {
+    pub(super) fn limit_of(&self, kind: TimerKind) -> Option<u64> {
         let ms = match kind {
             TimerKind::ProcessStart => self.profile.process_start_ms,
             TimerKind::PromptWrite => self.profile.prompt_write_ms,
@@ -133,7 +133,7 @@ impl<'a> Limits<'a> {
     }
 
     pub(super) fn allowance(&self, kind: TimerKind) -> u64 {
-        if in_profile(kind) {
+        if is_profile_timer(kind) {
             self.slack_ms
         } else if kind == TimerKind::Lease {
             self.grace_ms
@@ -144,79 +144,79 @@ impl<'a> Limits<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clock {
-    Running { fires_at: Moment },
+pub(super) enum TimerClock {
+    Running { fires_at: MonotonicTime },
     Paused { left_ms: u64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Timer {
+pub(super) struct AttemptTimer {
     pub(super) key: TimerKey,
     pub(super) limit_ms: u64,
     pub(super) allowance_ms: u64,
-    pub(super) clock: Clock,
+    pub(super) clock: TimerClock,
 }
 
-impl Timer {
+impl AttemptTimer {
     pub(super) fn full_ms(&self) -> u64 {
         self.limit_ms.saturating_add(self.allowance_ms)
     }
 
     /// Starts over from `at`. A fact that arrived earlier but is told later never shortens it.
-    pub(super) fn refill(&mut self, at: Moment) {
+    pub(super) fn restart(&mut self, at: MonotonicTime) {
         let full = self.full_ms();
         match &mut self.clock {
-            Clock::Running { fires_at } => *fires_at = (*fires_at).max(at + full),
-            Clock::Paused { left_ms } => *left_ms = full,
+            TimerClock::Running { fires_at } => *fires_at = (*fires_at).max(at + full),
+            TimerClock::Paused { left_ms } => *left_ms = full,
         }
     }
 
     /// Lasts at least until `fires_at`; a clock that stands still has no such moment.
-    pub(super) fn extend(&mut self, until: Moment) {
-        if let Clock::Running { fires_at } = &mut self.clock {
+    pub(super) fn extend(&mut self, until: MonotonicTime) {
+        if let TimerClock::Running { fires_at } = &mut self.clock {
             *fires_at = (*fires_at).max(until);
         }
     }
 
-    pub(super) fn shorten(&mut self, most_ms: u64, at: Moment) {
+    pub(super) fn shorten(&mut self, most_ms: u64, at: MonotonicTime) {
         let most_ms = most_ms.saturating_add(self.allowance_ms);
         match &mut self.clock {
-            Clock::Running { fires_at } => *fires_at = (*fires_at).min(at + most_ms),
-            Clock::Paused { left_ms } => *left_ms = (*left_ms).min(most_ms),
+            TimerClock::Running { fires_at } => *fires_at = (*fires_at).min(at + most_ms),
+            TimerClock::Paused { left_ms } => *left_ms = (*left_ms).min(most_ms),
         }
     }
 
-    pub(super) fn set_paused(&mut self, pause: bool, now: Moment) {
+    pub(super) fn set_paused(&mut self, pause: bool, now: MonotonicTime) {
         match (self.clock, pause) {
-            (Clock::Running { fires_at }, true) => {
+            (TimerClock::Running { fires_at }, true) => {
                 let left_ms = fires_at.since(now);
-                self.clock = Clock::Paused { left_ms };
+                self.clock = TimerClock::Paused { left_ms };
             }
-            (Clock::Paused { left_ms }, false) => {
+            (TimerClock::Paused { left_ms }, false) => {
                 let fires_at = now + left_ms;
-                self.clock = Clock::Running { fires_at };
+                self.clock = TimerClock::Running { fires_at };
             }
-            (Clock::Running { .. }, false) | (Clock::Paused { .. }, true) => {}
+            (TimerClock::Running { .. }, false) | (TimerClock::Paused { .. }, true) => {}
         }
     }
 
-    pub(super) fn left_ms(&self, now: Moment) -> u64 {
+    pub(super) fn left_ms(&self, now: MonotonicTime) -> u64 {
         match self.clock {
-            Clock::Running { fires_at } => fires_at.since(now),
-            Clock::Paused { left_ms } => left_ms,
+            TimerClock::Running { fires_at } => fires_at.since(now),
+            TimerClock::Paused { left_ms } => left_ms,
         }
     }
 
-    pub(super) fn show(&self) -> Armed {
+    pub(super) fn view(&self) -> ArmedTimerView {
         let (key, limit_ms) = (self.key.clone(), self.limit_ms);
         match self.clock {
-            Clock::Running { fires_at } => Armed::Running {
+            TimerClock::Running { fires_at } => ArmedTimerView::Running {
                 key,
                 limit_ms,
                 limit_at: fires_at - self.allowance_ms,
                 fires_at,
             },
-            Clock::Paused { left_ms } => Armed::Paused {
+            TimerClock::Paused { left_ms } => ArmedTimerView::Paused {
                 key,
                 limit_ms,
                 left_ms: left_ms.saturating_sub(self.allowance_ms),
@@ -227,14 +227,14 @@ impl Timer {
 
 /// One armed timer as inspect and watch show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Armed {
+pub enum ArmedTimerView {
     Running {
         key: TimerKey,
         limit_ms: u64,
         /// When the limit itself is reached: what users are shown.
-        limit_at: Moment,
+        limit_at: MonotonicTime,
         /// When the relay acts on it: the limit plus slack or grace.
-        fires_at: Moment,
+        fires_at: MonotonicTime,
     },
     Paused {
         key: TimerKey,

@@ -8,13 +8,13 @@ use proptest::strategy::ValueTree;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::super::item::{FORMAT, Head, Item, Trailer};
-use super::super::{ArchiveFault, ArchiveReader, ArchiveWriter, Damage};
-use crate::output::{CutReason, Piece};
-use crate::store::{Key, KeyText, SCHEMA, Schema, Step};
+use super::super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer, FORMAT};
+use super::super::{ArchiveDamage, ArchiveFault, ArchiveReader, ArchiveWriter};
+use crate::output::{CutReason, OutputPiece};
+use crate::store::{KeyText, RecordKey, RecordSchema, SCHEMA, SchemaStep};
 
-fn head() -> Head {
-    Head {
+fn head() -> ArchiveHead {
+    ArchiveHead {
         format: FORMAT,
         schema: SCHEMA,
         incarnation: Some(Uuid::from_u128(7)),
@@ -28,26 +28,26 @@ fn head() -> Head {
     }
 }
 
-fn key(number: u128) -> Key {
-    Key::Done {
+fn key(number: u128) -> RecordKey {
+    RecordKey::Done {
         tenant: KeyText::new("acme").unwrap(),
         task: Uuid::from_u128(number),
     }
 }
 
-fn item() -> impl Strategy<Value = Item> {
+fn item() -> impl Strategy<Value = ArchiveItem> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
     prop_oneof![
-        (any::<u128>(), bytes()).prop_map(|(number, body)| Item::Put {
+        (any::<u128>(), bytes()).prop_map(|(number, body)| ArchiveItem::Put {
             key: key(number),
             body
         }),
-        any::<u128>().prop_map(|number| Item::Delete(key(number))),
-        bytes().prop_map(Item::Body),
+        any::<u128>().prop_map(|number| ArchiveItem::Delete(key(number))),
+        bytes().prop_map(ArchiveItem::Body),
         (any::<u128>(), any::<u64>(), any::<u8>(), bytes()).prop_map(
-            |(attempt, offset, kind, bytes)| Item::Output {
+            |(attempt, offset, kind, bytes)| ArchiveItem::Output {
                 attempt: Uuid::from_u128(attempt),
-                piece: Piece::Bytes {
+                piece: OutputPiece::Bytes {
                     offset,
                     observed_at_ms: offset / 3,
                     after_control_seq: offset / 7,
@@ -57,16 +57,16 @@ fn item() -> impl Strategy<Value = Item> {
             }
         ),
         (any::<u128>(), 0..u64::MAX / 2, 1..1_000_u64).prop_map(|(attempt, from, len)| {
-            Item::Output {
+            ArchiveItem::Output {
                 attempt: Uuid::from_u128(attempt),
-                piece: Piece::Cut {
+                piece: OutputPiece::Cut {
                     from,
                     to: from + len,
                     reason: CutReason::Corrupt,
                 },
             }
         }),
-        (any::<u128>(), any::<u64>()).prop_map(|(attempt, end)| Item::Sealed {
+        (any::<u128>(), any::<u64>()).prop_map(|(attempt, end)| ArchiveItem::Sealed {
             attempt: Uuid::from_u128(attempt),
             end
         }),
@@ -74,7 +74,7 @@ fn item() -> impl Strategy<Value = Item> {
 }
 
 /// The export, and where each of its frames begins.
-fn written(items: &[Item]) -> (Vec<u8>, Vec<usize>) {
+fn written(items: &[ArchiveItem]) -> (Vec<u8>, Vec<usize>) {
     let mut writer = ArchiveWriter::begin(Vec::new(), &head()).unwrap();
     let mut begins = vec![0, 8];
     for item in items {
@@ -96,7 +96,7 @@ fn written(items: &[Item]) -> (Vec<u8>, Vec<usize>) {
     (finished.out, begins)
 }
 
-fn read(bytes: &[u8]) -> Result<(Vec<Item>, Trailer), ArchiveFault> {
+fn read(bytes: &[u8]) -> Result<(Vec<ArchiveItem>, ArchiveTrailer), ArchiveFault> {
     let mut reader = ArchiveReader::open(Cursor::new(bytes))?;
     let mut items = Vec::new();
     while let Some(item) = reader.next_item()? {
@@ -106,7 +106,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<Item>, Trailer), ArchiveFault> {
     Ok((items, reader.trailer().unwrap().clone()))
 }
 
-fn some_items() -> Vec<Item> {
+fn some_items() -> Vec<ArchiveItem> {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let items = proptest::collection::vec(item(), 12..13);
     items.new_tree(&mut runner).unwrap().current()
@@ -150,7 +150,10 @@ fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
     let (bytes, begins) = written(&some_items());
     for len in 0..bytes.len() {
         let fault = read(&bytes[..len]).expect_err("cut short");
-        assert!(matches!(fault.damage, Damage::CutShort), "{len}: {fault}");
+        assert!(
+            matches!(fault.damage, ArchiveDamage::CutShort),
+            "{len}: {fault}"
+        );
         let begun = begins.iter().rev().find(|begin| **begin <= len).unwrap();
         assert_eq!(fault.at, *begun as u64, "{len}: it says where");
     }
@@ -185,11 +188,11 @@ fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
     assert_eq!(code(b"#!/bin/sh\necho"), "not_an_export");
     assert_eq!(code(b""), "export_cut_short");
     for newer in [
-        Head {
+        ArchiveHead {
             format: FORMAT + 1,
             ..head()
         },
-        Head {
+        ArchiveHead {
             schema: SCHEMA + 1,
             ..head()
         },
@@ -201,24 +204,24 @@ fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
     let (mut longer, _) = written(&some_items());
     longer.push(0);
     let fault = read(&longer).expect_err("refused");
-    assert!(matches!(fault.damage, Damage::Trailing), "{fault}");
+    assert!(matches!(fault.damage, ArchiveDamage::Trailing), "{fault}");
 }
 
 #[test]
 fn records_of_an_older_schema_are_brought_up_and_what_cannot_be_is_refused() {
-    const NEXT: Schema = Schema::of(&[Step {
+    const NEXT: RecordSchema = RecordSchema::of(&[SchemaStep {
         name: "two bytes more",
-        record: |_, body| (body != b"odd").then(|| [body, b"+2"].concat()),
+        migrate_record: |_, body| (body != b"odd").then(|| [body, b"+2"].concat()),
     }]);
-    let put = |body: &'static [u8]| Item::Put {
+    let put = |body: &'static [u8]| ArchiveItem::Put {
         key: key(1),
         body: Bytes::from_static(body),
     };
     let read = |body| {
-        let (bytes, _) = written(&[put(body), Item::Delete(key(2))]);
+        let (bytes, _) = written(&[put(body), ArchiveItem::Delete(key(2))]);
         let mut reader = ArchiveReader::open_as(Cursor::new(bytes), NEXT).unwrap();
         let first = reader.next_item()?;
-        assert_eq!(reader.next_item()?, Some(Item::Delete(key(2))));
+        assert_eq!(reader.next_item()?, Some(ArchiveItem::Delete(key(2))));
         assert_eq!(
             reader.next_item()?,
             None,
@@ -228,5 +231,8 @@ fn records_of_an_older_schema_are_brought_up_and_what_cannot_be_is_refused() {
     };
     assert_eq!(read(b"one").unwrap(), Some(put(b"one+2")));
     let fault = read(b"odd").unwrap_err();
-    assert!(matches!(fault.damage, Damage::Inconsistent(_)), "{fault}");
+    assert!(
+        matches!(fault.damage, ArchiveDamage::Inconsistent(_)),
+        "{fault}"
+    );
 }

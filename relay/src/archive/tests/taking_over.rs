@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::super::incoming::{IMPORTED, IMPORTING, PARTS, place, settle};
+use super::super::incoming::{DATA_PARTS, IMPORTED, IMPORTING, incoming_dir, settle_import};
 
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -12,12 +12,12 @@ fn write(path: &Path, text: &str) {
 
 /// A relay's directory with an import beside its data.
 fn with_import(data: &Path) {
-    for part in PARTS {
+    for part in DATA_PARTS {
         write(&data.join(part).join("what"), "old");
-        write(&place(data).join(part).join("what"), "new");
+        write(&incoming_dir(data).join(part).join("what"), "new");
     }
     write(&data.join("admin.token"), "kept");
-    write(&place(data).join(IMPORTED), "the-new-one\n");
+    write(&incoming_dir(data).join(IMPORTED), "the-new-one\n");
 }
 
 fn read(path: &Path) -> String {
@@ -28,29 +28,29 @@ fn read(path: &Path) -> String {
 fn an_import_is_put_in_place_wherever_a_crash_came_before() {
     let before = "before-import-the-new-one";
     // Two renames for each part, the last of all for the note.
-    for steps in 0..=PARTS.len() * 2 + 1 {
+    for steps in 0..=DATA_PARTS.len() * 2 + 1 {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path();
         with_import(data);
         fs::create_dir(data.join(before)).unwrap();
-        let parts = PARTS.iter().flat_map(|part| {
+        let parts = DATA_PARTS.iter().flat_map(|part| {
             [
                 (data.join(part), data.join(before).join(part)),
-                (place(data).join(part), data.join(part)),
+                (incoming_dir(data).join(part), data.join(part)),
             ]
         });
-        let note = (place(data).join(IMPORTED), data.join(IMPORTED));
+        let note = (incoming_dir(data).join(IMPORTED), data.join(IMPORTED));
         for (from, to) in parts.chain([note]).take(steps) {
             fs::rename(from, to).unwrap();
         }
         for _ in 0..2 {
-            settle(data).unwrap();
-            for part in PARTS {
+            settle_import(data).unwrap();
+            for part in DATA_PARTS {
                 assert_eq!(read(&data.join(part).join("what")), "new", "{steps} {part}");
                 let old = data.join(before).join(part).join("what");
                 assert_eq!(read(&old), "old", "{steps} {part}");
             }
-            assert!(!place(data).exists(), "{steps}");
+            assert!(!incoming_dir(data).exists(), "{steps}");
             assert_eq!(read(&data.join("admin.token")), "kept");
             assert_eq!(read(&data.join(IMPORTED)), "the-new-one\n");
         }
@@ -62,14 +62,18 @@ fn an_import_that_is_not_whole_is_cleared_away_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path();
     with_import(data);
-    fs::rename(place(data).join(IMPORTED), place(data).join(IMPORTING)).unwrap();
-    settle(data).unwrap();
-    assert!(!place(data).exists());
-    for part in PARTS {
+    fs::rename(
+        incoming_dir(data).join(IMPORTED),
+        incoming_dir(data).join(IMPORTING),
+    )
+    .unwrap();
+    settle_import(data).unwrap();
+    assert!(!incoming_dir(data).exists());
+    for part in DATA_PARTS {
         assert_eq!(read(&data.join(part).join("what")), "old");
     }
     write(&data.join(IMPORTING), "");
-    let refusal = settle(data).expect_err("an import here has not finished");
+    let refusal = settle_import(data).expect_err("an import here has not finished");
     assert!(refusal.to_string().contains("baton import"), "{refusal}");
     assert!(data.join("store").exists(), "a refusal removes nothing");
 }

@@ -5,12 +5,16 @@ use rand::{Rng, SeedableRng};
 use tokio_stream::StreamExt;
 
 use super::*;
-use crate::output::{CutReason, ReadError};
+use crate::output::{CutReason, OutputReadError};
 
 const LENGTH: u64 = 300_000;
 
 /// Prints LENGTH bytes in chunks of random size, some replayed, some cut, and seals.
-async fn print_all(log: OutputLog, id: Uuid, mut random: StdRng) -> Vec<(u64, u64, &'static str)> {
+async fn write_all_output(
+    log: OutputLog,
+    id: Uuid,
+    mut random: StdRng,
+) -> Vec<(u64, u64, &'static str)> {
     let (mut end, mut cuts) = (0, Vec::new());
     while end < LENGTH {
         let to = (end + random.random_range(1..=9_000)).min(LENGTH);
@@ -26,7 +30,7 @@ async fn print_all(log: OutputLog, id: Uuid, mut random: StdRng) -> Vec<(u64, u6
         // A replay that reaches back into a cut would print what was cut; the order rules ignore that part.
         end = within(log.append(chunk(id, from, to))).await.unwrap().end;
         if random.random_ratio(1, 50) {
-            within(log.synced(id, end)).await.unwrap();
+            within(log.wait_durable(id, end)).await.unwrap();
         }
     }
     within(log.seal(id)).await.unwrap();
@@ -39,7 +43,7 @@ async fn follow_all(
     from: u64,
     slow: bool,
 ) -> Vec<(u64, u64, &'static str)> {
-    let mut stream = log.follow(id, from);
+    let mut stream = log.follow_output(id, from);
     let (mut at, mut cuts) = (from, Vec::new());
     while let Some(piece) = within(stream.next()).await {
         cuts.extend(check(id, &mut at, &[piece.unwrap()]));
@@ -78,7 +82,7 @@ async fn followers_see_history_then_live_without_gap_or_duplicate() {
         let mut followers = Vec::new();
         for number in 0..3 {
             let (id, own) = (attempt(number), StdRng::seed_from_u64(random.random()));
-            writers.push(tokio::spawn(print_all(log.clone(), id, own)));
+            writers.push(tokio::spawn(write_all_output(log.clone(), id, own)));
             for reader in 0..4 {
                 let from = random.random_range(0..=LENGTH / 2) * u64::from(reader > 0);
                 let follower = follow_all(log.clone(), id, from, reader == 3);
@@ -107,7 +111,7 @@ async fn followers_see_history_then_live_without_gap_or_duplicate() {
             let live = log
                 .shared
                 .index
-                .look(attempt(number), |known| known.live.is_some());
+                .with_attempt(attempt(number), |known| known.listeners.is_some());
             assert_eq!(live, Some(false), "an ended attempt keeps no listeners");
         }
         assert!(log.stats().segments > 10, "it went over many segments");
@@ -118,11 +122,11 @@ async fn followers_see_history_then_live_without_gap_or_duplicate() {
 async fn a_follower_waits_for_the_first_byte_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(config(dir.path()));
-    let mut none = log.follow(attempt(1), 0);
-    let waiting = log.follow(attempt(2), 0);
-    let mut dropped = log.follow(attempt(3), 0);
-    let mut forgotten = log.follow(attempt(4), 0);
-    let mut closed = log.follow(attempt(5), 0);
+    let mut none = log.follow_output(attempt(1), 0);
+    let waiting = log.follow_output(attempt(2), 0);
+    let mut dropped = log.follow_output(attempt(3), 0);
+    let mut forgotten = log.follow_output(attempt(4), 0);
+    let mut closed = log.follow_output(attempt(5), 0);
     let read = tokio::spawn(async move { waiting.map(Result::unwrap).collect::<Vec<_>>().await });
     put(&log, attempt(2), 0, 10).await;
     within(log.seal(attempt(2))).await.unwrap();
@@ -136,7 +140,7 @@ async fn a_follower_waits_for_the_first_byte_and_leaves_nothing_behind() {
     within(log.forget(attempt(4))).await.unwrap();
     assert!(matches!(
         within(forgotten.next()).await,
-        Some(Err(ReadError::Unknown))
+        Some(Err(OutputReadError::Unknown))
     ));
     drop((none, dropped, forgotten));
     assert_eq!(
@@ -148,7 +152,7 @@ async fn a_follower_waits_for_the_first_byte_and_leaves_nothing_behind() {
     within(log.close()).await;
     assert!(matches!(
         within(closed.next()).await,
-        Some(Err(ReadError::Closed))
+        Some(Err(OutputReadError::Closed))
     ));
     assert!(within(closed.next()).await.is_none());
     drop(closed);

@@ -14,13 +14,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{AbortHook, Chunk, OutputConfig, OutputLog, OutputRecovery, Piece};
+use super::{AbortHook, OutputChunk, OutputConfig, OutputLog, OutputPiece, OutputRecovery};
 
 /// The next group fails with this.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Faults(Arc<Mutex<Option<io::ErrorKind>>>);
+pub(crate) struct InjectedFault(Arc<Mutex<Option<io::ErrorKind>>>);
 
-impl Faults {
+impl InjectedFault {
     pub(crate) fn strike(&self) -> io::Result<()> {
         let fault = self.0.lock().unwrap().take();
         fault.map_or(Ok(()), |kind| Err(kind.into()))
@@ -58,46 +58,46 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// The bytes that an attempt prints are a function of their place, so any misplaced byte shows.
-fn printed(attempt: Uuid, from: u64, to: u64) -> Bytes {
+fn expected_bytes(attempt: Uuid, from: u64, to: u64) -> Bytes {
     let seed = u64::from(attempt.as_bytes()[15]);
     let byte = |at: u64| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed) >> 56) as u8;
     (from..to).map(byte).collect()
 }
 
-fn chunk(attempt: Uuid, from: u64, to: u64) -> Chunk {
-    Chunk {
+fn chunk(attempt: Uuid, from: u64, to: u64) -> OutputChunk {
+    OutputChunk {
         attempt,
         offset: from,
         after_control_seq: from / 10,
         kind: 1,
         observed_at_ms: NOW + from,
-        bytes: printed(attempt, from, to),
+        bytes: expected_bytes(attempt, from, to),
     }
 }
 
 /// Appends and waits for the sync, so that each call is a group of its own.
 async fn put(log: &OutputLog, attempt: Uuid, from: u64, to: u64) {
     within(log.append(chunk(attempt, from, to))).await.unwrap();
-    within(log.synced(attempt, to)).await.unwrap();
+    within(log.wait_durable(attempt, to)).await.unwrap();
 }
 
 /// Checks that pieces go on from `at` without gap or overlap and hold the right bytes; gives cuts as (from, to, code).
-fn check(attempt: Uuid, at: &mut u64, pieces: &[Piece]) -> Vec<(u64, u64, &'static str)> {
+fn check(attempt: Uuid, at: &mut u64, pieces: &[OutputPiece]) -> Vec<(u64, u64, &'static str)> {
     let mut cuts = Vec::new();
     for piece in pieces {
         assert_eq!(piece.start(), *at, "pieces follow each other");
         assert!(piece.end() > *at, "no piece is empty");
         match piece {
-            Piece::Bytes {
+            OutputPiece::Bytes {
                 offset,
                 bytes,
                 kind,
                 ..
             } => {
-                assert_eq!(*bytes, printed(attempt, *offset, piece.end()));
+                assert_eq!(*bytes, expected_bytes(attempt, *offset, piece.end()));
                 assert_eq!(*kind, 1);
             }
-            Piece::Cut { from, to, reason } => cuts.push((*from, *to, reason.code())),
+            OutputPiece::Cut { from, to, reason } => cuts.push((*from, *to, reason.code())),
         }
         *at = piece.end();
     }

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::output::{
-    AppendError, Appended, CHUNK_BYTES_MAX, CutReason, OutputEnd, ReadError, SyncError, start,
+    AcceptedEnd, CHUNK_BYTES_MAX, CutReason, OutputAppendError, OutputEnd, OutputReadError,
+    OutputSyncError, spawn_writer,
 };
 
 #[tokio::test]
@@ -15,53 +16,66 @@ async fn only_what_continues_the_output_is_taken() {
     let id = attempt(1);
     let append = async |from, to| within(log.append(chunk(id, from, to))).await;
 
-    assert_eq!(append(5, 9).await, Err(AppendError::Gap { expected: 0 }));
+    assert_eq!(
+        append(5, 9).await,
+        Err(OutputAppendError::Gap { expected: 0 })
+    );
     assert_eq!(
         (log.end(id), log.stats().attempts),
         (None, 0),
         "a refused chunk leaves nothing"
     );
-    assert_eq!(append(0, 10).await, Ok(Appended { end: 10 }));
-    assert_eq!(append(0, 10).await, Ok(Appended { end: 10 }), "duplicate");
-    assert_eq!(append(3, 7).await, Ok(Appended { end: 10 }), "inside");
+    assert_eq!(append(0, 10).await, Ok(AcceptedEnd { end: 10 }));
+    assert_eq!(
+        append(0, 10).await,
+        Ok(AcceptedEnd { end: 10 }),
+        "duplicate"
+    );
+    assert_eq!(append(3, 7).await, Ok(AcceptedEnd { end: 10 }), "inside");
     assert_eq!(
         append(4, 20).await,
-        Ok(Appended { end: 20 }),
+        Ok(AcceptedEnd { end: 20 }),
         "overlap: the tail"
     );
-    assert_eq!(append(20, 20).await, Ok(Appended { end: 20 }), "empty");
-    assert_eq!(append(21, 30).await, Err(AppendError::Gap { expected: 20 }));
-    let far = Chunk {
+    assert_eq!(append(20, 20).await, Ok(AcceptedEnd { end: 20 }), "empty");
+    assert_eq!(
+        append(21, 30).await,
+        Err(OutputAppendError::Gap { expected: 20 })
+    );
+    let far = OutputChunk {
         offset: u64::MAX,
         ..chunk(id, 0, 9)
     };
     assert_eq!(
         within(log.append(far)).await,
-        Err(AppendError::Gap { expected: 20 })
+        Err(OutputAppendError::Gap { expected: 20 })
     );
     let len = CHUNK_BYTES_MAX + 1;
     assert_eq!(
         append(20, 20 + len as u64).await,
-        Err(AppendError::TooLarge { len })
+        Err(OutputAppendError::TooLarge { len })
     );
     let cut = |from, to| log.append_cut(id, from, to, CutReason::DaemonOverflow);
-    assert_eq!(cut(25, 30).await, Err(AppendError::Gap { expected: 20 }));
+    assert_eq!(
+        cut(25, 30).await,
+        Err(OutputAppendError::Gap { expected: 20 })
+    );
     assert_eq!(
         cut(20, 20).await,
-        Err(AppendError::EmptyCut { from: 20, to: 20 })
+        Err(OutputAppendError::EmptyCut { from: 20, to: 20 })
     );
     assert_eq!(
         cut(15, 30).await,
-        Ok(Appended { end: 30 }),
+        Ok(AcceptedEnd { end: 30 }),
         "only the new tail is cut"
     );
-    assert_eq!(append(30, 40).await, Ok(Appended { end: 40 }));
+    assert_eq!(append(30, 40).await, Ok(AcceptedEnd { end: 40 }));
 
     assert_eq!(
-        within(log.synced(id, 41)).await,
-        Err(SyncError::NotAccepted { end: 40 })
+        within(log.wait_durable(id, 41)).await,
+        Err(OutputSyncError::NotAccepted { end: 40 })
     );
-    within(log.synced(id, 40)).await.unwrap();
+    within(log.wait_durable(id, 40)).await.unwrap();
     let end = OutputEnd {
         end: 40,
         durable: 40,
@@ -75,7 +89,7 @@ async fn only_what_continues_the_output_is_taken() {
     assert_eq!(log.read(id, 40, 10).unwrap(), vec![], "nothing more yet");
     assert!(matches!(
         log.read(attempt(2), 0, 10),
-        Err(ReadError::Unknown)
+        Err(OutputReadError::Unknown)
     ));
 }
 
@@ -95,7 +109,9 @@ async fn output_over_the_limit_becomes_one_growing_cut() {
     assert_eq!(read_all(&log, id), (3_000, cut.clone()));
     assert_eq!(log.end(id).unwrap().cut_bytes, 2_000);
     assert_eq!(
-        log.shared.index.look(id, |known| known.extents.len()),
+        log.shared
+            .index
+            .with_attempt(id, |known| known.extents.len()),
         Some(2),
         "it stays one entry"
     );
@@ -174,11 +190,11 @@ async fn a_sealed_attempt_takes_no_more_and_an_empty_one_leaves_no_trace() {
     within(moves.wait_for(|end| end.sealed)).await.unwrap();
     assert_eq!(
         within(log.append(chunk(id, 5, 20))).await,
-        Err(AppendError::Sealed { end: 10 })
+        Err(OutputAppendError::Sealed { end: 10 })
     );
     assert_eq!(
         within(log.append(chunk(id, 0, 10))).await,
-        Ok(Appended { end: 10 }),
+        Ok(AcceptedEnd { end: 10 }),
         "a replay is no fault"
     );
     within(log.forget(id)).await.unwrap();
@@ -197,33 +213,36 @@ async fn a_full_disk_takes_nothing_and_acknowledges_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _, mut writer, jobs) =
         OutputLog::prepare(config(dir.path()), NOW, no_abort()).unwrap();
-    let faults = Faults::default();
+    let faults = InjectedFault::default();
     writer.faults = faults.clone();
-    start(writer, jobs).unwrap();
+    spawn_writer(writer, jobs).unwrap();
     let id = attempt(1);
     put(&log, id, 0, 100).await;
 
     faults.set(ErrorKind::StorageFull);
     assert_eq!(
         within(log.append(chunk(id, 100, 200))).await,
-        Ok(Appended { end: 200 }),
+        Ok(AcceptedEnd { end: 200 }),
         "accepted, not durable"
     );
     let sealed = within(log.seal(id)).await;
-    assert!(matches!(sealed, Err(AppendError::DiskFull)), "{sealed:?}");
+    assert!(
+        matches!(sealed, Err(OutputAppendError::DiskFull)),
+        "{sealed:?}"
+    );
     let end = log.end(id).unwrap();
     assert_eq!((end.end, end.durable, end.sealed), (100, 100, false));
     assert!(log.stats().disk_full);
     assert_eq!(
         within(log.append(chunk(id, 100, 200))).await,
-        Err(AppendError::DiskFull)
+        Err(OutputAppendError::DiskFull)
     );
     assert_eq!(read_all(&log, id), (100, vec![]));
 
     within(log.tick(NOW)).await.unwrap();
     assert_eq!(
         within(log.append(chunk(id, 200, 300))).await,
-        Err(AppendError::Gap { expected: 100 })
+        Err(OutputAppendError::Gap { expected: 100 })
     );
     put(&log, id, 100, 200).await;
     within(log.seal(id)).await.unwrap();
@@ -247,9 +266,9 @@ async fn any_other_write_error_ends_in_the_abort_hook() {
             .unwrap();
     });
     let (log, _, mut writer, jobs) = OutputLog::prepare(config(dir.path()), NOW, abort).unwrap();
-    let faults = Faults::default();
+    let faults = InjectedFault::default();
     writer.faults = faults.clone();
-    start(writer, jobs).unwrap();
+    spawn_writer(writer, jobs).unwrap();
     faults.set(ErrorKind::InvalidData);
     within(log.append(chunk(attempt(1), 0, 100))).await.unwrap();
     assert_eq!(within(heard).await.unwrap(), ErrorKind::InvalidData);
@@ -260,6 +279,6 @@ async fn any_other_write_error_ends_in_the_abort_hook() {
     );
     assert_eq!(
         within(log.append(chunk(attempt(1), 100, 110))).await,
-        Err(AppendError::Closed)
+        Err(OutputAppendError::Closed)
     );
 }

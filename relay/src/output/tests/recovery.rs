@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::output::frame::FRAME_HEADER;
 use crate::output::segment::{SEGMENT_HEADER, index_path, segment_path};
-use crate::output::start;
+use crate::output::spawn_writer;
 
 const PAYLOAD: u64 = 40;
 const FRAME: usize = FRAME_HEADER + PAYLOAD as usize;
@@ -33,7 +33,7 @@ fn reopened(raw: &[u8]) -> (tempfile::TempDir, OutputLog, OutputRecovery) {
 }
 
 /// As after a crash before the sync was noted.
-fn without_slot(raw: &[u8]) -> Vec<u8> {
+fn clear_synced_slot(raw: &[u8]) -> Vec<u8> {
     let mut raw = raw.to_vec();
     raw[32..40].fill(0);
     raw
@@ -45,7 +45,7 @@ async fn a_torn_tail_is_cut_off_at_every_byte() {
     let raw = written(dir.path(), 3).await;
     assert_eq!(raw.len(), frame_at(3));
     for len in frame_at(2)..raw.len() {
-        let (_dir, log, found) = reopened(&without_slot(&raw[..len]));
+        let (_dir, log, found) = reopened(&clear_synced_slot(&raw[..len]));
         assert_eq!(found.torn_bytes as usize, len - frame_at(2));
         assert_eq!((found.corrupt_frames, found.open), (0, vec![attempt(1)]));
         assert_eq!(read_all(&log, attempt(1)), (2 * PAYLOAD, vec![]));
@@ -62,7 +62,7 @@ async fn a_torn_tail_is_cut_off_at_every_byte() {
         close(log).await;
     }
     for len in 0..=SEGMENT_HEADER as usize {
-        let (_dir, log, found) = reopened(&without_slot(&raw)[..len]);
+        let (_dir, log, found) = reopened(&clear_synced_slot(&raw)[..len]);
         assert_eq!(
             (found.attempts, found.corrupt_frames),
             (0, 0),
@@ -82,11 +82,13 @@ async fn whole_frames_behind_a_torn_one_of_the_same_group_go_with_it() {
             .await
             .unwrap();
     }
-    start(writer, jobs).unwrap();
-    within(log.synced(attempt(1), 3 * PAYLOAD)).await.unwrap();
+    spawn_writer(writer, jobs).unwrap();
+    within(log.wait_durable(attempt(1), 3 * PAYLOAD))
+        .await
+        .unwrap();
     assert_eq!(log.stats().groups, 1);
     close(log).await;
-    let mut raw = without_slot(&fs::read(segment_path(dir.path(), 1)).unwrap());
+    let mut raw = clear_synced_slot(&fs::read(segment_path(dir.path(), 1)).unwrap());
     raw[frame_at(1) + FRAME_HEADER] ^= 1;
     let (_dir, log, found) = reopened(&raw);
     assert_eq!(
@@ -180,7 +182,7 @@ async fn many(dir: &Path) -> OutputConfig {
             .await
             .unwrap();
         }
-        within(log.synced(attempt(8), (round + 1) * PAYLOAD))
+        within(log.wait_durable(attempt(8), (round + 1) * PAYLOAD))
             .await
             .unwrap();
     }
@@ -192,7 +194,7 @@ async fn many(dir: &Path) -> OutputConfig {
     config
 }
 
-fn same_as_written(log: &OutputLog, found: &OutputRecovery) {
+fn check_many_segments(log: &OutputLog, found: &OutputRecovery) {
     assert_eq!(
         (found.attempts, found.corrupt_frames, found.torn_bytes),
         (9, 0, 0)
@@ -216,7 +218,7 @@ async fn a_saved_index_is_used_and_a_bad_one_is_rebuilt() {
     let config = many(dir.path()).await;
     let (log, found) = open(config.clone());
     assert_eq!(found.indexes_rebuilt, 0);
-    same_as_written(&log, &found);
+    check_many_segments(&log, &found);
     close(log).await;
 
     let damage: [(u32, fn(PathBuf)); 2] = [
@@ -234,7 +236,7 @@ async fn a_saved_index_is_used_and_a_bad_one_is_rebuilt() {
     }
     let (log, found) = open(config.clone());
     assert_eq!(found.indexes_rebuilt, 2);
-    same_as_written(&log, &found);
+    check_many_segments(&log, &found);
     close(log).await;
     assert_eq!(
         fs::read(index_path(dir.path(), 1)).unwrap().len(),
@@ -243,7 +245,7 @@ async fn a_saved_index_is_used_and_a_bad_one_is_rebuilt() {
     );
     let (log, found) = open(config);
     assert_eq!(found.indexes_rebuilt, 0);
-    same_as_written(&log, &found);
+    check_many_segments(&log, &found);
 }
 
 #[tokio::test]
@@ -255,7 +257,7 @@ async fn a_lost_segment_is_a_cut_and_the_rest_is_read() {
     fs::write(segment_path(dir.path(), 2), raw).unwrap();
     let (log, found) = open(config.clone());
     assert_eq!(found.corrupt_frames, 0, "its index still knows the salt");
-    same_as_written(&log, &found);
+    check_many_segments(&log, &found);
     close(log).await;
 
     fs::remove_file(index_path(dir.path(), 2)).unwrap();

@@ -3,7 +3,7 @@
 use tokio_stream::StreamExt;
 
 use super::*;
-use crate::output::{Dropped, ReadError};
+use crate::output::{DroppedSegments, OutputReadError};
 
 const PAYLOAD: u64 = 1_000;
 
@@ -49,7 +49,7 @@ async fn the_oldest_segments_go_and_readers_are_told() {
         "it may go on"
     );
     assert!(
-        matches!(log.read(ended, 0, 10), Err(ReadError::Unknown)),
+        matches!(log.read(ended, 0, 10), Err(OutputReadError::Unknown)),
         "nothing of it is left"
     );
     assert_eq!(stats.attempts, 2);
@@ -78,13 +78,13 @@ async fn segments_go_by_age_and_a_quiet_one_is_closed_for_it() {
     put(&log, attempt(1), 0, 100).await;
     let tick =
         async |log: &OutputLog, hours| within(log.tick(NOW + hours * HOUR_MS)).await.unwrap();
-    assert_eq!(tick(&log, 0).await, Dropped::default());
+    assert_eq!(tick(&log, 0).await, DroppedSegments::default());
     assert_eq!(
         (tick(&log, 1).await, log.stats().segments),
-        (Dropped::default(), 2)
+        (DroppedSegments::default(), 2)
     );
     put(&log, attempt(2), 0, 100).await;
-    assert_eq!(tick(&log, 4).await, Dropped::default());
+    assert_eq!(tick(&log, 4).await, DroppedSegments::default());
     close(log).await;
 
     let (log, _) = open(aged());
@@ -105,7 +105,7 @@ async fn a_reader_that_retention_overtakes_is_told_and_goes_on() {
     let chunks = 600;
     let readers: Vec<_> = (0..3u32)
         .map(|pace| {
-            let mut stream = log.follow(id, 0);
+            let mut stream = log.follow_output(id, 0);
             tokio::spawn(async move {
                 let (mut at, mut cuts) = (0, Vec::new());
                 while let Some(piece) = within(stream.next()).await {

@@ -4,20 +4,23 @@ use baton_proto::v1;
 use bytes::Bytes;
 use tonic::Code;
 
-use super::raw::raw;
-use super::{Fixture, NOWHERE, get, in_time, machine_code, refused, spec, submission};
+use super::raw::call_raw;
+use super::{
+    RelayFixture, UNKNOWN_TASK_ID, get_request, in_time, machine_code, refusal_code, spec,
+    submission,
+};
 
 #[tokio::test]
 async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_not() {
-    let relay = Fixture::new().await;
-    let (_, reader) = relay.token("acme", v1::Role::ReadOnly).await;
-    let (_, daemon) = relay.token("*", v1::Role::Daemon).await;
+    let relay = RelayFixture::new().await;
+    let (_, reader) = relay.create_token("acme", v1::Role::ReadOnly).await;
+    let (_, daemon) = relay.create_token("*", v1::Role::Daemon).await;
     let list = v1::ListTasksRequest::default;
     let nobody = (Code::Unauthenticated, "unauthenticated".to_owned());
-    let unknown = crate::auth::Token::mint().reveal();
+    let unknown = crate::auth::Token::generate().reveal();
     for token in ["", "btn_x_y", unknown.as_str()] {
         assert_eq!(
-            refused(relay.tasks(token).list(list()).await),
+            refusal_code(relay.tasks(token).list(list()).await),
             nobody,
             "{token:?}"
         );
@@ -26,20 +29,23 @@ async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_n
     let forbidden = (Code::PermissionDenied, "permission_denied".to_owned());
     let submit = || submission(spec());
     assert_eq!(
-        refused(relay.tasks(&reader).submit(submit()).await),
+        refusal_code(relay.tasks(&reader).submit(submit()).await),
         forbidden
     );
     assert_eq!(
-        refused(relay.tasks(&daemon).submit(submit()).await),
+        refusal_code(relay.tasks(&daemon).submit(submit()).await),
         forbidden
     );
-    assert_eq!(refused(relay.tasks(&daemon).list(list()).await), forbidden);
+    assert_eq!(
+        refusal_code(relay.tasks(&daemon).list(list()).await),
+        forbidden
+    );
     let unbuilt = relay
         .tasks(&reader)
         .watch_many(v1::WatchManyRequest::default())
         .await;
     assert_eq!(
-        refused(unbuilt),
+        refusal_code(unbuilt),
         (Code::Unimplemented, "unimplemented".to_owned())
     );
 
@@ -50,7 +56,7 @@ async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_n
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ] {
-        let answer = raw(relay.channel.clone(), path, Bytes::new()).await;
+        let answer = call_raw(relay.channel.clone(), path, Bytes::new()).await;
         assert_ne!(
             answer.err().map(|s| s.code()),
             Some(Code::Unimplemented),
@@ -62,9 +68,9 @@ async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_n
 
 #[tokio::test]
 async fn administrators_handle_the_tokens_of_their_tenant_only() {
-    let relay = Fixture::new().await;
-    let (own_id, own) = relay.token("acme", v1::Role::Admin).await;
-    let (_, other) = relay.token("globex", v1::Role::Admin).await;
+    let relay = RelayFixture::new().await;
+    let (own_id, own) = relay.create_token("acme", v1::Role::Admin).await;
+    let (_, other) = relay.create_token("globex", v1::Role::Admin).await;
     let make = |tenant: &str, role: v1::Role| v1::CreateTokenRequest {
         name: "x".into(),
         tenant: tenant.into(),
@@ -76,13 +82,13 @@ async fn administrators_handle_the_tokens_of_their_tenant_only() {
             .operator(&own)
             .create_token(make(tenant, v1::Role::Daemon))
             .await;
-        assert_eq!(refused(made).1, "foreign_tenant");
+        assert_eq!(refusal_code(made).1, "foreign_tenant");
     }
     let wide = relay
         .operator(&relay.admin)
         .create_token(make("*", v1::Role::Submitter))
         .await;
-    assert_eq!(refused(wide).1, "conflicting_fields");
+    assert_eq!(refusal_code(wide).1, "conflicting_fields");
     let list = v1::ListTokensRequest {
         include_ended: true,
         ..Default::default()
@@ -98,7 +104,7 @@ async fn administrators_handle_the_tokens_of_their_tenant_only() {
     let revoke = v1::RevokeTokenRequest { token_id: own_id };
     let foreign = relay.operator(&other).revoke_token(revoke.clone()).await;
     assert_eq!(
-        refused(foreign),
+        refusal_code(foreign),
         (Code::NotFound, "unknown_token".to_owned())
     );
     relay.operator(&own).revoke_token(revoke).await.unwrap();
@@ -106,15 +112,15 @@ async fn administrators_handle_the_tokens_of_their_tenant_only() {
         .operator(&own)
         .list_profiles(v1::ListProfilesRequest {})
         .await;
-    assert_eq!(refused(after).0, Code::Unauthenticated);
+    assert_eq!(refusal_code(after).0, Code::Unauthenticated);
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 #[tokio::test]
 async fn profiles_belong_to_their_tenant_and_are_kept_as_sent() {
-    let relay = Fixture::new().await;
-    let (_, own) = relay.token("acme", v1::Role::Operator).await;
-    let (_, other) = relay.token("globex", v1::Role::Operator).await;
+    let relay = RelayFixture::new().await;
+    let (_, own) = relay.create_token("acme", v1::Role::Operator).await;
+    let (_, other) = relay.create_token("globex", v1::Role::Operator).await;
     let profile = v1::DeadlineProfile {
         stream_idle_ms: Some(0),
         ..Default::default()
@@ -149,21 +155,25 @@ async fn profiles_belong_to_their_tenant_and_are_kept_as_sent() {
         name: "calm".into(),
     };
     let foreign = relay.operator(&other).delete_profile(delete.clone()).await;
-    assert_eq!(refused(foreign).1, "unknown_profile");
+    assert_eq!(refusal_code(foreign).1, "unknown_profile");
     relay.operator(&own).delete_profile(delete).await.unwrap();
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 #[tokio::test]
 async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing() {
-    let relay = Fixture::new().await;
-    let (_, own) = relay.token("acme", v1::Role::Submitter).await;
-    let (_, other) = relay.token("globex", v1::Role::Operator).await;
+    let relay = RelayFixture::new().await;
+    let (_, own) = relay.create_token("acme", v1::Role::Submitter).await;
+    let (_, other) = relay.create_token("globex", v1::Role::Operator).await;
     let task = relay.submit(&own, submission(spec())).await.task.unwrap();
     let before = relay.commit_seq().await;
-    for id in [task.task_id.as_str(), NOWHERE] {
-        let foreign = relay.tasks(&other).get(get(id)).await.unwrap_err();
-        let unknown = relay.tasks(&other).get(get(NOWHERE)).await.unwrap_err();
+    for id in [task.task_id.as_str(), UNKNOWN_TASK_ID] {
+        let foreign = relay.tasks(&other).get(get_request(id)).await.unwrap_err();
+        let unknown = relay
+            .tasks(&other)
+            .get(get_request(UNKNOWN_TASK_ID))
+            .await
+            .unwrap_err();
         assert_eq!(
             (foreign.code(), foreign.message()),
             (unknown.code(), unknown.message())
@@ -174,7 +184,7 @@ async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing(
             ..Default::default()
         };
         assert_eq!(
-            refused(relay.tasks(&other).cancel(cancel).await).1,
+            refusal_code(relay.tasks(&other).cancel(cancel).await).1,
             "unknown_task"
         );
         let watch = v1::WatchTaskRequest {
@@ -182,7 +192,7 @@ async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing(
             ..Default::default()
         };
         assert_eq!(
-            refused(relay.tasks(&other).watch(watch).await).1,
+            refusal_code(relay.tasks(&other).watch(watch).await).1,
             "unknown_task"
         );
         let retry = v1::RetryTaskRequest {
@@ -191,12 +201,12 @@ async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing(
             ..Default::default()
         };
         assert_eq!(
-            refused(relay.operator(&other).retry_task(retry).await).1,
+            refusal_code(relay.operator(&other).retry_task(retry).await).1,
             "unknown_task"
         );
         let inspect = v1::InspectRequest { task_id: id.into() };
         assert_eq!(
-            refused(relay.operator(&other).inspect(inspect).await).1,
+            refusal_code(relay.operator(&other).inspect(inspect).await).1,
             "unknown_task"
         );
     }
@@ -212,8 +222,8 @@ async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing(
 
 #[tokio::test]
 async fn revoking_a_token_ends_its_live_streams() {
-    let relay = Fixture::new().await;
-    let (id, reader) = relay.token("default", v1::Role::ReadOnly).await;
+    let relay = RelayFixture::new().await;
+    let (id, reader) = relay.create_token("default", v1::Role::ReadOnly).await;
     let task_id = relay
         .submit(&relay.admin, submission(spec()))
         .await

@@ -3,12 +3,12 @@
 use baton_proto::v1;
 use baton_proto::v1::bulk_force_result::Result as RowResult;
 
-use super::{Fixture, get, in_time, spec, submission};
+use super::{RelayFixture, get_request, in_time, spec, submission};
 
 #[tokio::test]
 async fn a_cancel_of_many_is_a_cancel_of_each_however_often_it_comes() {
-    let relay = Fixture::new().await;
-    let (_, operator) = relay.token("acme", v1::Role::Operator).await;
+    let relay = RelayFixture::new().await;
+    let (_, operator) = relay.create_token("acme", v1::Role::Operator).await;
     let mut tasks = Vec::new();
     for _ in 0..2 {
         let task = relay.submit(&operator, submission(spec())).await.task;
@@ -30,7 +30,11 @@ async fn a_cancel_of_many_is_a_cancel_of_each_however_often_it_comes() {
         }
     }
     for task in tasks {
-        let shown = relay.tasks(&operator).get(get(&task)).await.unwrap();
+        let shown = relay
+            .tasks(&operator)
+            .get(get_request(&task))
+            .await
+            .unwrap();
         let cancel = shown.into_inner().task.unwrap().cancel.unwrap();
         let said = (cancel.by.as_str(), cancel.reason.as_str());
         assert_eq!(said, ("acme Operator", "the wrong branch"));

@@ -6,15 +6,15 @@ use baton_proto::v1::{daemon_frame, relay_frame};
 use tokio_stream::StreamExt;
 use uuid::Uuid;
 
-use super::{Fixture, in_time};
+use super::{RelayFixture, in_time};
 
 const LISTED: usize = 200;
 /// A task that is not there is looked for among live and finished ones, and once more among live ones.
-const LOOKS_EACH: u64 = 3;
+const LOOKUPS_EACH: u64 = 3;
 
-impl Fixture {
-    fn looked_up(&self) -> u64 {
-        let counted = self.relay.telemetry().look_ups().counted();
+impl RelayFixture {
+    fn lookup_count(&self) -> u64 {
+        let counted = self.relay.telemetry().lookups().totals();
         counted
             .iter()
             .find(|(what, _)| *what == "record")
@@ -25,8 +25,8 @@ impl Fixture {
 
 #[tokio::test]
 async fn attempts_that_nobody_knows_are_looked_for_once() {
-    let relay = Fixture::new().await;
-    let (_, token) = relay.token("acme", v1::Role::Daemon).await;
+    let relay = RelayFixture::new().await;
+    let (_, token) = relay.create_token("acme", v1::Role::Daemon).await;
     let mut operator = relay.operator(&relay.admin);
     let info = operator.relay_info(v1::RelayInfoRequest {}).await;
     let incarnation = info.unwrap().into_inner().incarnation;
@@ -51,9 +51,9 @@ async fn attempts_that_nobody_knows_are_looked_for_once() {
         ..Default::default()
     };
     let frame = Some(daemon_frame::Frame::Hello(hello));
-    let before = relay.looked_up();
+    let before = relay.lookup_count();
     let said = tokio_stream::once(v1::DaemonFrame { frame }).chain(tokio_stream::pending());
-    let mut client = DaemonLinkClient::new(relay.caller(&token));
+    let mut client = DaemonLinkClient::new(relay.token_channel(&token));
     let link = in_time("link", client.link(said)).await.unwrap();
     let heard = in_time("Welcome", async { link.into_inner().message().await });
     let heard = heard.await.unwrap().unwrap().frame;
@@ -61,8 +61,11 @@ async fn attempts_that_nobody_knows_are_looked_for_once() {
         panic!("{heard:?}");
     };
     assert_eq!(welcome.settlements.len(), LISTED);
-    let looks = relay.looked_up() - before;
-    let (once, twice) = (LISTED as u64 * LOOKS_EACH, 2 * LISTED as u64 * LOOKS_EACH);
+    let looks = relay.lookup_count() - before;
+    let (once, twice) = (
+        LISTED as u64 * LOOKUPS_EACH,
+        2 * LISTED as u64 * LOOKUPS_EACH,
+    );
     assert!((once..twice).contains(&looks), "{looks} looks");
     in_time("stop", relay.relay.stop()).await.unwrap();
 }

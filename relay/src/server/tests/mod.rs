@@ -24,25 +24,25 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use super::{Relay, RelayConfig, start};
-use crate::clock::Clock;
+use super::{RelayConfig, RelayHandle, start};
+use crate::clock::RelayClock;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-type Caller = InterceptedService<Channel, Bearer>;
+type TokenChannel = InterceptedService<Channel, BearerInterceptor>;
 
 /// A relay of its own, and its administrator's token.
-struct Fixture {
-    relay: Relay,
+struct RelayFixture {
+    relay: RelayHandle,
     channel: Channel,
     admin: String,
     _data: TempDir,
 }
 
 #[derive(Clone)]
-struct Bearer(Option<MetadataValue<Ascii>>);
+struct BearerInterceptor(Option<MetadataValue<Ascii>>);
 
-impl tonic::service::Interceptor for Bearer {
+impl tonic::service::Interceptor for BearerInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(value) = &self.0 {
             request
@@ -53,22 +53,22 @@ impl tonic::service::Interceptor for Bearer {
     }
 }
 
-impl Fixture {
+impl RelayFixture {
     async fn new() -> Self {
-        Self::with(|_| {}).await
+        Self::with_config(|_| {}).await
     }
 
-    async fn with(adjust: impl FnOnce(&mut RelayConfig)) -> Self {
+    async fn with_config(adjust: impl FnOnce(&mut RelayConfig)) -> Self {
         let data = tempfile::tempdir().unwrap();
         let listen = "127.0.0.1:0".parse().unwrap();
         let mut config = RelayConfig::new(data.path().join("relay"), listen);
-        config.drain = Duration::from_millis(200);
+        config.drain_timeout = Duration::from_millis(200);
         // Time stands still, so that no timer commits anything behind a test's back.
-        let (clock, control) = Clock::controlled();
+        let (clock, control) = RelayClock::controlled();
         control.freeze();
         config.clock = clock;
         adjust(&mut config);
-        let admin = config.data.join("admin.token");
+        let admin = config.data_dir.join("admin.token");
         let relay = start(config).await.unwrap();
         let uri = format!("http://{}", relay.address());
         let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
@@ -84,21 +84,21 @@ impl Fixture {
         }
     }
 
-    fn caller(&self, token: &str) -> Caller {
+    fn token_channel(&self, token: &str) -> TokenChannel {
         let value = (!token.is_empty()).then(|| format!("Bearer {token}").parse().unwrap());
-        InterceptedService::new(self.channel.clone(), Bearer(value))
+        InterceptedService::new(self.channel.clone(), BearerInterceptor(value))
     }
 
-    fn tasks(&self, token: &str) -> TasksClient<Caller> {
-        TasksClient::new(self.caller(token))
+    fn tasks(&self, token: &str) -> TasksClient<TokenChannel> {
+        TasksClient::new(self.token_channel(token))
     }
 
-    fn operator(&self, token: &str) -> OperatorClient<Caller> {
-        OperatorClient::new(self.caller(token))
+    fn operator(&self, token: &str) -> OperatorClient<TokenChannel> {
+        OperatorClient::new(self.token_channel(token))
     }
 
     /// Makes a token of this tenant and role.
-    async fn token(&self, tenant: &str, role: v1::Role) -> (String, String) {
+    async fn create_token(&self, tenant: &str, role: v1::Role) -> (String, String) {
         let request = v1::CreateTokenRequest {
             name: format!("{tenant} {role:?}"),
             tenant: tenant.into(),
@@ -137,8 +137,8 @@ impl Fixture {
 }
 
 async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let outcome = tokio::time::timeout(PATIENCE, future).await;
-    outcome.unwrap_or_else(|_| panic!("no {what} within {PATIENCE:?}"))
+    let outcome = tokio::time::timeout(TEST_TIMEOUT, future).await;
+    outcome.unwrap_or_else(|_| panic!("no {what} within {TEST_TIMEOUT:?}"))
 }
 
 fn machine_code(status: &Status) -> String {
@@ -148,14 +148,14 @@ fn machine_code(status: &Status) -> String {
         .code
 }
 
-fn refused<T: std::fmt::Debug>(outcome: Result<T, Status>) -> (Code, String) {
+fn refusal_code<T: std::fmt::Debug>(outcome: Result<T, Status>) -> (Code, String) {
     let status = outcome.unwrap_err();
     (status.code(), machine_code(&status))
 }
 
-const NOWHERE: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+const UNKNOWN_TASK_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
-fn get(id: &str) -> v1::GetTaskRequest {
+fn get_request(id: &str) -> v1::GetTaskRequest {
     v1::GetTaskRequest {
         task_id: id.into(),
         include_spec: false,

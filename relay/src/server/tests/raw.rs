@@ -5,7 +5,11 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Request, Status};
 
 /// Sends bytes as one message, whatever they are.
-pub(super) async fn raw<C>(channel: C, path: &'static str, message: Bytes) -> Result<Bytes, Status>
+pub(super) async fn call_raw<C>(
+    channel: C,
+    path: &'static str,
+    message: Bytes,
+) -> Result<Bytes, Status>
 where
     C: tonic::client::GrpcService<tonic::body::Body>,
     C::ResponseBody: tonic::codegen::Body<Data = Bytes> + Send + 'static,
@@ -18,28 +22,30 @@ where
         .await
         .map_err(|error| Status::unknown(error.into().to_string()))?;
     let path = http::uri::PathAndQuery::from_static(path);
-    let answer = client.unary(Request::new(message), path, Raw).await?;
+    let answer = client
+        .unary(Request::new(message), path, RawBytesCodec)
+        .await?;
     Ok(answer.into_inner())
 }
 
-struct Raw;
+struct RawBytesCodec;
 
-impl Codec for Raw {
+impl Codec for RawBytesCodec {
     type Encode = Bytes;
     type Decode = Bytes;
-    type Encoder = Raw;
-    type Decoder = Raw;
+    type Encoder = RawBytesCodec;
+    type Decoder = RawBytesCodec;
 
-    fn encoder(&mut self) -> Raw {
-        Raw
+    fn encoder(&mut self) -> RawBytesCodec {
+        RawBytesCodec
     }
 
-    fn decoder(&mut self) -> Raw {
-        Raw
+    fn decoder(&mut self) -> RawBytesCodec {
+        RawBytesCodec
     }
 }
 
-impl Encoder for Raw {
+impl Encoder for RawBytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -49,7 +55,7 @@ impl Encoder for Raw {
     }
 }
 
-impl Decoder for Raw {
+impl Decoder for RawBytesCodec {
     type Item = Bytes;
     type Error = Status;
 

@@ -4,14 +4,14 @@ use baton_proto::v1;
 use bytes::Bytes;
 use tonic::Code;
 
-use super::raw::raw;
-use super::{Fixture, NOWHERE, get, in_time, refused, spec, submission};
+use super::raw::call_raw;
+use super::{RelayFixture, UNKNOWN_TASK_ID, get_request, in_time, refusal_code, spec, submission};
 use crate::api::limits;
 
-type Spoil = fn(&mut v1::TaskSpec);
+type SpecEdit = fn(&mut v1::TaskSpec);
 
 /// Code, field, and how to spoil a good submission so that it is refused with them.
-const BAD_SPECS: [(&str, &str, Spoil); 13] = [
+const BAD_SPECS: [(&str, &str, SpecEdit); 13] = [
     ("missing", "spec.agent", |spec| spec.agent.clear()),
     ("blank", "spec.agent", |spec| spec.agent = "  ".into()),
     ("too_large", "spec.prompt", |spec| {
@@ -59,7 +59,7 @@ const BAD_SPECS: [(&str, &str, Spoil); 13] = [
 
 #[tokio::test]
 async fn a_bad_submission_is_refused_with_its_own_code_and_field_and_commits_nothing() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let before = relay.commit_seq().await;
     for (code, field, spoil) in BAD_SPECS {
         let mut spec = spec();
@@ -83,33 +83,39 @@ async fn a_bad_submission_is_refused_with_its_own_code_and_field_and_commits_not
 
 #[tokio::test]
 async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let admin = relay.admin.clone();
     let before = relay.commit_seq().await;
     let mut tasks = relay.tasks(&admin);
-    assert_eq!(refused(tasks.get(get("x")).await).1, "malformed_id");
-    assert_eq!(refused(tasks.get(get(NOWHERE)).await).1, "unknown_task");
+    assert_eq!(
+        refusal_code(tasks.get(get_request("x")).await).1,
+        "malformed_id"
+    );
+    assert_eq!(
+        refusal_code(tasks.get(get_request(UNKNOWN_TASK_ID)).await).1,
+        "unknown_task"
+    );
     let watch = v1::WatchTaskRequest {
-        task_id: NOWHERE.into(),
+        task_id: UNKNOWN_TASK_ID.into(),
         ..Default::default()
     };
-    assert_eq!(refused(tasks.watch(watch).await).1, "unknown_task");
+    assert_eq!(refusal_code(tasks.watch(watch).await).1, "unknown_task");
     let cancel = v1::CancelTaskRequest {
-        task_id: NOWHERE.into(),
+        task_id: UNKNOWN_TASK_ID.into(),
         ..Default::default()
     };
-    assert_eq!(refused(tasks.cancel(cancel).await).1, "unknown_task");
+    assert_eq!(refusal_code(tasks.cancel(cancel).await).1, "unknown_task");
     let list = v1::ListTasksRequest {
         page_token: "AAAA".into(),
         ..Default::default()
     };
-    assert_eq!(refused(tasks.list(list).await).1, "bad_page_token");
+    assert_eq!(refusal_code(tasks.list(list).await).1, "bad_page_token");
     let output = v1::ReadOutputRequest {
-        attempt_id: NOWHERE.into(),
+        attempt_id: UNKNOWN_TASK_ID.into(),
         ..Default::default()
     };
     assert_eq!(
-        refused(tasks.read_output(output).await).1,
+        refusal_code(tasks.read_output(output).await).1,
         "unknown_attempt"
     );
 
@@ -117,23 +123,28 @@ async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
     // Field 2 (idempotency_key) with a byte that is no UTF-8.
     let bytes = Bytes::from_static(&[0x12, 0x01, 0xff]);
     assert_eq!(
-        refused(raw(relay.caller(&admin), submit, bytes).await).1,
+        refusal_code(call_raw(relay.token_channel(&admin), submit, bytes).await).1,
         "undecodable"
     );
-    let huge = Bytes::from(vec![0; limits::WIRE_BYTES + 1]);
+    let huge = Bytes::from(vec![0; limits::MAX_WIRE_BYTES + 1]);
     assert_eq!(
-        refused(raw(relay.caller(&admin), submit, huge).await).1,
+        refusal_code(call_raw(relay.token_channel(&admin), submit, huge).await).1,
         "message_too_large"
     );
-    let nothing = raw(relay.caller(&admin), "/baton.v1.Tasks/Nope", Bytes::new()).await;
-    assert_eq!(refused(nothing).1, "unknown_rpc");
+    let nothing = call_raw(
+        relay.token_channel(&admin),
+        "/baton.v1.Tasks/Nope",
+        Bytes::new(),
+    )
+    .await;
+    assert_eq!(refusal_code(nothing).1, "unknown_rpc");
     assert_eq!(relay.commit_seq().await, before);
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_item_without_words_is_refused_and_counts_for_nothing() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let admin = relay.admin.clone();
     let task = relay.submit(&admin, submission(spec())).await.task.unwrap();
     let before = relay.commit_seq().await;
@@ -153,7 +164,7 @@ async fn an_item_without_words_is_refused_and_counts_for_nothing() {
             task_id: task.task_id.clone(),
             update: Some(update),
         };
-        let refusal = refused(relay.tasks(&admin).update_progress(request).await);
+        let refusal = refusal_code(relay.tasks(&admin).update_progress(request).await);
         assert_eq!(refusal, (Code::InvalidArgument, "blank".to_owned()));
     }
     assert_eq!(relay.commit_seq().await, before);

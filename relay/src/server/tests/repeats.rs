@@ -7,10 +7,10 @@ use baton_proto::v1::fleet_client::FleetClient;
 use baton_proto::v1::submit_many_result::Result as RowResult;
 use tonic::Code;
 
-use super::scripted::Scripted;
-use super::{Fixture, get, in_time, refused, spec, submission};
+use super::scripted::SingleAttemptDaemon;
+use super::{RelayFixture, get_request, in_time, refusal_code, spec, submission};
 
-fn keyed(key: &str, spec: v1::TaskSpec) -> v1::SubmitRequest {
+fn submit_with_key(key: &str, spec: v1::TaskSpec) -> v1::SubmitRequest {
     v1::SubmitRequest {
         idempotency_key: key.into(),
         ..submission(spec)
@@ -24,7 +24,7 @@ fn with_profile() -> v1::TaskSpec {
     }
 }
 
-impl Fixture {
+impl RelayFixture {
     async fn put_profile(&self, token: &str) {
         let profile = v1::PutProfileRequest {
             name: "patient".into(),
@@ -33,7 +33,7 @@ impl Fixture {
         self.operator(token).put_profile(profile).await.unwrap();
     }
 
-    async fn drop_profile(&self, token: &str) {
+    async fn delete_profile(&self, token: &str) {
         let name = "patient".into();
         let gone = v1::DeleteProfileRequest { name };
         self.operator(token).delete_profile(gone).await.unwrap();
@@ -42,16 +42,16 @@ impl Fixture {
 
 #[tokio::test]
 async fn a_submission_is_known_though_its_profile_has_gone() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     relay.put_profile(&relay.admin).await;
-    let asked = keyed("k1", with_profile());
+    let asked = submit_with_key("k1", with_profile());
     let first = relay.submit(&relay.admin, asked.clone()).await;
-    relay.drop_profile(&relay.admin).await;
+    relay.delete_profile(&relay.admin).await;
 
     let again = relay.submit(&relay.admin, asked.clone()).await;
     assert!(again.existed && !first.existed);
     assert_eq!(again.task, first.task);
-    let tasks = vec![asked, keyed("k2", with_profile())];
+    let tasks = vec![asked, submit_with_key("k2", with_profile())];
     let many = v1::SubmitManyRequest { tasks };
     let answered = relay.tasks(&relay.admin).submit_many(many).await.unwrap();
     let rows = answered.into_inner().results.into_iter();
@@ -66,24 +66,27 @@ async fn a_submission_is_known_though_its_profile_has_gone() {
         goal: "another".into(),
         ..with_profile()
     };
-    let other = relay.tasks(&relay.admin).submit(keyed("k1", other)).await;
+    let other = relay
+        .tasks(&relay.admin)
+        .submit(submit_with_key("k1", other))
+        .await;
     let conflict = (Code::AlreadyExists, "idempotency_conflict".to_owned());
-    assert_eq!(refused(other), conflict);
+    assert_eq!(refusal_code(other), conflict);
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_submission_is_known_though_its_daemon_is_forgotten() {
-    let relay = Fixture::new().await;
-    let (_, token) = relay.token("*", v1::Role::Daemon).await;
+    let relay = RelayFixture::new().await;
+    let (_, token) = relay.create_token("*", v1::Role::Daemon).await;
     let work = relay.submit(&relay.admin, submission(spec())).await;
     let work = work.task.unwrap().task_id;
-    let mut daemon = Scripted::running(&relay, &token).await;
+    let mut daemon = SingleAttemptDaemon::connect_and_accept(&relay, &token).await;
     let target = v1::Placement {
         daemon: "scripted".into(),
         ..Default::default()
     };
-    let asked = keyed(
+    let asked = submit_with_key(
         "k1",
         v1::TaskSpec {
             placement: Some(target),
@@ -101,13 +104,13 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
         let mut tasks = relay.tasks(&relay.admin);
         let mut state = 0;
         while state != done {
-            let shown = tasks.get(get(&work)).await.unwrap();
+            let shown = tasks.get(get_request(&work)).await.unwrap();
             state = shown.into_inner().task.unwrap().state;
         }
     })
     .await;
     drop(daemon);
-    let mut fleet = FleetClient::new(relay.caller(&relay.admin));
+    let mut fleet = FleetClient::new(relay.token_channel(&relay.admin));
     let forget = v1::ForgetDaemonRequest {
         daemon: "scripted".into(),
         reason: "it was sold".into(),
@@ -129,7 +132,7 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
     };
     let fresh = relay.tasks(&relay.admin).submit(fresh).await;
     assert_eq!(
-        refused(fresh),
+        refusal_code(fresh),
         (Code::NotFound, "unknown_daemon".to_owned())
     );
     in_time("stop", relay.relay.stop()).await.unwrap();
@@ -137,9 +140,9 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
 
 #[tokio::test]
 async fn a_start_that_comes_again_has_its_lease_though_its_profile_has_gone() {
-    let relay = Fixture::new().await;
-    let (_, admin) = relay.token("acme", v1::Role::Admin).await;
-    let (_, agent) = relay.token("acme", v1::Role::Agent).await;
+    let relay = RelayFixture::new().await;
+    let (_, admin) = relay.create_token("acme", v1::Role::Admin).await;
+    let (_, agent) = relay.create_token("acme", v1::Role::Agent).await;
     relay.put_profile(&admin).await;
     let start = v1::StartRequest {
         spec: Some(v1::TaskSpec {
@@ -152,9 +155,9 @@ async fn a_start_that_comes_again_has_its_lease_though_its_profile_has_gone() {
         request_id: "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a11".into(),
         ..Default::default()
     };
-    let mut agents = AgentsClient::new(relay.caller(&agent));
+    let mut agents = AgentsClient::new(relay.token_channel(&agent));
     let first = agents.start(start.clone()).await.unwrap().into_inner();
-    relay.drop_profile(&admin).await;
+    relay.delete_profile(&admin).await;
     let again = agents.start(start.clone()).await.unwrap().into_inner();
     let held = |answer: v1::StartResponse| answer.grant.unwrap().r#ref;
     assert_eq!(held(again), held(first));
@@ -165,7 +168,7 @@ async fn a_start_that_comes_again_has_its_lease_though_its_profile_has_gone() {
     };
     let fresh = agents.start(fresh).await;
     assert_eq!(
-        refused(fresh),
+        refusal_code(fresh),
         (Code::NotFound, "unknown_profile".to_owned())
     );
     in_time("stop", relay.relay.stop()).await.unwrap();

@@ -10,18 +10,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use uuid::Uuid;
 
-use super::{Fixture, in_time};
+use super::{RelayFixture, in_time};
 
-pub(super) struct Scripted {
+pub(super) struct SingleAttemptDaemon {
     frames: mpsc::Sender<v1::DaemonFrame>,
     relay: Streaming<v1::RelayFrame>,
     attempt: v1::AttemptRef,
     control_seq: u64,
 }
 
-impl Scripted {
+impl SingleAttemptDaemon {
     /// Connects, waits for a dispatch, accepts it and waits for the confirmation.
-    pub(super) async fn running(fixture: &Fixture, token: &str) -> Self {
+    pub(super) async fn connect_and_accept(fixture: &RelayFixture, token: &str) -> Self {
         let (frames, sent) = mpsc::channel(16);
         let hello = v1::Hello {
             instance_id: Uuid::now_v7().to_string(),
@@ -40,7 +40,7 @@ impl Scripted {
             .send(v1::DaemonFrame { frame: Some(first) })
             .await
             .unwrap();
-        let mut client = DaemonLinkClient::new(fixture.caller(token));
+        let mut client = DaemonLinkClient::new(fixture.token_channel(token));
         let link = client.link(ReceiverStream::new(sent));
         let relay = in_time("link", link).await.unwrap().into_inner();
         let mut this = Self {
@@ -79,7 +79,7 @@ impl Scripted {
     }
 
     /// What the relay says last.
-    pub(super) async fn goodbye(&mut self) -> v1::Goodbye {
+    pub(super) async fn wait_goodbye(&mut self) -> v1::Goodbye {
         loop {
             let frame = in_time("goodbye", self.relay.message())
                 .await

@@ -2,9 +2,9 @@
 
 use baton_proto::v1;
 
-use super::{Fixture, in_time, machine_code, spec, submission};
+use super::{RelayFixture, in_time, machine_code, spec, submission};
 
-impl Fixture {
+impl RelayFixture {
     async fn block(&self, token: &str, task: &str) {
         let block = v1::BlockTaskRequest {
             task_id: task.into(),
@@ -28,10 +28,10 @@ impl Fixture {
 
 #[tokio::test]
 async fn who_comes_too_late_hears_who_sent_on_what_they_saw() {
-    let relay = Fixture::new().await;
-    let (_, first) = relay.token("acme", v1::Role::Submitter).await;
-    let (_, second) = relay.token("acme", v1::Role::Operator).await;
-    let (_, late) = relay.token("acme", v1::Role::Admin).await;
+    let relay = RelayFixture::new().await;
+    let (_, first) = relay.create_token("acme", v1::Role::Submitter).await;
+    let (_, second) = relay.create_token("acme", v1::Role::Operator).await;
+    let (_, late) = relay.create_token("acme", v1::Role::Admin).await;
     let task = relay.submit(&first, submission(spec())).await.task.unwrap();
     let (id, one) = (task.task_id, task.attempts[0].attempt_id.clone());
     relay.block(&first, &id).await;

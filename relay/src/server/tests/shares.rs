@@ -11,12 +11,15 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus::Serving;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::raw::raw;
-use super::{Bearer, Caller, Fixture, get, in_time, refused, spec, submission};
+use super::raw::call_raw;
+use super::{
+    BearerInterceptor, RelayFixture, TokenChannel, get_request, in_time, refusal_code, spec,
+    submission,
+};
 
-impl Fixture {
+impl RelayFixture {
     /// A client on a connection of its own that lets the relay send not one byte of an answer.
-    async fn mute(&self, token: &str) -> v1::tasks_client::TasksClient<Caller> {
+    async fn non_reading_client(&self, token: &str) -> v1::tasks_client::TasksClient<TokenChannel> {
         let uri = format!("http://{}", self.relay.address());
         let endpoint = Endpoint::from_shared(uri).unwrap();
         let channel: Channel = endpoint
@@ -24,23 +27,25 @@ impl Fixture {
             .connect()
             .await
             .unwrap();
-        let bearer = Bearer(Some(format!("Bearer {token}").parse().unwrap()));
-        v1::tasks_client::TasksClient::new(Caller::new(channel, bearer))
+        let bearer = BearerInterceptor(Some(format!("Bearer {token}").parse().unwrap()));
+        v1::tasks_client::TasksClient::new(TokenChannel::new(channel, bearer))
     }
 }
 
 #[tokio::test]
 async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while() {
-    let relay = Fixture::with(|config| config.network.unary_timeout = Duration::from_secs(2)).await;
-    let (_, greedy) = relay.token("acme", v1::Role::ReadOnly).await;
-    let (_, other) = relay.token("acme", v1::Role::Submitter).await;
+    let relay =
+        RelayFixture::with_config(|config| config.network.unary_timeout = Duration::from_secs(2))
+            .await;
+    let (_, greedy) = relay.create_token("acme", v1::Role::ReadOnly).await;
+    let (_, other) = relay.create_token("acme", v1::Role::Submitter).await;
     let task = relay.submit(&other, submission(spec())).await.task.unwrap();
-    let mute = relay.mute(&greedy).await;
+    let mute = relay.non_reading_client(&greedy).await;
     let mut unread = JoinSet::new();
     let refusal = async {
         // Each waits for an answer that never comes, until one is refused.
         loop {
-            let (mut mute, request) = (mute.clone(), get(&task.task_id));
+            let (mut mute, request) = (mute.clone(), get_request(&task.task_id));
             unread.spawn(async move { mute.get(request).await });
             if let Some(Ok(Err(status))) = unread.try_join_next() {
                 return status;
@@ -50,17 +55,22 @@ async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while
     };
     let status = in_time("refusal", refusal).await;
     assert_eq!(
-        refused::<()>(Err(status)),
+        refusal_code::<()>(Err(status)),
         (Code::Unavailable, "overloaded".to_owned())
     );
-    let seen = relay.tasks(&other).get(get(&task.task_id)).await;
+    let seen = relay.tasks(&other).get(get_request(&task.task_id)).await;
     assert_eq!(
         seen.unwrap().into_inner().task.unwrap().task_id,
         task.task_id
     );
     // When the time of the unread answers is over, their places are free again.
     let again = async {
-        while relay.tasks(&greedy).get(get(&task.task_id)).await.is_err() {
+        while relay
+            .tasks(&greedy)
+            .get(get_request(&task.task_id))
+            .await
+            .is_err()
+        {
             tokio::task::yield_now().await;
         }
     };
@@ -69,16 +79,16 @@ async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while
 
 #[tokio::test]
 async fn a_stranger_sends_short_messages_only() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let long = Bytes::from(vec![0; 1 << 20]);
-    let answer = raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
+    let answer = call_raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
     let refusal = answer.unwrap_err();
     assert!(refusal.message().contains("large"), "{refusal:?}");
 }
 
 #[tokio::test]
 async fn strangers_who_watch_leave_health_checks_alone() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let uri = format!("http://{}", relay.relay.address());
     let mut watching = Vec::new();
     let fill = async {

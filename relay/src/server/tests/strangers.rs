@@ -11,7 +11,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use baton_proto::v1;
 
-use super::{Fixture, get, in_time, spec, submission};
+use super::{RelayFixture, get_request, in_time, spec, submission};
 
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
@@ -48,12 +48,12 @@ async fn only_answers_pings(mut tcp: TcpStream) {
 
 #[tokio::test]
 async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
-    let relay = Fixture::with(|config| {
-        config.network.stranger_timeout = Duration::from_secs(2);
+    let relay = RelayFixture::with_config(|config| {
+        config.network.credential_timeout = Duration::from_secs(2);
         config.network.keepalive_interval = Duration::from_millis(100);
     })
     .await;
-    let (_, token) = relay.token("acme", v1::Role::Submitter).await;
+    let (_, token) = relay.create_token("acme", v1::Role::Submitter).await;
     let task = relay.submit(&token, submission(spec())).await.task.unwrap();
     let watch = v1::WatchTaskRequest {
         task_id: task.task_id.clone(),
@@ -78,7 +78,7 @@ async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
     // Opened last, so everybody else's time is over when its own is.
     let idle = TcpStream::connect(relay.relay.address()).await.unwrap();
     in_time("end of the idle stranger", only_answers_pings(idle)).await;
-    let seen = relay.tasks(&token).get(get(&task.task_id)).await;
+    let seen = relay.tasks(&token).get(get_request(&task.task_id)).await;
     assert_eq!(
         seen.unwrap().into_inner().task.unwrap().task_id,
         task.task_id

@@ -5,12 +5,12 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::read_output_response::Item;
 use tonic::Code;
 
-use super::scripted::Scripted;
-use super::{Fixture, in_time, refused, spec, submission};
+use super::scripted::SingleAttemptDaemon;
+use super::{RelayFixture, in_time, refusal_code, spec, submission};
 
 #[tokio::test]
 async fn absent_empty_and_partial_profiles_come_back_as_they_were_sent() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let partial = v1::DeadlineProfile {
         stream_idle_ms: Some(7_000),
         tool_idle_ms: Some(0),
@@ -54,7 +54,7 @@ async fn absent_empty_and_partial_profiles_come_back_as_they_were_sent() {
 
 #[tokio::test]
 async fn one_key_makes_one_task_and_fail_fast_without_a_daemon_is_refused() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let keyed = |spec| v1::SubmitRequest {
         idempotency_key: "k".into(),
         ..submission(spec)
@@ -70,7 +70,7 @@ async fn one_key_makes_one_task_and_fail_fast_without_a_daemon_is_refused() {
     let before = relay.commit_seq().await;
     let conflict = relay.tasks(&relay.admin).submit(keyed(other)).await;
     assert_eq!(
-        refused(conflict),
+        refusal_code(conflict),
         (Code::AlreadyExists, "idempotency_conflict".to_owned())
     );
     let policy = v1::DispatchPolicy::FailFast.into();
@@ -82,14 +82,17 @@ async fn one_key_makes_one_task_and_fail_fast_without_a_daemon_is_refused() {
         .tasks(&relay.admin)
         .submit(submission(impatient))
         .await;
-    assert_eq!(refused(nobody), (Code::Unavailable, "no_daemon".to_owned()));
+    assert_eq!(
+        refusal_code(nobody),
+        (Code::Unavailable, "no_daemon".to_owned())
+    );
     assert_eq!(relay.commit_seq().await, before);
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_full_queue_is_refused_and_many_rows_are_answered_in_order() {
-    let relay = Fixture::with(|config| config.max_open = 3).await;
+    let relay = RelayFixture::with_config(|config| config.max_open_tasks = 3).await;
     let row = |goal: &str| {
         submission(v1::TaskSpec {
             goal: goal.into(),
@@ -108,12 +111,12 @@ async fn a_full_queue_is_refused_and_many_rows_are_answered_in_order() {
     let results = many.unwrap().into_inner().results;
     let told: Vec<String> = results
         .into_iter()
-        .map(|row| told(row.result.unwrap()))
+        .map(|row| row_outcome(row.result.unwrap()))
         .collect();
     assert_eq!(told, ["a", "missing", "b", "c", "queue_full"]);
     let full = relay.tasks(&relay.admin).submit(row("e")).await;
     assert_eq!(
-        refused(full),
+        refusal_code(full),
         (Code::ResourceExhausted, "queue_full".to_owned())
     );
 
@@ -143,7 +146,7 @@ async fn a_full_queue_is_refused_and_many_rows_are_answered_in_order() {
 
 #[tokio::test]
 async fn a_watch_shows_history_then_the_cancel_and_ends_with_the_task() {
-    let relay = Fixture::new().await;
+    let relay = RelayFixture::new().await;
     let task_id = relay
         .submit(&relay.admin, submission(spec()))
         .await
@@ -195,7 +198,7 @@ async fn a_watch_shows_history_then_the_cancel_and_ends_with_the_task() {
 }
 
 /// The goal of an accepted row, the machine code of a refused one.
-fn told(row: v1::submit_many_result::Result) -> String {
+fn row_outcome(row: v1::submit_many_result::Result) -> String {
     match row {
         v1::submit_many_result::Result::Accepted(accepted) => accepted.task.unwrap().goal,
         v1::submit_many_result::Result::Error(error) => error.code,
@@ -204,15 +207,15 @@ fn told(row: v1::submit_many_result::Result) -> String {
 
 #[tokio::test]
 async fn output_is_followed_live_to_the_end_of_the_attempt_and_can_be_read_again() {
-    let relay = Fixture::new().await;
-    let (_, token) = relay.token("*", v1::Role::Daemon).await;
+    let relay = RelayFixture::new().await;
+    let (_, token) = relay.create_token("*", v1::Role::Daemon).await;
     let task_id = relay
         .submit(&relay.admin, submission(spec()))
         .await
         .task
         .unwrap()
         .task_id;
-    let mut daemon = Scripted::running(&relay, &token).await;
+    let mut daemon = SingleAttemptDaemon::connect_and_accept(&relay, &token).await;
     daemon.send(Body::Started(v1::TaskStarted::default())).await;
     daemon.output(0, "one ").await;
     let ask = |from_offset, follow| v1::ReadOutputRequest {
@@ -236,7 +239,7 @@ async fn output_is_followed_live_to_the_end_of_the_attempt_and_can_be_read_again
     assert!(matches!(&first, Item::Chunk(chunk) if chunk.data == "one " && chunk.visible));
     daemon.output(4, "two").await;
     daemon.complete(7).await;
-    assert_eq!(drain(&mut live).await, ("two".to_owned(), 7, true));
+    assert_eq!(read_to_end(&mut live).await, ("two".to_owned(), 7, true));
 
     let again = relay
         .tasks(&relay.admin)
@@ -244,14 +247,14 @@ async fn output_is_followed_live_to_the_end_of_the_attempt_and_can_be_read_again
         .await
         .unwrap();
     assert_eq!(
-        drain(&mut again.into_inner()).await,
+        read_to_end(&mut again.into_inner()).await,
         ("e two".to_owned(), 7, true)
     );
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
 /// The text up to the end, and what the end says.
-async fn drain(stream: &mut tonic::Streaming<v1::ReadOutputResponse>) -> (String, u64, bool) {
+async fn read_to_end(stream: &mut tonic::Streaming<v1::ReadOutputResponse>) -> (String, u64, bool) {
     let mut text = String::new();
     loop {
         let message = in_time("output", stream.message()).await.unwrap().unwrap();

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use baton_core::config::Config;
-use baton_core::effects::{Dispatch, Downstream, Effects, Send, Write};
+use baton_core::effects::{AttemptDispatch, DaemonMessage, Delivery, Effects, RecordChange};
 use baton_core::id::{
     DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantScope, TokenId,
 };
-use baton_core::input::{Frame, Heartbeat, Hello, Input, Submit};
-use baton_core::record::{FenceRecord, Platform, TaskRecord};
-use baton_core::time::{Mint, Moment, Now};
-use baton_core::{Core, Recovered};
+use baton_core::input::{AttemptFrame, CoreCommand, DaemonHello, HeartbeatMessage, SubmitTask};
+use baton_core::record::{DaemonPlatform, FenceRecord, TaskRecord};
+use baton_core::time::{ClockReading, IdSource, MonotonicTime};
+use baton_core::{Core, RecoveredState};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
@@ -24,75 +24,83 @@ use crate::samples::task_spec;
 const INCARNATION: u128 = 7;
 const SESSION: SessionId = SessionId(Uuid::from_u128(40));
 
-struct Counter(u128);
+struct CountingIdSource(u128);
 
-impl Mint for Counter {
-    fn id(&mut self) -> Uuid {
+impl IdSource for CountingIdSource {
+    fn new_id(&mut self) -> Uuid {
         self.0 += 1;
         Uuid::from_u128(self.0)
     }
 
-    fn secret(&mut self) -> [u8; 32] {
+    fn new_secret(&mut self) -> [u8; 32] {
         [9; 32]
     }
 
-    fn millionth(&mut self) -> u32 {
+    fn jitter_millionths(&mut self) -> u32 {
         500_000
     }
 }
 
 /// A core with one task whose first attempt is confirmed to the daemon that speaks.
-struct Bench {
+struct DecoderFixture {
     core: Core,
-    now: Now,
-    mint: Counter,
-    dispatch: Dispatch,
+    now: ClockReading,
+    id_source: CountingIdSource,
+    dispatch: AttemptDispatch,
     next_seq: u64,
 }
 
-impl Bench {
+impl DecoderFixture {
     fn new() -> Self {
         let incarnation = Incarnation(Uuid::from_u128(INCARNATION));
         let config = Config::new(incarnation, RelayEpoch(1));
-        let now = Now {
-            at: Moment(1_000_000),
-            wall: Wall(1_800_000_000_000),
+        let now = ClockReading {
+            monotonic: MonotonicTime(1_000_000),
+            wall: WallTime(1_800_000_000_000),
         };
-        let mut mint = Counter(1_000);
-        let (mut core, _) = Core::recover(Recovered::default(), config, now, &mut mint);
+        let mut mint = CountingIdSource(1_000);
+        let (mut core, _) = Core::recover(RecoveredState::default(), config, now, &mut mint);
         let hello = Box::new(hello());
         let session = SESSION;
-        core.handle(Input::SessionOpened { session, hello }, now, &mut mint);
+        core.handle(
+            CoreCommand::SessionOpened { session, hello },
+            now,
+            &mut mint,
+        );
         // It has read Welcome.
-        let heartbeat = Heartbeat {
+        let heartbeat = HeartbeatMessage {
             seq: 1,
-            heard_seq: None,
+            received_ack_seq: None,
             renewals: Vec::new(),
             free_slots: 1,
             draining: false,
             unfit: false,
             load: None,
         };
-        core.handle(Input::Heartbeat { session, heartbeat }, now, &mut mint);
-        let submit = Input::Submit(Submit {
+        core.handle(
+            CoreCommand::Heartbeat { session, heartbeat },
+            now,
+            &mut mint,
+        );
+        let submit = CoreCommand::Submit(SubmitTask {
             request: RequestId(1),
             task: TaskId(Uuid::from_u128(500)),
             spec: Arc::new(task_spec()),
             digest: [1; 32],
-            prior: Ok(None),
+            prior_submission: Ok(None),
         });
         let effects = core.handle(submit, now, &mut mint);
         let dispatch = dispatch_in(effects).expect("the daemon has room");
         let mut bench = Self {
             core,
             now,
-            mint,
+            id_source: mint,
             dispatch,
             next_seq: 1,
         };
         let accepted = bench.frame(Some(Body::Accepted(v1::TaskAccepted::default())));
-        let (_, effects) = bench.hear(accepted).expect("a good frame");
-        assert!(!effects.writes.is_empty());
+        let (_, effects) = bench.handle_frame(accepted).expect("a good frame");
+        assert!(!effects.changes.is_empty());
         bench
     }
 
@@ -115,32 +123,33 @@ impl Bench {
     }
 
     /// As a session does it: decoded, and passed on if it is a control frame.
-    fn hear(&mut self, mut frame: v1::AttemptFrame) -> Result<(u64, Effects), FrameFault> {
-        let re = reference(frame.r#ref.as_ref())?;
+    fn handle_frame(&mut self, mut frame: v1::AttemptFrame) -> Result<(u64, Effects), FrameFault> {
+        let re = frame_ref(frame.r#ref.as_ref())?;
         let control_seq = frame.control_seq;
         let workspace = workspace(frame.body.as_ref());
-        let Decoded::Control(body) = body(frame.body.take(), frame.within_lease)? else {
+        let DecodedFrame::Control(body) = decode_body(frame.body.take(), frame.within_lease)?
+        else {
             return Ok((control_seq, Effects::default()));
         };
-        let frame = Frame {
+        let frame = AttemptFrame {
             session: SESSION,
-            re,
+            frame_ref: re,
             control_seq,
-            observed: observed(&frame),
+            observed: observed_at(&frame),
             proof: proof(&frame),
             body,
             workspace,
             finished: None,
-            known: Ok(None),
+            stored_progress: Ok(None),
         };
-        let input = Input::Frame(Box::new(frame));
-        let effects = self.core.handle(input, self.now, &mut self.mint);
+        let input = CoreCommand::Frame(Box::new(frame));
+        let effects = self.core.handle(input, self.now, &mut self.id_source);
         Ok((control_seq, effects))
     }
 }
 
-fn hello() -> Hello {
-    Hello {
+fn hello() -> DaemonHello {
+    DaemonHello {
         active: Vec::new(),
         daemon: DaemonId(Uuid::from_u128(30)),
         scope: TenantScope::All,
@@ -149,7 +158,7 @@ fn hello() -> Hello {
         boot_id: "boot".into(),
         name: "worker".into(),
         version: "1".into(),
-        platform: Platform::default(),
+        platform: DaemonPlatform::default(),
         slots: 4,
         labels: BTreeMap::new(),
         capabilities: Vec::new(),
@@ -159,13 +168,13 @@ fn hello() -> Hello {
     }
 }
 
-fn dispatch_in(effects: Effects) -> Option<Dispatch> {
+fn dispatch_in(effects: Effects) -> Option<AttemptDispatch> {
     effects
-        .sends
+        .deliveries
         .into_iter()
-        .find_map(|outgoing| match outgoing.send {
-            Send::ToSession {
-                message: Downstream::Dispatch(dispatch),
+        .find_map(|outgoing| match outgoing.delivery {
+            Delivery::ToSession {
+                message: DaemonMessage::Dispatch(dispatch),
                 ..
             } => Some(*dispatch),
             _ => None,
@@ -173,24 +182,26 @@ fn dispatch_in(effects: Effects) -> Option<Dispatch> {
 }
 
 fn is_refused(effects: &Effects) -> bool {
-    effects.sends.iter().any(|outgoing| {
-        let Send::ToSession { message, .. } = &outgoing.send else {
+    effects.deliveries.iter().any(|outgoing| {
+        let Delivery::ToSession { message, .. } = &outgoing.delivery else {
             return false;
         };
-        matches!(message, Downstream::FrameRejected { .. })
+        matches!(message, DaemonMessage::FrameRejected { .. })
     })
 }
 
 /// Every record as the store would have it, read again.
-fn read_back(writes: &[Write]) {
+fn read_back(writes: &[RecordChange]) {
     for write in writes {
         match write {
-            Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
+            RecordChange::PutLive(record)
+            | RecordChange::PutDone(record)
+            | RecordChange::Reopen(record) => {
                 let bytes = records::encode(&**record);
                 let found: TaskRecord = records::decode("task", &bytes).unwrap();
                 assert_eq!(found, **record);
             }
-            Write::PutFence(record) => {
+            RecordChange::PutFence(record) => {
                 let found: FenceRecord =
                     records::decode("fence", &records::encode(record)).unwrap();
                 assert_eq!(found, *record);
@@ -201,7 +212,7 @@ fn read_back(writes: &[Write]) {
 }
 
 /// Words as peers send them: ordinary, blank, long, odd.
-fn word() -> impl Strategy<Value = String> {
+fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(String::new()),
         Just(" ".into()),
@@ -214,7 +225,7 @@ fn word() -> impl Strategy<Value = String> {
 fn input_id() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => (1..4u128).prop_map(|id| Uuid::from_u128(id).to_string()),
-        1 => word(),
+        1 => any_text(),
     ]
 }
 
@@ -237,8 +248,8 @@ fn receipt() -> impl Strategy<Value = Option<v1::TerminationReceipt>> {
     ))
 }
 
-fn asking() -> impl Strategy<Value = Body> {
-    let permission = (input_id(), word(), word(), any::<bool>()).prop_map(
+fn any_input_request() -> impl Strategy<Value = Body> {
+    let permission = (input_id(), any_text(), any_text(), any::<bool>()).prop_map(
         |(input_id, tool_name, words, fits)| {
             let tool_input = Bytes::from(words);
             let digest = Sha256::digest(&tool_input);
@@ -251,7 +262,7 @@ fn asking() -> impl Strategy<Value = Body> {
             })
         },
     );
-    let question = (input_id(), word()).prop_map(|(input_id, question)| {
+    let question = (input_id(), any_text()).prop_map(|(input_id, question)| {
         Body::Question(v1::Question {
             input_id,
             question,
@@ -267,16 +278,17 @@ fn asking() -> impl Strategy<Value = Body> {
     prop_oneof![permission, question, withdrawn]
 }
 
-fn ending() -> impl Strategy<Value = Body> {
-    let complete = (receipt(), word(), any::<u64>()).prop_map(|(receipt, result, final_offset)| {
-        Body::Complete(v1::TaskComplete {
-            receipt,
-            result: result.into(),
-            final_offset,
-            ..v1::TaskComplete::default()
-        })
-    });
-    let error = (receipt(), word(), word(), any::<Option<bool>>()).prop_map(
+fn any_end() -> impl Strategy<Value = Body> {
+    let complete =
+        (receipt(), any_text(), any::<u64>()).prop_map(|(receipt, result, final_offset)| {
+            Body::Complete(v1::TaskComplete {
+                receipt,
+                result: result.into(),
+                final_offset,
+                ..v1::TaskComplete::default()
+            })
+        });
+    let error = (receipt(), any_text(), any_text(), any::<Option<bool>>()).prop_map(
         |(receipt, failure_code, stderr_tail, retryable_hint)| {
             Body::Error(v1::TaskError {
                 receipt,
@@ -298,7 +310,7 @@ fn ending() -> impl Strategy<Value = Body> {
 }
 
 fn any_body() -> impl Strategy<Value = Option<Body>> {
-    let lifecycle = (-2..30i32, word(), word(), input_id()).prop_map(
+    let lifecycle = (-2..30i32, any_text(), any_text(), input_id()).prop_map(
         |(phase, tool_call_id, message, input_id)| {
             Body::Lifecycle(v1::TaskLifecycle {
                 phase,
@@ -309,22 +321,22 @@ fn any_body() -> impl Strategy<Value = Option<Body>> {
             })
         },
     );
-    let rejected = (-1..20i32, word())
+    let rejected = (-1..20i32, any_text())
         .prop_map(|(code, message)| Body::Rejected(v1::TaskRejected { code, message }));
     prop_oneof![
         1 => Just(None),
         1 => Just(Some(Body::Accepted(v1::TaskAccepted::default()))),
         2 => Just(Some(Body::Started(v1::TaskStarted::default()))),
         8 => lifecycle.prop_map(Some),
-        4 => asking().prop_map(Some),
+        4 => any_input_request().prop_map(Some),
         1 => rejected.prop_map(Some),
-        2 => ending().prop_map(Some),
+        2 => any_end().prop_map(Some),
     ]
 }
 
 /// How a frame differs from an honest one.
 #[derive(Clone, Debug)]
-enum Twist {
+enum FrameTampering {
     Honest,
     Number(u64),
     Token(Vec<u8>),
@@ -333,27 +345,27 @@ enum Twist {
     Bytes(Vec<(Index, u8)>),
 }
 
-fn twist() -> impl Strategy<Value = Twist> {
+fn any_tampering() -> impl Strategy<Value = FrameTampering> {
     prop_oneof![
-        6 => Just(Twist::Honest),
-        1 => (0..12u64).prop_map(Twist::Number),
-        1 => proptest::collection::vec(any::<u8>(), 0..40).prop_map(Twist::Token),
-        1 => (0..3u8).prop_map(Twist::Foreign),
-        2 => proptest::collection::vec((any::<Index>(), 1..=255u8), 1..4).prop_map(Twist::Bytes),
+        6 => Just(FrameTampering::Honest),
+        1 => (0..12u64).prop_map(FrameTampering::Number),
+        1 => proptest::collection::vec(any::<u8>(), 0..40).prop_map(FrameTampering::Token),
+        1 => (0..3u8).prop_map(FrameTampering::Foreign),
+        2 => proptest::collection::vec((any::<Index>(), 1..=255u8), 1..4).prop_map(FrameTampering::Bytes),
     ]
 }
 
 /// None where the bytes are no message any more: the transport ends such a stream.
-fn twisted(mut frame: v1::AttemptFrame, twist: Twist) -> Option<v1::AttemptFrame> {
+fn tampered(mut frame: v1::AttemptFrame, twist: FrameTampering) -> Option<v1::AttemptFrame> {
     match twist {
-        Twist::Honest => {}
-        Twist::Number(number) => frame.control_seq = number,
-        Twist::Token(bytes) => {
+        FrameTampering::Honest => {}
+        FrameTampering::Number(number) => frame.control_seq = number,
+        FrameTampering::Token(bytes) => {
             frame.token = Some(v1::LeaseToken {
                 value: bytes.into(),
             })
         }
-        Twist::Foreign(which) => {
+        FrameTampering::Foreign(which) => {
             let foreign = Uuid::from_u128(99).to_string();
             let re = frame.r#ref.get_or_insert_default();
             match which {
@@ -362,7 +374,7 @@ fn twisted(mut frame: v1::AttemptFrame, twist: Twist) -> Option<v1::AttemptFrame
                 _ => re.incarnation = foreign,
             }
         }
-        Twist::Bytes(changes) => {
+        FrameTampering::Bytes(changes) => {
             let mut bytes = frame.encode_to_vec();
             let length = bytes.len();
             for (place, by) in changes {
@@ -379,25 +391,25 @@ proptest! {
 
     #[test]
     fn whatever_a_daemon_sends_the_core_holds_and_what_is_refused_changes_nothing(
-        frames in proptest::collection::vec((any_body(), twist()), 1..25),
+        frames in proptest::collection::vec((any_body(), any_tampering()), 1..25),
     ) {
-        let mut bench = Bench::new();
+        let mut bench = DecoderFixture::new();
         bench.next_seq = 2;
         for (body, twist) in frames {
-            let Some(frame) = twisted(bench.frame(body), twist) else {
+            let Some(frame) = tampered(bench.frame(body), twist) else {
                 continue;
             };
-            let Ok((seq, effects)) = bench.hear(frame) else {
+            let Ok((seq, effects)) = bench.handle_frame(frame) else {
                 continue;
             };
             if is_refused(&effects) {
-                prop_assert!(effects.writes.is_empty(), "refused, and wrote {:?}", effects.writes);
+                prop_assert!(effects.changes.is_empty(), "refused, and wrote {:?}", effects.changes);
             } else if seq == bench.next_seq {
                 bench.next_seq += 1;
             }
-            read_back(&effects.writes);
-            prop_assert_eq!(bench.core.waits_for_ever(), None);
-            prop_assert!(bench.core.open_tasks() <= 1);
+            read_back(&effects.changes);
+            prop_assert_eq!(bench.core.find_untimed_task(), None);
+            prop_assert!(bench.core.open_task_count() <= 1);
         }
     }
 }
@@ -405,7 +417,7 @@ proptest! {
 /// The property would hold of a decoder that refuses everything.
 #[test]
 fn an_honest_end_is_heard() {
-    let mut bench = Bench::new();
+    let mut bench = DecoderFixture::new();
     bench.next_seq = 2;
     let receipt = Some(v1::TerminationReceipt {
         exit_code: Some(0),
@@ -416,7 +428,10 @@ fn an_honest_end_is_heard() {
         receipt,
         ..v1::TaskComplete::default()
     })));
-    let (_, effects) = bench.hear(end).unwrap();
-    assert!(matches!(effects.writes[..], [Write::PutDone(_), ..]));
-    assert_eq!(bench.core.open_tasks(), 0);
+    let (_, effects) = bench.handle_frame(end).unwrap();
+    assert!(matches!(
+        effects.changes[..],
+        [RecordChange::PutDone(_), ..]
+    ));
+    assert_eq!(bench.core.open_task_count(), 0);
 }

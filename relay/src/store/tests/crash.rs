@@ -14,7 +14,7 @@ const SLOW_MACHINE: Duration = Duration::from_secs(60);
 #[test]
 fn writer_that_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
-    say("opening 0");
+    print_line("opening 0");
     let mut config = StoreConfig::new(dir, Uuid::now_v7());
     // Small, so that applying and cutting are always under way.
     (config.apply_bytes, config.apply_after) = (40_000, Duration::from_millis(5));
@@ -22,18 +22,18 @@ fn writer_that_is_killed() {
     let start = next_number(&opened.store);
     for number in start.. {
         let pair = vec![
-            put(2 * number, &long(900, 8)),
-            put(2 * number + 1, &long(6_000, 8)),
+            put(2 * number, &patterned_bytes(900, 8)),
+            put(2 * number + 1, &patterned_bytes(6_000, 8)),
         ];
         let seq = opened.journal.append(pair).unwrap();
         if number % 16 == 0 {
             wait(&opened.store, seq).unwrap();
-            say(&format!("durable {number}"));
+            print_line(&format!("durable {number}"));
         }
     }
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = io::stdout();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
@@ -46,12 +46,12 @@ fn next_number(store: &Store) -> u128 {
         .unwrap()
 }
 
-struct Writer {
+struct WriterProcess {
     child: Child,
     lines: mpsc::Receiver<(String, u128)>,
 }
 
-impl Writer {
+impl WriterProcess {
     fn start(dir: &std::path::Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -81,7 +81,7 @@ impl Writer {
     }
 
     /// Kills the child once it has said `word` for the `times`th time; the last number known to be durable.
-    fn kill_after(mut self, word: &str, times: usize) -> Option<u128> {
+    fn kill_after_lines(mut self, word: &str, times: usize) -> Option<u128> {
         let (mut durable, mut seen) = (None, 0);
         while seen < times {
             let (said, number) = self
@@ -119,7 +119,7 @@ fn everything_durable_survives_kill_nine_as_a_prefix() {
         ("opening", 1),
         ("durable", 25),
     ] {
-        durable = durable.max(Writer::start(&dir).kill_after(word, times));
+        durable = durable.max(WriterProcess::start(&dir).kill_after_lines(word, times));
         let opened = Store::open(StoreConfig::new(&dir, Uuid::now_v7())).unwrap();
         let next = next_number(&opened.store);
         assert!(
@@ -133,7 +133,10 @@ fn everything_durable_survives_kill_nine_as_a_prefix() {
             );
             assert_eq!(
                 pair,
-                (Some(long(900, 8)), Some(long(6_000, 8))),
+                (
+                    Some(patterned_bytes(900, 8)),
+                    Some(patterned_bytes(6_000, 8))
+                ),
                 "pair {number}"
             );
         }

@@ -4,17 +4,20 @@ use std::fs;
 use std::path::Path;
 
 use super::super::value::chunk_key;
-use super::super::watermark::{Mark, WatermarkFile};
-use super::super::{KeyRange, Kind, Page, ReadError, journal};
+use super::super::watermark::{Watermark, WatermarkFile};
+use super::super::{KeyRange, RecordKind, ScanPage, StoreReadError, journal};
 use super::*;
 
 /// Three acknowledged entries that are only in the journal, and a fourth that was never acknowledged.
-fn four_entries(rig: &Rig) -> Vec<CommitSeq> {
-    let mut opened = Store::open(rig.lazy()).unwrap();
+fn four_entries(rig: &StoreFixture) -> Vec<CommitSeq> {
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     let mut seqs: Vec<CommitSeq> = (1..=3)
-        .map(|number| commit(&mut opened, vec![put(number, &long(10_000, 5))]))
+        .map(|number| commit(&mut opened, vec![put(number, &patterned_bytes(10_000, 5))]))
         .collect();
-    rig.crash(opened, vec![put(4, &long(10_000, 5)), put(5, b"with it")]);
+    rig.crash(
+        opened,
+        vec![put(4, &patterned_bytes(10_000, 5)), put(5, b"with it")],
+    );
     seqs.push(CommitSeq(seqs[2].0 + 1));
     seqs
 }
@@ -30,21 +33,21 @@ fn remove_last_part(tree: &sled::Tree, seq: CommitSeq) {
 
 #[test]
 fn a_crash_loses_nothing_that_was_acknowledged() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     four_entries(&rig);
     let opened = rig.open();
     assert_eq!(opened.recovery.changes, 3 + 3 + 2);
-    assert!((1..=4).all(|number| body(&opened.store, number) == Some(long(10_000, 5))));
+    assert!((1..=4).all(|number| body(&opened.store, number) == Some(patterned_bytes(10_000, 5))));
 }
 
 #[test]
 fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let seqs = four_entries(&rig);
-    rig.tamper(|_, journal| remove_last_part(journal, seqs[3]));
+    rig.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
     let mut opened = rig.open();
     assert!(opened.recovery.torn_tail);
-    assert!((1..=3).all(|number| body(&opened.store, number) == Some(long(10_000, 5))));
+    assert!((1..=3).all(|number| body(&opened.store, number) == Some(patterned_bytes(10_000, 5))));
     assert_eq!(
         (body(&opened.store, 4), body(&opened.store, 5)),
         (None, None)
@@ -62,12 +65,12 @@ fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
 #[test]
 fn a_hole_in_the_journal_is_refused_and_accepted_only_on_demand() {
     for broken in [remove_entry, remove_last_part] {
-        let rig = Rig::new();
+        let rig = StoreFixture::new();
         let seqs = four_entries(&rig);
-        rig.tamper(|_, journal| broken(journal, seqs[1]));
-        let refusal = rig.refusal();
+        rig.edit_sled_trees(|_, journal| broken(journal, seqs[1]));
+        let refusal = rig.open_refused();
         assert!(
-            matches!(refusal, OpenError::JournalHole { after } if after == seqs[0]),
+            matches!(refusal, StoreOpenError::JournalHole { after } if after == seqs[0]),
             "{refusal}"
         );
         let opened = Store::open(StoreConfig {
@@ -84,27 +87,27 @@ fn a_hole_in_the_journal_is_refused_and_accepted_only_on_demand() {
 
 #[test]
 fn an_acknowledged_entry_that_is_torn_is_a_loss() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let seqs = four_entries(&rig);
-    rig.tamper(|_, journal| remove_last_part(journal, seqs[3]));
+    rig.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
     let path = rig.dir.path().join("store/watermark");
     let (mut file, mark) = WatermarkFile::open(&path).unwrap();
-    file.write(Mark {
+    file.write(Watermark {
         seq: seqs[3],
         ..mark.unwrap()
     })
     .unwrap();
-    let refusal = rig.refusal();
+    let refusal = rig.open_refused();
     let expected = (seqs[2], seqs[3]);
     assert!(
-        matches!(refusal, OpenError::BehindWatermark { head, watermark } if (head, watermark) == expected),
+        matches!(refusal, StoreOpenError::BehindWatermark { head, watermark } if (head, watermark) == expected),
         "{refusal}"
     );
 }
 
 #[test]
 fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     let incarnation = opened.incarnation;
     commit(&mut opened, vec![put(1, b"old")]);
@@ -117,12 +120,14 @@ fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history(
     fs::remove_dir_all(rig.sled()).unwrap();
     copy_files(older.path(), &rig.sled());
 
-    let refusal = rig.refusal();
+    let refusal = rig.open_refused();
     assert!(
-        refusal.is_loss() && refusal.to_string().contains("--accept-loss"),
+        refusal.is_acceptable_loss() && refusal.to_string().contains("--accept-loss"),
         "{refusal}"
     );
-    assert!(matches!(refusal, OpenError::BehindWatermark { watermark, .. } if watermark == last));
+    assert!(
+        matches!(refusal, StoreOpenError::BehindWatermark { watermark, .. } if watermark == last)
+    );
     assert!(
         same_files(older.path(), &rig.sled()),
         "a refusal changes nothing"
@@ -152,7 +157,7 @@ fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history(
 
 #[test]
 fn a_missing_or_foreign_watermark_is_refused() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     commit(&mut opened, vec![put(1, b"there")]);
     drop(opened);
@@ -160,15 +165,15 @@ fn a_missing_or_foreign_watermark_is_refused() {
     let (mut file, mark) = WatermarkFile::open(&path).unwrap();
     let mark = mark.unwrap();
     for _ in 0..2 {
-        file.write(Mark {
+        file.write(Watermark {
             incarnation: Uuid::now_v7(),
             ..mark
         })
         .unwrap();
     }
-    assert_eq!(rig.refusal().code(), "store_foreign_watermark");
+    assert_eq!(rig.open_refused().code(), "store_foreign_watermark");
     fs::write(&path, b"").unwrap();
-    assert_eq!(rig.refusal().code(), "store_watermark_missing");
+    assert_eq!(rig.open_refused().code(), "store_watermark_missing");
     file.write(mark).unwrap();
     assert_eq!(body(&rig.open().store, 1), Some(b"there".to_vec()));
 }
@@ -177,7 +182,7 @@ fn a_missing_or_foreign_watermark_is_refused() {
 fn a_torn_watermark_slot_leaves_the_other_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("watermark");
-    let mark = |seq| Mark {
+    let mark = |seq| Watermark {
         seq: CommitSeq(seq),
         incarnation: Uuid::from_u128(7),
     };
@@ -202,12 +207,14 @@ fn a_torn_watermark_slot_leaves_the_other_one() {
 
 #[test]
 fn an_unreadable_record_is_counted_and_passed_over() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
-    let changes = (0..6).map(|number| put(number, &long(9_000, 6))).collect();
+    let changes = (0..6)
+        .map(|number| put(number, &patterned_bytes(9_000, 6)))
+        .collect();
     commit(&mut opened, changes);
     drop(opened);
-    rig.tamper(|records, _| {
+    rig.edit_sled_trees(|records, _| {
         let flip = |key: Vec<u8>| {
             let mut value = records.get(&key).unwrap().unwrap().to_vec();
             value[100] ^= 1;
@@ -221,23 +228,23 @@ fn an_unreadable_record_is_counted_and_passed_over() {
             .unwrap();
     });
     let opened = rig.open();
-    let range = KeyRange::of(&tenant("acme"), Kind::Done);
+    let range = KeyRange::of_kind(&tenant("acme"), RecordKind::Done);
     for reverse in [false, true] {
-        let page = Page {
+        let page = ScanPage {
             reverse,
-            ..Page::first(100)
+            ..ScanPage::first(100)
         };
         let scan = opened.store.scan(&range, &page).unwrap();
         assert_eq!(
-            (scan.entries.len(), scan.unreadable, scan.more),
+            (scan.entries.len(), scan.unreadable, scan.has_more),
             (3, 3, false)
         );
     }
     assert!(matches!(
         opened.store.get(&done(3)),
-        Err(ReadError::Unreadable { .. })
+        Err(StoreReadError::Unreadable { .. })
     ));
-    assert_eq!(body(&opened.store, 5), Some(long(9_000, 6)));
+    assert_eq!(body(&opened.store, 5), Some(patterned_bytes(9_000, 6)));
     let verified = opened.store.verify().unwrap();
     assert_eq!((verified.unreadable, verified.listed.len()), (4, 4));
     let mut opened = opened;
@@ -246,7 +253,7 @@ fn an_unreadable_record_is_counted_and_passed_over() {
         vec![
             put(1, b"whole again"),
             put(4, b"too"),
-            Change::Delete(done(3)),
+            StoreChange::Delete(done(3)),
         ],
     );
     opened.journal.close().unwrap();
@@ -255,11 +262,11 @@ fn an_unreadable_record_is_counted_and_passed_over() {
 
 #[test]
 fn a_flipped_bit_is_never_a_silent_loss() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     for turn in 0..3 {
         let mut opened = rig.open();
         let changes = (0..40)
-            .map(|number| put(turn * 40 + number, &long(700, 7)))
+            .map(|number| put(turn * 40 + number, &patterned_bytes(700, 7)))
             .collect();
         commit(&mut opened, changes);
     }

@@ -4,12 +4,12 @@
 use std::fs;
 
 use super::super::watermark::WatermarkFile;
-use super::super::{KeyRange, Kind, Page, ReadError, Told, Unreadable};
+use super::super::{DumpItem, KeyRange, RecordKind, ScanPage, StoreReadError, UnreadableReason};
 use super::*;
 
 /// 300 records; the page of number 150 is damaged.
-fn with_a_damaged_page() -> Rig {
-    let rig = Rig::new();
+fn fixture_with_damaged_page() -> StoreFixture {
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     for number in 0..300_u128 {
         let body = format!("the body of record {number:04} ").repeat(40);
@@ -23,12 +23,12 @@ fn with_a_damaged_page() -> Rig {
     // A start writes sled's snapshot: from then on it no longer reads the old part of its log when it opens. Where it
     // puts a page is its own business, so more is written until this one is not in the last part.
     for round in 0..20_u128 {
-        if damage_page_of_150(&rig) {
+        if damage_page_of_record(&rig) {
             return rig;
         }
         let mut opened = rig.open();
         for number in 0..100 {
-            let other = Change::Put(live(1_000 * round + number), long(9_000, 1));
+            let other = StoreChange::Put(live(1_000 * round + number), patterned_bytes(9_000, 1));
             opened.journal.append(vec![other]).unwrap();
         }
         opened.journal.close().unwrap();
@@ -38,15 +38,15 @@ fn with_a_damaged_page() -> Rig {
     panic!("the page stays in the last part of the log");
 }
 
-fn live(number: u128) -> Key {
-    Key::Live {
+fn live(number: u128) -> RecordKey {
+    RecordKey::Live {
         tenant: tenant("acme"),
         task: Uuid::from_u128(number),
     }
 }
 
 /// False, with everything as it was, when the page is where a start reads it.
-fn damage_page_of_150(rig: &Rig) -> bool {
+fn damage_page_of_record(rig: &StoreFixture) -> bool {
     let path = rig.sled().join("db");
     let sound = fs::read(&path).unwrap();
     let wanted = b"the body of record 0150";
@@ -55,7 +55,7 @@ fn damage_page_of_150(rig: &Rig) -> bool {
         let mut bytes = sound.clone();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let hit = Store::look(rig.config(), |looked| {
+        let hit = Store::with_offline_store(rig.config(), |looked| {
             looked.refusal.is_none() && looked.store.get(&done(150)).is_err()
         });
         if matches!(hit, Ok(true)) {
@@ -68,38 +68,38 @@ fn damage_page_of_150(rig: &Rig) -> bool {
 
 #[test]
 fn a_damaged_page_costs_its_own_records_only() {
-    let rig = with_a_damaged_page();
+    let rig = fixture_with_damaged_page();
     let mut opened = rig.open();
     let lost = |number: &u128| match opened.store.get(&done(*number)) {
         Ok(body) => body.is_none(),
         Err(error) => matches!(
             error,
-            ReadError::Unreadable {
-                why: Unreadable::Page,
+            StoreReadError::Unreadable {
+                why: UnreadableReason::DamagedPage,
                 ..
             }
         ),
     };
     let lost: Vec<u128> = (0..300).filter(lost).collect();
     assert!(lost.contains(&150) && lost.len() < 60, "{lost:?}");
-    let expected: Vec<Key> = (0..300)
+    let expected: Vec<RecordKey> = (0..300)
         .filter(|number| !lost.contains(number))
         .map(done)
         .collect();
-    let range = KeyRange::of(&tenant("acme"), Kind::Done);
+    let range = KeyRange::of_kind(&tenant("acme"), RecordKind::Done);
     for reverse in [false, true] {
         let scan = opened
             .store
             .scan(
                 &range,
-                &Page {
+                &ScanPage {
                     reverse,
-                    ..Page::first(1_000)
+                    ..ScanPage::first(1_000)
                 },
             )
             .unwrap();
         assert_eq!(scan.unreadable, 1);
-        let mut found: Vec<Key> = scan.entries.into_iter().map(|(key, _)| key).collect();
+        let mut found: Vec<RecordKey> = scan.entries.into_iter().map(|(key, _)| key).collect();
         found.sort();
         assert!(found == expected, "only the damaged page is missing");
     }
@@ -110,7 +110,7 @@ fn a_damaged_page_costs_its_own_records_only() {
 
 #[test]
 fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_out() {
-    let rig = with_a_damaged_page();
+    let rig = fixture_with_damaged_page();
     let mut opened = rig.open();
     commit(
         &mut opened,
@@ -120,8 +120,8 @@ fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_ou
     drop(opened.store);
     assert!(rig.fatal.lock().unwrap().iter().any(|fatal| fatal.damaged));
     for _ in 0..2 {
-        let refusal = rig.refusal();
-        assert!(matches!(refusal, OpenError::DamagedPage), "{refusal}");
+        let refusal = rig.open_refused();
+        assert!(matches!(refusal, StoreOpenError::DamagedPage), "{refusal}");
         assert!(refusal.to_string().contains("baton export"), "{refusal}");
     }
     let accepting = StoreConfig {
@@ -130,13 +130,13 @@ fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_ou
     };
     let refusal = Store::open(accepting).expect_err("no flag writes to such a page");
     assert_eq!(refusal.code(), "store_damaged_page");
-    let (state, skipped) = Store::look(rig.config(), |looked| {
+    let (state, skipped) = Store::with_offline_store(rig.config(), |looked| {
         let (mut state, mut skipped) = (std::collections::BTreeMap::new(), 0);
-        let told = looked.store.tell(|told| {
+        let told = looked.store.dump(|told| {
             match told {
-                Told::Record(key, body) => drop(state.insert(key, body.to_vec())),
-                Told::Unreadable(..) => skipped += 1,
-                Told::Change(change) => panic!("nobody writes: {change:?}"),
+                DumpItem::Record(key, body) => drop(state.insert(key, body.to_vec())),
+                DumpItem::Unreadable(..) => skipped += 1,
+                DumpItem::Change(change) => panic!("nobody writes: {change:?}"),
             }
             Ok::<_, ()>(())
         });
@@ -153,8 +153,8 @@ fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_ou
 
 #[test]
 fn a_damaged_page_of_the_journal_is_refused_and_what_stands_before_it_can_be_read() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     // More than one segment of sled's: at an open it reads the last one, whatever its snapshot covers.
     for number in 0..400 {
         let body = format!("the body of record {number:04} ").repeat(150);
@@ -168,7 +168,7 @@ fn a_damaged_page_of_the_journal_is_refused_and_what_stands_before_it_can_be_rea
     rig.crash(opened, vec![put(99, b"never acknowledged")]);
     // Two looks: the second one's snapshot is behind the entries, so that sled does not read them when it opens.
     for _ in 0..2 {
-        rig.tamper(|_, _| {});
+        rig.edit_sled_trees(|_, _| {});
     }
     let path = rig.sled().join("db");
     let mut bytes = fs::read(&path).unwrap();
@@ -179,10 +179,10 @@ fn a_damaged_page_of_the_journal_is_refused_and_what_stands_before_it_can_be_rea
     assert!(!hits.is_empty());
     hits.iter().for_each(|at| bytes[*at] ^= 1);
     fs::write(&path, bytes).unwrap();
-    let refusal = rig.refusal();
-    assert!(matches!(refusal, OpenError::DamagedPage), "{refusal}");
-    let (found, verified) = Store::look(rig.config(), |looked| {
-        let refusal = looked.refusal.as_ref().map(OpenError::code);
+    let refusal = rig.open_refused();
+    assert!(matches!(refusal, StoreOpenError::DamagedPage), "{refusal}");
+    let (found, verified) = Store::with_offline_store(rig.config(), |looked| {
+        let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
         assert_eq!(refusal, Some("store_damaged_page"));
         let found: Vec<u128> = (0..400)
             .filter(|number| body(&looked.store, *number).is_some())
@@ -193,5 +193,5 @@ fn a_damaged_page_of_the_journal_is_refused_and_what_stands_before_it_can_be_rea
     let before = found.len() as u128;
     assert!((1..=40).contains(&before), "{found:?}");
     assert!(found.iter().copied().eq(0..before), "a prefix: {found:?}");
-    assert!(verified.journal_broken > 0, "{verified:?}");
+    assert!(verified.broken_journal_entries > 0, "{verified:?}");
 }

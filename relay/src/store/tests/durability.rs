@@ -5,9 +5,9 @@ use super::*;
 
 #[test]
 fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
-    rig.gate.set(Syncs::Wait);
+    rig.gate.set(SyncBehavior::Wait);
     let before = opened.store.durable();
     let first = opened
         .journal
@@ -15,7 +15,7 @@ fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
         .unwrap();
     let second = opened
         .journal
-        .append(vec![Change::Delete(done(2))])
+        .append(vec![StoreChange::Delete(done(2))])
         .unwrap();
     assert_eq!(
         (body(&opened.store, 1), body(&opened.store, 2)),
@@ -26,17 +26,17 @@ fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
         (first.get(), second.get()),
         (before.get() + 1, before.get() + 2)
     );
-    rig.gate.set(Syncs::Pass);
+    rig.gate.set(SyncBehavior::Pass);
     wait(&opened.store, second).unwrap();
     assert_eq!(opened.store.durable(), second);
 }
 
 #[test]
 fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     let kept = commit(&mut opened, vec![put(1, b"kept")]);
-    rig.gate.set(Syncs::Fail);
+    rig.gate.set(SyncBehavior::Fail);
     let lost = opened
         .journal
         .append(vec![put(2, b"never acknowledged")])
@@ -49,29 +49,33 @@ fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
         ["fdatasync"]
     );
     let refused = opened.journal.append(vec![put(3, b"too late")]);
-    assert_eq!(refused, Err(AppendError::Stopped(super::super::Stopped)));
-    assert!(runtime().block_on(opened.journal.room()).is_err());
+    assert_eq!(
+        refused,
+        Err(JournalAppendError::Stopped(super::super::StoreStopped))
+    );
+    assert!(runtime().block_on(opened.journal.wait_for_room()).is_err());
     drop(opened);
-    rig.gate.set(Syncs::Pass);
+    rig.gate.set(SyncBehavior::Pass);
     assert_eq!(body(&rig.open().store, 1), Some(b"kept".to_vec()));
 }
 
 #[test]
 fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
-    rig.gate.set(Syncs::Wait);
+    rig.gate.set(SyncBehavior::Wait);
     // The committer stands at the disk before the queue is filled: it takes no more from it.
     opened.journal.append(vec![put(1, b"first")]).unwrap();
-    rig.gate.await_held();
+    rig.gate.wait_for_blocked_sync();
     while opened.journal.has_room() {
         opened.journal.append(vec![put(1, b"again")]).unwrap();
     }
     runtime().block_on(async {
-        let early = tokio::time::timeout(Duration::from_millis(20), opened.journal.room()).await;
+        let early =
+            tokio::time::timeout(Duration::from_millis(20), opened.journal.wait_for_room()).await;
         assert!(early.is_err(), "no room before the disk moves");
-        rig.gate.set(Syncs::Pass);
-        tokio::time::timeout(DEADLINE, opened.journal.room())
+        rig.gate.set(SyncBehavior::Pass);
+        tokio::time::timeout(DEADLINE, opened.journal.wait_for_room())
             .await
             .unwrap()
             .unwrap();
@@ -82,35 +86,35 @@ fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
 
 #[test]
 fn bytes_close_the_door_too_until_they_are_in_their_records() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut config = rig.config();
     (config.overlay_bytes, config.apply_bytes) = (200_000, 100_000);
     let mut opened = Store::open(config).unwrap();
     for number in 0..200 {
         runtime().block_on(async {
-            tokio::time::timeout(DEADLINE, opened.journal.room())
+            tokio::time::timeout(DEADLINE, opened.journal.wait_for_room())
                 .await
                 .unwrap()
                 .unwrap();
         });
         opened
             .journal
-            .append(vec![put(number, &long(9_000, 1))])
+            .append(vec![put(number, &patterned_bytes(9_000, 1))])
             .unwrap();
         assert!(opened.store.shared.overlay.bytes() < 400_000);
     }
-    assert!((0..200).all(|number| body(&opened.store, number) == Some(long(9_000, 1))));
+    assert!((0..200).all(|number| body(&opened.store, number) == Some(patterned_bytes(9_000, 1))));
 }
 
 #[test]
 fn too_large_an_append_takes_nothing() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     let last = opened.journal.last();
     let refused = opened
         .journal
         .append(vec![put(1, b"small"), put(2, &[0; 1 << 20])]);
-    assert!(matches!(refused, Err(AppendError::TooLarge { .. })));
+    assert!(matches!(refused, Err(JournalAppendError::TooLarge { .. })));
     assert_eq!(
         (opened.journal.last(), body(&opened.store, 1)),
         (last, None)
@@ -135,9 +139,9 @@ fn only_durable_values_are_due_and_a_superseded_one_holds_the_cut() {
         [b"b"]
     );
     assert_eq!(due.superseded_by, CommitSeq(2));
-    overlay.forget(CommitSeq(1));
+    overlay.drop_applied(CommitSeq(1));
     assert!(overlay.get(b"b").is_none());
     assert_eq!(overlay.get(b"a").unwrap().body.unwrap(), "new");
-    overlay.forget(CommitSeq(2));
+    overlay.drop_applied(CommitSeq(2));
     assert_eq!((overlay.get(b"a").is_none(), overlay.bytes()), (true, 0));
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use super::super::{Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
+use super::super::{KeyRange, KeyText, MAX_TEXT, MetaKey, RecordKey, RecordKind};
 
 fn texts() -> impl Strategy<Value = KeyText> {
     // Short alphabets make neighbours and prefixes of each other likely.
@@ -15,7 +15,7 @@ fn ids() -> impl Strategy<Value = Uuid> {
     prop_oneof![any::<u128>(), 0..4_u128, Just(u128::MAX)].prop_map(Uuid::from_u128)
 }
 
-fn keys() -> impl Strategy<Value = Key> {
+fn keys() -> impl Strategy<Value = RecordKey> {
     let metas = [
         MetaKey::Schema,
         MetaKey::Incarnation,
@@ -27,20 +27,20 @@ fn keys() -> impl Strategy<Value = Key> {
     let named = (texts(), texts());
     let numbered = || (texts(), ids());
     prop_oneof![
-        proptest::sample::select(metas.to_vec()).prop_map(Key::Meta),
+        proptest::sample::select(metas.to_vec()).prop_map(RecordKey::Meta),
         (proptest::option::of(texts()), texts())
-            .prop_map(|(tenant, name)| Key::Control { tenant, name }),
-        numbered().prop_map(|(tenant, task)| Key::Spec { tenant, task }),
-        numbered().prop_map(|(tenant, task)| Key::Live { tenant, task }),
-        numbered().prop_map(|(tenant, task)| Key::Done { tenant, task }),
+            .prop_map(|(tenant, name)| RecordKey::Control { tenant, name }),
+        numbered().prop_map(|(tenant, task)| RecordKey::Spec { tenant, task }),
+        numbered().prop_map(|(tenant, task)| RecordKey::Live { tenant, task }),
+        numbered().prop_map(|(tenant, task)| RecordKey::Done { tenant, task }),
         (texts(), any::<[u8; 32]>())
-            .prop_map(|(tenant, digest)| Key::Idempotency { tenant, digest }),
-        named.prop_map(|(tenant, name)| Key::Profile { tenant, name }),
-        numbered().prop_map(|(tenant, token)| Key::Token { tenant, token }),
-        numbered().prop_map(|(tenant, daemon)| Key::Daemon { tenant, daemon }),
-        (any::<[u8; 32]>(), ids()).prop_map(|(hash, task)| Key::Body { hash, task }),
-        numbered().prop_map(|(tenant, task)| Key::Progress { tenant, task }),
-        (texts(), ids(), any::<u64>()).prop_map(|(tenant, task, number)| Key::Checkpoint {
+            .prop_map(|(tenant, digest)| RecordKey::Idempotency { tenant, digest }),
+        named.prop_map(|(tenant, name)| RecordKey::Profile { tenant, name }),
+        numbered().prop_map(|(tenant, token)| RecordKey::Token { tenant, token }),
+        numbered().prop_map(|(tenant, daemon)| RecordKey::Daemon { tenant, daemon }),
+        (any::<[u8; 32]>(), ids()).prop_map(|(hash, task)| RecordKey::Body { hash, task }),
+        numbered().prop_map(|(tenant, task)| RecordKey::Progress { tenant, task }),
+        (texts(), ids(), any::<u64>()).prop_map(|(tenant, task, number)| RecordKey::Checkpoint {
             tenant,
             task,
             number
@@ -51,7 +51,7 @@ fn keys() -> impl Strategy<Value = Key> {
 proptest! {
     #[test]
     fn a_key_comes_back_from_its_bytes(key in keys()) {
-        prop_assert_eq!(Key::decode(&key.encode()), Some(key));
+        prop_assert_eq!(RecordKey::decode(&key.encode()), Some(key));
     }
 
     #[test]
@@ -63,17 +63,17 @@ proptest! {
 
     #[test]
     fn a_range_holds_its_own_tenant_and_kind_only(key in keys(), tenant in texts(), other in keys()) {
-        let inside = |range: &KeyRange, key: &Key| {
+        let inside = |range: &KeyRange, key: &RecordKey| {
             let bytes = key.encode();
             range.start <= bytes && bytes < range.end
         };
         for key in [key, other] {
             let same = key.tenant() == tenant.as_str();
             prop_assert_eq!(inside(&KeyRange::tenant(&tenant), &key), same);
-            let live = same && key.kind() == Kind::Live;
-            prop_assert_eq!(inside(&KeyRange::of(&tenant, Kind::Live), &key), live);
+            let live = same && key.kind() == RecordKind::Live;
+            prop_assert_eq!(inside(&KeyRange::of_kind(&tenant, RecordKind::Live), &key), live);
             prop_assert!(inside(&KeyRange::everything(), &key));
-            if let Key::Checkpoint { tenant: own, task, .. } = &key {
+            if let RecordKey::Checkpoint { tenant: own, task, .. } = &key {
                 prop_assert!(inside(&KeyRange::checkpoints(own, task), &key));
                 let another = Uuid::from_u128(task.as_u128() ^ 1);
                 prop_assert!(!inside(&KeyRange::checkpoints(own, &another), &key));
@@ -83,7 +83,7 @@ proptest! {
 
     #[test]
     fn foreign_bytes_are_no_key_or_come_back_unchanged(bytes in any::<Vec<u8>>()) {
-        if let Some(key) = Key::decode(&bytes) {
+        if let Some(key) = RecordKey::decode(&bytes) {
             prop_assert_eq!(key.encode(), bytes);
         }
     }

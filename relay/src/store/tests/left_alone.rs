@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::log::{Effect, Head, Log, Message, SEGMENT, SEGMENT_HEAD, Snapshot, normal};
-use super::super::look::examined;
-use super::super::mend::Taken;
-use super::super::preflight::{Places, newest_snapshot, pause, snapshots};
+use super::super::log::{
+    PageEffect, SEGMENT, SEGMENT_HEAD, SledLog, SledMessage, SledSegmentHead, SledSnapshot,
+    segment_start,
+};
+use super::super::look::examine_file_copy;
+use super::super::mend::DamageHandling;
+use super::super::preflight::{StorePaths, newest_snapshot, pause, snapshots};
 use super::*;
 
 const FLIPS: u64 = 24;
@@ -29,7 +32,7 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-fn put_there(files: &BTreeMap<PathBuf, Vec<u8>>, dir: &Path) {
+fn write_files(files: &BTreeMap<PathBuf, Vec<u8>>, dir: &Path) {
     fs::remove_dir_all(dir).unwrap();
     for (path, bytes) in files {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -38,11 +41,11 @@ fn put_there(files: &BTreeMap<PathBuf, Vec<u8>>, dir: &Path) {
 }
 
 fn version(number: u128, round: u8) -> Vec<u8> {
-    long(2_500, round ^ number as u8)
+    patterned_bytes(2_500, round ^ number as u8)
 }
 
 /// Each key many times over, so that a lost write shows as an older body. Ends in good order.
-fn write(rig: &Rig, rounds: u8) {
+fn write(rig: &StoreFixture, rounds: u8) {
     let mut opened = rig.open();
     for round in 1..=rounds {
         let changes = (0..KEYS).map(|key| put(key, &version(key, round)));
@@ -53,7 +56,7 @@ fn write(rig: &Rig, rounds: u8) {
 }
 
 /// Keys that are not there as they were last written and that nobody calls unreadable.
-fn silently_lost(store: &Store, rounds: u8) -> Vec<u128> {
+fn lost_without_error(store: &Store, rounds: u8) -> Vec<u128> {
     let whole = |key: &u128| match store.get(&done(*key)) {
         Ok(body) => body.is_some_and(|body| *body == version(*key, rounds)),
         Err(_) => true,
@@ -61,13 +64,13 @@ fn silently_lost(store: &Store, rounds: u8) -> Vec<u128> {
     (0..KEYS).filter(|key| !whole(key)).collect()
 }
 
-fn log(rig: &Rig) -> Log {
-    Log::open(&rig.sled().join("db")).unwrap()
+fn log(rig: &StoreFixture) -> SledLog {
+    SledLog::open(&rig.sled().join("db")).unwrap()
 }
 
 #[test]
 fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     write(&rig, 10);
     write(&rig, ROUNDS);
     let store = rig.dir.path().join("store");
@@ -85,12 +88,12 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
         let bit = (flip + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) % (bytes.len() as u64 * 8);
         bytes[usize::try_from(bit / 8).unwrap()] ^= 1 << (bit % 8);
         let what = format!("bit {bit} of {}", path.display());
-        put_there(&bad, &store);
-        let looked = Store::look(rig.config(), |looked| looked.refusal.is_some());
+        write_files(&bad, &store);
+        let looked = Store::with_offline_store(rig.config(), |looked| looked.refusal.is_some());
         assert!(files(&store) == bad, "{what}: a look changed a file");
         match Store::open(rig.config()) {
             Ok(opened) => {
-                let lost = silently_lost(&opened.store, ROUNDS);
+                let lost = lost_without_error(&opened.store, ROUNDS);
                 assert!(lost.is_empty(), "{what}: {lost:?}");
                 assert!(matches!(looked, Ok(false)), "{what}: {looked:?}");
             }
@@ -101,9 +104,9 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
                     "{what}: a refused start changed a file"
                 );
                 assert!(!matches!(looked, Ok(false)), "{what}: {refusal}");
-                accepted += u64::from(refusal.is_loss());
-                if refusal.is_loss() {
-                    accept_and_find_what_was_there(&rig, &bad, &what);
+                accepted += u64::from(refusal.is_acceptable_loss());
+                if refusal.is_acceptable_loss() {
+                    accept_loss_and_check_copy(&rig, &bad, &what);
                 }
             }
         }
@@ -111,7 +114,7 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
     println!("{flips} flips: {refused} refused, {accepted} of them accepted");
 }
 
-fn accept_and_find_what_was_there(rig: &Rig, bad: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
+fn accept_loss_and_check_copy(rig: &StoreFixture, bad: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
     let accepting = StoreConfig {
         accept_loss: true,
         ..rig.config()
@@ -131,14 +134,14 @@ fn accept_and_find_what_was_there(rig: &Rig, bad: &BTreeMap<PathBuf, Vec<u8>>, w
 }
 
 /// Rounds of a [`write`] that begins a new segment or two.
-const SHORT: u8 = 8;
+const FEW_ROUNDS: u8 = 8;
 
 /// A directory whose last open has zeroed the segment before the newest one, which the newest one's head names. Any
 /// relay comes to that which has little to do for a while.
-fn with_a_gap_before_the_newest_segment() -> Rig {
-    let rig = Rig::new();
+fn fixture_with_log_gap() -> StoreFixture {
+    let rig = StoreFixture::new();
     for _ in 0..20 {
-        write(&rig, SHORT);
+        write(&rig, FEW_ROUNDS);
         let opened = rig.open();
         // sled's cleaning thread moves the last pages out of segments that are nearly empty.
         for _ in 0..60 {
@@ -148,7 +151,7 @@ fn with_a_gap_before_the_newest_segment() -> Rig {
         drop(opened.store);
         rig.open().journal.close().unwrap();
         let log = log(&rig);
-        if !log.has(log.stable()) {
+        if !log.has_segment_at(log.stable()) {
             return rig;
         }
     }
@@ -157,11 +160,11 @@ fn with_a_gap_before_the_newest_segment() -> Rig {
 
 #[test]
 fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
-    let rig = with_a_gap_before_the_newest_segment();
+    let rig = fixture_with_log_gap();
     let store = rig.dir.path().join("store");
     let sound = files(&store);
     for damaged in [false, true] {
-        put_there(&sound, &store);
+        write_files(&sound, &store);
         for path in snapshots(&rig.sled()).unwrap() {
             if damaged {
                 let mut bytes = fs::read(&path).unwrap();
@@ -172,24 +175,24 @@ fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
             }
         }
         let before = files(&store);
-        let seen = Store::look(rig.config(), |looked| {
+        let seen = Store::with_offline_store(rig.config(), |looked| {
             assert!(looked.refusal.is_none(), "{:?}", looked.refusal);
-            silently_lost(&looked.store, SHORT)
+            lost_without_error(&looked.store, FEW_ROUNDS)
         });
         assert!(seen.unwrap().is_empty());
         assert!(files(&store) == before, "a look changed a file");
         let opened = rig.open();
-        assert!(silently_lost(&opened.store, SHORT).is_empty());
+        assert!(lost_without_error(&opened.store, FEW_ROUNDS).is_empty());
         assert_eq!(opened.recovery.quarantined.len(), usize::from(damaged));
     }
 }
 
 /// Keys that are written once, in order, so that their pages stay where they came to stand.
-const ONCE: u128 = 400;
+const WRITTEN_ONCE_KEYS: u128 = 400;
 
-fn write_once(rig: &Rig) {
+fn write_once(rig: &StoreFixture) {
     let mut opened = rig.open();
-    for first in (0..ONCE).step_by(5) {
+    for first in (0..WRITTEN_ONCE_KEYS).step_by(5) {
         let changes = (first..first + 5).map(|key| put(key, &version(key, 1)));
         commit(&mut opened, changes.collect());
     }
@@ -198,29 +201,29 @@ fn write_once(rig: &Rig) {
 }
 
 /// How many of them are there as they were written.
-fn written_once(store: &Store) -> usize {
+fn count_written_once(store: &Store) -> usize {
     let there = |key: &u128| {
         let body = store.get(&done(*key)).ok().flatten();
         body.is_some_and(|body| *body == version(*key, 1))
     };
-    (0..ONCE).filter(there).count()
+    (0..WRITTEN_ONCE_KEYS).filter(there).count()
 }
 
 /// Where each page stands that the snapshot does not know, for pages that have others behind them and no word at the log's end,
 /// which sled reads in another way.
-fn new_pages(log: &Log, snapshot: &Snapshot) -> Vec<Vec<usize>> {
+fn new_pages(log: &SledLog, snapshot: &SledSnapshot) -> Vec<Vec<usize>> {
     let mut pages: BTreeMap<u64, Vec<Option<usize>>> = BTreeMap::new();
     for (number, head) in (0..).zip(&log.heads) {
-        let Head::Whole { lsn, .. } = head else {
+        let SledSegmentHead::Whole { lsn, .. } = head else {
             continue;
         };
-        if *lsn < normal(snapshot.end) {
+        if *lsn < segment_start(snapshot.end) {
             continue;
         }
         let (bytes, mut at) = (log.segment(number).unwrap(), SEGMENT_HEAD);
-        while let Some(message) = Message::read(&bytes, at) {
+        while let Some(message) = SledMessage::read(&bytes, at) {
             let new = message.page >= snapshot.pages.len() as u64 && message.page < u64::MAX;
-            if message.effect == Effect::Replace && new {
+            if message.effect == PageEffect::Replace && new {
                 let place = usize::try_from(number).unwrap() * SEGMENT + at + message.len / 2;
                 let place = (*lsn < log.stable()).then_some(place);
                 pages.entry(message.page).or_default().push(place);
@@ -235,10 +238,10 @@ fn new_pages(log: &Log, snapshot: &Snapshot) -> Vec<Vec<usize>> {
 
 #[test]
 fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     write_once(&rig);
     let (log, snapshot) = (log(&rig), newest_snapshot(&rig.sled()).unwrap().unwrap());
-    let pages = new_pages(&log, &Snapshot::read(&snapshot).unwrap().unwrap());
+    let pages = new_pages(&log, &SledSnapshot::read(&snapshot).unwrap().unwrap());
     assert!(!pages.is_empty(), "pages are made as keys come");
     let store = rig.dir.path().join("store");
     let (sound, mut holes) = (files(&store), 0);
@@ -247,30 +250,34 @@ fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
         for at in &page {
             bad.get_mut(&rig.sled().join("db")).unwrap()[*at] ^= 1;
         }
-        put_there(&bad, &store);
-        let seen = Store::look(rig.config(), |looked| {
-            let refusal = looked.refusal.as_ref().map(OpenError::code);
-            (written_once(&looked.store), refusal)
+        write_files(&bad, &store);
+        let seen = Store::with_offline_store(rig.config(), |looked| {
+            let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
+            (count_written_once(&looked.store), refusal)
         });
         let (readable, refusal) = seen.unwrap_or_else(|error| panic!("{page:?}: {error}"));
         assert_eq!(refusal, Some("store_damaged"), "{page:?}");
-        assert!(readable > ONCE as usize * 3 / 4, "{page:?}: {readable}");
+        assert!(
+            readable > WRITTEN_ONCE_KEYS as usize * 3 / 4,
+            "{page:?}: {readable}"
+        );
         assert!(files(&store) == bad, "{page:?}: a look changed a file");
-        let places = Places::under(&rig.config().dir);
-        holes += u64::from(examined(&rig.config(), &places, Taken::ForNothing).is_err());
+        let places = StorePaths::in_dir(&rig.config().dir);
+        holes +=
+            u64::from(examine_file_copy(&rig.config(), &places, DamageHandling::Skip).is_err());
     }
     assert!(holes > 0, "sled cannot open some of them without more ado");
 }
 
 #[test]
 fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     write_once(&rig);
     let (log, snapshot) = (log(&rig), newest_snapshot(&rig.sled()).unwrap().unwrap());
-    let from = Snapshot::read(&snapshot).unwrap().unwrap().end;
-    let middle = |head: &Head| match head {
-        Head::Whole { lsn, .. } => (normal(from)..log.stable()).contains(lsn),
-        Head::Empty | Head::Damaged => false,
+    let from = SledSnapshot::read(&snapshot).unwrap().unwrap().end;
+    let middle = |head: &SledSegmentHead| match head {
+        SledSegmentHead::Whole { lsn, .. } => (segment_start(from)..log.stable()).contains(lsn),
+        SledSegmentHead::Empty | SledSegmentHead::Damaged => false,
     };
     let store = rig.dir.path().join("store");
     let (sound, mut refused) = (files(&store), 0);
@@ -282,21 +289,28 @@ fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read()
     for at in places {
         let mut bad = sound.clone();
         bad.get_mut(&rig.sled().join("db")).unwrap()[at] ^= 1;
-        put_there(&bad, &store);
+        write_files(&bad, &store);
         match Store::open(rig.config()) {
-            Ok(opened) => assert_eq!(written_once(&opened.store), ONCE as usize, "{at}"),
+            Ok(opened) => assert_eq!(
+                count_written_once(&opened.store),
+                WRITTEN_ONCE_KEYS as usize,
+                "{at}"
+            ),
             Err(refusal) => {
                 refused += 1;
                 assert_eq!(refusal.code(), "store_damaged", "{at}: {refusal}");
                 assert!(refusal.to_string().contains("baton export"), "{refusal}");
                 assert!(files(&store) == bad, "{at}: the evidence is changed");
-                let seen = Store::look(rig.config(), |looked| {
-                    let refusal = looked.refusal.as_ref().map(OpenError::code);
-                    (written_once(&looked.store), refusal)
+                let seen = Store::with_offline_store(rig.config(), |looked| {
+                    let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
+                    (count_written_once(&looked.store), refusal)
                 });
                 let (readable, refusal) = seen.unwrap();
                 assert_eq!(refusal, Some("store_damaged"));
-                assert!(readable > ONCE as usize * 3 / 4, "{at}: {readable}");
+                assert!(
+                    readable > WRITTEN_ONCE_KEYS as usize * 3 / 4,
+                    "{at}: {readable}"
+                );
             }
         }
     }

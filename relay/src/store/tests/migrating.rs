@@ -1,15 +1,15 @@
 //! The way from one schema to the next, and what cannot go it. tests/migration kills it at every write.
 
-use super::super::{MetaKey, ReadError, Schema, Step, Unreadable};
+use super::super::{MetaKey, RecordSchema, SchemaStep, StoreReadError, UnreadableReason};
 use super::*;
 
 /// A schema 2 that cannot read one body.
-const NEXT: Schema = Schema::of(&[Step {
+const NEXT: RecordSchema = RecordSchema::of(&[SchemaStep {
     name: "a word more",
-    record: |_, body| (body != b"odd").then(|| [body, b", next"].concat()),
+    migrate_record: |_, body| (body != b"odd").then(|| [body, b", next"].concat()),
 }]);
 
-fn next(rig: &Rig) -> StoreConfig {
+fn next(rig: &StoreFixture) -> StoreConfig {
     StoreConfig {
         schema: NEXT,
         ..rig.config()
@@ -22,7 +22,7 @@ fn text(store: &Store, number: u128) -> String {
 
 #[test]
 fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
     let many = (0..200).map(|number| put(number, format!("{number}").as_bytes()));
     commit(&mut opened, many.chain([put(77, b"odd")]).collect());
@@ -30,14 +30,17 @@ fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
     drop(opened.store);
     let opened = Store::open(next(&rig)).unwrap();
     let migrated = opened.recovery.migrated.clone().unwrap();
-    assert_eq!((migrated.to, migrated.records, migrated.left), (2, 199, 1));
+    assert_eq!(
+        (migrated.to, migrated.records, migrated.left_unmigrated),
+        (2, 199, 1)
+    );
     assert_eq!(text(&opened.store, 150), "150, next");
     let odd = opened.store.get(&done(77)).unwrap_err();
     assert!(
         matches!(
             odd,
-            ReadError::Unreadable {
-                why: Unreadable::Step(1),
+            StoreReadError::Unreadable {
+                why: UnreadableReason::Step(1),
                 ..
             }
         ),
@@ -55,38 +58,41 @@ fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
 
 #[test]
 fn what_is_only_in_the_journal_is_brought_up_too() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
-    commit(&mut opened, vec![put(1, b"one"), put(2, &long(9_000, 3))]);
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    commit(
+        &mut opened,
+        vec![put(1, b"one"), put(2, &patterned_bytes(9_000, 3))],
+    );
     rig.crash(opened, vec![put(3, b"three")]);
     let opened = Store::open(next(&rig)).unwrap();
     assert_eq!(text(&opened.store, 1), "one, next");
-    let whole = [&long(9_000, 3)[..], b", next"].concat();
+    let whole = [&patterned_bytes(9_000, 3)[..], b", next"].concat();
     assert_eq!(body(&opened.store, 2), Some(whole));
 }
 
 #[test]
 fn a_change_in_the_journal_that_cannot_be_brought_up_refuses_with_a_way_that_works() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     commit(&mut opened, vec![put(1, b"one"), put(2, b"odd")]);
     rig.crash(opened, vec![put(3, b"three")]);
     let refusal = Store::open(next(&rig)).unwrap_err();
     assert_eq!(refusal.code(), "store_unmigratable", "{refusal}");
-    assert!(!refusal.is_loss());
+    assert!(!refusal.is_acceptable_loss());
     // As it says: the older version, stopped in good order.
     let older = rig.open();
     assert_eq!(body(&older.store, 2), Some(b"odd".to_vec()));
     older.journal.close().unwrap();
     drop(older.store);
     let opened = Store::open(next(&rig)).unwrap();
-    assert_eq!(opened.recovery.migrated.clone().unwrap().left, 1);
+    assert_eq!(opened.recovery.migrated.clone().unwrap().left_unmigrated, 1);
     assert_eq!(text(&opened.store, 1), "one, next");
 }
 
 #[test]
 fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = Store::open(next(&rig)).unwrap();
     assert_eq!(opened.recovery.migrated, None);
     commit(&mut opened, vec![put(1, b"new")]);
@@ -94,8 +100,11 @@ fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() 
     let again = Store::open(next(&rig)).unwrap();
     assert_eq!(again.recovery.migrated, None);
     assert_eq!(text(&again.store, 1), "new");
-    let fact = again.store.get(&Key::Meta(MetaKey::Migration)).unwrap();
+    let fact = again
+        .store
+        .get(&RecordKey::Meta(MetaKey::Migration))
+        .unwrap();
     assert_eq!(&*fact.unwrap(), &[0, 2]);
     drop(again);
-    assert_eq!(rig.refusal().code(), "store_newer_schema");
+    assert_eq!(rig.open_refused().code(), "store_newer_schema");
 }

@@ -21,15 +21,15 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::{
-    AppendError, Change, CommitSeq, Fatal, FatalHook, Key, KeyText, OpenError, Opened, Store,
-    StoreConfig,
+    CommitSeq, FatalHook, JournalAppendError, KeyText, OpenedStore, RecordKey, Store, StoreChange,
+    StoreConfig, StoreFailure, StoreOpenError,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the next syncs do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Syncs {
+enum SyncBehavior {
     #[default]
     Pass,
     Wait,
@@ -37,53 +37,53 @@ enum Syncs {
 }
 
 #[derive(Debug, Default)]
-struct Gate {
-    syncs: Mutex<Syncs>,
+struct SyncGate {
+    syncs: Mutex<SyncBehavior>,
     changed: Condvar,
     /// Whether a sync ever had to wait.
-    held: Mutex<bool>,
-    arrived: Condvar,
+    sync_blocked: Mutex<bool>,
+    sync_arrived: Condvar,
 }
 
-impl Gate {
-    fn set(&self, syncs: Syncs) {
+impl SyncGate {
+    fn set(&self, syncs: SyncBehavior) {
         *self.syncs.lock().unwrap() = syncs;
         self.changed.notify_all();
     }
 
     /// Returns once a sync waits at the gate.
-    fn await_held(&self) {
-        let held = self.held.lock().unwrap();
-        drop(self.arrived.wait_while(held, |held| !*held).unwrap());
+    fn wait_for_blocked_sync(&self) {
+        let held = self.sync_blocked.lock().unwrap();
+        drop(self.sync_arrived.wait_while(held, |held| !*held).unwrap());
     }
 
     fn sync(&self) -> io::Result<()> {
-        let waits = |syncs: &mut Syncs| {
-            if *syncs == Syncs::Wait {
-                *self.held.lock().unwrap() = true;
-                self.arrived.notify_all();
+        let waits = |syncs: &mut SyncBehavior| {
+            if *syncs == SyncBehavior::Wait {
+                *self.sync_blocked.lock().unwrap() = true;
+                self.sync_arrived.notify_all();
             }
-            *syncs == Syncs::Wait
+            *syncs == SyncBehavior::Wait
         };
         match *self
             .changed
             .wait_while(self.syncs.lock().unwrap(), waits)
             .unwrap()
         {
-            Syncs::Fail => Err(io::Error::other("the disk is gone")),
-            Syncs::Pass | Syncs::Wait => Ok(()),
+            SyncBehavior::Fail => Err(io::Error::other("the disk is gone")),
+            SyncBehavior::Pass | SyncBehavior::Wait => Ok(()),
         }
     }
 }
 
 #[derive(Debug)]
-struct Rig {
+struct StoreFixture {
     dir: TempDir,
-    gate: Arc<Gate>,
-    fatal: Arc<Mutex<Vec<Fatal>>>,
+    gate: Arc<SyncGate>,
+    fatal: Arc<Mutex<Vec<StoreFailure>>>,
 }
 
-impl Rig {
+impl StoreFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Self {
@@ -103,18 +103,18 @@ impl Rig {
     }
 
     /// Nothing is written to records before a close, so that a test can look at the journal.
-    fn lazy(&self) -> StoreConfig {
+    fn config_without_apply(&self) -> StoreConfig {
         StoreConfig {
             apply_after: Duration::from_secs(3600),
             ..self.config()
         }
     }
 
-    fn open(&self) -> Opened {
+    fn open(&self) -> OpenedStore {
         Store::open(self.config()).unwrap()
     }
 
-    fn refusal(&self) -> OpenError {
+    fn open_refused(&self) -> StoreOpenError {
         match Store::open(self.config()) {
             Err(refusal) => refusal,
             // What was opened may be large; nobody wants to see all of it.
@@ -124,18 +124,18 @@ impl Rig {
 
     /// Ends like a crash: `last` is written and flushed, but its sync fails, so it is never acknowledged, and nothing
     /// is applied, cut or marked after that.
-    fn crash(&self, opened: Opened, last: Vec<Change>) {
-        let Opened {
+    fn crash(&self, opened: OpenedStore, last: Vec<StoreChange>) {
+        let OpenedStore {
             store, mut journal, ..
         } = opened;
-        self.gate.set(Syncs::Fail);
+        self.gate.set(SyncBehavior::Fail);
         let seq = journal.append(last).unwrap();
         assert!(
             wait(&store, seq).is_err(),
             "a failed sync acknowledges nothing"
         );
         assert!(journal.close().is_err());
-        self.gate.set(Syncs::Pass);
+        self.gate.set(SyncBehavior::Pass);
     }
 
     fn sled(&self) -> PathBuf {
@@ -143,7 +143,7 @@ impl Rig {
     }
 
     /// Changes what sled holds, behind the store's back.
-    fn tamper(&self, change: impl FnOnce(&sled::Tree, &sled::Tree)) {
+    fn edit_sled_trees(&self, change: impl FnOnce(&sled::Tree, &sled::Tree)) {
         let db = open_raw(&self.sled());
         change(
             &db.open_tree("records").unwrap(),
@@ -173,7 +173,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Waits for durability; an error when the store has stopped.
-fn wait(store: &Store, seq: CommitSeq) -> Result<(), super::Stopped> {
+fn wait(store: &Store, seq: CommitSeq) -> Result<(), super::StoreStopped> {
     runtime().block_on(async {
         tokio::time::timeout(DEADLINE, store.wait_durable(seq))
             .await
@@ -181,7 +181,7 @@ fn wait(store: &Store, seq: CommitSeq) -> Result<(), super::Stopped> {
     })
 }
 
-fn commit(opened: &mut Opened, changes: Vec<Change>) -> CommitSeq {
+fn commit(opened: &mut OpenedStore, changes: Vec<StoreChange>) -> CommitSeq {
     let seq = opened.journal.append(changes).unwrap();
     wait(&opened.store, seq).unwrap();
     seq
@@ -191,15 +191,15 @@ fn tenant(name: &str) -> KeyText {
     KeyText::new(name).unwrap()
 }
 
-fn done(number: u128) -> Key {
-    Key::Done {
+fn done(number: u128) -> RecordKey {
+    RecordKey::Done {
         tenant: tenant("acme"),
         task: Uuid::from_u128(number),
     }
 }
 
-fn put(number: u128, body: &[u8]) -> Change {
-    Change::Put(done(number), body.to_vec())
+fn put(number: u128, body: &[u8]) -> StoreChange {
+    StoreChange::Put(done(number), body.to_vec())
 }
 
 fn body(store: &Store, number: u128) -> Option<Vec<u8>> {
@@ -207,7 +207,7 @@ fn body(store: &Store, number: u128) -> Option<Vec<u8>> {
 }
 
 /// Bytes that differ along the way, so that misplaced pieces are found.
-fn long(len: usize, seed: u8) -> Vec<u8> {
+fn patterned_bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed)
         .collect()

@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use super::super::records::Records;
-use super::super::{MetaKey, Schema};
+use super::super::records::RecordTree;
+use super::super::{MetaKey, RecordSchema};
 use super::*;
 
 #[test]
 fn identity_stays_and_every_open_counts_up() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let first = rig.open();
     let (incarnation, epoch) = (first.incarnation, first.relay_epoch);
     assert_eq!((first.fresh, epoch), (true, 1));
@@ -23,7 +23,7 @@ fn identity_stays_and_every_open_counts_up() {
         again.journal.close().unwrap();
         let stored = again
             .store
-            .get(&Key::Meta(MetaKey::RelayEpoch))
+            .get(&RecordKey::Meta(MetaKey::RelayEpoch))
             .unwrap()
             .unwrap();
         assert_eq!(stored, (epoch + turn).to_be_bytes().to_vec());
@@ -34,7 +34,7 @@ fn identity_stays_and_every_open_counts_up() {
 
 #[test]
 fn a_creation_cut_short_starts_over() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     fs::create_dir_all(rig.sled()).unwrap();
     fs::write(rig.sled().join("conf"), b"half a configuration").unwrap();
     assert!(rig.open().fresh);
@@ -42,9 +42,9 @@ fn a_creation_cut_short_starts_over() {
 
 #[test]
 fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut first = rig.open();
-    let refusal = rig.refusal();
+    let refusal = rig.open_refused();
     assert_eq!(refusal.code(), "store_locked");
     assert!(
         refusal.to_string().contains("in use by another relay"),
@@ -55,8 +55,8 @@ fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
 
 #[test]
 fn a_close_applies_everything_and_marks_it() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     for number in 0..300 {
         opened.journal.append(vec![put(number, b"kept")]).unwrap();
     }
@@ -74,10 +74,10 @@ fn a_close_applies_everything_and_marks_it() {
 
 #[test]
 fn half_written_and_damaged_snapshots_do_not_stop_the_start() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     for turn in 0..2 {
         let mut opened = rig.open();
-        commit(&mut opened, vec![put(turn, &long(9_000, 4))]);
+        commit(&mut opened, vec![put(turn, &patterned_bytes(9_000, 4))]);
     }
     // sled takes the last name for the newest snapshot, whatever it ends in.
     fs::write(rig.sled().join("snap.FFFFFFFFFFFFFFFE.generating"), b"half").unwrap();
@@ -94,18 +94,22 @@ fn half_written_and_damaged_snapshots_do_not_stop_the_start() {
     }
     let opened = rig.open();
     assert_eq!(opened.recovery.quarantined.len(), snapshots.len());
-    assert!((0..2).all(|number| body(&opened.store, number) == Some(long(9_000, 4))));
+    assert!((0..2).all(|number| body(&opened.store, number) == Some(patterned_bytes(9_000, 4))));
 }
 
 #[test]
 fn data_of_a_newer_version_is_refused_and_left_alone() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     drop(rig.open());
     let newer = 7_u64.to_be_bytes().to_vec().into();
-    rig.tamper(|records, _| {
-        let records = Records::new(records.clone(), Schema::CURRENT);
+    rig.edit_sled_trees(|records, _| {
+        let records = RecordTree::new(records.clone(), RecordSchema::CURRENT);
         records
-            .put(&Key::Meta(MetaKey::Schema).encode(), CommitSeq(1), &newer)
+            .put(
+                &RecordKey::Meta(MetaKey::Schema).encode(),
+                CommitSeq(1),
+                &newer,
+            )
             .unwrap();
     });
     let before = fs::read(rig.sled().join("db")).unwrap();
@@ -115,7 +119,7 @@ fn data_of_a_newer_version_is_refused_and_left_alone() {
     };
     let refusal = Store::open(accepting).expect_err("no flag helps against a newer version");
     assert!(
-        matches!(refusal, OpenError::NewerSchema { found: 7, .. }),
+        matches!(refusal, StoreOpenError::NewerSchema { found: 7, .. }),
         "{refusal}"
     );
     assert!(

@@ -5,30 +5,30 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::super::config::MAX_VALUE;
-use super::super::{KeyRange, Kind, Page};
+use super::super::{KeyRange, RecordKind, ScanPage};
 use super::*;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum StoreStep {
     Put(u8, usize, u8),
     Delete(u8),
     /// Writes everything to records before going on.
     Reopen,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<StoreStep>> {
     let sizes = prop_oneof![0..200_usize, 3_900..4_100_usize, 7_900..20_000_usize];
     let step = prop_oneof![
-        6 => (0..12_u8, sizes, any::<u8>()).prop_map(|(key, size, seed)| Step::Put(key, size, seed)),
-        3 => (0..12_u8).prop_map(Step::Delete),
-        1 => Just(Step::Reopen),
+        6 => (0..12_u8, sizes, any::<u8>()).prop_map(|(key, size, seed)| StoreStep::Put(key, size, seed)),
+        3 => (0..12_u8).prop_map(StoreStep::Delete),
+        1 => Just(StoreStep::Reopen),
     ];
     proptest::collection::vec(step, 1..40)
 }
 
-fn all(store: &Store, limit: usize, reverse: bool) -> Vec<(Key, Vec<u8>)> {
-    let range = KeyRange::of(&tenant("acme"), Kind::Done);
-    let mut page = Page {
+fn all(store: &Store, limit: usize, reverse: bool) -> Vec<(RecordKey, Vec<u8>)> {
+    let range = KeyRange::of_kind(&tenant("acme"), RecordKind::Done);
+    let mut page = ScanPage {
         after: None,
         limit,
         reverse,
@@ -44,7 +44,7 @@ fn all(store: &Store, limit: usize, reverse: bool) -> Vec<(Key, Vec<u8>)> {
                 .map(|(key, body)| (key.clone(), body.to_vec())),
         );
         page.after = scan.entries.last().map(|(key, _)| key.clone());
-        if !scan.more {
+        if !scan.has_more {
             return found;
         }
     }
@@ -55,29 +55,29 @@ proptest! {
 
     #[test]
     fn the_store_holds_what_a_plain_map_would(steps in steps(), limit in 1..5_usize) {
-        let rig = Rig::new();
+        let rig = StoreFixture::new();
         let busy = || StoreConfig { apply_after: Duration::from_millis(1), ..rig.config() };
         let mut opened = Store::open(busy()).unwrap();
-        let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+        let mut model: BTreeMap<RecordKey, Vec<u8>> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Put(key, size, seed) => {
-                    let (key, body) = (done(key.into()), long(size, seed));
-                    opened.journal.append(vec![Change::Put(key.clone(), body.clone())]).unwrap();
+                StoreStep::Put(key, size, seed) => {
+                    let (key, body) = (done(key.into()), patterned_bytes(size, seed));
+                    opened.journal.append(vec![StoreChange::Put(key.clone(), body.clone())]).unwrap();
                     model.insert(key, body);
                 }
-                Step::Delete(key) => {
-                    opened.journal.append(vec![Change::Delete(done(key.into()))]).unwrap();
+                StoreStep::Delete(key) => {
+                    opened.journal.append(vec![StoreChange::Delete(done(key.into()))]).unwrap();
                     model.remove(&done(key.into()));
                 }
-                Step::Reopen => {
+                StoreStep::Reopen => {
                     opened.journal.close().unwrap();
                     drop(opened.store);
                     opened = Store::open(busy()).unwrap();
                 }
             }
         }
-        let expected: Vec<(Key, Vec<u8>)> = model.clone().into_iter().collect();
+        let expected: Vec<(RecordKey, Vec<u8>)> = model.clone().into_iter().collect();
         let backwards: Vec<_> = expected.iter().rev().cloned().collect();
         prop_assert_eq!(&all(&opened.store, limit, false), &expected);
         prop_assert_eq!(&all(&opened.store, limit, true), &backwards);
@@ -87,7 +87,7 @@ proptest! {
         opened.journal.close().unwrap();
         prop_assert_eq!(&all(&opened.store, limit, false), &expected);
         let verified = opened.store.verify().unwrap();
-        let count = verified.records.get(&Kind::Done).copied().unwrap_or(0);
+        let count = verified.records.get(&RecordKind::Done).copied().unwrap_or(0);
         prop_assert_eq!(count, expected.len() as u64);
         prop_assert_eq!((verified.unreadable, verified.journal_entries, verified.too_long), (0, 0, 0));
     }
@@ -95,12 +95,15 @@ proptest! {
 
 #[test]
 fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
-    commit(&mut opened, vec![put(1, &long(900_000, 1))]);
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    commit(&mut opened, vec![put(1, &patterned_bytes(900_000, 1))]);
     commit(
         &mut opened,
-        vec![put(2, &long(300_000, 2)), put(3, &long(4_000, 3))],
+        vec![
+            put(2, &patterned_bytes(300_000, 2)),
+            put(3, &patterned_bytes(4_000, 3)),
+        ],
     );
     let raw_sizes = |tree: &sled::Tree| tree.iter().map(|item| item.unwrap().1.len()).max();
     assert!(raw_sizes(&opened.store.shared.disk.journal).unwrap() <= MAX_VALUE);
@@ -110,8 +113,11 @@ fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
     drop(opened.store);
 
     let mut opened = rig.open();
-    assert_eq!(body(&opened.store, 1), Some(long(900_000, 1)));
-    commit(&mut opened, vec![put(1, b"short"), Change::Delete(done(2))]);
+    assert_eq!(body(&opened.store, 1), Some(patterned_bytes(900_000, 1)));
+    commit(
+        &mut opened,
+        vec![put(1, b"short"), StoreChange::Delete(done(2))],
+    );
     opened.journal.close().unwrap();
     let records = &opened.store.shared.disk.records.tree;
     let pieces = |number| records.scan_prefix(done(number).encode()).count();
@@ -124,9 +130,9 @@ fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
 
 #[test]
 fn tenants_are_found_in_order_and_do_not_mix() {
-    let rig = Rig::new();
+    let rig = StoreFixture::new();
     let mut opened = rig.open();
-    let live = |name: &str, number| Key::Live {
+    let live = |name: &str, number| RecordKey::Live {
         tenant: tenant(name),
         task: Uuid::from_u128(number),
     };
@@ -134,14 +140,14 @@ fn tenants_are_found_in_order_and_do_not_mix() {
     for (number, name) in (0..).zip(names) {
         commit(
             &mut opened,
-            vec![Change::Put(live(name, number), name.into())],
+            vec![StoreChange::Put(live(name, number), name.into())],
         );
     }
     commit(
         &mut opened,
         vec![
-            Change::Put(live("gone", 9), vec![]),
-            Change::Delete(live("gone", 9)),
+            StoreChange::Put(live("gone", 9), vec![]),
+            StoreChange::Delete(live("gone", 9)),
         ],
     );
     let check = |store: &Store| {
@@ -149,8 +155,8 @@ fn tenants_are_found_in_order_and_do_not_mix() {
         let found: Vec<&str> = found.iter().map(KeyText::as_str).collect();
         assert_eq!(found, ["*", "a", "acme", "acme-two", "zeta"]);
         for name in names {
-            let range = KeyRange::of(&tenant(name), Kind::Live);
-            let scan = store.scan(&range, &Page::first(10)).unwrap();
+            let range = KeyRange::of_kind(&tenant(name), RecordKind::Live);
+            let scan = store.scan(&range, &ScanPage::first(10)).unwrap();
             let bodies: Vec<&[u8]> = scan.entries.iter().map(|(_, body)| &**body).collect();
             assert_eq!(bodies, [name.as_bytes()]);
         }
@@ -162,8 +168,8 @@ fn tenants_are_found_in_order_and_do_not_mix() {
 
 #[test]
 fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
-    let rig = Rig::new();
-    let mut opened = Store::open(rig.lazy()).unwrap();
+    let rig = StoreFixture::new();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     for number in 0..1_500 {
         opened
             .journal
@@ -172,17 +178,17 @@ fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
     }
     opened.journal.close().unwrap();
     drop(opened.store);
-    let mut opened = Store::open(rig.lazy()).unwrap();
+    let mut opened = Store::open(rig.config_without_apply()).unwrap();
     for number in 0..1_500 {
         let change = if number % 3 == 0 {
-            Change::Delete(done(number))
+            StoreChange::Delete(done(number))
         } else {
             put(number, b"new")
         };
         opened.journal.append(vec![change]).unwrap();
     }
     let found = all(&opened.store, 100, false);
-    let expected: Vec<Key> = (0..1_500)
+    let expected: Vec<RecordKey> = (0..1_500)
         .filter(|number| number % 3 != 0)
         .map(done)
         .collect();

@@ -6,24 +6,24 @@ use opentelemetry::trace::{SpanId, SpanKind, Status, TraceId};
 use opentelemetry::{InstrumentationScope, Value};
 use opentelemetry_sdk::trace::SpanData;
 
-use super::super::due::Due;
+use super::super::due::DueSpans;
 use super::*;
 
 fn build(record: &Arc<TaskRecord>, events: &[Arc<TimelineEvent>], began: u64) -> Vec<SpanData> {
     let scope = InstrumentationScope::builder("test").build();
     let mut spans = Vec::new();
-    if let Some(due) = Due::of(&spec(), record, events, Wall(began)) {
-        due.build(&scope, &mut spans);
+    if let Some(due) = DueSpans::from_record(&spec(), record, events, WallTime(began)) {
+        due.build_spans(&scope, &mut spans);
     }
     spans
 }
 
-fn whole() -> Vec<SpanData> {
+fn all_spans() -> Vec<SpanData> {
     let record = Arc::new(record());
     build(&record, &record.timeline.events, 0)
 }
 
-fn named<'a>(spans: &'a [SpanData], name: &str, parent: [u8; 8]) -> &'a SpanData {
+fn span_named<'a>(spans: &'a [SpanData], name: &str, parent: [u8; 8]) -> &'a SpanData {
     let parent = SpanId::from_bytes(parent);
     let mut found = spans
         .iter()
@@ -41,7 +41,7 @@ fn attribute(span: &SpanData, name: &str) -> Option<Value> {
     found.map(|pair| pair.value.clone())
 }
 
-fn ms(span: &SpanData) -> (u64, u64) {
+fn span_ms(span: &SpanData) -> (u64, u64) {
     let since = |time: std::time::SystemTime| {
         let since = time.duration_since(std::time::UNIX_EPOCH).unwrap();
         u64::try_from(since.as_millis()).unwrap()
@@ -53,7 +53,7 @@ fn named_and_when(spans: &[SpanData], parent: [u8; 8]) -> Vec<(String, u64, u64)
     let parent = SpanId::from_bytes(parent);
     let children = spans.iter().filter(|span| span.parent_span_id == parent);
     children
-        .map(|span| (span.name.to_string(), ms(span).0, ms(span).1))
+        .map(|span| (span.name.to_string(), span_ms(span).0, span_ms(span).1))
         .collect()
 }
 
@@ -66,7 +66,7 @@ fn expected(stages: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
 
 #[test]
 fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_first() {
-    let spans = whole();
+    let spans = all_spans();
     let trace = TraceId::from_bytes([0xab; 16]);
     assert!(
         spans
@@ -79,10 +79,10 @@ fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_
         .collect();
     assert_eq!(ids.len(), spans.len(), "each span has an id of its own");
 
-    let root = named(&spans, "baton.task", CALLER);
+    let root = span_named(&spans, "baton.task", CALLER);
     assert!(root.parent_span_is_remote);
     assert_eq!(root.span_context.span_id(), SpanId::from_bytes(ROOT));
-    assert_eq!(ms(root), (1_000, 9_900));
+    assert_eq!(span_ms(root), (1_000, 9_900));
     assert_eq!(root.status, Status::Unset);
     assert_eq!(attribute(root, "baton.state"), Some("completed".into()));
     assert_eq!(root.events[0].name, "baton.retry_scheduled");
@@ -110,7 +110,10 @@ fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_
             Some("claude".into())
         );
     }
-    assert_eq!((ms(first), ms(second)), ((1_000, 7_170), (8_000, 9_900)));
+    assert_eq!(
+        (span_ms(first), span_ms(second)),
+        ((1_000, 7_170), (8_000, 9_900))
+    );
     assert!(first.links.is_empty());
     assert_eq!(second.links[0].span_context, first.span_context);
 
@@ -134,7 +137,7 @@ fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_
 
 #[test]
 fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_error() {
-    let spans = whole();
+    let spans = all_spans();
     let first = [
         ("baton.queue", 1_000, 1_100),
         ("baton.accept", 1_100, 1_110),
@@ -144,9 +147,12 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
         ("baton.cleanup", 5_160, 7_160),
     ];
     assert_eq!(named_and_when(&spans, [1; 8]), expected(&first));
-    let stuck = named(&spans, "baton.first_event", [1; 8]);
+    let stuck = span_named(&spans, "baton.first_event", [1; 8]);
     assert_eq!(stuck.status, Status::error("no_first_event_timeout"));
-    assert_eq!(named(&spans, "baton.cleanup", [1; 8]).status, Status::Unset);
+    assert_eq!(
+        span_named(&spans, "baton.cleanup", [1; 8]).status,
+        Status::Unset
+    );
 
     let second = [
         ("baton.queue", 8_000, 8_001),
@@ -160,7 +166,7 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
         ("baton.input", 9_000, 9_400),
     ];
     assert_eq!(named_and_when(&spans, [2; 8]), expected(&second));
-    let wait = named(&spans, "baton.input", [2; 8]);
+    let wait = span_named(&spans, "baton.input", [2; 8]);
     assert_eq!(
         attribute(wait, "baton.input.kind"),
         Some("permission".into())
@@ -170,20 +176,20 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
 #[test]
 fn skipped_stages_and_a_clock_that_was_set_back_give_no_odd_span() {
     let mut record = record();
-    let times = &mut record.attempts[1].times;
+    let times = &mut record.attempts[1].stage_times;
     times.agent_started = None;
     times.prompt_written = None;
-    times.accepted = Some(Wall(8_900));
+    times.accepted = Some(WallTime(8_900));
     let record = Arc::new(record);
     let spans = build(&record, &record.timeline.events, 0);
-    let start = named(&spans, "baton.process_start", [2; 8]);
-    assert_eq!(ms(start), (8_900, 8_900));
+    let start = span_named(&spans, "baton.process_start", [2; 8]);
+    assert_eq!(span_ms(start), (8_900, 8_900));
     assert!(spans.iter().all(|span| span.end_time >= span.start_time));
 }
 
 #[test]
 fn nothing_that_people_or_agents_wrote_leaves_in_a_span() {
-    let text = format!("{:?}", whole());
+    let text = format!("{:?}", all_spans());
     assert!(text.contains("claude"));
     assert!(!text.contains(PRIVATE), "{text}");
 }
@@ -228,7 +234,7 @@ fn each_span_is_due_once_and_again_only_if_a_restart_may_have_lost_it() {
 
 #[test]
 fn what_comes_after_the_end_is_no_second_end_unless_a_late_result_is_adopted() {
-    let after_the_end = |kind: EventKind| {
+    let after_the_end = |kind: TimelineEventKind| {
         let mut record = record();
         let last = record.timeline.events.last().unwrap();
         let event = Arc::new(TimelineEvent {
@@ -239,7 +245,7 @@ fn what_comes_after_the_end_is_no_second_end_unless_a_late_result_is_adopted() {
         record.timeline.push(event.clone());
         build(&Arc::new(record), &[event], 0).len()
     };
-    assert_eq!(after_the_end(EventKind::ReceiptArrived), 0);
-    assert_eq!(after_the_end(EventKind::LateTerminal), 0);
-    assert_eq!(after_the_end(EventKind::AdoptedLate), 1 + 9 + 1);
+    assert_eq!(after_the_end(TimelineEventKind::ReceiptArrived), 0);
+    assert_eq!(after_the_end(TimelineEventKind::LateTerminal), 0);
+    assert_eq!(after_the_end(TimelineEventKind::AdoptedLate), 1 + 9 + 1);
 }

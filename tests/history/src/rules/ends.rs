@@ -1,21 +1,21 @@
 //! S6: a task ends once, with one result, and stays as it ended. What README names may reopen it: an operator's word, and a late result of
 //! a lost attempt.
 
-use super::{Case, TERMINAL, Timeline, adopts};
-use crate::history::Seen;
-use crate::verdict::Violation;
+use super::{IndexedHistory, StoredTimeline, TERMINAL_STATES, is_late_adoption};
+use crate::history::LocatedLine;
+use crate::verdict::RuleViolation;
 
-const REOPENING: [&str; 3] = ["retry_asked", "resumed", "forced"];
+const REOPENING_EVENTS: [&str; 3] = ["retry_asked", "resumed", "forced"];
 /// Ends over which no late result comes: there is a result, or somebody wanted none.
-const SETTLED: [&str; 2] = ["completed", "canceled"];
+const SETTLED_STATES: [&str; 2] = ["completed", "canceled"];
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
-    let mut found: Vec<Violation> = case
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found: Vec<RuleViolation> = case
         .timelines
         .iter()
-        .flat_map(|(task, timeline)| one_end(task, timeline))
+        .flat_map(|(task, timeline)| ends_more_than_once(task, timeline))
         .collect();
-    for (task, record) in &case.records {
+    for (task, record) in &case.final_tasks {
         let results = record
             .attempts
             .iter()
@@ -23,47 +23,47 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
         let results = results.count();
         if results > 1 {
             let what = format!("it has {results} results");
-            found.push(Violation::new("S6", task, what, &[record.seen]));
+            found.push(RuleViolation::new("S6", task, what, &[record.located_line]));
         }
         if record.state == "completed" && results == 0 && !record.attempts.is_empty() {
-            found.push(Violation::new(
+            found.push(RuleViolation::new(
                 "S6",
                 task,
                 "it is completed without a result",
-                &[record.seen],
+                &[record.located_line],
             ));
         }
     }
     found
 }
 
-fn one_end(task: &str, timeline: &Timeline<'_>) -> Vec<Violation> {
+fn ends_more_than_once(task: &str, timeline: &StoredTimeline<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let (mut end, mut ended): (Option<(&str, &Seen)>, bool) = (None, false);
+    let (mut end, mut ended): (Option<(&str, &LocatedLine)>, bool) = (None, false);
     let mut adopting = false;
     for (seen, event) in timeline.values() {
         let began = adopting;
-        adopting = adopts(timeline, event);
+        adopting = is_late_adoption(timeline, event);
         let adopted = adopting && !began;
         match end {
-            Some((state, since)) if adopted && SETTLED.contains(&state) => {
+            Some((state, since)) if adopted && SETTLED_STATES.contains(&state) => {
                 let what = format!("a late result was adopted when it was {state}");
-                found.push(Violation::new("S6", task, what, &[since, seen]));
+                found.push(RuleViolation::new("S6", task, what, &[since, seen]));
             }
             Some((state, since))
                 if !adopting
-                    && !REOPENING.contains(&event.kind.as_str())
+                    && !REOPENING_EVENTS.contains(&event.kind.as_str())
                     && (event.task_state != state || (ended && event.kind == "ended")) =>
             {
                 let what = format!(
                     "it was {state} and became {} by {}",
                     event.task_state, event.kind
                 );
-                found.push(Violation::new("S6", task, what, &[since, seen]));
+                found.push(RuleViolation::new("S6", task, what, &[since, seen]));
             }
             Some(_) | None => {}
         }
-        let terminal = TERMINAL.contains(&event.task_state.as_str());
+        let terminal = TERMINAL_STATES.contains(&event.task_state.as_str());
         ended = terminal && (ended || event.kind == "ended");
         // The event that ended it stays the one that is shown. All events of one commit tell the task's state after it, so
         // the first that does need not be the end itself.
@@ -78,11 +78,11 @@ fn one_end(task: &str, timeline: &Timeline<'_>) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use crate::samples::{self, expect};
+    use crate::samples::{self, expect_violation};
 
     #[test]
     fn a_second_end_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay.push(samples::timeline(
             "t1",
             40,
@@ -91,43 +91,43 @@ mod tests {
             "completed",
             "completed",
         ));
-        expect(&run, "S6", "t1", "relay.jsonl");
+        expect_violation(&run, "S6", "t1", "relay.jsonl");
     }
 
     #[test]
     fn a_cancel_that_ends_its_task_in_one_commit_is_one_end() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         let (kind, state) = ("cancel_requested", "canceled");
         run.relay
             .push(samples::timeline("t9", 1, kind, "d1", "queued", state));
         run.relay
             .push(samples::timeline("t9", 2, "ended", "d1", state, state));
-        assert!(run.judged().holds(), "{}", run.judged());
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
         run.relay
             .push(samples::timeline("t9", 3, "ended", "d1", state, state));
-        expect(&run, "S6", "t9", "relay.jsonl");
+        expect_violation(&run, "S6", "t9", "relay.jsonl");
     }
 
     #[test]
     fn an_end_that_changes_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay
             .push(samples::timeline("t1", 40, "phase", "", "", "failed"));
-        expect(&run, "S6", "t1", "relay.jsonl");
+        expect_violation(&run, "S6", "t1", "relay.jsonl");
     }
 
     #[test]
     fn two_results_are_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         let attempts = [("c1", 1, "completed"), ("c2", 2, "completed")];
         run.relay
             .push(samples::record("acme", "t4", "completed", &attempts));
-        expect(&run, "S6", "t4", "relay.jsonl");
+        expect_violation(&run, "S6", "t4", "relay.jsonl");
     }
 
     #[test]
     fn a_late_result_is_adopted_only_after_a_loss() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay.push(samples::timeline(
             "t1",
             40,
@@ -136,9 +136,9 @@ mod tests {
             "completed",
             "completed",
         ));
-        expect(&run, "S6", "t1", "relay.jsonl");
+        expect_violation(&run, "S6", "t1", "relay.jsonl");
 
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay
             .push(samples::timeline("t9", 1, "ended", "d1", "lost", "lost"));
         run.relay.push(samples::timeline(
@@ -168,6 +168,6 @@ mod tests {
                 "completed",
             ));
         }
-        assert!(run.judged().holds(), "{}", run.judged());
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
     }
 }

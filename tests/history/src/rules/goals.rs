@@ -3,45 +3,49 @@
 
 use std::collections::BTreeMap;
 
-use super::Case;
-use crate::history::{Asked, Seen};
-use crate::line::{Op, Outcome, Saw};
-use crate::verdict::Violation;
+use super::IndexedHistory;
+use crate::history::{ClientCall, LocatedLine};
+use crate::line::{CallOutcome, ClientOperation, Observation};
+use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
-    let made = made(case);
-    let mut found = forgotten(case);
-    found.extend(kept(case, &made));
-    found.extend(sent_on_by_two(case, &made));
-    found.extend(waiting(case));
-    found.extend(parked(case));
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let made = created_by_call(case);
+    let mut found = calls_without_event(case);
+    found.extend(lost_items_and_checkpoints(case, &made));
+    found.extend(duplicate_hand_offs(case, &made));
+    found.extend(leased_while_parked(case));
+    found.extend(stale_parked_attempts(case));
     found
 }
 
 /// The event that tells of such a call.
-fn event_of(op: Op) -> Option<&'static str> {
+fn event_kind_of(op: ClientOperation) -> Option<&'static str> {
     match op {
-        Op::Block => Some("attention"),
-        Op::Resume => Some("resumed"),
-        Op::PickUp => Some("picked_up"),
-        Op::Progress => Some("progress"),
-        Op::Checkpoint => Some("checkpoint"),
-        Op::Submit | Op::Cancel | Op::Force | Op::Get | Op::Probe => None,
+        ClientOperation::Block => Some("attention"),
+        ClientOperation::Resume => Some("resumed"),
+        ClientOperation::PickUp => Some("picked_up"),
+        ClientOperation::Progress => Some("progress"),
+        ClientOperation::Checkpoint => Some("checkpoint"),
+        ClientOperation::Submit
+        | ClientOperation::Cancel
+        | ClientOperation::Force
+        | ClientOperation::Get
+        | ClientOperation::Probe => None,
     }
 }
 
 /// Acknowledged calls, each with its task and the revision that it was told.
-fn acknowledged<'a>(
-    case: &'a Case<'a>,
-) -> impl Iterator<Item = (&'a Asked<'a>, &'a Seen, &'a str, u64)> {
+fn acknowledged_calls<'a>(
+    case: &'a IndexedHistory<'a>,
+) -> impl Iterator<Item = (&'a ClientCall<'a>, &'a LocatedLine, &'a str, u64)> {
     case.calls.iter().filter_map(|asked| {
         let answer = asked.answer?;
-        let Saw::Answer {
-            outcome: Outcome::Ok,
+        let Observation::Answer {
+            outcome: CallOutcome::Ok,
             task: Some(task),
             revision,
             ..
-        } = &answer.line.saw
+        } = &answer.line.observation
         else {
             return None;
         };
@@ -51,13 +55,14 @@ fn acknowledged<'a>(
 }
 
 /// Calls of one kind about one task: the revision that each was told, the call and its answer.
-type Told<'a> = BTreeMap<(&'a str, &'static str), Vec<(u64, &'a Seen, &'a Seen)>>;
+type CallsByTask<'a> =
+    BTreeMap<(&'a str, &'static str), Vec<(u64, &'a LocatedLine, &'a LocatedLine)>>;
 
 /// Each of them has an event of its own in the task's story, as far as that goes back.
-fn forgotten(case: &Case<'_>) -> Vec<Violation> {
-    let mut told: Told<'_> = BTreeMap::new();
-    for (asked, answer, task, revision) in acknowledged(case) {
-        if let Some(kind) = event_of(asked.op) {
+fn calls_without_event(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut told: CallsByTask<'_> = BTreeMap::new();
+    for (asked, answer, task, revision) in acknowledged_calls(case) {
+        if let Some(kind) = event_kind_of(asked.operation) {
             let calls = told.entry((task, kind)).or_default();
             calls.push((revision, asked.call, answer));
         }
@@ -73,56 +78,64 @@ fn forgotten(case: &Case<'_>) -> Vec<Violation> {
             if events.filter(|event| event.kind == kind).count() <= nth {
                 let what =
                     format!("{kind} was acknowledged at {revision}, and no event tells of it");
-                found.push(Violation::new("goals", task, what, &[call, answer]));
+                found.push(RuleViolation::new("goals", task, what, &[call, answer]));
             }
         }
     }
     found
 }
 
-fn made<'a>(case: &Case<'a>) -> BTreeMap<(&'a str, u64), &'a str> {
+fn created_by_call<'a>(case: &IndexedHistory<'a>) -> BTreeMap<(&'a str, u64), &'a str> {
     let lines = case
         .history
-        .seen
+        .located_lines
         .iter()
-        .filter_map(|seen| match &seen.line.saw {
-            Saw::Made { call, made } => Some(((seen.line.who.as_str(), *call), made.as_str())),
+        .filter_map(|seen| match &seen.line.observation {
+            Observation::Made { call, made } => {
+                Some(((seen.line.who.as_str(), *call), made.as_str()))
+            }
             _ => None,
         });
     lines.collect()
 }
 
-fn made_by<'a>(made: &BTreeMap<(&'a str, u64), &'a str>, asked: &Asked<'a>) -> Option<&'a str> {
-    let Saw::Call { call, .. } = &asked.call.line.saw else {
+fn created_by<'a>(
+    made: &BTreeMap<(&'a str, u64), &'a str>,
+    asked: &ClientCall<'a>,
+) -> Option<&'a str> {
+    let Observation::Call { call, .. } = &asked.call.line.observation else {
         return None;
     };
     made.get(&(asked.call.line.who.as_str(), *call)).copied()
 }
 
 /// Items and checkpoints themselves, where the relay was asked for them in the end.
-fn kept(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Violation> {
+fn lost_items_and_checkpoints(
+    case: &IndexedHistory<'_>,
+    made: &BTreeMap<(&str, u64), &str>,
+) -> Vec<RuleViolation> {
     let mut goals: BTreeMap<&str, (&Vec<String>, u64, &Vec<u64>)> = BTreeMap::new();
-    for seen in &case.history.seen {
-        if let Saw::Goal {
+    for seen in &case.history.located_lines {
+        if let Observation::Goal {
             task,
             completed,
             dropped,
             checkpoints,
-        } = &seen.line.saw
+        } = &seen.line.observation
         {
             goals.insert(task, (completed, *dropped, checkpoints));
         }
     }
     let mut found = Vec::new();
-    for (asked, answer, task, _) in acknowledged(case) {
+    for (asked, answer, task, _) in acknowledged_calls(case) {
         let Some((completed, dropped, checkpoints)) = goals.get(task) else {
             continue;
         };
-        let lost = match (asked.op, body(asked), made_by(made, asked)) {
-            (Op::Progress, Some(item), _) if *dropped == 0 => {
+        let lost = match (asked.operation, call_body(asked), created_by(made, asked)) {
+            (ClientOperation::Progress, Some(item), _) if *dropped == 0 => {
                 (!completed.iter().any(|kept| kept == item)).then(|| format!("item {item}"))
             }
-            (Op::Checkpoint, _, Some(number)) => {
+            (ClientOperation::Checkpoint, _, Some(number)) => {
                 let number: u64 = number.parse().unwrap_or(0);
                 // Only the oldest may have made room.
                 let oldest = checkpoints.first().copied().unwrap_or(u64::MAX);
@@ -133,30 +146,38 @@ fn kept(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Violation> {
         };
         if let Some(lost) = lost {
             let what = format!("{lost} was acknowledged and is gone");
-            found.push(Violation::new("goals", task, what, &[asked.call, answer]));
+            found.push(RuleViolation::new(
+                "goals",
+                task,
+                what,
+                &[asked.call, answer],
+            ));
         }
     }
     found
 }
 
-fn body<'a>(asked: &Asked<'a>) -> Option<&'a str> {
-    match &asked.call.line.saw {
-        Saw::Call { body, .. } => body.as_deref(),
+fn call_body<'a>(asked: &ClientCall<'a>) -> Option<&'a str> {
+    match &asked.call.line.observation {
+        Observation::Call { body, .. } => body.as_deref(),
         _ => None,
     }
 }
 
 /// Of several who want it to go on one is told that it does, by an attempt that is there.
-fn sent_on_by_two(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Violation> {
+fn duplicate_hand_offs(
+    case: &IndexedHistory<'_>,
+    made: &BTreeMap<(&str, u64), &str>,
+) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut first: BTreeMap<&str, &Seen> = BTreeMap::new();
-    for (asked, answer, task, _) in acknowledged(case) {
-        let Some(attempt) = made_by(made, asked).filter(|_| sends_on(asked.op)) else {
+    let mut first: BTreeMap<&str, &LocatedLine> = BTreeMap::new();
+    for (asked, answer, task, _) in acknowledged_calls(case) {
+        let Some(attempt) = created_by(made, asked).filter(|_| is_hand_off(asked.operation)) else {
             continue;
         };
         if let Some(other) = first.insert(attempt, answer) {
             let what = format!("two were told that it goes on by {attempt}");
-            found.push(Violation::new(
+            found.push(RuleViolation::new(
                 "goals",
                 task,
                 what,
@@ -169,18 +190,23 @@ fn sent_on_by_two(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Vi
         });
         if !known {
             let what = format!("it was said to go on by {attempt}, which nobody knows");
-            found.push(Violation::new("goals", task, what, &[asked.call, answer]));
+            found.push(RuleViolation::new(
+                "goals",
+                task,
+                what,
+                &[asked.call, answer],
+            ));
         }
     }
     found
 }
 
-fn sends_on(op: Op) -> bool {
-    matches!(op, Op::Resume | Op::PickUp)
+fn is_hand_off(op: ClientOperation) -> bool {
+    matches!(op, ClientOperation::Resume | ClientOperation::PickUp)
 }
 
 /// A parked task is offered and leased to nobody until somebody sends it on, and that happens once.
-fn waiting(case: &Case<'_>) -> Vec<Violation> {
+fn leased_while_parked(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     for (task, timeline) in &case.timelines {
         // Where the story begins in the middle nobody knows whether it waits.
@@ -194,10 +220,10 @@ fn waiting(case: &Case<'_>) -> Vec<Violation> {
                         "{} at {}, and it was not parked",
                         event.kind, event.revision
                     );
-                    found.push(Violation::new("goals", task, what, &[seen]));
+                    found.push(RuleViolation::new("goals", task, what, &[seen]));
                 }
                 "offered" | "confirmed" => {
-                    found.extend(parked.map(|since| leased(task, since, seen)));
+                    found.extend(parked.map(|since| leased_violation(task, since, seen)));
                 }
                 "resumed" | "picked_up" | "retry_asked" | "cancel_requested" | "adopted_late" => {
                     waits = None;
@@ -209,15 +235,15 @@ fn waiting(case: &Case<'_>) -> Vec<Violation> {
     found
 }
 
-fn leased(task: &str, since: &Seen, seen: &Seen) -> Violation {
+fn leased_violation(task: &str, since: &LocatedLine, seen: &LocatedLine) -> RuleViolation {
     let what = "it waits for a person and is leased";
-    Violation::new("goals", task, what, &[since, seen])
+    RuleViolation::new("goals", task, what, &[since, seen])
 }
 
 /// Once a task went on, what it waited with is handed off.
-fn parked(case: &Case<'_>) -> Vec<Violation> {
+fn stale_parked_attempts(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for (task, record) in &case.records {
+    for (task, record) in &case.final_tasks {
         let Some((last, earlier)) = record.attempts.split_last() else {
             continue;
         };
@@ -226,14 +252,24 @@ fn parked(case: &Case<'_>) -> Vec<Violation> {
                 "{} is parked, and {} came after it",
                 one.attempt, last.attempt
             );
-            found.push(Violation::new("goals", task, what, &[record.seen]));
+            found.push(RuleViolation::new(
+                "goals",
+                task,
+                what,
+                &[record.located_line],
+            ));
         }
         if last.state == "parked" && record.state != "needs_attention" {
             let what = format!(
                 "{} is parked, and its task is {}",
                 last.attempt, record.state
             );
-            found.push(Violation::new("goals", task, what, &[record.seen]));
+            found.push(RuleViolation::new(
+                "goals",
+                task,
+                what,
+                &[record.located_line],
+            ));
         }
     }
     found
@@ -241,12 +277,12 @@ fn parked(case: &Case<'_>) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use crate::line::{Op, Outcome, Saw};
-    use crate::samples::{self, Run, answer, call, expect, line, record, timeline};
+    use crate::line::{CallOutcome, ClientOperation, Observation};
+    use crate::samples::{self, SampleRun, answer, call, expect_violation, line, record, timeline};
 
     /// A task that a person blocked and sent on, and that then completed.
-    fn handed_off() -> Run {
-        let mut run = samples::sound();
+    fn handed_off_run() -> SampleRun {
+        let mut run = samples::sound_run();
         let told = [
             (1, "submitted", "", "", "queued"),
             (2, "progress", "b1", "queued", "queued"),
@@ -264,32 +300,42 @@ mod tests {
         }
         let attempts = [("b1", 1, "handed_off"), ("b2", 2, "canceled")];
         run.relay.push(record("acme", "t4", "canceled", &attempts));
-        run.relay.push(goal(&["one"], &[1]));
-        asks(&mut run, 20, Op::Progress, 2, "queued");
-        if let Some(Saw::Call { body, .. }) =
-            run.client.iter_mut().rev().nth(1).map(|line| &mut line.saw)
+        run.relay.push(goal_line(&["one"], &[1]));
+        push_call(&mut run, 20, ClientOperation::Progress, 2, "queued");
+        if let Some(Observation::Call { body, .. }) = run
+            .client
+            .iter_mut()
+            .rev()
+            .nth(1)
+            .map(|line| &mut line.observation)
         {
             *body = Some("one".into());
         }
-        asks(&mut run, 21, Op::Block, 4, "needs_attention");
-        asks(&mut run, 22, Op::Resume, 7, "queued");
-        run.client.push(made(22, "b2"));
+        push_call(&mut run, 21, ClientOperation::Block, 4, "needs_attention");
+        push_call(&mut run, 22, ClientOperation::Resume, 7, "queued");
+        run.client.push(made_line(22, "b2"));
         run
     }
 
-    fn asks(run: &mut Run, number: u64, op: Op, revision: u64, state: &str) {
+    fn push_call(
+        run: &mut SampleRun,
+        number: u64,
+        op: ClientOperation,
+        revision: u64,
+        state: &str,
+    ) {
         run.client.push(call(number, op, "acme", Some("t4")));
         run.client
-            .push(answer(number, Outcome::Ok, Some("t4"), revision, state));
+            .push(answer(number, CallOutcome::Ok, Some("t4"), revision, state));
     }
 
-    fn made(call: u64, made: &str) -> crate::line::Line {
+    fn made_line(call: u64, made: &str) -> crate::line::HistoryLine {
         let made = made.into();
-        line("client", Saw::Made { call, made })
+        line("client", Observation::Made { call, made })
     }
 
-    fn goal(completed: &[&str], checkpoints: &[u64]) -> crate::line::Line {
-        let saw = Saw::Goal {
+    fn goal_line(completed: &[&str], checkpoints: &[u64]) -> crate::line::HistoryLine {
+        let saw = Observation::Goal {
             task: "t4".into(),
             completed: completed.iter().map(|item| (*item).into()).collect(),
             dropped: 0,
@@ -300,63 +346,63 @@ mod tests {
 
     #[test]
     fn what_was_parked_and_sent_on_once_is_sound() {
-        let run = handed_off();
-        assert!(run.judged().holds(), "{}", run.judged());
-        assert_eq!(run.judged().count("resumes acknowledged"), 1);
+        let run = handed_off_run();
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
+        assert_eq!(run.verdict().count("resumes acknowledged"), 1);
     }
 
     #[test]
     fn an_acknowledged_block_that_no_event_tells_of_is_found() {
-        let mut run = handed_off();
-        asks(&mut run, 30, Op::Block, 9, "canceled");
-        expect(&run, "goals", "t4", "client.jsonl");
+        let mut run = handed_off_run();
+        push_call(&mut run, 30, ClientOperation::Block, 9, "canceled");
+        expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
     fn an_acknowledged_resume_that_no_event_tells_of_is_found() {
-        let mut run = handed_off();
-        asks(&mut run, 30, Op::Resume, 9, "canceled");
-        expect(&run, "goals", "t4", "client.jsonl");
+        let mut run = handed_off_run();
+        push_call(&mut run, 30, ClientOperation::Resume, 9, "canceled");
+        expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
     fn an_acknowledged_item_that_is_gone_is_found() {
-        let mut run = handed_off();
-        run.relay.push(goal(&["two"], &[1]));
-        expect(&run, "goals", "t4", "client.jsonl");
+        let mut run = handed_off_run();
+        run.relay.push(goal_line(&["two"], &[1]));
+        expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
     fn an_acknowledged_checkpoint_that_is_gone_is_found() {
-        let mut run = handed_off();
-        asks(&mut run, 30, Op::Checkpoint, 9, "canceled");
-        run.client.push(made(30, "1"));
-        assert!(run.judged().holds(), "{}", run.judged());
-        run.relay.push(goal(&["one"], &[]));
-        expect(&run, "goals", "t4", "client.jsonl");
+        let mut run = handed_off_run();
+        push_call(&mut run, 30, ClientOperation::Checkpoint, 9, "canceled");
+        run.client.push(made_line(30, "1"));
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
+        run.relay.push(goal_line(&["one"], &[]));
+        expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
     fn two_who_were_told_that_they_sent_it_on_are_found() {
-        let mut run = handed_off();
+        let mut run = handed_off_run();
         run.relay
             .push(timeline("t4", 10, "picked_up", "b2", "queued", "queued"));
-        asks(&mut run, 30, Op::PickUp, 10, "queued");
-        run.client.push(made(30, "b2"));
-        expect(&run, "goals", "t4", "client.jsonl");
+        push_call(&mut run, 30, ClientOperation::PickUp, 10, "queued");
+        run.client.push(made_line(30, "b2"));
+        expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
     fn a_task_that_was_sent_on_twice_is_found() {
-        let mut run = handed_off();
+        let mut run = handed_off_run();
         run.relay
             .push(timeline("t4", 10, "resumed", "b2", "queued", "queued"));
-        expect(&run, "goals", "t4", "relay.jsonl");
+        expect_violation(&run, "goals", "t4", "relay.jsonl");
     }
 
     #[test]
     fn a_parked_task_that_is_leased_is_found() {
-        let mut run = handed_off();
+        let mut run = handed_off_run();
         run.relay.push(timeline(
             "t4",
             10,
@@ -367,26 +413,26 @@ mod tests {
         ));
         run.relay
             .push(timeline("t4", 11, "offered", "b2", "offered", "running"));
-        expect(&run, "goals", "t4", "relay.jsonl");
+        expect_violation(&run, "goals", "t4", "relay.jsonl");
     }
 
     #[test]
     fn an_attempt_that_stays_parked_when_its_task_went_on_is_found() {
-        let mut run = handed_off();
+        let mut run = handed_off_run();
         let attempts = [("b1", 1, "parked"), ("b2", 2, "canceled")];
         run.relay.push(record("acme", "t4", "canceled", &attempts));
-        expect(&run, "goals", "t4", "relay.jsonl");
+        expect_violation(&run, "goals", "t4", "relay.jsonl");
     }
 
     #[test]
     fn a_lease_that_an_agent_was_told_of_and_nobody_stored_is_found() {
-        let mut run = handed_off();
-        let granted = Saw::Granted {
+        let mut run = handed_off_run();
+        let granted = Observation::Granted {
             tenant: "acme".into(),
             task: "t4".into(),
             attempt: "b9".into(),
         };
         run.other.push(line("agent", granted));
-        expect(&run, "S5", "t4", "other.jsonl");
+        expect_violation(&run, "S5", "t4", "other.jsonl");
     }
 }

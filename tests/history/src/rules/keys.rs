@@ -2,29 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use super::Case;
-use crate::history::Seen;
-use crate::line::{Op, Outcome, Saw};
-use crate::verdict::Violation;
+use super::IndexedHistory;
+use crate::history::LocatedLine;
+use crate::line::{CallOutcome, ClientOperation, Observation};
+use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut keys: BTreeMap<(&str, &str), (&str, &Option<String>, &Seen)> = BTreeMap::new();
-    for asked in case.calls.iter().filter(|asked| asked.op == Op::Submit) {
-        let Saw::Call {
+    let mut keys: BTreeMap<(&str, &str), (&str, &Option<String>, &LocatedLine)> = BTreeMap::new();
+    for asked in case
+        .calls
+        .iter()
+        .filter(|asked| asked.operation == ClientOperation::Submit)
+    {
+        let Observation::Call {
             key: Some(key),
             body,
             ..
-        } = &asked.call.line.saw
+        } = &asked.call.line.observation
         else {
             continue;
         };
         let Some(answer) = asked.answer else { continue };
-        let Saw::Answer {
-            outcome: Outcome::Ok,
+        let Observation::Answer {
+            outcome: CallOutcome::Ok,
             task: Some(task),
             ..
-        } = &answer.line.saw
+        } = &answer.line.observation
         else {
             continue;
         };
@@ -37,10 +41,10 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
             .or_insert((task, body, answer));
         if known != task {
             let what = format!("key {key} was taken for it and for {known}");
-            found.push(Violation::new("S7", task, what, &[first, answer]));
+            found.push(RuleViolation::new("S7", task, what, &[first, answer]));
         } else if meaning != body {
             let what = format!("key {key} was taken for two bodies");
-            found.push(Violation::new(
+            found.push(RuleViolation::new(
                 "S7",
                 task,
                 what,
@@ -53,44 +57,45 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use crate::line::Outcome;
-    use crate::samples::{self, answer, expect, keyed};
+    use crate::line::CallOutcome;
+    use crate::samples::{self, answer, expect_violation, submit_with_key};
 
     #[test]
     fn one_key_for_two_tasks_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay
             .push(samples::record("acme", "t3", "completed", &[]));
         for (number, task) in [(9, "t1"), (10, "t3")] {
-            run.client.push(keyed(number, "acme", "k", "body"));
             run.client
-                .push(answer(number, Outcome::Ok, Some(task), 1, "queued"));
+                .push(submit_with_key(number, "acme", "k", "body"));
+            run.client
+                .push(answer(number, CallOutcome::Ok, Some(task), 1, "queued"));
         }
-        expect(&run, "S7", "t3", "client.jsonl");
+        expect_violation(&run, "S7", "t3", "client.jsonl");
     }
 
     #[test]
     fn one_key_for_two_bodies_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         for (number, body) in [(9, "this"), (10, "that")] {
-            run.client.push(keyed(number, "acme", "k", body));
+            run.client.push(submit_with_key(number, "acme", "k", body));
             run.client
-                .push(answer(number, Outcome::Ok, Some("t1"), 1, "queued"));
+                .push(answer(number, CallOutcome::Ok, Some("t1"), 1, "queued"));
         }
-        expect(&run, "S7", "t1", "client.jsonl");
+        expect_violation(&run, "S7", "t1", "client.jsonl");
     }
 
     #[test]
     fn a_key_of_another_tenant_is_another_key() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay
             .push(samples::record("bolt", "t3", "completed", &[]));
-        run.client.push(keyed(9, "acme", "k", "body"));
+        run.client.push(submit_with_key(9, "acme", "k", "body"));
         run.client
-            .push(answer(9, Outcome::Ok, Some("t1"), 1, "queued"));
-        run.client.push(keyed(10, "bolt", "k", "body"));
+            .push(answer(9, CallOutcome::Ok, Some("t1"), 1, "queued"));
+        run.client.push(submit_with_key(10, "bolt", "k", "body"));
         run.client
-            .push(answer(10, Outcome::Ok, Some("t3"), 1, "queued"));
-        assert!(run.judged().holds(), "{}", run.judged());
+            .push(answer(10, CallOutcome::Ok, Some("t3"), 1, "queued"));
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
     }
 }

@@ -4,32 +4,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Case, LEASED};
-use crate::history::Seen;
-use crate::line::Saw;
-use crate::verdict::Violation;
+use super::{IndexedHistory, LEASED_STATES};
+use crate::history::LocatedLine;
+use crate::line::Observation;
+use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
-    let mut found = leases(case);
-    found.extend(lives(case));
-    found.extend(numbers(case));
-    found.extend(runs(case));
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = overlapping_leases(case);
+    found.extend(overlapping_processes(case));
+    found.extend(wrong_attempt_numbers(case));
+    found.extend(attempts_run_twice(case));
     found
 }
 
-fn leases(case: &Case<'_>) -> Vec<Violation> {
+fn overlapping_leases(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     for (task, timeline) in &case.timelines {
-        let mut holder: Option<(&str, &Seen)> = None;
+        let mut holder: Option<(&str, &LocatedLine)> = None;
         for (seen, event) in timeline.values() {
             if event.attempt.is_empty() {
                 continue;
             }
-            let leased = LEASED.contains(&event.state.as_str());
+            let leased = LEASED_STATES.contains(&event.state.as_str());
             match holder {
                 Some((other, since)) if leased && other != event.attempt => {
                     let what = format!("{} is leased while {other} still is", event.attempt);
-                    found.push(Violation::new("S1", task, what, &[since, seen]));
+                    found.push(RuleViolation::new("S1", task, what, &[since, seen]));
                 }
                 Some((other, _)) if !leased && other == event.attempt => holder = None,
                 None if leased => holder = Some((&event.attempt, seen)),
@@ -41,32 +41,32 @@ fn leases(case: &Case<'_>) -> Vec<Violation> {
 }
 
 /// Deaths are written down before the next birth, so the order of the lines is the order of things.
-fn lives(case: &Case<'_>) -> Vec<Violation> {
+fn overlapping_processes(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut alive: BTreeMap<&str, BTreeMap<(&str, u32, u64), &Seen>> = BTreeMap::new();
-    for seen in &case.history.seen {
-        match &seen.line.saw {
-            Saw::Began {
+    let mut alive: BTreeMap<&str, BTreeMap<(&str, u32, u64), &LocatedLine>> = BTreeMap::new();
+    for seen in &case.history.located_lines {
+        match &seen.line.observation {
+            Observation::Began {
                 attempt,
                 pid,
                 started,
             } => {
-                let task = case.task(attempt);
+                let task = case.task_of(attempt);
                 let living = alive.entry(task).or_default();
                 for ((other, ..), since) in living.iter() {
                     if other != attempt && !task.is_empty() {
                         let what = format!("{attempt} runs while {other} still does");
-                        found.push(Violation::new("S1", task, what, &[since, seen]));
+                        found.push(RuleViolation::new("S1", task, what, &[since, seen]));
                     }
                 }
                 living.insert((attempt, *pid, *started), seen);
             }
-            Saw::Ended {
+            Observation::Ended {
                 attempt,
                 pid,
                 started,
             } => {
-                if let Some(living) = alive.get_mut(case.task(attempt)) {
+                if let Some(living) = alive.get_mut(case.task_of(attempt)) {
                     living.remove(&(attempt.as_str(), *pid, *started));
                 }
             }
@@ -76,10 +76,10 @@ fn lives(case: &Case<'_>) -> Vec<Violation> {
     found
 }
 
-fn numbers(case: &Case<'_>) -> Vec<Violation> {
+fn wrong_attempt_numbers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut owners: BTreeMap<&str, (&str, &Seen)> = BTreeMap::new();
-    for (task, record) in &case.records {
+    let mut owners: BTreeMap<&str, (&str, &LocatedLine)> = BTreeMap::new();
+    for (task, record) in &case.final_tasks {
         let mut last = 0;
         for one in record.attempts {
             if one.number <= last {
@@ -87,14 +87,19 @@ fn numbers(case: &Case<'_>) -> Vec<Violation> {
                     "attempt {} has number {} after {last}",
                     one.attempt, one.number
                 );
-                found.push(Violation::new("S2", task, what, &[record.seen]));
+                found.push(RuleViolation::new("S2", task, what, &[record.located_line]));
             }
             last = one.number;
-            if let Some((other, seen)) = owners.insert(&one.attempt, (task, record.seen))
+            if let Some((other, seen)) = owners.insert(&one.attempt, (task, record.located_line))
                 && other != *task
             {
                 let what = format!("attempt {} is also one of {other}", one.attempt);
-                found.push(Violation::new("S2", task, what, &[seen, record.seen]));
+                found.push(RuleViolation::new(
+                    "S2",
+                    task,
+                    what,
+                    &[seen, record.located_line],
+                ));
             }
         }
     }
@@ -102,17 +107,17 @@ fn numbers(case: &Case<'_>) -> Vec<Violation> {
 }
 
 /// A pid and when it was started.
-type Process = (u32, u64);
+type ProcessIdentity = (u32, u64);
 
-fn runs(case: &Case<'_>) -> Vec<Violation> {
+fn attempts_run_twice(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut begun: BTreeMap<&str, (BTreeSet<Process>, &Seen)> = BTreeMap::new();
-    for seen in &case.history.seen {
-        let Saw::Began {
+    let mut begun: BTreeMap<&str, (BTreeSet<ProcessIdentity>, &LocatedLine)> = BTreeMap::new();
+    for seen in &case.history.located_lines {
+        let Observation::Began {
             attempt,
             pid,
             started,
-        } = &seen.line.saw
+        } = &seen.line.observation
         else {
             continue;
         };
@@ -120,9 +125,9 @@ fn runs(case: &Case<'_>) -> Vec<Violation> {
         processes.insert((*pid, *started));
         if processes.len() > 1 {
             let what = format!("{attempt} was run twice");
-            found.push(Violation::new(
+            found.push(RuleViolation::new(
                 "S2",
-                case.task(attempt),
+                case.task_of(attempt),
                 what,
                 &[first, seen],
             ));
@@ -133,23 +138,23 @@ fn runs(case: &Case<'_>) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use crate::samples::{self, began, ended, expect};
+    use crate::samples::{self, began, ended, expect_violation};
 
     #[test]
     fn two_leases_at_once_are_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay.push(samples::timeline(
             "t1", 20, "offered", "a1", "offered", "queued",
         ));
         run.relay.push(samples::timeline(
             "t1", 21, "offered", "a9", "offered", "queued",
         ));
-        expect(&run, "S1", "t1", "relay.jsonl");
+        expect_violation(&run, "S1", "t1", "relay.jsonl");
     }
 
     #[test]
     fn two_living_attempts_are_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.daemon.push(samples::offered("acme", "t1", "a9"));
         run.children = vec![
             began("a1", 7),
@@ -157,12 +162,12 @@ mod tests {
             ended("a1", 7),
             ended("a9", 8),
         ];
-        expect(&run, "S1", "t1", "children.jsonl:1, children.jsonl:2");
+        expect_violation(&run, "S1", "t1", "children.jsonl:1, children.jsonl:2");
     }
 
     #[test]
     fn attempts_one_after_the_other_are_sound() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.daemon.push(samples::offered("acme", "t1", "a9"));
         run.relay.push(samples::timeline(
             "t1",
@@ -178,34 +183,34 @@ mod tests {
             began("a9", 8),
             ended("a9", 8),
         ];
-        assert!(run.judged().holds(), "{}", run.judged());
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
     }
 
     #[test]
     fn an_attempt_that_ran_twice_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.children.push(began("a1", 99));
-        expect(&run, "S2", "t1", "children.jsonl");
+        expect_violation(&run, "S2", "t1", "children.jsonl");
     }
 
     #[test]
     fn an_attempt_of_two_tasks_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.relay.push(samples::record(
             "acme",
             "t8",
             "completed",
             &[("a1", 1, "completed")],
         ));
-        expect(&run, "S2", "t8", "relay.jsonl");
+        expect_violation(&run, "S2", "t8", "relay.jsonl");
     }
 
     #[test]
     fn a_number_that_comes_twice_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         let attempts = [("b1", 1, "lost"), ("b2", 1, "completed")];
         run.relay
             .push(samples::record("acme", "t8", "completed", &attempts));
-        expect(&run, "S2", "t8", "relay.jsonl");
+        expect_violation(&run, "S2", "t8", "relay.jsonl");
     }
 }

@@ -14,14 +14,14 @@ mod watching;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::counts;
-use crate::history::{Asked, History, Seen};
-use crate::line::{Event, FinalAttempt, Saw};
-use crate::verdict::{Verdict, Violation};
+use crate::history::{ClientCall, History, LocatedLine};
+use crate::line::{FinalAttempt, HistoryEvent, Observation};
+use crate::verdict::{HistoryVerdict, RuleViolation};
 
 /// States after which a task changes no more, but for what README names.
-const TERMINAL: [&str; 5] = ["completed", "failed", "canceled", "timed_out", "lost"];
+const TERMINAL_STATES: [&str; 5] = ["completed", "failed", "canceled", "timed_out", "lost"];
 /// States in which an attempt has the right to speak.
-const LEASED: [&str; 8] = [
+const LEASED_STATES: [&str; 8] = [
     "offered",
     "accepted",
     "starting",
@@ -32,7 +32,7 @@ const LEASED: [&str; 8] = [
     "cleaning_up",
 ];
 /// States in which it never will again.
-const ENDED: [&str; 7] = [
+const ENDED_STATES: [&str; 7] = [
     "completed",
     "failed",
     "canceled",
@@ -44,8 +44,8 @@ const ENDED: [&str; 7] = [
 
 /// A task in the end.
 #[derive(Clone, Copy, Debug)]
-struct Final<'a> {
-    seen: &'a Seen,
+struct FinalTask<'a> {
+    located_line: &'a LocatedLine,
     tenant: &'a str,
     state: &'a str,
     attempts: &'a [FinalAttempt],
@@ -53,47 +53,47 @@ struct Final<'a> {
 
 /// A history with what every rule looks up.
 #[derive(Debug)]
-struct Case<'a> {
+struct IndexedHistory<'a> {
     history: &'a History,
-    calls: Vec<Asked<'a>>,
-    records: BTreeMap<&'a str, Final<'a>>,
-    timelines: BTreeMap<&'a str, Timeline<'a>>,
-    task_of: BTreeMap<&'a str, &'a str>,
+    calls: Vec<ClientCall<'a>>,
+    final_tasks: BTreeMap<&'a str, FinalTask<'a>>,
+    timelines: BTreeMap<&'a str, StoredTimeline<'a>>,
+    tasks_by_attempt: BTreeMap<&'a str, &'a str>,
     removed: BTreeSet<&'a str>,
 }
 
-impl<'a> Case<'a> {
+impl<'a> IndexedHistory<'a> {
     fn new(history: &'a History) -> Self {
         let mut case = Self {
             calls: history.calls(),
-            records: BTreeMap::new(),
+            final_tasks: BTreeMap::new(),
             timelines: BTreeMap::new(),
-            task_of: history.task_of_attempt(),
+            tasks_by_attempt: history.tasks_by_attempt(),
             removed: BTreeSet::new(),
             history,
         };
-        for seen in &history.seen {
-            match &seen.line.saw {
-                Saw::Record {
+        for seen in &history.located_lines {
+            match &seen.line.observation {
+                Observation::Record {
                     tenant,
                     task,
                     state,
                     attempts,
                     ..
                 } => {
-                    let record = Final {
-                        seen,
+                    let record = FinalTask {
+                        located_line: seen,
                         tenant,
                         state,
                         attempts,
                     };
-                    case.records.insert(task, record);
+                    case.final_tasks.insert(task, record);
                 }
-                Saw::Timeline { task, event } => {
+                Observation::Timeline { task, event } => {
                     let timeline = case.timelines.entry(task).or_default();
                     timeline.insert(event.revision, (seen, event));
                 }
-                Saw::Removed { task } => {
+                Observation::Removed { task } => {
                     case.removed.insert(task);
                 }
                 _ => {}
@@ -103,41 +103,44 @@ impl<'a> Case<'a> {
     }
 
     /// The task that an attempt belongs to; empty when nobody said.
-    fn task(&self, attempt: &str) -> &'a str {
-        self.task_of.get(attempt).copied().unwrap_or_default()
+    fn task_of(&self, attempt: &str) -> &'a str {
+        self.tasks_by_attempt
+            .get(attempt)
+            .copied()
+            .unwrap_or_default()
     }
 
-    fn attempt(&self, attempt: &str) -> Option<(Final<'a>, &'a FinalAttempt)> {
-        let record = self.records.get(self.task(attempt))?;
+    fn final_attempt(&self, attempt: &str) -> Option<(FinalTask<'a>, &'a FinalAttempt)> {
+        let record = self.final_tasks.get(self.task_of(attempt))?;
         let found = record.attempts.iter().find(|one| one.attempt == attempt)?;
         Some((*record, found))
     }
 }
 
 /// A task's stored events by revision, with their lines.
-type Timeline<'a> = BTreeMap<u64, (&'a Seen, &'a Event)>;
+type StoredTimeline<'a> = BTreeMap<u64, (&'a LocatedLine, &'a HistoryEvent)>;
 
 /// Whether an event is part of the adoption of a late result: the end and the adoption, in one commit. Before them there may be a proof of death and
 /// the release of a successor that only waited.
-fn adopts(timeline: &Timeline<'_>, event: &Event) -> bool {
+fn is_late_adoption(timeline: &StoredTimeline<'_>, event: &HistoryEvent) -> bool {
     let next = timeline.get(&(event.revision + 1)).map(|(_, next)| *next);
     match (event.kind.as_str(), next) {
         ("adopted_late", _) => true,
         ("ended", Some(next)) if next.kind == "adopted_late" => next.attempt == event.attempt,
         ("ended" | "receipt_arrived", Some(next)) => {
             let before = event.kind == "receipt_arrived" || event.state == "released";
-            before && next.kind != "adopted_late" && adopts(timeline, next)
+            before && next.kind != "adopted_late" && is_late_adoption(timeline, next)
         }
         _ => false,
     }
 }
 
 /// Looks at everything.
-pub fn judge(history: &History) -> Verdict {
-    let case = Case::new(history);
-    let counts = counts::count(history);
-    let mut violations = counts::vacuous(history, &counts);
-    let rules: [fn(&Case<'_>) -> Vec<Violation>; 10] = [
+pub fn check_history(history: &History) -> HistoryVerdict {
+    let case = IndexedHistory::new(history);
+    let counts = counts::count_lines(history);
+    let mut violations = counts::find_unmet_minimums(history, &counts);
+    let rules: [fn(&IndexedHistory<'_>) -> Vec<RuleViolation>; 10] = [
         leases::check,
         fencing::check,
         acknowledged::check,
@@ -150,5 +153,5 @@ pub fn judge(history: &History) -> Verdict {
         goals::check,
     ];
     violations.extend(rules.iter().flat_map(|rule| rule(&case)));
-    Verdict { counts, violations }
+    HistoryVerdict { counts, violations }
 }

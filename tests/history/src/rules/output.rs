@@ -3,25 +3,25 @@
 
 use std::collections::BTreeMap;
 
-use super::Case;
-use crate::history::Seen;
-use crate::line::Saw;
-use crate::verdict::Violation;
+use super::IndexedHistory;
+use crate::history::LocatedLine;
+use crate::line::Observation;
+use crate::verdict::RuleViolation;
 
 /// How far one reading has come.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reading {
-    at: u64,
+struct ReadPosition {
+    offset: u64,
 }
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
-    let written = written(case);
-    let mut readings: BTreeMap<(&str, u64), Reading> = BTreeMap::new();
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let written = written_output(case);
+    let mut readings: BTreeMap<(&str, u64), ReadPosition> = BTreeMap::new();
     let mut found = Vec::new();
-    for seen in &case.history.seen {
+    for seen in &case.history.located_lines {
         let who = seen.line.who.as_str();
-        match &seen.line.saw {
-            Saw::Read {
+        match &seen.line.observation {
+            Observation::Read {
                 reading,
                 attempt,
                 offset,
@@ -29,29 +29,31 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
                 ..
             } => {
                 let place = readings.entry((who, *reading)).or_default();
-                found.extend(hole(case, seen, attempt, place.at, *offset));
-                found.extend(other_text(case, seen, attempt, *offset, text, &written));
-                place.at = offset + text.len() as u64;
+                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
+                found.extend(different_text(case, seen, attempt, *offset, text, &written));
+                place.offset = offset + text.len() as u64;
             }
-            Saw::ReadCut {
+            Observation::ReadCut {
                 reading,
                 attempt,
                 offset,
                 length,
             } => {
                 let place = readings.entry((who, *reading)).or_default();
-                found.extend(hole(case, seen, attempt, place.at, *offset));
-                place.at = offset + length;
+                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
+                place.offset = offset + length;
             }
-            Saw::ReadEnd {
+            Observation::ReadEnd {
                 reading,
                 attempt,
                 offset,
                 complete,
             } => {
                 let place = readings.entry((who, *reading)).or_default();
-                found.extend(hole(case, seen, attempt, place.at, *offset));
-                found.extend(short(case, seen, attempt, *offset, *complete, &written));
+                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
+                found.extend(truncated_output(
+                    case, seen, attempt, *offset, *complete, &written,
+                ));
             }
             _ => {}
         }
@@ -59,88 +61,99 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     found
 }
 
-type Written<'a> = BTreeMap<&'a str, String>;
+type WrittenOutput<'a> = BTreeMap<&'a str, String>;
 
-fn written<'a>(case: &Case<'a>) -> Written<'a> {
-    let mut written = Written::new();
-    for seen in &case.history.seen {
-        if let Saw::Wrote { attempt, text } = &seen.line.saw {
+fn written_output<'a>(case: &IndexedHistory<'a>) -> WrittenOutput<'a> {
+    let mut written = WrittenOutput::new();
+    for seen in &case.history.located_lines {
+        if let Observation::Wrote { attempt, text } = &seen.line.observation {
             written.entry(attempt).or_default().push_str(text);
         }
     }
     written
 }
 
-fn hole(case: &Case<'_>, seen: &Seen, attempt: &str, at: u64, offset: u64) -> Option<Violation> {
+fn output_gap(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
+    attempt: &str,
+    at: u64,
+    offset: u64,
+) -> Option<RuleViolation> {
     let what = format!("output of {attempt} goes on at {offset} after {at}");
-    (at != offset).then(|| Violation::new("S10", case.task(attempt), what, &[seen]))
+    (at != offset).then(|| RuleViolation::new("S10", case.task_of(attempt), what, &[seen]))
 }
 
 /// Only where the child wrote down what it wrote.
-fn other_text(
-    case: &Case<'_>,
-    seen: &Seen,
+fn different_text(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
     attempt: &str,
     offset: u64,
     text: &str,
-    written: &Written<'_>,
-) -> Option<Violation> {
+    written: &WrittenOutput<'_>,
+) -> Option<RuleViolation> {
     let written = written.get(attempt)?;
     let from = usize::try_from(offset).unwrap_or(usize::MAX);
     let same = written.get(from..from.saturating_add(text.len())) == Some(text);
     let what = format!("output of {attempt} at {offset} is not what its child wrote");
-    (!same).then(|| Violation::new("S10", case.task(attempt), what, &[seen]))
+    (!same).then(|| RuleViolation::new("S10", case.task_of(attempt), what, &[seen]))
 }
 
-fn short(
-    case: &Case<'_>,
-    seen: &Seen,
+fn truncated_output(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
     attempt: &str,
     offset: u64,
     complete: bool,
-    written: &Written<'_>,
-) -> Option<Violation> {
-    let (_, one) = case.attempt(attempt)?;
+    written: &WrittenOutput<'_>,
+) -> Option<RuleViolation> {
+    let (_, one) = case.final_attempt(attempt)?;
     let wrote = written.get(attempt)?.len() as u64;
     if one.state != "completed" || (complete && offset == wrote) {
         return None;
     }
     let what = format!("output of {attempt} ends at {offset} of {wrote}, and it is completed");
-    Some(Violation::new("S10", case.task(attempt), what, &[seen]))
+    Some(RuleViolation::new(
+        "S10",
+        case.task_of(attempt),
+        what,
+        &[seen],
+    ))
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::samples::{self, expect, read, read_end};
+    use crate::samples::{self, expect_violation, read, read_end};
 
     #[test]
     fn a_hole_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(read(8, "t1", "a1", 4, "two\n"));
-        expect(&run, "S10", "t1", "client.jsonl");
+        expect_violation(&run, "S10", "t1", "client.jsonl");
     }
 
     #[test]
     fn text_that_nobody_wrote_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(read(8, "t1", "a1", 0, "eno\n"));
-        expect(&run, "S10", "t1", "client.jsonl");
+        expect_violation(&run, "S10", "t1", "client.jsonl");
     }
 
     #[test]
     fn output_that_is_short_without_a_word_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(read(8, "t1", "a1", 0, "one\n"));
         run.client.push(read_end(8, "a1", 4));
-        expect(&run, "S10", "t1", "client.jsonl");
+        expect_violation(&run, "S10", "t1", "client.jsonl");
     }
 
     #[test]
     fn a_cut_is_no_hole() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(samples::read_cut(8, "a1", 0, 4));
         run.client.push(read(8, "t1", "a1", 4, "two\n"));
         run.client.push(read_end(8, "a1", 8));
-        assert!(run.judged().holds(), "{}", run.judged());
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
     }
 }

@@ -1,40 +1,52 @@
 //! S5: what anybody was told is implied by what is stored. Offers and confirmations are in the task's record; each event that a watcher saw is
 //! the one that is stored under its revision; and each answer fits the event of its revision.
 
-use super::Case;
-use crate::history::Seen;
-use crate::line::{Event, Outcome, Saw};
-use crate::verdict::Violation;
+use super::IndexedHistory;
+use crate::history::LocatedLine;
+use crate::line::{CallOutcome, HistoryEvent, Observation};
+use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut watches = std::collections::BTreeMap::new();
-    for seen in &case.history.seen {
-        match &seen.line.saw {
-            Saw::Offered { task, attempt, .. } => {
-                found.extend(unknown(case, seen, task, attempt, "offered"));
+    for seen in &case.history.located_lines {
+        match &seen.line.observation {
+            Observation::Offered { task, attempt, .. } => {
+                found.extend(unstored_attempt_event(case, seen, task, attempt, "offered"));
             }
-            Saw::Confirmed { task, attempt } => {
-                found.extend(unknown(case, seen, task, attempt, "confirmed"));
+            Observation::Confirmed { task, attempt } => {
+                found.extend(unstored_attempt_event(
+                    case,
+                    seen,
+                    task,
+                    attempt,
+                    "confirmed",
+                ));
             }
-            Saw::Granted { task, attempt, .. } => {
-                found.extend(unknown(case, seen, task, attempt, "confirmed"));
+            Observation::Granted { task, attempt, .. } => {
+                found.extend(unstored_attempt_event(
+                    case,
+                    seen,
+                    task,
+                    attempt,
+                    "confirmed",
+                ));
             }
-            Saw::WatchOpened { watch, task, .. } => {
+            Observation::WatchOpened { watch, task, .. } => {
                 watches.insert((seen.line.who.as_str(), *watch), task.as_str());
             }
-            Saw::Watched { watch, event } => {
+            Observation::Watched { watch, event } => {
                 if let Some(task) = watches.get(&(seen.line.who.as_str(), *watch)) {
-                    found.extend(other_event(case, seen, task, event));
+                    found.extend(different_stored_event(case, seen, task, event));
                 }
             }
-            Saw::Answer {
-                outcome: Outcome::Ok,
+            Observation::Answer {
+                outcome: CallOutcome::Ok,
                 task: Some(task),
                 revision: Some(revision),
                 state: Some(state),
                 ..
-            } => found.extend(other_state(case, seen, task, *revision, state)),
+            } => found.extend(different_stored_state(case, seen, task, *revision, state)),
             _ => {}
         }
     }
@@ -42,19 +54,19 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
 }
 
 /// Nothing is said where the record no longer has its oldest events.
-fn unknown(
-    case: &Case<'_>,
-    seen: &Seen,
+fn unstored_attempt_event(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
     task: &str,
     attempt: &str,
     kind: &str,
-) -> Option<Violation> {
+) -> Option<RuleViolation> {
     if case.removed.contains(task) {
         return None;
     }
     let Some(timeline) = case.timelines.get(task) else {
         let what = format!("{attempt} was {kind}, and nothing is stored of its task");
-        return Some(Violation::new("S5", task, what, &[seen]));
+        return Some(RuleViolation::new("S5", task, what, &[seen]));
     };
     let whole = timeline.contains_key(&1);
     let stored = timeline
@@ -66,10 +78,15 @@ fn unknown(
         return None;
     }
     let what = format!("{attempt} was {kind} to a daemon, and that is not stored");
-    Some(Violation::new("S5", task, what, &[seen]))
+    Some(RuleViolation::new("S5", task, what, &[seen]))
 }
 
-fn other_event(case: &Case<'_>, seen: &Seen, task: &str, event: &Event) -> Option<Violation> {
+fn different_stored_event(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
+    task: &str,
+    event: &HistoryEvent,
+) -> Option<RuleViolation> {
     if case.removed.contains(task) {
         return None;
     }
@@ -81,7 +98,7 @@ fn other_event(case: &Case<'_>, seen: &Seen, task: &str, event: &Event) -> Optio
                 "a watcher was told {} at revision {}, and {} is stored",
                 event.kind, event.revision, stored.kind
             );
-            Some(Violation::new("S5", task, what, &[seen, stored_at]))
+            Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
         }
         // Older ones are dropped in time; newer ones cannot be missing.
         None if timeline.keys().next() > Some(&event.revision) => None,
@@ -90,18 +107,18 @@ fn other_event(case: &Case<'_>, seen: &Seen, task: &str, event: &Event) -> Optio
                 "a watcher was told of revision {}, which is not stored",
                 event.revision
             );
-            Some(Violation::new("S5", task, what, &[seen]))
+            Some(RuleViolation::new("S5", task, what, &[seen]))
         }
     }
 }
 
-fn other_state(
-    case: &Case<'_>,
-    seen: &Seen,
+fn different_stored_state(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
     task: &str,
     revision: u64,
     state: &str,
-) -> Option<Violation> {
+) -> Option<RuleViolation> {
     let (stored_at, stored) = case.timelines.get(task)?.get(&revision)?;
     if case.removed.contains(task) || stored.task_state == state {
         return None;
@@ -110,40 +127,40 @@ fn other_state(
         "it was told to be {state} at revision {revision}, and {} is stored",
         stored.task_state
     );
-    Some(Violation::new("S5", task, what, &[seen, stored_at]))
+    Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::line::{Op, Outcome};
-    use crate::samples::{self, answer, call, expect};
+    use crate::line::{CallOutcome, ClientOperation};
+    use crate::samples::{self, answer, call, expect_violation};
 
     #[test]
     fn an_offer_that_is_not_stored_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.daemon.push(samples::offered("acme", "t1", "a5"));
-        expect(&run, "S5", "t1", "daemon.jsonl");
+        expect_violation(&run, "S5", "t1", "daemon.jsonl");
     }
 
     #[test]
     fn an_offer_of_a_task_that_is_not_stored_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.daemon.push(samples::offered("acme", "t6", "a6"));
-        expect(&run, "S5", "t6", "daemon.jsonl");
+        expect_violation(&run, "S5", "t6", "daemon.jsonl");
     }
 
     #[test]
     fn an_event_that_is_not_the_stored_one_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(samples::watch_opened(3, "acme", "t1", 1));
         run.client
             .push(samples::watched(3, 2, "ended", "a1", "failed", "failed"));
-        expect(&run, "S5", "t1", "client.jsonl");
+        expect_violation(&run, "S5", "t1", "client.jsonl");
     }
 
     #[test]
     fn an_event_that_was_told_and_is_gone_is_found() {
-        let mut run = samples::sound();
+        let mut run = samples::sound_run();
         run.client.push(samples::watch_opened(3, "acme", "t1", 49));
         run.client.push(samples::watched(
             3,
@@ -153,15 +170,16 @@ mod tests {
             "completed",
             "completed",
         ));
-        expect(&run, "S5", "t1", "client.jsonl");
+        expect_violation(&run, "S5", "t1", "client.jsonl");
     }
 
     #[test]
     fn an_answer_that_does_not_fit_its_revision_is_found() {
-        let mut run = samples::sound();
-        run.client.push(call(9, Op::Get, "acme", Some("t1")));
+        let mut run = samples::sound_run();
         run.client
-            .push(answer(9, Outcome::Ok, Some("t1"), 3, "completed"));
-        expect(&run, "S5", "t1", "client.jsonl");
+            .push(call(9, ClientOperation::Get, "acme", Some("t1")));
+        run.client
+            .push(answer(9, CallOutcome::Ok, Some("t1"), 3, "completed"));
+        expect_violation(&run, "S5", "t1", "client.jsonl");
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 const LIMIT: usize = 2_000;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum OutboxTestStep {
     /// Folds the next items of the script.
     Fold(usize),
     Write(usize),
@@ -29,55 +29,55 @@ enum Step {
     Repair,
 }
 
-fn daemon_step() -> impl Strategy<Value = Step> {
+fn daemon_step() -> impl Strategy<Value = OutboxTestStep> {
     prop_oneof![
-        6 => (1usize..5).prop_map(Step::Fold),
-        5 => (1usize..6).prop_map(Step::Write),
-        2 => Just(Step::Sync),
-        5 => (1usize..6).prop_map(Step::Send),
-        3 => (any::<bool>(), any::<bool>()).prop_map(|(control, output)| Step::Ack { control, output }),
-        1 => Just(Step::Reconnect),
-        1 => Just(Step::Rewrite),
-        1 => Just(Step::Kill),
+        6 => (1usize..5).prop_map(OutboxTestStep::Fold),
+        5 => (1usize..6).prop_map(OutboxTestStep::Write),
+        2 => Just(OutboxTestStep::Sync),
+        5 => (1usize..6).prop_map(OutboxTestStep::Send),
+        3 => (any::<bool>(), any::<bool>()).prop_map(|(control, output)| OutboxTestStep::Ack { control, output }),
+        1 => Just(OutboxTestStep::Reconnect),
+        1 => Just(OutboxTestStep::Rewrite),
+        1 => Just(OutboxTestStep::Kill),
     ]
 }
 
-fn machine_step() -> impl Strategy<Value = Step> {
+fn machine_step() -> impl Strategy<Value = OutboxTestStep> {
     prop_oneof![
         12 => daemon_step(),
-        1 => (0usize..9).prop_map(Step::PowerLoss),
-        1 => Just(Step::DiskFull),
-        1 => Just(Step::Repair),
+        1 => (0usize..9).prop_map(OutboxTestStep::PowerLoss),
+        1 => Just(OutboxTestStep::DiskFull),
+        1 => Just(OutboxTestStep::Repair),
     ]
 }
 
 /// What the child does: item `i` is control frame `i`, or output that is all `i`.
 #[derive(Clone, Copy, Debug)]
-enum Item {
+enum ScriptItem {
     Control { synced: bool },
     Output(usize),
 }
 
-fn item() -> impl Strategy<Value = Item> {
+fn item() -> impl Strategy<Value = ScriptItem> {
     prop_oneof![
-        any::<bool>().prop_map(|synced| Item::Control { synced }),
-        (1usize..300).prop_map(Item::Output),
+        any::<bool>().prop_map(|synced| ScriptItem::Control { synced }),
+        (1usize..300).prop_map(ScriptItem::Output),
     ]
 }
 
 /// A relay that applies what continues its knowledge and would notice a hole.
 #[derive(Default)]
-struct Relay {
-    known: Acked,
+struct OutboxTestRelay {
+    known: AckedPosition,
     bodies: Vec<u64>,
     /// One item per byte; a cut one is `None`.
     output: Vec<Option<u64>>,
 }
 
-impl Relay {
-    fn receive(&mut self, record: &Record<u64, (), ()>) {
+impl OutboxTestRelay {
+    fn receive(&mut self, record: &QueuedRecord<u64, (), ()>) {
         let (offset, bytes): (u64, Vec<Option<u64>>) = match record {
-            Record::Control { seq, body, .. } => {
+            QueuedRecord::Control { seq, body, .. } => {
                 assert!(*seq <= self.known.control_seq + 1, "control frame missing");
                 if *seq == self.known.control_seq + 1 {
                     self.known.control_seq = *seq;
@@ -85,11 +85,11 @@ impl Relay {
                 }
                 return;
             }
-            Record::Output { offset, bytes, .. } => (
+            QueuedRecord::Output { offset, bytes, .. } => (
                 *offset,
                 bytes.iter().map(|byte| Some(u64::from(*byte))).collect(),
             ),
-            Record::Cut { offset, length, .. } => (*offset, vec![None; *length as usize]),
+            QueuedRecord::Cut { offset, length, .. } => (*offset, vec![None; *length as usize]),
         };
         assert!(offset <= self.known.output_offset, "output missing");
         let known = (self.known.output_offset - offset) as usize;
@@ -98,38 +98,38 @@ impl Relay {
     }
 }
 
-struct World {
-    script: Vec<Item>,
-    outbox: Box8,
+struct OutboxSimulation {
+    script: Vec<ScriptItem>,
+    outbox: TestOutbox,
     /// On its way to the disk.
-    queue: Vec<Logged<u64, (), ()>>,
-    disk: Vec<Logged<u64, (), ()>>,
+    queue: Vec<LoggedEntry<u64, (), ()>>,
+    disk: Vec<LoggedEntry<u64, (), ()>>,
     synced: usize,
-    relay: Relay,
+    relay: OutboxTestRelay,
     /// Frames may have been seen by the relay and be unknown to the disk.
-    forgets: bool,
+    may_have_lost_frames: bool,
 }
 
-impl World {
-    fn new(script: Vec<Item>) -> Self {
+impl OutboxSimulation {
+    fn new(script: Vec<ScriptItem>) -> Self {
         Self {
             script,
-            outbox: Box8::new(LIMIT),
+            outbox: TestOutbox::new(LIMIT),
             queue: Vec::new(),
             disk: Vec::new(),
             synced: 0,
-            relay: Relay::default(),
-            forgets: false,
+            relay: OutboxTestRelay::default(),
+            may_have_lost_frames: false,
         }
     }
 
-    fn take(&mut self, step: &Step) {
+    fn run_step(&mut self, step: &OutboxTestStep) {
         match step {
-            Step::Fold(count) => self.fold(*count),
-            Step::Write(count) => self.write(*count),
-            Step::Sync => self.sync(),
-            Step::Send(count) => self.send(*count),
-            Step::Ack { control, output } => self.outbox.ack(Acked {
+            OutboxTestStep::Fold(count) => self.fold(*count),
+            OutboxTestStep::Write(count) => self.write(*count),
+            OutboxTestStep::Sync => self.sync(),
+            OutboxTestStep::Send(count) => self.send(*count),
+            OutboxTestStep::Ack { control, output } => self.outbox.ack(AckedPosition {
                 control_seq: if *control {
                     self.relay.known.control_seq
                 } else {
@@ -141,41 +141,41 @@ impl World {
                     0
                 },
             }),
-            Step::Reconnect => self.outbox.settle(self.relay.known),
-            Step::Rewrite => self.rewrite(),
-            Step::Kill => self.restart(),
-            Step::PowerLoss(lost) => {
+            OutboxTestStep::Reconnect => self.outbox.apply_settlement(self.relay.known),
+            OutboxTestStep::Rewrite => self.rewrite(),
+            OutboxTestStep::Kill => self.restart(),
+            OutboxTestStep::PowerLoss(lost) => {
                 let left = self.disk.len().saturating_sub(*lost).max(self.synced);
-                self.forgets |= left < self.disk.len();
+                self.may_have_lost_frames |= left < self.disk.len();
                 self.disk.truncate(left);
                 self.restart();
             }
-            Step::DiskFull => {
+            OutboxTestStep::DiskFull => {
                 self.outbox.log_mut().on_failed();
                 self.queue.clear();
             }
-            Step::Repair if self.outbox.log().has_failed() => self.rewrite(),
-            Step::Repair => {}
+            OutboxTestStep::Repair if self.outbox.log().has_failed() => self.rewrite(),
+            OutboxTestStep::Repair => {}
         }
     }
 
     fn fold(&mut self, count: usize) {
         let from = self.outbox.progress().consumed as usize;
         for (index, item) in self.script.iter().enumerate().skip(from).take(count) {
-            self.outbox.advance(Progress {
+            self.outbox.set_progress(TranscriptProgress {
                 consumed: index as u64 + 1,
                 snapshot: Bytes::new(),
             });
             match item {
-                Item::Control { synced } => {
+                ScriptItem::Control { synced } => {
                     let leaves = if *synced {
-                        Leaves::Synced
+                        RequiredDurability::Synced
                     } else {
-                        Leaves::Written
+                        RequiredDurability::Written
                     };
                     self.outbox.push_control(index as u64, (), leaves);
                 }
-                Item::Output(length) => {
+                ScriptItem::Output(length) => {
                     let bytes = Bytes::from(vec![index as u8; *length]);
                     self.outbox.push_output((), bytes, ());
                 }
@@ -184,7 +184,7 @@ impl World {
     }
 
     fn write(&mut self, count: usize) {
-        self.queue.extend(self.outbox.log_mut().take());
+        self.queue.extend(self.outbox.log_mut().take_pending());
         let count = count.min(self.queue.len());
         self.disk.extend(self.queue.drain(..count));
         self.report();
@@ -201,7 +201,7 @@ impl World {
                 .checked_sub(1)
                 .map_or(0, |last| self.disk[last].serial)
         };
-        let durable = Durable {
+        let durable = DurablePosition {
             written: serial(self.disk.len()),
             synced: serial(self.synced),
             file_bytes: 0,
@@ -215,17 +215,17 @@ impl World {
             self.write(usize::MAX);
         }
         self.queue.clear();
-        self.disk = self.outbox.image();
+        self.disk = self.outbox.rewrite_entries();
         self.sync();
     }
 
     /// The next daemon: reads the disk, syncs it, and asks the relay before it sends anything.
     fn restart(&mut self) {
-        self.forgets |= self.outbox.log().has_failed();
+        self.may_have_lost_frames |= self.outbox.log().has_failed();
         self.queue.clear();
-        self.outbox = Box8::restore(LIMIT, self.disk.clone());
+        self.outbox = TestOutbox::restore(LIMIT, self.disk.clone());
         self.sync();
-        self.outbox.settle(self.relay.known);
+        self.outbox.apply_settlement(self.relay.known);
     }
 
     fn send(&mut self, count: usize) {
@@ -242,15 +242,17 @@ impl World {
     }
 
     /// Whoever takes over from the disk as it is would say the same.
-    fn assert_stored(&self, record: &Record<u64, (), ()>) {
-        let mut next = Box8::restore(LIMIT, self.disk.clone());
+    fn assert_stored(&self, record: &QueuedRecord<u64, (), ()>) {
+        let mut next = TestOutbox::restore(LIMIT, self.disk.clone());
         next.log_mut().on_failed();
         match record {
-            Record::Control { seq, .. } => assert!(*seq <= next.last_control_seq()),
-            Record::Output { offset, bytes, .. } => {
+            QueuedRecord::Control { seq, .. } => assert!(*seq <= next.last_control_seq()),
+            QueuedRecord::Output { offset, bytes, .. } => {
                 assert!(offset + bytes.len() as u64 <= next.end_offset());
             }
-            Record::Cut { offset, length, .. } => assert!(offset + length <= next.end_offset()),
+            QueuedRecord::Cut { offset, length, .. } => {
+                assert!(offset + length <= next.end_offset())
+            }
         }
     }
 
@@ -259,7 +261,7 @@ impl World {
         if self.outbox.log().has_failed() {
             self.rewrite();
         }
-        self.outbox.settle(self.relay.known);
+        self.outbox.apply_settlement(self.relay.known);
         self.write(usize::MAX);
         self.sync();
         self.send(usize::MAX);
@@ -268,10 +270,10 @@ impl World {
     fn check(&self) {
         let wanted: Vec<u64> = (0..)
             .zip(&self.script)
-            .filter_map(|(index, item)| matches!(item, Item::Control { .. }).then_some(index))
+            .filter_map(|(index, item)| matches!(item, ScriptItem::Control { .. }).then_some(index))
             .collect();
         let mut once = self.relay.bodies.clone();
-        if self.forgets {
+        if self.may_have_lost_frames {
             // What the disk forgot is folded again and said again, never left out.
             let mut seen = std::collections::BTreeSet::new();
             once.retain(|body| seen.insert(*body));
@@ -280,8 +282,8 @@ impl World {
         let printed = (0u64..)
             .zip(&self.script)
             .flat_map(|(index, item)| match item {
-                Item::Control { .. } => vec![],
-                Item::Output(length) => vec![index & 0xff; *length],
+                ScriptItem::Control { .. } => vec![],
+                ScriptItem::Output(length) => vec![index & 0xff; *length],
             });
         let printed: Vec<u64> = printed.collect();
         assert_eq!(
@@ -295,11 +297,11 @@ impl World {
     }
 }
 
-fn live_through(script: Vec<Item>, steps: &[Step]) -> World {
-    let mut world = World::new(script);
+fn run_steps(script: Vec<ScriptItem>, steps: &[OutboxTestStep]) -> OutboxSimulation {
+    let mut world = OutboxSimulation::new(script);
     for step in steps {
-        world.take(step);
-        assert!(world.outbox.held() <= LIMIT);
+        world.run_step(step);
+        assert!(world.outbox.output_bytes() <= LIMIT);
     }
     world.finish();
     world.check();
@@ -314,11 +316,11 @@ proptest! {
         script in prop::collection::vec(item(), 0..60),
         steps in prop::collection::vec(daemon_step(), 1..120),
     ) {
-        let mut world = live_through(script, &steps);
+        let mut world = run_steps(script, &steps);
         prop_assert_eq!(world.relay.known.control_seq, world.outbox.last_control_seq());
         prop_assert_eq!(world.relay.known.output_offset, world.outbox.end_offset());
         world.outbox.ack(world.relay.known);
-        prop_assert_eq!((world.outbox.held(), world.outbox.next_unsent()), (0, None));
+        prop_assert_eq!((world.outbox.output_bytes(), world.outbox.next_unsent()), (0, None));
     }
 
     #[test]
@@ -326,6 +328,6 @@ proptest! {
         script in prop::collection::vec(item(), 0..60),
         steps in prop::collection::vec(machine_step(), 1..120),
     ) {
-        live_through(script, &steps);
+        run_steps(script, &steps);
     }
 }

@@ -4,22 +4,23 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::World;
+use super::CoreHarness;
 use super::bodies::{digest, spec};
-use crate::effects::{Grant, Reply};
+use crate::effects::{AgentLeaseGrant, CoreReply};
 use crate::id::{AttemptId, TaskId, TokenId};
 use crate::input::{
-    Agent, Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Prior, Submit, Termination,
+    AgentLeaseCall, AgentLeaseVerb, AgentPrincipal, CompletedBody, CoreCommand, ErroredBody,
+    LeaseToken, PriorSubmission, ProcessTermination, SubmitTask,
 };
-use crate::record::{FailureCode, TaskRecord, Usage};
+use crate::record::{FailureCode, TaskRecord, TokenUsage};
 use crate::reject::Rejection;
 use crate::samples;
 use crate::spec::TaskSpec;
-use crate::time::Mint;
+use crate::time::IdSource;
 
 /// Agent `n` of the scope `reviewers`.
-pub(in crate::tests) fn agent(n: u128) -> Agent {
-    Agent {
+pub(in crate::tests) fn agent(n: u128) -> AgentPrincipal {
+    AgentPrincipal {
         token: TokenId(Uuid::from_u128(n)),
         name: format!("agent-{n}").into(),
         tenant: samples::tenant("acme"),
@@ -28,7 +29,7 @@ pub(in crate::tests) fn agent(n: u128) -> Agent {
 }
 
 /// Waits for agents of that scope only.
-pub(in crate::tests) fn for_agents() -> TaskSpec {
+pub(in crate::tests) fn agent_task_spec() -> TaskSpec {
     TaskSpec {
         agent_scope: Some("reviewers".into()),
         agent_held: true,
@@ -38,15 +39,15 @@ pub(in crate::tests) fn for_agents() -> TaskSpec {
 
 /// A lease as the agent that holds it knows it.
 #[derive(Clone, Debug)]
-pub(in crate::tests) struct Hand {
-    pub(in crate::tests) agent: Agent,
+pub(in crate::tests) struct AgentLeaseHandle {
+    pub(in crate::tests) agent: AgentPrincipal,
     pub(in crate::tests) task: TaskId,
     pub(in crate::tests) attempt: AttemptId,
     pub(in crate::tests) token: LeaseToken,
 }
 
-impl Hand {
-    fn of(agent: &Agent, grant: &Grant) -> Self {
+impl AgentLeaseHandle {
+    fn of(agent: &AgentPrincipal, grant: &AgentLeaseGrant) -> Self {
         Self {
             agent: agent.clone(),
             task: grant.to.task,
@@ -56,36 +57,36 @@ impl Hand {
     }
 }
 
-impl World {
+impl CoreHarness {
     pub(in crate::tests) fn start(
         &mut self,
-        agent: &Agent,
+        agent: &AgentPrincipal,
         spec: TaskSpec,
         key: &str,
-    ) -> Result<Hand, Rejection> {
+    ) -> Result<AgentLeaseHandle, Rejection> {
         let spec = TaskSpec {
             idempotency_key: Some(key.into()),
             ..spec
         };
-        let (request, task, digest) = (self.request(), TaskId(self.mint.id()), digest(&spec));
+        let (request, task, digest) = (self.request(), TaskId(self.ids.new_id()), digest(&spec));
         let known = self.store.keys.get(&(spec.tenant.clone(), key.to_owned()));
-        let prior = known.map(|known| Prior {
+        let prior = known.map(|known| PriorSubmission {
             task: known.task,
             digest: known.digest,
             finished: self.store.done.get(&known.task).cloned(),
         });
-        let submit = Submit {
+        let submit = SubmitTask {
             request,
             task,
             spec: Arc::new(spec),
             digest,
-            prior: Ok(prior),
+            prior_submission: Ok(prior),
         };
         let mark = self.mark.clone().map(Box::new);
-        self.say(Input::Start {
+        self.send_input(CoreCommand::Start {
             submit,
             agent: agent.clone(),
-            mark,
+            fingerprint: mark,
         });
         let hand = self.granted(agent, request)?;
         Ok(hand.expect("a start is granted or refused"))
@@ -93,15 +94,15 @@ impl World {
 
     pub(in crate::tests) fn claim(
         &mut self,
-        agent: &Agent,
+        agent: &AgentPrincipal,
         task: Option<TaskId>,
-    ) -> Result<Option<Hand>, Rejection> {
+    ) -> Result<Option<AgentLeaseHandle>, Rejection> {
         let request = self.request();
         let finished = task.and_then(|task| self.store.finished(task));
-        self.say(Input::Claim {
+        self.send_input(CoreCommand::Claim {
             request,
             agent: agent.clone(),
-            mark: self.mark.clone().map(Box::new),
+            fingerprint: self.mark.clone().map(Box::new),
             task,
             finished,
         });
@@ -110,15 +111,15 @@ impl World {
 
     pub(in crate::tests) fn pick_up(
         &mut self,
-        agent: &Agent,
+        agent: &AgentPrincipal,
         task: TaskId,
         seen: Option<AttemptId>,
-    ) -> Result<Hand, Rejection> {
+    ) -> Result<AgentLeaseHandle, Rejection> {
         let (request, finished) = (self.request(), self.store.finished(task));
-        self.say(Input::PickUp {
+        self.send_input(CoreCommand::PickUp {
             request,
             agent: agent.clone(),
-            mark: self.mark.clone().map(Box::new),
+            fingerprint: self.mark.clone().map(Box::new),
             task,
             attempt: seen,
             reason: None,
@@ -129,47 +130,50 @@ impl World {
     }
 
     /// Submitted for agents and claimed by this one.
-    pub(in crate::tests) fn held(&mut self, agent: &Agent) -> Hand {
-        let task = self.submit(for_agents());
+    pub(in crate::tests) fn claimed_task(&mut self, agent: &AgentPrincipal) -> AgentLeaseHandle {
+        let task = self.submit(agent_task_spec());
         let hand = self.claim(agent, Some(task)).expect("it waits");
         hand.expect("it was named")
     }
 
     pub(in crate::tests) fn granted(
         &mut self,
-        agent: &Agent,
+        agent: &AgentPrincipal,
         request: crate::id::RequestId,
-    ) -> Result<Option<Hand>, Rejection> {
+    ) -> Result<Option<AgentLeaseHandle>, Rejection> {
         match self.reply(request)? {
-            Reply::Granted(grant) => Ok(grant.map(|grant| Hand::of(agent, &grant))),
+            CoreReply::Granted(grant) => Ok(grant.map(|grant| AgentLeaseHandle::of(agent, &grant))),
             other => panic!("not a grant: {other:?}"),
         }
     }
 
-    pub(in crate::tests) fn call(
+    pub(in crate::tests) fn call_as_agent(
         &mut self,
-        hand: &Hand,
-        verb: HeldVerb,
-    ) -> Result<Reply, Rejection> {
+        hand: &AgentLeaseHandle,
+        verb: AgentLeaseVerb,
+    ) -> Result<CoreReply, Rejection> {
         let request = self.request();
         let finished = self.store.finished(hand.task);
-        self.say(Input::Held(Box::new(HeldCall {
+        self.send_input(CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
             request,
             agent: hand.agent.clone(),
             task: hand.task,
             attempt: hand.attempt,
             proof: hand.token.clone(),
-            mark: self.mark.clone(),
+            fingerprint: self.mark.clone(),
             verb,
-            known: self.store.known(hand.task),
+            stored_progress: self.store.stored_progress(hand.task),
             finished,
         })));
         self.reply(request)
     }
 
-    pub(in crate::tests) fn renew(&mut self, hand: &Hand) -> Result<(u64, bool), Rejection> {
-        match self.call(hand, HeldVerb::Renew)? {
-            Reply::Renewed {
+    pub(in crate::tests) fn renew(
+        &mut self,
+        hand: &AgentLeaseHandle,
+    ) -> Result<(u64, bool), Rejection> {
+        match self.call_as_agent(hand, AgentLeaseVerb::Renew)? {
+            CoreReply::Renewed {
                 granted_ms,
                 cancel_requested,
                 ..
@@ -178,41 +182,44 @@ impl World {
         }
     }
 
-    pub(in crate::tests) fn ends(
+    pub(in crate::tests) fn end_by_agent(
         &mut self,
-        hand: &Hand,
-        verb: HeldVerb,
+        hand: &AgentLeaseHandle,
+        verb: AgentLeaseVerb,
     ) -> Result<Arc<TaskRecord>, Rejection> {
-        match self.call(hand, verb)? {
-            Reply::Task(record) => Ok(record),
+        match self.call_as_agent(hand, verb)? {
+            CoreReply::Task(record) => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
 
-    pub(in crate::tests) fn complete(&mut self, hand: &Hand) -> Result<Arc<TaskRecord>, Rejection> {
-        self.ends(hand, complete(b"done"))
+    pub(in crate::tests) fn complete_by_agent(
+        &mut self,
+        hand: &AgentLeaseHandle,
+    ) -> Result<Arc<TaskRecord>, Rejection> {
+        self.end_by_agent(hand, complete_verb(b"done"))
     }
 }
 
-pub(in crate::tests) fn complete(result: &[u8]) -> HeldVerb {
-    let completed = Completed {
+pub(in crate::tests) fn complete_verb(result: &[u8]) -> AgentLeaseVerb {
+    let completed = CompletedBody {
         result: Some(Arc::from(result)),
-        in_lease: true,
-        ..Completed::default()
+        ended_in_lease: true,
+        ..CompletedBody::default()
     };
-    HeldVerb::Complete(completed, None)
+    AgentLeaseVerb::Complete(completed, None)
 }
 
-pub(in crate::tests) fn fail(code: FailureCode) -> HeldVerb {
-    HeldVerb::Fail(Errored {
+pub(in crate::tests) fn fail(code: FailureCode) -> AgentLeaseVerb {
+    AgentLeaseVerb::Fail(ErroredBody {
         code,
         retryable_hint: None,
         message: Some("it did not work".into()),
         user_message: None,
-        usage: Usage::default(),
+        usage: TokenUsage::default(),
         agent_session_id: None,
         final_offset: 0,
-        termination: Termination::default(),
-        in_lease: true,
+        termination: ProcessTermination::default(),
+        ended_in_lease: true,
     })
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::id::TokenId;
-use crate::input::{Actor, CanceledBody, Completed, Errored, FrameBody, Termination};
-use crate::record::{Exit, FailureCode};
+use crate::input::{
+    CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination, RequestActor,
+};
+use crate::record::{FailureCode, ProcessExitStatus};
 use crate::samples;
 use crate::spec::TaskSpec;
 
@@ -15,8 +17,8 @@ pub(super) fn digest(spec: &TaskSpec) -> [u8; 32] {
     Sha256::digest(format!("{spec:?}")).into()
 }
 
-pub(in crate::tests) fn actor() -> Actor {
-    Actor {
+pub(in crate::tests) fn actor() -> RequestActor {
+    RequestActor {
         name: "alice".into(),
         token: TokenId(Uuid::from_u128(77)),
         operator: false,
@@ -28,44 +30,44 @@ pub(in crate::tests) fn spec() -> TaskSpec {
 }
 
 /// The processes are gone.
-pub(in crate::tests) fn gone() -> Termination {
-    Termination {
-        exit: Some(Exit::Code(0)),
+pub(in crate::tests) fn termination_receipt() -> ProcessTermination {
+    ProcessTermination {
+        exit: Some(ProcessExitStatus::Code(0)),
         group_empty: true,
-        ..Termination::default()
+        ..ProcessTermination::default()
     }
 }
 
 pub(in crate::tests) fn completed() -> FrameBody {
-    FrameBody::Completed(Completed {
+    FrameBody::Completed(CompletedBody {
         result: Some(Arc::from(*b"done")),
-        termination: gone(),
-        in_lease: true,
-        ..Completed::default()
+        termination: termination_receipt(),
+        ended_in_lease: true,
+        ..CompletedBody::default()
     })
 }
 
 pub(in crate::tests) fn errored(code: FailureCode, exit: i32) -> FrameBody {
-    FrameBody::Errored(Errored {
+    FrameBody::Errored(ErroredBody {
         code,
         retryable_hint: None,
         message: None,
         user_message: None,
-        usage: crate::record::Usage::default(),
+        usage: crate::record::TokenUsage::default(),
         agent_session_id: None,
         final_offset: 0,
-        termination: Termination {
-            exit: Some(Exit::Code(exit)),
-            ..gone()
+        termination: ProcessTermination {
+            exit: Some(ProcessExitStatus::Code(exit)),
+            ..termination_receipt()
         },
-        in_lease: true,
+        ended_in_lease: true,
     })
 }
 
 pub(in crate::tests) fn canceled() -> FrameBody {
     FrameBody::Canceled(CanceledBody {
-        termination: gone(),
-        in_lease: true,
+        termination: termination_receipt(),
+        ended_in_lease: true,
         ..CanceledBody::default()
     })
 }

@@ -5,19 +5,22 @@ use std::sync::Arc;
 use super::actor;
 use crate::fleet::OperateDaemon;
 use crate::id::{DaemonId, RequestId, TenantScope};
-use crate::input::Input;
+use crate::input::CoreCommand;
 use crate::record::DaemonOperation;
 
 /// A word before it is said: of somebody who reaches all daemons, with a reason.
-pub(in crate::tests) struct OnDaemon {
+pub(in crate::tests) struct DaemonOperationRequest {
     daemon: DaemonId,
     operation: DaemonOperation,
     scope: TenantScope,
     reason: Arc<str>,
 }
 
-pub(in crate::tests) fn on_daemon(daemon: DaemonId, operation: DaemonOperation) -> OnDaemon {
-    OnDaemon {
+pub(in crate::tests) fn daemon_operation(
+    daemon: DaemonId,
+    operation: DaemonOperation,
+) -> DaemonOperationRequest {
+    DaemonOperationRequest {
         daemon,
         operation,
         scope: TenantScope::All,
@@ -25,18 +28,18 @@ pub(in crate::tests) fn on_daemon(daemon: DaemonId, operation: DaemonOperation) 
     }
 }
 
-impl OnDaemon {
+impl DaemonOperationRequest {
     pub(in crate::tests) fn of(self, scope: TenantScope) -> Self {
         Self { scope, ..self }
     }
 
-    pub(in crate::tests) fn because(self, reason: &str) -> Self {
+    pub(in crate::tests) fn with_reason(self, reason: &str) -> Self {
         let reason = reason.into();
         Self { reason, ..self }
     }
 
-    pub(in crate::tests) fn input(self, request: RequestId) -> Input {
-        Input::OperateDaemon(Box::new(OperateDaemon {
+    pub(in crate::tests) fn input(self, request: RequestId) -> CoreCommand {
+        CoreCommand::OperateDaemon(Box::new(OperateDaemon {
             request,
             scope: self.scope,
             daemon: self.daemon,

@@ -2,35 +2,35 @@
 
 use std::sync::Arc;
 
-use super::World;
+use super::CoreHarness;
 use super::bodies::actor;
-use crate::effects::Reply;
-use crate::goal::{BlockDraft, Clean};
+use crate::effects::CoreReply;
+use crate::goal::{BlockDraft, SanitizedText};
 use crate::id::{AttemptId, TaskId};
-use crate::input::Input;
-use crate::record::{Resume, TaskRecord};
+use crate::input::CoreCommand;
+use crate::record::{ResumeInstructions, TaskRecord};
 use crate::reject::Rejection;
 use crate::samples;
 
-impl World {
+impl CoreHarness {
     pub(in crate::tests) fn block(
         &mut self,
         task: TaskId,
         reason: &str,
     ) -> Result<Arc<TaskRecord>, Rejection> {
-        let (finished, known) = (self.store.finished(task), self.store.known(task));
+        let (finished, known) = (self.store.finished(task), self.store.stored_progress(task));
         let block = BlockDraft {
             reason: reason.into(),
             ..BlockDraft::default()
         };
         let request = self.request();
-        self.say(Input::Block {
+        self.send_input(CoreCommand::Block {
             request,
             tenant: samples::tenant("acme"),
             task,
             by: actor(),
-            block: Box::new(Clean::new(block)),
-            known,
+            block: Box::new(SanitizedText::new(block)),
+            stored_progress: known,
             finished,
         });
         self.task_reply(request)
@@ -41,7 +41,7 @@ impl World {
         task: TaskId,
         attempt: Option<AttemptId>,
     ) -> Result<Arc<TaskRecord>, Rejection> {
-        let resume = Resume {
+        let resume = ResumeInstructions {
             by: "alice".into(),
             reason: "go on".into(),
             instructions: "use the other key".into(),
@@ -54,11 +54,11 @@ impl World {
         &mut self,
         task: TaskId,
         attempt: Option<AttemptId>,
-        resume: Resume,
+        resume: ResumeInstructions,
     ) -> Result<Arc<TaskRecord>, Rejection> {
         let (request, finished) = (self.request(), self.store.finished(task));
         let resume = Box::new(resume);
-        self.say(Input::Resume {
+        self.send_input(CoreCommand::Resume {
             request,
             tenant: samples::tenant("acme"),
             task,
@@ -71,7 +71,7 @@ impl World {
 
     /// Ids of the parked tasks, as a list shows them.
     pub(in crate::tests) fn parked(&mut self) -> Vec<TaskId> {
-        let listed = self.ask(|request| Input::ListParked {
+        let listed = self.send_request(|request| CoreCommand::ListParked {
             request,
             tenant: samples::tenant("acme"),
             causes: Vec::new(),
@@ -80,7 +80,7 @@ impl World {
             limit: 200,
         });
         match listed.expect("a list is never refused") {
-            Reply::Parked(rows) => rows.into_iter().map(|(record, _)| record.task).collect(),
+            CoreReply::Parked(rows) => rows.into_iter().map(|(record, _)| record.task).collect(),
             other => panic!("not a list of parked tasks: {other:?}"),
         }
     }

@@ -6,25 +6,30 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::bodies::{actor, digest};
-use super::{Machine, Work, World};
-use crate::effects::{Downstream, Renewal, Reply, Send, Settlement, TaskView, Verdict};
-use crate::finished::Looked;
-use crate::force::{Operate, Verb};
+use super::{CoreHarness, DispatchedAttempt, TestDaemon};
+use crate::effects::{
+    AttemptSettlement, CoreReply, DaemonMessage, Delivery, LeaseRenewal, SettlementVerdict,
+    TaskView,
+};
+use crate::finished::TaskLookup;
+use crate::force::{OperateTask, TaskOperation};
 use crate::id::{
     AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
 };
 use crate::input::{
-    ActiveAttempt, ActiveState, Actor, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
+    ActiveAttempt, ActiveAttemptState, AttemptFrame, CoreCommand, DaemonHello, FrameBody,
+    HeartbeatMessage, PriorSubmission, RequestActor, SubmitTask,
 };
 use crate::record::{
-    AttemptRecord, AttemptState, Decision, FailureCode, Phase, State, TaskRecord, TaskState,
+    AttemptRecord, AttemptState, AttemptStateKind, FailureCode, InputDecision, LifecyclePhase,
+    TaskRecord, TaskState,
 };
 use crate::reject::Rejection;
 use crate::samples;
 use crate::spec::TaskSpec;
-use crate::time::Mint;
+use crate::time::IdSource;
 
-impl World {
+impl CoreHarness {
     pub(super) fn request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId(self.requests)
@@ -38,7 +43,7 @@ impl World {
         &mut self,
         spec: TaskSpec,
     ) -> Result<(TaskId, bool), Rejection> {
-        let (request, task) = (self.request(), TaskId(self.mint.id()));
+        let (request, task) = (self.request(), TaskId(self.ids.new_id()));
         let digest = digest(&spec);
         let key = spec
             .idempotency_key
@@ -46,31 +51,34 @@ impl World {
             .map(|key| (spec.tenant.clone(), key));
         let prior = key
             .and_then(|key| self.store.keys.get(&key))
-            .map(|known| Prior {
+            .map(|known| PriorSubmission {
                 task: known.task,
                 digest: known.digest,
                 finished: self.store.done.get(&known.task).cloned(),
             });
-        self.say(Input::Submit(Submit {
+        self.send_input(CoreCommand::Submit(SubmitTask {
             request,
             task,
             spec: Arc::new(spec),
             digest,
-            prior: Ok(prior),
+            prior_submission: Ok(prior),
         }));
         match self.reply(request)? {
-            Reply::Submitted { record, created } => Ok((record.task, created)),
+            CoreReply::Submitted { record, created } => Ok((record.task, created)),
             other => panic!("not the reply to a submit: {other:?}"),
         }
     }
 
-    pub(in crate::tests) fn reply(&mut self, wanted: RequestId) -> Result<Reply, Rejection> {
+    pub(in crate::tests) fn reply(&mut self, wanted: RequestId) -> Result<CoreReply, Rejection> {
         let place = self
-            .sent
+            .deliveries
             .iter()
-            .position(|send| matches!(send, Send::Reply { request, .. } if *request == wanted));
-        match self.sent.remove(place.expect("each request has a reply")) {
-            Send::Reply { outcome, .. } => outcome,
+            .position(|send| matches!(send, Delivery::Reply { request, .. } if *request == wanted));
+        match self
+            .deliveries
+            .remove(place.expect("each request has a reply"))
+        {
+            Delivery::Reply { outcome, .. } => outcome,
             other => panic!("not a reply: {other:?}"),
         }
     }
@@ -78,7 +86,7 @@ impl World {
     pub(in crate::tests) fn cancel(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
         let (request, finished) = (self.request(), self.store.finished(task));
         let (tenant, by) = (samples::tenant("acme"), actor());
-        self.say(Input::Cancel {
+        self.send_input(CoreCommand::Cancel {
             request,
             tenant,
             task,
@@ -91,12 +99,17 @@ impl World {
 
     pub(in crate::tests) fn retry(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
         // Many people, so that nobody asks too often.
-        let by = Actor {
+        let by = RequestActor {
             token: TokenId(Uuid::from_u128(1_000 + u128::from(self.requests))),
             ..actor()
         };
-        match self.operate_as(by, task, "once more", Verb::Retry { allow_unsafe: true })? {
-            Reply::Task(record) => Ok(record),
+        match self.operate_as(
+            by,
+            task,
+            "once more",
+            TaskOperation::Retry { allow_unsafe: true },
+        )? {
+            CoreReply::Task(record) => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
@@ -104,32 +117,32 @@ impl World {
     pub(in crate::tests) fn operate(
         &mut self,
         task: TaskId,
-        verb: Verb,
+        verb: TaskOperation,
     ) -> Result<Arc<TaskRecord>, Rejection> {
         let reply = self.operate_as(actor(), task, "a reason", verb)?;
         match reply {
-            Reply::Task(record) => Ok(record),
+            CoreReply::Task(record) => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
 
     pub(in crate::tests) fn operate_as(
         &mut self,
-        by: Actor,
+        by: RequestActor,
         task: TaskId,
         reason: &str,
-        verb: Verb,
-    ) -> Result<Reply, Rejection> {
+        verb: TaskOperation,
+    ) -> Result<CoreReply, Rejection> {
         let finished = self.store.finished(task);
         let (tenant, reason) = (samples::tenant("acme"), reason.into());
-        self.ask(|request| {
-            Input::Operate(Box::new(Operate {
+        self.send_request(|request| {
+            CoreCommand::Operate(Box::new(OperateTask {
                 request,
                 tenant,
                 task,
                 by,
                 reason,
-                verb,
+                operation: verb,
                 finished,
             }))
         })
@@ -144,12 +157,12 @@ impl World {
         let request = self.request();
         let (tenant, by, payload) = (samples::tenant("acme"), actor(), Arc::from([]));
         let decision = if approved {
-            Decision::Allowed
+            InputDecision::Allowed
         } else {
-            Decision::Denied
+            InputDecision::Denied
         };
         let finished = self.store.finished(task);
-        self.say(Input::Answer {
+        self.send_input(CoreCommand::Answer {
             request,
             tenant,
             task,
@@ -162,42 +175,42 @@ impl World {
         self.task_reply(request)
     }
 
-    pub(in crate::tests) fn ask(
+    pub(in crate::tests) fn send_request(
         &mut self,
-        make: impl FnOnce(RequestId) -> Input,
-    ) -> Result<Reply, Rejection> {
+        make: impl FnOnce(RequestId) -> CoreCommand,
+    ) -> Result<CoreReply, Rejection> {
         let request = self.request();
         let input = make(request);
-        self.say(input);
+        self.send_input(input);
         self.reply(request)
     }
 
     pub(in crate::tests) fn inspect(&mut self, task: TaskId) -> Result<Box<TaskView>, Rejection> {
         let tenant = samples::tenant("acme");
-        match self.ask(|request| Input::Inspect {
+        match self.send_request(|request| CoreCommand::Inspect {
             request,
             tenant,
             task,
         })? {
-            Reply::Inspected(view) => Ok(view),
+            CoreReply::Inspected(view) => Ok(view),
             other => panic!("not a view: {other:?}"),
         }
     }
 
     pub(super) fn task_reply(&mut self, request: RequestId) -> Result<Arc<TaskRecord>, Rejection> {
         match self.reply(request)? {
-            Reply::Task(record) | Reply::Finished(record) | Reply::Progressed { record, .. } => {
-                Ok(record)
-            }
+            CoreReply::Task(record)
+            | CoreReply::Finished(record)
+            | CoreReply::Progressed { record, .. } => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
 
     /// A daemon with four slots that can run anything of these tests.
-    pub(in crate::tests) fn machine(&mut self, n: u128) -> Machine {
-        let machine = Machine {
+    pub(in crate::tests) fn connect_daemon(&mut self, n: u128) -> TestDaemon {
+        let machine = TestDaemon {
             daemon: DaemonId(Uuid::from_u128(n)),
-            session: SessionId(self.mint.id()),
+            session: SessionId(self.ids.new_id()),
             instance: InstanceId(Uuid::from_u128(n << 8)),
             boot: "boot-1",
             slots: 4,
@@ -208,75 +221,79 @@ impl World {
 
     pub(in crate::tests) fn connect(
         &mut self,
-        machine: &Machine,
+        machine: &TestDaemon,
         active: Vec<ActiveAttempt>,
-    ) -> Vec<Settlement> {
+    ) -> Vec<AttemptSettlement> {
         self.connect_with(machine, active, |_| {})
     }
 
     pub(in crate::tests) fn connect_with(
         &mut self,
-        machine: &Machine,
+        machine: &TestDaemon,
         active: Vec<ActiveAttempt>,
-        change: impl FnOnce(&mut Hello),
-    ) -> Vec<Settlement> {
+        change: impl FnOnce(&mut DaemonHello),
+    ) -> Vec<AttemptSettlement> {
         self.open(machine, active, change);
-        let welcome = self.sent.iter().rev().find_map(|send| match send {
-            Send::ToSession {
+        let welcome = self.deliveries.iter().rev().find_map(|send| match send {
+            Delivery::ToSession {
                 session,
-                message: Downstream::Welcome { settlements, .. },
+                message: DaemonMessage::Welcome { settlements, .. },
             } if *session == machine.session => Some(settlements.clone()),
             _ => None,
         });
-        self.greet(machine);
+        self.send_first_heartbeat(machine);
         welcome.expect("each Hello has a Welcome")
     }
 
     /// Its first heartbeat, as soon as it has read Welcome; what is answered is not of interest.
-    pub(in crate::tests) fn greet(&mut self, machine: &Machine) {
+    pub(in crate::tests) fn send_first_heartbeat(&mut self, machine: &TestDaemon) {
         let known = self.core.roster.get(machine.daemon);
-        let heartbeat = Heartbeat {
+        let heartbeat = HeartbeatMessage {
             seq: 0,
-            heard_seq: None,
+            received_ack_seq: None,
             renewals: Vec::new(),
             free_slots: machine.slots,
             draining: known.is_some_and(|daemon| daemon.draining),
             unfit: false,
             load: None,
         };
-        self.say(Input::Heartbeat {
+        self.send_input(CoreCommand::Heartbeat {
             session: machine.session,
             heartbeat,
         });
-        let answers = |send: &Send| {
+        let answers = |send: &Delivery| {
             matches!(
                 send,
-                Send::ToSession {
-                    message: Downstream::HeartbeatAck { seq: 0, .. },
+                Delivery::ToSession {
+                    message: DaemonMessage::HeartbeatAck { seq: 0, .. },
                     ..
                 }
             )
         };
-        self.sent.retain(|send| !answers(send));
+        self.deliveries.retain(|send| !answers(send));
     }
 
     /// Says Hello, whatever comes of it.
     pub(in crate::tests) fn open(
         &mut self,
-        machine: &Machine,
+        machine: &TestDaemon,
         active: Vec<ActiveAttempt>,
-        change: impl FnOnce(&mut Hello),
+        change: impl FnOnce(&mut DaemonHello),
     ) {
         let mut opened = self.hello(machine, active);
-        if let Input::SessionOpened { hello, .. } = &mut opened {
+        if let CoreCommand::SessionOpened { hello, .. } = &mut opened {
             change(hello);
         }
-        self.say(opened);
+        self.send_input(opened);
     }
 
     /// What it says first on its stream.
-    pub(in crate::tests) fn hello(&self, machine: &Machine, active: Vec<ActiveAttempt>) -> Input {
-        let hello = Hello {
+    pub(in crate::tests) fn hello(
+        &self,
+        machine: &TestDaemon,
+        active: Vec<ActiveAttempt>,
+    ) -> CoreCommand {
+        let hello = DaemonHello {
             daemon: machine.daemon,
             scope: TenantScope::All,
             token: TokenId(Uuid::from_u128(9)),
@@ -284,7 +301,7 @@ impl World {
             boot_id: machine.boot.into(),
             name: format!("daemon-{}", machine.daemon.0.as_u128()).into(),
             version: "1".into(),
-            platform: crate::record::Platform::default(),
+            platform: crate::record::DaemonPlatform::default(),
             slots: machine.slots,
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
@@ -293,24 +310,24 @@ impl World {
             draining: false,
             active,
         };
-        Input::SessionOpened {
+        CoreCommand::SessionOpened {
             session: machine.session,
             hello: Box::new(hello),
         }
     }
 
     /// For a stream that is opened by hand.
-    pub(in crate::tests) fn fresh_session(&mut self) -> SessionId {
-        SessionId(self.mint.id())
+    pub(in crate::tests) fn new_session(&mut self) -> SessionId {
+        SessionId(self.ids.new_id())
     }
 
     /// The same machine on a new stream, listing these.
     pub(in crate::tests) fn reconnect(
         &mut self,
-        machine: &mut Machine,
-        active: &[(&Work, ActiveState)],
-    ) -> Vec<Verdict> {
-        machine.session = SessionId(self.mint.id());
+        machine: &mut TestDaemon,
+        active: &[(&DispatchedAttempt, ActiveAttemptState)],
+    ) -> Vec<SettlementVerdict> {
+        machine.session = SessionId(self.ids.new_id());
         let active = active
             .iter()
             .map(|(work, state)| self.active(work, *state))
@@ -321,104 +338,113 @@ impl World {
             .collect()
     }
 
-    pub(in crate::tests) fn active(&self, work: &Work, state: ActiveState) -> ActiveAttempt {
+    pub(in crate::tests) fn active(
+        &self,
+        work: &DispatchedAttempt,
+        state: ActiveAttemptState,
+    ) -> ActiveAttempt {
         ActiveAttempt {
-            re: work.re,
+            frame_ref: work.frame_ref,
             proof: Some(work.token.clone()),
             state,
             control_seq: work.seq,
             output_end: 0,
-            looked: Looked::ended(self.store.finished(work.re.task)),
+            lookup: TaskLookup::from_finished(self.store.finished(work.frame_ref.task)),
         }
     }
 
-    pub(in crate::tests) fn disconnect(&mut self, machine: &Machine) {
-        self.say(Input::SessionClosed {
+    pub(in crate::tests) fn disconnect(&mut self, machine: &TestDaemon) {
+        self.send_input(CoreCommand::SessionClosed {
             session: machine.session,
         });
     }
 
-    pub(in crate::tests) fn beat(&mut self, machine: &Machine, works: &[&Work]) {
+    pub(in crate::tests) fn beat(&mut self, machine: &TestDaemon, works: &[&DispatchedAttempt]) {
         let renewals = works
             .iter()
-            .map(|work| (work.re.attempt, work.token.clone()))
+            .map(|work| (work.frame_ref.attempt, work.token.clone()))
             .collect();
-        let heartbeat = Heartbeat {
+        let heartbeat = HeartbeatMessage {
             seq: 1,
-            heard_seq: None,
+            received_ack_seq: None,
             renewals,
             free_slots: 0,
             draining: false,
             unfit: false,
             load: None,
         };
-        self.say(Input::Heartbeat {
+        self.send_input(CoreCommand::Heartbeat {
             session: machine.session,
             heartbeat,
         });
     }
 
     /// Asks for a hold; what was said to it.
-    pub(in crate::tests) fn hold(
+    pub(in crate::tests) fn extend_leases(
         &mut self,
-        machine: &Machine,
-        works: &[&Work],
+        machine: &TestDaemon,
+        works: &[&DispatchedAttempt],
         granted_ms: u64,
-    ) -> Vec<(AttemptId, Renewal)> {
+    ) -> Vec<(AttemptId, LeaseRenewal)> {
         let attempts = works
             .iter()
-            .map(|work| (work.re.attempt, work.token.clone()));
-        self.say(Input::Hold {
+            .map(|work| (work.frame_ref.attempt, work.token.clone()));
+        self.send_input(CoreCommand::ExtendLeases {
             session: machine.session,
             request: 1,
             attempts: attempts.collect(),
             granted_ms,
         });
         let told = self
-            .told(machine)
+            .take_messages(machine)
             .into_iter()
             .find_map(|message| match message {
-                Downstream::HoldAck { results, .. } => Some(results),
+                DaemonMessage::ExtensionAck { results, .. } => Some(results),
                 _ => None,
             });
         told.expect("each request has an answer")
     }
 
     /// The dispatches that went out since the last look.
-    pub(in crate::tests) fn dispatches(&mut self) -> Vec<Work> {
+    pub(in crate::tests) fn dispatches(&mut self) -> Vec<DispatchedAttempt> {
         std::mem::take(&mut self.dispatched)
     }
 
-    pub(in crate::tests) fn dispatch(&mut self) -> Work {
+    pub(in crate::tests) fn dispatch(&mut self) -> DispatchedAttempt {
         let mut all = self.dispatches();
         assert_eq!(all.len(), 1, "one dispatch expected");
         all.remove(0)
     }
 
     /// The next frame of an attempt.
-    pub(in crate::tests) fn frame(&mut self, work: &mut Work, body: FrameBody) {
+    pub(in crate::tests) fn frame(&mut self, work: &mut DispatchedAttempt, body: FrameBody) {
         work.seq += 1;
         self.replay(work, work.seq, body);
     }
 
-    pub(in crate::tests) fn replay(&mut self, work: &Work, control_seq: u64, body: FrameBody) {
-        let finished = self.store.finished(work.re.task);
-        let (session, re) = (work.session, work.re);
-        let frame = Frame {
+    pub(in crate::tests) fn replay(
+        &mut self,
+        work: &DispatchedAttempt,
+        control_seq: u64,
+        body: FrameBody,
+    ) {
+        let finished = self.store.finished(work.frame_ref.task);
+        let (session, re) = (work.session, work.frame_ref);
+        let frame = AttemptFrame {
             session,
-            re,
+            frame_ref: re,
             control_seq,
             observed: self.now.wall,
             proof: None,
             body,
             workspace: None,
             finished,
-            known: self.store.known(work.re.task),
+            stored_progress: self.store.stored_progress(work.frame_ref.task),
         };
-        self.say(Input::Frame(Box::new(frame)));
+        self.send_input(CoreCommand::Frame(Box::new(frame)));
     }
 
-    pub(in crate::tests) fn phase(&mut self, work: &mut Work, phase: Phase) {
+    pub(in crate::tests) fn phase(&mut self, work: &mut DispatchedAttempt, phase: LifecyclePhase) {
         self.frame(
             work,
             FrameBody::Phase {
@@ -430,7 +456,7 @@ impl World {
     }
 
     /// Dispatched, accepted, confirmed and started.
-    pub(in crate::tests) fn started(&mut self) -> Work {
+    pub(in crate::tests) fn take_started(&mut self) -> DispatchedAttempt {
         let mut work = self.dispatch();
         self.frame(&mut work, FrameBody::Accepted);
         self.frame(&mut work, FrameBody::Started);
@@ -451,39 +477,42 @@ impl World {
     }
 
     pub(in crate::tests) fn newest(&self, task: TaskId) -> AttemptRecord {
-        self.task(task).newest().expect("an attempt").clone()
+        self.task(task)
+            .newest_attempt()
+            .expect("an attempt")
+            .clone()
     }
 
-    pub(in crate::tests) fn attempt_state(&self, task: TaskId) -> AttemptState {
-        self.newest(task).state.name()
+    pub(in crate::tests) fn attempt_state(&self, task: TaskId) -> AttemptStateKind {
+        self.newest(task).state.kind()
     }
 
     pub(in crate::tests) fn end_code(&self, task: TaskId, number: usize) -> Option<FailureCode> {
         match &self.task(task).attempts[number - 1].state {
-            State::Ended(end) => end.failure_code.clone(),
+            AttemptState::Ended(end) => end.failure_code.clone(),
             other => panic!("attempt {number} has not ended: {other:?}"),
         }
     }
 
     /// Messages to a daemon since the last look, but for acks and publications.
-    pub(in crate::tests) fn told(&mut self, machine: &Machine) -> Vec<Downstream> {
-        let (own, rest): (Vec<Send>, Vec<Send>) = std::mem::take(&mut self.sent)
+    pub(in crate::tests) fn take_messages(&mut self, machine: &TestDaemon) -> Vec<DaemonMessage> {
+        let (own, rest): (Vec<Delivery>, Vec<Delivery>) = std::mem::take(&mut self.deliveries)
             .into_iter()
-            .partition(|send| matches!(send, Send::ToSession { session, .. } if *session == machine.session));
-        self.sent = rest;
+            .partition(|send| matches!(send, Delivery::ToSession { session, .. } if *session == machine.session));
+        self.deliveries = rest;
         let messages = own.into_iter().filter_map(|send| match send {
-            Send::ToSession { message, .. } => Some(message),
+            Delivery::ToSession { message, .. } => Some(message),
             _ => None,
         });
         messages.collect()
     }
 
-    pub(in crate::tests) fn rejections(&mut self, machine: &Machine) -> Vec<Rejection> {
+    pub(in crate::tests) fn rejections(&mut self, machine: &TestDaemon) -> Vec<Rejection> {
         let codes = self
-            .told(machine)
+            .take_messages(machine)
             .into_iter()
             .filter_map(|message| match message {
-                Downstream::FrameRejected { code, .. } => Some(code),
+                DaemonMessage::FrameRejected { code, .. } => Some(code),
                 _ => None,
             });
         codes.collect()

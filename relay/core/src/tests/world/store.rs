@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::damage::Damage;
-use crate::effects::Write;
+use crate::damage::RecordDamage;
+use crate::effects::RecordChange;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
-use crate::input::Finished;
+use crate::input::FinishedTask;
 use crate::record::{
-    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
     IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
-use crate::{Recovered, Stored, Unreadable};
+use crate::{RecoveredState, StoredLookup, UnreadableRecord};
 
 #[derive(Default)]
-pub(in crate::tests) struct Store {
+pub(in crate::tests) struct FakeStore {
     pub(in crate::tests) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
     pub(in crate::tests) live: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(in crate::tests) done: BTreeMap<TaskId, Arc<TaskRecord>>,
@@ -23,7 +23,7 @@ pub(in crate::tests) struct Store {
     pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
-    pub(in crate::tests) forgotten: ForgottenRecord,
+    pub(in crate::tests) forgotten: ForgottenDaemonsRecord,
     /// Tasks whose stored progress means nothing.
     pub(in crate::tests) damaged: BTreeSet<TaskId>,
     pub(in crate::tests) daemon_changes: DaemonChangesRecord,
@@ -31,23 +31,26 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
     /// What the next boot finds unreadable.
-    pub(in crate::tests) damage: Damage,
+    pub(in crate::tests) damage: RecordDamage,
 }
 
-impl Store {
+impl FakeStore {
     /// What the shell would say of its progress.
-    pub(in crate::tests) fn known(&self, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+    pub(in crate::tests) fn stored_progress(
+        &self,
+        task: TaskId,
+    ) -> StoredLookup<Arc<ProgressRecord>> {
         if self.damaged.contains(&task) {
-            return Err(Unreadable);
+            return Err(UnreadableRecord);
         }
         Ok(self.progress.get(&task).cloned())
     }
 
     /// What a boot would find.
-    pub(super) fn recovered(&self) -> Recovered {
+    pub(super) fn recovered(&self) -> RecoveredState {
         let task =
             |(id, record): (&TaskId, &Arc<TaskRecord>)| (self.specs[id].clone(), record.clone());
-        Recovered {
+        RecoveredState {
             tasks: self.live.iter().map(task).collect(),
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
@@ -64,9 +67,9 @@ impl Store {
         }
     }
 
-    pub(in crate::tests) fn finished(&self, task: TaskId) -> Option<Finished> {
+    pub(in crate::tests) fn finished(&self, task: TaskId) -> Option<FinishedTask> {
         let record = self.done.get(&task)?.clone();
-        Some(Finished {
+        Some(FinishedTask {
             record,
             spec: self.specs[&task].clone(),
         })
@@ -76,50 +79,50 @@ impl Store {
         clippy::too_many_lines,
         reason = "one arm per write, and each only says where it goes"
     )]
-    pub(super) fn apply(&mut self, write: Write) {
+    pub(super) fn apply(&mut self, write: RecordChange) {
         match write {
-            Write::PutSpec { task, spec } => {
+            RecordChange::PutSpec { task, spec } => {
                 assert!(
                     self.specs.insert(task, spec).is_none(),
                     "a spec is written once"
                 );
             }
-            Write::PutLive(record) => {
+            RecordChange::PutLive(record) => {
                 assert!(
                     !self.done.contains_key(&record.task),
                     "a finished task came back without Reopen"
                 );
                 self.live.insert(record.task, record);
             }
-            Write::PutDone(record) => {
+            RecordChange::PutDone(record) => {
                 self.live.remove(&record.task);
                 self.done.insert(record.task, record);
             }
-            Write::Reopen(record) => {
+            RecordChange::Reopen(record) => {
                 assert!(
                     self.done.remove(&record.task).is_some(),
                     "only finished tasks are reopened"
                 );
                 self.live.insert(record.task, record);
             }
-            Write::PutIdempotency {
+            RecordChange::PutIdempotency {
                 tenant,
                 key,
                 record,
             } => {
                 self.keys.insert((tenant, key), record);
             }
-            Write::PutDaemon(record) => {
+            RecordChange::PutDaemon(record) => {
                 self.daemons.insert(record.daemon, record);
             }
-            Write::PutScheduler(record) => self.scheduler = record,
-            Write::PutFence(record) => {
+            RecordChange::PutScheduler(record) => self.scheduler = record,
+            RecordChange::PutFence(record) => {
                 self.fences.insert(record.attempt, record);
             }
-            Write::DropFence(attempt) => {
+            RecordChange::DropFence(attempt) => {
                 self.fences.remove(&attempt);
             }
-            Write::RemoveTask {
+            RecordChange::RemoveTask {
                 tenant,
                 task,
                 idempotency_key,
@@ -141,23 +144,23 @@ impl Store {
                     self.keys.remove(&(tenant, key));
                 }
             }
-            Write::PutProgress(record) => {
+            RecordChange::PutProgress(record) => {
                 self.progress.insert(record.task, record);
             }
-            Write::PutCheckpoint(record) => {
+            RecordChange::PutCheckpoint(record) => {
                 let first = self
                     .checkpoints
                     .insert((record.task, record.number), record)
                     .is_none();
                 assert!(first, "a checkpoint is written once");
             }
-            Write::DropCheckpoint { task, number, .. } => {
+            RecordChange::DropCheckpoint { task, number, .. } => {
                 assert!(self.checkpoints.remove(&(task, number)).is_some());
             }
-            Write::PutForgotten(record) => self.forgotten = record,
-            Write::PutDaemonChanges(record) => self.daemon_changes = record,
-            Write::PutPauses(record) => self.pauses = record,
-            Write::DropDaemon(record) => {
+            RecordChange::PutForgotten(record) => self.forgotten = record,
+            RecordChange::PutDaemonChanges(record) => self.daemon_changes = record,
+            RecordChange::PutPauses(record) => self.pauses = record,
+            RecordChange::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
         }

@@ -16,13 +16,13 @@ mod progress;
 
 use std::process::ExitCode;
 
-use baton_sim::{Counts, run, trace};
+use baton_sim::{Counts, run_seed, trace_seed};
 
-use args::{Args, What};
-use progress::Progress;
+use args::{SimArgs, SimCommand};
+use progress::SeedProgress;
 
 fn main() -> ExitCode {
-    let args = match Args::parse(std::env::args().skip(1)) {
+    let args = match SimArgs::parse(std::env::args().skip(1)) {
         Ok(args) => args,
         Err(why) => {
             eprintln!("{why}\n\n{}", args::USAGE);
@@ -37,13 +37,13 @@ fn main() -> ExitCode {
         eprintln!("{why}");
         return ExitCode::from(2);
     }
-    let good = match args.what {
-        What::Trace(seed) => {
-            trace(seed).iter().for_each(|line| println!("{line}"));
+    let good = match args.command {
+        SimCommand::TraceSeed(seed) => {
+            trace_seed(seed).iter().for_each(|line| println!("{line}"));
             true
         }
-        What::Mutants => mutants::hunt_all(args.seeds, args.mutant.as_deref()),
-        What::Seeds => run_seeds(&args),
+        SimCommand::SearchMutants => mutants::hunt_all(args.seed_count, args.mutant.as_deref()),
+        SimCommand::RunSeeds => run_seeds(&args),
     };
     if good {
         ExitCode::SUCCESS
@@ -52,27 +52,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_seeds(args: &Args) -> bool {
+fn run_seeds(args: &SimArgs) -> bool {
     let (mut total, mut failed) = (Counts::default(), 0);
-    let mut progress = Progress::new(args.seeds);
-    for seed in args.from..args.from + args.seeds {
-        match run(seed) {
+    let mut progress = SeedProgress::new(args.seed_count);
+    for seed in args.first_seed..args.first_seed + args.seed_count {
+        match run_seed(seed) {
             Ok(counts) => total += &counts,
-            Err(failure) if args.all => {
+            Err(failure) if args.continue_after_failure => {
                 failed += 1;
-                progress.interrupt();
-                let first = failure.what.lines().next().unwrap_or_default();
+                progress.clear_bar();
+                let first = failure.message.lines().next().unwrap_or_default();
                 println!("seed {seed}: {first}");
             }
             Err(failure) => {
-                progress.interrupt();
+                progress.clear_bar();
                 println!("{failure}\nagain, in full: baton-sim --trace {seed}");
                 return false;
             }
         }
         progress.advance(total.steps, failed);
     }
-    progress.interrupt();
+    progress.clear_bar();
     for (name, count) in total.each() {
         println!("{name:>17} {count}");
     }

@@ -7,37 +7,41 @@ pub(crate) use without::{choose, hunt_all};
 
 #[cfg(feature = "mutants")]
 mod with {
-    use baton_sim::hunt::{Hunt, Mutant, activate, hunt};
+    use baton_sim::hunt::{CoreMutant, MutantSearchResult, activate, search_mutant};
 
     /// How much of a failure the table shows.
     const SHOWN: usize = 70;
 
     /// Breaks the cores of this thread for whatever is run next.
     pub(crate) fn choose(name: &str) -> Result<(), String> {
-        let mutant = Mutant::named(name).ok_or_else(|| format!("there is no mutant {name:?}"))?;
+        let mutant =
+            CoreMutant::from_name(name).ok_or_else(|| format!("there is no mutant {name:?}"))?;
         activate(Some(mutant));
         Ok(())
     }
 
     /// False if one of them survives, or if a seed fails that no mutant is to blame for.
     pub(crate) fn hunt_all(seeds: u64, only: Option<&str>) -> bool {
-        let only = only.map(Mutant::named);
-        let chosen = Mutant::all().filter(|mutant| only.is_none_or(|one| one == Some(*mutant)));
+        let only = only.map(CoreMutant::from_name);
+        let chosen = CoreMutant::all().filter(|mutant| only.is_none_or(|one| one == Some(*mutant)));
         let (mut hunted, mut bad) = (0, 0);
         println!("{:<24} {:>5}  given away by", "mutant", "seeds");
         for mutant in chosen {
             hunted += 1;
             let name = mutant.to_string();
-            match hunt(mutant, seeds) {
-                Hunt::Found { seeds, by } => {
+            match search_mutant(mutant, seeds) {
+                MutantSearchResult::Detected {
+                    seeds_needed: seeds,
+                    broken_promise: by,
+                } => {
                     let by: String = by.chars().take(SHOWN).collect();
                     println!("{name:<24} {seeds:>5}  {by}");
                 }
-                Hunt::Survived => {
+                MutantSearchResult::Survived => {
                     bad += 1;
-                    println!("{name:<24}     -  SURVIVED: {}", mutant.what());
+                    println!("{name:<24}     -  SURVIVED: {}", mutant.description());
                 }
-                Hunt::Blameless { seed } => {
+                MutantSearchResult::FailsWithoutMutant { seed } => {
                     bad += 1;
                     println!("{name:<24}     -  seed {seed} fails without any mutant");
                 }

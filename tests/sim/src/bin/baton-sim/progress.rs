@@ -3,15 +3,15 @@
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
-const WIDTH: usize = 30;
+const BAR_WIDTH: usize = 30;
 
-pub(crate) struct Progress {
-    began: Instant,
-    shown: Instant,
-    every: Duration,
+pub(crate) struct SeedProgress {
+    started_at: Instant,
+    last_shown_at: Instant,
+    show_interval: Duration,
     is_bar: bool,
-    done: u64,
-    of: u64,
+    seeds_done: u64,
+    seeds_total: u64,
 }
 
 #[expect(
@@ -22,31 +22,35 @@ fn now() -> Instant {
     Instant::now()
 }
 
-impl Progress {
-    pub(crate) fn new(of: u64) -> Self {
+impl SeedProgress {
+    pub(crate) fn new(seeds_total: u64) -> Self {
         let (now, is_bar) = (now(), stderr().is_terminal());
         Self {
-            began: now,
-            shown: now,
-            every: Duration::from_millis(if is_bar { 200 } else { 10_000 }),
+            started_at: now,
+            last_shown_at: now,
+            show_interval: Duration::from_millis(if is_bar { 200 } else { 10_000 }),
             is_bar,
-            done: 0,
-            of,
+            seeds_done: 0,
+            seeds_total,
         }
     }
 
     pub(crate) fn advance(&mut self, steps: u64, failed: u64) {
-        self.done += 1;
+        self.seeds_done += 1;
         let now = now();
-        if now - self.shown < self.every {
+        if now - self.last_shown_at < self.show_interval {
             return;
         }
-        self.shown = now;
-        let (done, of, rate) = (self.done, self.of, self.rate(steps));
+        self.last_shown_at = now;
+        let (done, of, rate) = (
+            self.seeds_done,
+            self.seeds_total,
+            self.steps_per_second(steps),
+        );
         let told = format!("{done} of {of} seeds, {rate} steps/s, {failed} failed");
         if self.is_bar {
-            let full = usize::try_from(done * WIDTH as u64 / of.max(1)).unwrap_or(WIDTH);
-            let (full, empty) = ("#".repeat(full), "-".repeat(WIDTH.saturating_sub(full)));
+            let full = usize::try_from(done * BAR_WIDTH as u64 / of.max(1)).unwrap_or(BAR_WIDTH);
+            let (full, empty) = ("#".repeat(full), "-".repeat(BAR_WIDTH.saturating_sub(full)));
             eprint!("\r[{full}{empty}] {told}\x1b[K");
         } else {
             eprintln!("{told}");
@@ -54,19 +58,22 @@ impl Progress {
     }
 
     /// Something else is going to be printed: the bar makes room.
-    pub(crate) fn interrupt(&self) {
+    pub(crate) fn clear_bar(&self) {
         if self.is_bar {
             eprint!("\r\x1b[K");
         }
     }
 
     pub(crate) fn summary(&self, steps: u64) -> String {
-        let seconds = self.began.elapsed().as_secs_f64();
-        let rate = self.rate(steps);
-        format!("{} seeds in {seconds:.1} s, {rate} steps/s", self.done)
+        let seconds = self.started_at.elapsed().as_secs_f64();
+        let rate = self.steps_per_second(steps);
+        format!(
+            "{} seeds in {seconds:.1} s, {rate} steps/s",
+            self.seeds_done
+        )
     }
 
-    fn rate(&self, steps: u64) -> u128 {
-        u128::from(steps) * 1_000 / self.began.elapsed().as_millis().max(1)
+    fn steps_per_second(&self, steps: u64) -> u128 {
+        u128::from(steps) * 1_000 / self.started_at.elapsed().as_millis().max(1)
     }
 }
