@@ -1,64 +1,32 @@
 //! The `baton` command line: parses, connects, calls, prints. Every command is one file in `commands/`, and thin: decisions
 //! about tasks live in the relay, decisions about processes in the daemon.
 
-mod again;
-mod answers;
 mod args;
-mod authority;
 mod bench;
 mod client;
 mod clock;
 mod commands;
-mod console;
-mod data;
-mod discovery;
 #[cfg(test)]
-mod documents;
-mod duration;
-mod errors;
-pub mod exit;
+mod commands_in_documents;
+pub mod error;
 mod follow;
-mod goal_view;
-mod hints;
-mod ids;
-mod input_view;
-mod inspect;
-mod logging;
 mod mcp;
-mod open_files;
-mod output_reader;
-mod pairs;
-mod progress;
-mod prompting;
-mod required;
-mod rules;
-mod sanitize;
-#[cfg(test)]
-mod scripted_relay;
-mod servers;
-mod size;
-mod stop;
-mod style;
-mod submission;
-mod table;
-mod task_flags;
-mod task_view;
-mod tls_hints;
-mod waiting;
+mod render;
+mod server;
 
 use std::process::ExitCode;
 
 use baton_proto::verbs::VERBS;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
+use crate::client::discovery::ConnectionArgs;
 use crate::commands::CliCommand;
-use crate::console::CliConsole;
-use crate::discovery::ConnectionArgs;
-use crate::errors::CliError;
-use crate::exit::CommandExit;
-use crate::style::TextTone;
+use crate::error::cli_error::CliError;
+use crate::error::exit_code::CommandExit;
+use crate::render::console::CliConsole;
+use crate::render::style::TextTone;
 
-pub use crate::servers::ServerClocks;
+pub use crate::server::start::ServerClocks;
 
 /// Baton hands work to AI agents on your machines, and knows at every moment who holds it.
 #[derive(Debug, Parser)]

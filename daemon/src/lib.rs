@@ -10,66 +10,53 @@
 
 mod agents;
 mod attempt;
-mod attempt_dir;
-mod cgroups;
-mod checked;
-mod checkup;
 mod clock;
 mod config;
-mod conversations;
-mod disk;
-mod epoch;
+mod deadlines;
 mod frames;
 mod health;
-mod held;
-mod identity;
 mod link;
-mod memory;
+mod machine;
 mod outbox;
-mod phases;
-mod private_socket;
 mod process;
 pub mod receipts;
-mod session;
 pub mod shim;
 pub mod spool;
-mod status;
 mod storage;
+mod supervised_attempt;
 mod supervisor;
-mod timers;
 pub mod tools;
-mod whole_file;
 mod workspace;
 
 use std::io;
 
-use baton_daemon_core::stake::ReconnectUrgency;
+use baton_daemon_core::reconnect_urgency::ReconnectUrgency;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-pub use checkup::{CheckFinding, CheckVerdict, run_daemon_checks};
 pub use clock::{BootTime, Clock};
 pub use config::{
     ANY_COMMAND_AGENT, AgentConfig, AgentWire, ConfigError, ConfigKeyError, ConfigKeyProblem,
     DaemonConfig, FileConfig, KERNEL_BOOT_ID_FILE, LEASE_EXTENSION_MAX, ResourceLimits, RootConfig,
     WorkspaceRetention, list_config_errors, read_config,
 };
-pub use disk::DiskState;
-pub use health::{HealthCheckResult, HealthError, check as check_health};
-pub use identity::IdentityError;
+pub use health::daemon_status::{DaemonStatus, HealthProblem, RelayContact};
+pub use health::preflight_check::{CheckFinding, CheckVerdict, run_daemon_checks};
+pub use health::server::{HealthCheckResult, HealthError, check as check_health};
 pub use link::LinkError;
+pub use machine::disk_monitor::DiskState;
 pub use process::{VariableNameError, check_variable_name};
 pub use shim::client::ShimProgram;
-pub use status::{DaemonStatus, HealthProblem, RelayContact};
-pub use storage::StorageError;
+pub use storage::daemon_identity::IdentityError;
+pub use storage::daemon_storage::StorageError;
 
 use attempt::AttemptEnvironment;
-use cgroups::ControlGroups;
-use health::HealthServer;
-use identity::DaemonIdentity;
+use health::server::HealthServer;
 use link::RelayLink;
+use machine::control_groups::ControlGroups;
 use process::adopt_orphans;
-use storage::DaemonStorage;
+use storage::daemon_identity::DaemonIdentity;
+use storage::daemon_storage::DaemonStorage;
 use supervisor::{Supervisor, adoption};
 use tools::ToolSocket;
 

@@ -3,21 +3,21 @@
 //! Owns what travels; decides nothing. PROTOCOL.md beside this crate says what the messages mean.
 
 pub mod codes;
+mod disk_space;
 mod error_detail;
 mod json;
-mod secret;
+mod secret_debug;
 mod short_name;
-mod space;
-mod time;
-mod trace;
+mod timestamp;
+mod trace_parent;
 pub mod verbs;
 
+pub use disk_space::low_disk_space_threshold;
 pub use error_detail::{pack_error_detail, unpack_error_detail};
 pub use json::{lossy_text, to_json};
 pub use short_name::{ShortName, UnknownShortName, short_name_of};
-pub use space::low_disk_space_threshold;
-pub use time::{timestamp_from_ms, timestamp_to_ms};
-pub use trace::TraceParent;
+pub use timestamp::{timestamp_from_ms, timestamp_to_ms};
+pub use trace_parent::TraceParent;
 
 /// Version of the protocol that this crate speaks, for Hello and Welcome.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -3,26 +3,25 @@
 pub mod api;
 pub mod archive;
 pub mod auth;
-mod bodies;
+mod body_files;
 pub mod clock;
 pub mod config;
 pub mod dispatcher;
-mod inbox;
-mod look_ups;
-mod mint;
+mod id_source;
+mod lookup_counter;
+mod open_inputs;
 pub mod output;
+mod output_sealer;
 mod private_dir;
 pub mod reader;
 mod records;
 mod retention;
-#[cfg(test)]
-mod samples;
-mod sealer;
 pub mod server;
 pub mod session;
 mod space;
 pub mod store;
+pub mod task_watchers;
 pub mod telemetry;
-mod unreadable;
-pub mod watch;
-mod wire;
+#[cfg(test)]
+mod test_samples;
+mod unreadable_records;

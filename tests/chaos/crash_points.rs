@@ -7,9 +7,9 @@ use baton_history::{CallOutcome, ClientOperation, Observation};
 use baton_tests::copy_directory;
 use tempfile::TempDir;
 
-use crate::run::{ChaosRun, now_ms};
-use crate::skips;
-use crate::traced::{
+use crate::chaos_run::{ChaosRun, now_ms};
+use crate::host_support;
+use crate::traced_relay::{
     RelayStart, TENANT, TracedRelay, cancel_open_and_record, counted_changes, single_call_client,
     start_traced_relay, start_untraced_relay,
 };
@@ -150,7 +150,7 @@ async fn assert_recovers(sound: &StoppedRelayData, run: ChaosRun, dir: TempDir) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_killed_at_any_change_of_a_commit_loses_nothing() {
-    if !skips::can_trace() {
+    if !host_support::can_trace() {
         return;
     }
     let sound = StoppedRelayData::create().await;
@@ -180,7 +180,7 @@ async fn a_relay_killed_at_any_change_of_a_commit_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_killed_at_any_change_of_its_start_starts_again() {
-    if !skips::can_trace() {
+    if !host_support::can_trace() {
         return;
     }
     let sound = StoppedRelayData::create().await;

@@ -9,20 +9,20 @@
     reason = "what was done and seen is what people run this for"
 )]
 
-mod children;
-mod clients;
+mod chaos_run;
+mod child_watcher;
+mod client_load;
 mod crash_points;
-mod ends;
-mod fleet;
-mod holders;
-mod overheard;
+mod daemon_faults;
+mod fault_storms;
+mod final_state;
+mod frame_recorder;
+mod host_support;
+mod lease_holders;
 mod power_loss;
 mod relay_faults;
-mod run;
-mod skips;
-mod storms;
 mod sync_errors;
-mod traced;
+mod traced_relay;
 
 use std::time::Duration;
 

@@ -10,9 +10,9 @@ use baton_proto::v1::Role;
 use baton_tests::{MountedDisk, RelayProcess, ScriptedDaemon, TestClient, hello};
 use tempfile::TempDir;
 
-use crate::run::{ChaosRun, now_ms};
-use crate::traced::{arm_tracer_process, cancel_open_and_record, single_call_client};
-use crate::{BATON, TRACER, configured_amount, skips};
+use crate::chaos_run::{ChaosRun, now_ms};
+use crate::traced_relay::{arm_tracer_process, cancel_open_and_record, single_call_client};
+use crate::{BATON, TRACER, configured_amount, host_support};
 
 const AGENT: &str = "scripted";
 
@@ -168,7 +168,7 @@ fn as_str_slice(wrapper: &[String]) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_by_a_power_cut() {
-    if !skips::can_mount_images() {
+    if !host_support::can_mount_images() {
         return;
     }
     let cuts = configured_amount("BATON_CHAOS_POWER_CUTS", 2);
@@ -185,7 +185,7 @@ async fn nothing_acknowledged_is_lost_by_a_power_cut() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
-    if !skips::can_mount_images() || !skips::can_trace() {
+    if !host_support::can_mount_images() || !host_support::can_trace() {
         return;
     }
     let cuts = configured_amount("BATON_CHAOS_POWER_CUTS", 1);

@@ -8,9 +8,9 @@ use baton_tests::{MountedDisk, RelayProcess, TestClient, send_signal};
 use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::ClientLoad;
-use crate::run::now_ms;
-use crate::{BATON, cycle_from_random, random_millis, skips, sleep_unless_stopped};
+use crate::chaos_run::now_ms;
+use crate::client_load::ClientLoad;
+use crate::{BATON, cycle_from_random, host_support, random_millis, sleep_unless_stopped};
 
 /// Room for the data of a long run above the mark.
 const DISK_MIB: u32 = 768;
@@ -38,7 +38,7 @@ impl RelayUnderFault {
             .participant_log("faults")
             .expect("a file can be made");
         let data = dir.join("relay");
-        let disk = if skips::can_mount() {
+        let disk = if host_support::can_mount() {
             let disk = MountedDisk::mount_tmpfs(&data, DISK_MIB).await;
             Some(disk.expect("it was tried out"))
         } else {

@@ -3,19 +3,19 @@
 
 use baton_history::CallOutcome;
 
-use crate::run::ChaosRun;
-use crate::traced::{
+use crate::chaos_run::ChaosRun;
+use crate::traced_relay::{
     RelayStart, cancel_open_and_record, single_call_client, start_traced_relay,
     start_untraced_relay,
 };
-use crate::{configured_amount, skips};
+use crate::{configured_amount, host_support};
 
 /// Requests until the relay must have met the error: background work syncs, too.
 const REQUESTS_MAX: u64 = 200;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_disk_cannot_sync_acknowledges_nothing_and_ends() {
-    if !skips::can_trace() {
+    if !host_support::can_trace() {
         return;
     }
     let rounds = configured_amount("BATON_CHAOS_SYNC_ERRORS", 3);

@@ -230,6 +230,6 @@ fn the_comparison_finds_what_breaks_peers_and_allows_what_does_not() {
             "{what}: {found:#?}"
         );
     }
-    let added = breaking_changes(&then, crate::next::next_version_pool());
+    let added = breaking_changes(&then, crate::next_version::next_version_pool());
     assert!(added.is_empty(), "additions break nobody: {added:#?}");
 }

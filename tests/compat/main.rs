@@ -4,14 +4,14 @@
 //! yet, does the same. `README.md` says how a release is recorded.
 
 mod descriptors;
-mod frames;
-mod next;
+mod dynamic_frames;
+mod next_version;
 mod old_daemon;
 mod old_relay;
-mod record;
+mod release_recorder;
 mod releases;
 mod tape;
-mod unknown;
+mod unknown_values;
 
 use baton_tests::BatonExecutable;
 

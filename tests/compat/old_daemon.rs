@@ -9,11 +9,11 @@ use baton_tests::{EmbeddedRelay, RawDaemonLink, TestClient, call_raw_unary};
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, Value};
 
-use crate::frames::{
+use crate::dynamic_frames::{
     DAEMON_FRAME, RELAY_FRAME, RecordedNames, attempt_id_of, change_at, change_each_at, decode,
     encode, frame_kind, messages_at, number_at, oneof_arm, push_at, set_at, text_at, value_at,
 };
-use crate::next;
+use crate::next_version;
 use crate::releases::{RecordedRelease, releases};
 use crate::tape::RecordedStep;
 
@@ -164,7 +164,7 @@ impl<'a> DaemonPlayer<'a> {
         match self.version {
             DaemonVersion::AsRecorded => encode(frame),
             DaemonVersion::NextVersion => {
-                let mut grown = next::as_next_version(frame);
+                let mut grown = next_version::as_next_version(frame);
                 set_unknown_values(&mut grown);
                 encode(&grown)
             }
@@ -175,8 +175,8 @@ impl<'a> DaemonPlayer<'a> {
     async fn send_unknown_frames(&mut self, what: &str, frame: &DynamicMessage) {
         let Some(stream) = &self.stream else { return };
         if what == "heartbeat" {
-            let mut unknown = decode(next::next_version_pool(), DAEMON_FRAME, &[]);
-            let arm = next::extra_arm_name("frame");
+            let mut unknown = decode(next_version::next_version_pool(), DAEMON_FRAME, &[]);
+            let arm = next_version::extra_arm_name("frame");
             unknown.set_field_by_name(&arm, Value::String("a frame".to_owned()));
             stream.send(encode(&unknown)).await;
         }
@@ -184,7 +184,7 @@ impl<'a> DaemonPlayer<'a> {
             let attempt = attempt_id_of(frame);
             let said = number_at(frame, &["attempt", "control_seq"]);
             for (seq, (arm, body)) in (said + 1..).zip([unknown_body(), unknown_phase()]) {
-                let mut more = next::as_next_version(frame);
+                let mut more = next_version::as_next_version(frame);
                 set_at(&mut more, &["attempt", "control_seq"], Value::U64(seq));
                 set_at(&mut more, &["attempt", &arm], body);
                 stream.send(encode(&more)).await;
@@ -364,10 +364,10 @@ fn raised_number(number: u64, added: Option<(u64, u64)>) -> u64 {
 
 /// Values that no version knows yet, in fields that a relay reads.
 fn set_unknown_values(frame: &mut DynamicMessage) {
-    let unknown = Value::EnumNumber(next::UNKNOWN_ENUM_VALUE);
+    let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
     match frame_kind(frame).as_str() {
         "hello" => {
-            let word = Value::String(next::UNKNOWN_FEATURE.to_owned());
+            let word = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
             push_at(frame, &["hello", "features"], word);
             let agents = messages_at(frame, &["hello", "agents"]);
             let mut other = agents.first().expect("a recorded agent").clone();
@@ -384,15 +384,19 @@ fn set_unknown_values(frame: &mut DynamicMessage) {
 /// Arm and content of a body that nobody knows.
 fn unknown_body() -> (String, Value) {
     let body = Value::String("a body".to_owned());
-    (next::extra_arm_name("body"), body)
+    (next_version::extra_arm_name("body"), body)
 }
 
 fn unknown_phase() -> (String, Value) {
-    let mut lifecycle = decode(next::next_version_pool(), "baton.v1.TaskLifecycle", &[]);
+    let mut lifecycle = decode(
+        next_version::next_version_pool(),
+        "baton.v1.TaskLifecycle",
+        &[],
+    );
     set_at(
         &mut lifecycle,
         &["phase"],
-        Value::EnumNumber(next::UNKNOWN_ENUM_VALUE),
+        Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE),
     );
     ("lifecycle".to_owned(), Value::Message(lifecycle))
 }

@@ -9,11 +9,11 @@ use baton_tests::{EmbeddedDaemon, RawRelay, RawRelayStream, wait_within};
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
 
-use crate::frames::{
+use crate::dynamic_frames::{
     DAEMON_FRAME, RELAY_FRAME, attempt_id_of, change_each_at, decode, encode, frame_kind,
     messages_at, number_at, oneof_arm, push_at, set_at, text_at, value_at,
 };
-use crate::next;
+use crate::next_version;
 use crate::releases::{RecordedRelease, releases};
 use crate::tape::RecordedStep;
 
@@ -126,7 +126,7 @@ impl<'a> RelayPlayer<'a> {
         if self.version == RelayVersion::NextVersion {
             // A reason that nobody knows is like any other: the daemon comes back.
             let mut goodbye = self.new_frame("goodbye");
-            let unknown = Value::EnumNumber(next::UNKNOWN_ENUM_VALUE);
+            let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
             set_at(&mut goodbye, &["goodbye", "code"], unknown);
             stream.send(encode(&goodbye)).await;
         }
@@ -162,7 +162,7 @@ impl<'a> RelayPlayer<'a> {
         match self.version {
             RelayVersion::AsRecorded => encode(frame),
             RelayVersion::NextVersion => {
-                let mut grown = next::as_next_version(frame);
+                let mut grown = next_version::as_next_version(frame);
                 set_unknown_values(&mut grown);
                 encode(&grown)
             }
@@ -174,12 +174,12 @@ impl<'a> RelayPlayer<'a> {
         let Some(stream) = &self.stream else { return };
         let mut unknown = self.new_frame("");
         unknown.set_field_by_name(
-            &next::extra_arm_name("frame"),
+            &next_version::extra_arm_name("frame"),
             Value::String("a frame".to_owned()),
         );
         stream.send(encode(&unknown)).await;
-        let mut command = next::as_next_version(frame);
-        let body = next::extra_arm_name("body");
+        let mut command = next_version::as_next_version(frame);
+        let body = next_version::extra_arm_name("body");
         set_at(
             &mut command,
             &["attempt", &body],
@@ -190,7 +190,7 @@ impl<'a> RelayPlayer<'a> {
 
     /// An empty frame of the next version, with the arm set.
     fn new_frame(&self, arm: &str) -> DynamicMessage {
-        let mut frame = decode(next::next_version_pool(), RELAY_FRAME, &[]);
+        let mut frame = decode(next_version::next_version_pool(), RELAY_FRAME, &[]);
         frame.set_field_by_name("incarnation", Value::String(self.stamp.0.clone()));
         frame.set_field_by_name("relay_epoch", Value::U64(self.stamp.1));
         if let Some(field) = frame.descriptor().get_field_by_name(arm) {
@@ -370,11 +370,11 @@ impl<'a> RelayPlayer<'a> {
 fn set_unknown_values(frame: &mut DynamicMessage) {
     match frame_kind(frame).as_str() {
         "welcome" => {
-            let word = Value::String(next::UNKNOWN_FEATURE.to_owned());
+            let word = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
             push_at(frame, &["welcome", "features"], word);
         }
         "attempt/cancel" => {
-            let unknown = Value::EnumNumber(next::UNKNOWN_ENUM_VALUE);
+            let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
             set_at(frame, &["attempt", "cancel", "reason"], unknown);
         }
         _ => {}

@@ -4,11 +4,11 @@
 //! Its own executable: it puts itself between the standard library and the kernel to count and to cut short what a
 //! process writes (`writes.rs`).
 
-mod fixture;
-mod killed;
-mod making;
-mod serving;
-mod writes;
+mod migration_kills;
+mod old_schema;
+mod schema_fixture;
+mod schema_recorder;
+mod write_counter;
 
 use baton_tests::BatonExecutable;
 

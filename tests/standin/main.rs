@@ -9,14 +9,11 @@
 //! killed), `exit CODE`, `live SOCKET N MS` (tells who it is and each of N lines before it prints it, and holds the
 //! connection as long as it lives). Grandchildren hold stdout open. Without `read`, stdin is never read.
 
-mod acp;
-mod app_server;
-mod claude;
-mod exec;
-mod handed;
-mod pipes;
-mod play;
 mod script;
+mod script_player;
+mod stdio_pipes;
+mod tool_server;
+mod wires;
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -24,9 +21,9 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use play::AgentWireProtocol;
 use rustix::event::poll;
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use script_player::AgentWireProtocol;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -89,16 +86,20 @@ fn run_agent(wire: &str, arguments: &[String]) -> ExitCode {
     let script = std::env::var("STANDIN_SCRIPT").ok();
     let script = script.as_deref();
     let mut wire: Box<dyn AgentWireProtocol> = match wire {
-        "claude" => Box::new(claude::ClaudeWire::new(arguments, script)),
-        "app-server" => Box::new(app_server::CodexAppServerWire::new(script)),
-        "exec" => Box::new(exec::CodexExecWire::new(arguments, script)),
-        "acp" => Box::new(acp::AcpWire::new(script)),
+        "claude" => Box::new(wires::claude::ClaudeWire::new(arguments, script)),
+        "app-server" => Box::new(wires::codex_app_server::CodexAppServerWire::new(script)),
+        "exec" => Box::new(wires::codex_exec::CodexExecWire::new(arguments, script)),
+        "acp" => Box::new(wires::acp::AcpWire::new(script)),
         other => {
             print_line(&format!("standin speaks no {other:?}"));
             return ExitCode::from(2);
         }
     };
-    play::play_script(&mut *wire, script, handed::server_from_arguments(arguments))
+    script_player::play_script(
+        &mut *wire,
+        script,
+        tool_server::server_from_arguments(arguments),
+    )
 }
 
 /// The value of `--name=value` or `--name value`.

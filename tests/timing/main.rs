@@ -8,12 +8,12 @@
     reason = "the figures are what people run this for"
 )]
 
-mod dead_wires;
-mod flood;
-mod footprint;
-mod promises;
+mod dead_connections;
+mod latency_limits;
+mod memory_footprint;
+mod output_flood;
+mod shutdown;
 mod stopped_relay;
-mod stopping;
 mod timers;
 
 use baton_tests::{BatonExecutable, EmbeddedRelay};
@@ -65,7 +65,7 @@ async fn timers_cancel_and_refusals_keep_their_times() {
     let daemon = relay.start_daemon().await;
     let mut cases = JoinSet::new();
     timers::spawn_cases(&relay, &mut cases).await;
-    promises::spawn_cases(&relay, &mut cases);
+    latency_limits::spawn_cases(&relay, &mut cases);
     let mut failures = 0;
     while let Some(ended) = cases.join_next().await {
         // The panic itself has been printed already.

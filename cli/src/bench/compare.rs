@@ -8,9 +8,9 @@ use std::process::Stdio;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::console::CliConsole;
-use crate::errors::CliError;
-use crate::table::TextTable;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
+use crate::render::table::TextTable;
 
 #[derive(Clone, Debug)]
 pub(crate) struct CompareBenchPlan {

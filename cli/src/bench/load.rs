@@ -16,9 +16,9 @@ use super::relay_process::ProcessUsage;
 use super::report::{BenchFigure, BenchPhase};
 use super::simulated_daemon::COMMAND_AGENT_NAME;
 use super::witness::CompletionRecorder;
-use crate::client::RelayClient;
+use crate::client::relay_client::RelayClient;
 use crate::clock;
-use crate::errors::CliError;
+use crate::error::cli_error::CliError;
 
 const PROMPT_BYTES: usize = 256;
 /// After a refusal that names no time of its own.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::progress::format_size;
+use crate::render::progress_line::format_size;
 
 /// Syncs that are timed before a run.
 const SYNC_SAMPLES: usize = 32;

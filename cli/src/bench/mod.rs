@@ -19,7 +19,7 @@ mod witness;
 
 use std::time::Duration;
 
-use crate::console::CliConsole;
+use crate::render::console::CliConsole;
 
 /// What was acknowledged has to complete within this after the load stops.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);

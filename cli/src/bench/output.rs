@@ -18,10 +18,10 @@ use super::simulated_daemon::{OUTPUT_AGENT_NAME, SimulatedWork};
 use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
 use super::witness::CompletionRecorder;
 use super::{SETTLE_LIMIT, with_progress};
-use crate::client::RelayClient;
+use crate::client::relay_client::RelayClient;
 use crate::clock;
-use crate::console::CliConsole;
-use crate::errors::CliError;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
 
 #[derive(Clone, Debug)]
 pub(crate) struct OutputBenchPlan {

@@ -14,10 +14,10 @@ use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
 use super::tasks::disk_phase;
 use super::witness::CompletionRecorder;
 use super::{SETTLE_LIMIT, with_progress};
-use crate::client::RelayClient;
+use crate::client::relay_client::RelayClient;
 use crate::clock;
-use crate::console::CliConsole;
-use crate::errors::CliError;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
 
 const DAEMONS: usize = 4;
 const SLOTS: u32 = 256;

@@ -14,9 +14,9 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;
 
-use crate::commands::relay::LISTENING_ON;
-use crate::discovery::ADMIN_TOKEN_FILE;
-use crate::errors::CliError;
+use crate::client::discovery::ADMIN_TOKEN_FILE;
+use crate::commands::server::relay::LISTENING_ON;
+use crate::error::cli_error::CliError;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use super::latency::LatencySummary;
 use super::machine::MachineInfo;
 use super::relay_process::ProcessUsage;
-use crate::progress::format_size;
-use crate::table::TextTable;
+use crate::render::progress_line::format_size;
+use crate::render::table::TextTable;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BenchFigure {

@@ -18,9 +18,9 @@ use tonic::Streaming;
 
 use super::output_writer::{AttemptOutputWriter, OutputWorkload};
 use super::witness::CompletionRecorder;
-use crate::client::RelayClient;
+use crate::client::relay_client::RelayClient;
 use crate::clock;
-use crate::errors::CliError;
+use crate::error::cli_error::CliError;
 
 /// What tasks ask for that are completed or held.
 pub(crate) const COMMAND_AGENT_NAME: &str = "bench";

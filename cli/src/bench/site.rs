@@ -12,9 +12,9 @@ use super::machine::{MachineInfo, TMPFS_MAGIC};
 use super::relay_process::{MeasuredRelay, RelayStartCommand};
 use super::simulated_daemon::{DaemonOrder, HelloReply, SimulatedDaemon, SimulatedWork};
 use super::witness::CompletionRecorder;
-use crate::client::RelayClient;
-use crate::commands::token;
-use crate::errors::CliError;
+use crate::client::relay_client::RelayClient;
+use crate::commands::operator::token;
+use crate::error::cli_error::CliError;
 
 const TENANT: &str = "bench";
 

@@ -20,12 +20,12 @@ use super::simulated_daemon::{
 use super::site::{BenchEnvironment, BenchTarget};
 use super::witness::CompletionRecorder;
 use super::{SETTLE_LIMIT, with_progress};
-use crate::client::RelayClient;
+use crate::args::duration::millis;
+use crate::client::relay_client::RelayClient;
 use crate::clock;
-use crate::console::CliConsole;
-use crate::duration::millis;
-use crate::errors::CliError;
-use crate::open_files;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
+use crate::server::open_files;
 
 /// Loopback addresses that the daemons dial from, or the relay's bound on one address and the kernel's ports would be met.
 const SOURCE_ADDRESSES: usize = 64;

@@ -9,8 +9,8 @@ use super::simulated_daemon::SimulatedWork;
 use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
 use super::witness::CompletionRecorder;
 use super::{SETTLE_LIMIT, with_progress};
-use crate::console::CliConsole;
-use crate::errors::CliError;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
 
 /// Before figures are taken, so that connections, caches and the allocator are warm.
 const WARM_UP: Duration = Duration::from_secs(2);

@@ -22,9 +22,9 @@ use super::simulated_daemon::{DaemonOrder, OUTPUT_AGENT_NAME, SimulatedWork};
 use super::site::{BenchEnvironment, BenchTarget, SimulatedFleet, SimulatedFleetPlan};
 use super::witness::CompletionRecorder;
 use super::{SETTLE_LIMIT, with_progress};
-use crate::client::RelayClient;
-use crate::console::CliConsole;
-use crate::errors::CliError;
+use crate::client::relay_client::RelayClient;
+use crate::error::cli_error::CliError;
+use crate::render::console::CliConsole;
 
 /// Below the relay's bounds on streams of one connection, and of one token.
 const STREAMS_PER_CONNECTION: usize = 128;
@@ -53,7 +53,7 @@ impl WatchBenchPlan {
             ("tasks", self.tasks as u64),
             ("watchersPerTask", self.watchers_per_task as u64),
             ("calls", self.calls),
-            ("everyMs", crate::duration::millis(self.every)),
+            ("everyMs", crate::args::duration::millis(self.every)),
         ]
     }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::args::duration;
 use crate::bench::load::LoadShape;
 use crate::bench::report::BenchReport;
 use crate::bench::site::{BenchTarget, default_parent};
 use crate::bench::{compare, output, recover, storm, tasks, watch};
-use crate::console::CliConsole;
-use crate::duration;
-use crate::errors::CliError;
-use crate::exit::CommandExit;
-use crate::stop;
+use crate::error::cli_error::CliError;
+use crate::error::exit_code::CommandExit;
+use crate::render::console::CliConsole;
+use crate::server::stop_signals;
 
 /// The relay runs in a process of its own with a fresh data directory; simulated daemons speak to it over loopback gRPC without
 /// starting processes. Every figure counts what the relay has made durable, and what was counted on both sides is compared.
@@ -218,7 +218,7 @@ pub(crate) async fn run(
     command: BenchCommand,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
-    let stop = stop::cancel_on_signals()?;
+    let stop = stop_signals::cancel_on_signals()?;
     tokio::select! {
         told = run_bench(command, console) => told,
         () = stop.cancelled() => Ok(CommandExit::Interrupted),

@@ -1,123 +1,90 @@
 //! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
 
-pub(crate) mod answer;
-pub(crate) mod attempts;
+pub(crate) mod agent;
 pub(crate) mod bench;
-pub(crate) mod block;
-pub(crate) mod blocked;
-pub(crate) mod cancel;
-pub(crate) mod checkpoints;
-pub(crate) mod complete;
-pub(crate) mod daemon;
-pub(crate) mod daemons;
-pub(crate) mod demo;
-pub(crate) mod demo_agent;
-pub(crate) mod disconnect;
-pub(crate) mod drain;
-pub(crate) mod export;
-pub(crate) mod force;
-pub(crate) mod forget;
-pub(crate) mod health;
-pub(crate) mod import;
-pub(crate) mod inbox;
-pub(crate) mod info;
-pub(crate) mod inspect;
-pub(crate) mod lease;
-pub(crate) mod mcp;
-pub(crate) mod output;
-pub(crate) mod pause;
-pub(crate) mod profile;
-pub(crate) mod progress;
-pub(crate) mod relay;
-pub(crate) mod release_inherited;
-pub(crate) mod resume;
-pub(crate) mod retry;
-pub(crate) mod scheduler;
-pub(crate) mod show;
-pub(crate) mod submit;
-pub(crate) mod tasks;
-pub(crate) mod token;
-pub(crate) mod up;
-pub(crate) mod verify;
-pub(crate) mod watch;
+pub(crate) mod data;
+pub(crate) mod fleet;
+pub(crate) mod operator;
+pub(crate) mod server;
+pub(crate) mod task;
 
 use clap::Subcommand;
 
-use crate::console::CliConsole;
-use crate::errors::CliError;
-use crate::exit::CommandExit;
-use crate::servers::ServerClocks;
+use crate::error::cli_error::CliError;
+use crate::error::exit_code::CommandExit;
+use crate::render::console::CliConsole;
+use crate::server::start::ServerClocks;
 
 /// Verbs that stand in `baton_proto::verbs` have their help line from there.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
-    Up(up::UpArgs),
+    Up(server::up::UpArgs),
     /// Run a relay: the server that owns tasks, attempts and leases.
-    Relay(relay::RelayServerArgs),
+    Relay(server::relay::RelayServerArgs),
     /// Run a daemon: the worker that holds a stream to a relay and runs agents.
-    Daemon(daemon::DaemonArgs),
+    Daemon(server::daemon::DaemonArgs),
     /// Ask the daemon of this machine whether work reaches it, for people and for probes.
-    Health(health::HealthArgs),
+    Health(server::health::HealthArgs),
     /// Show who the relay is, whether it takes work, and what it has counted since its start.
-    Info(info::InfoArgs),
+    Info(operator::info::InfoArgs),
     /// Submit a task, and wait for it or follow it if asked to.
-    Submit(Box<submit::SubmitArgs>),
+    Submit(Box<task::submit::SubmitArgs>),
     /// Follow the events of one task until it ends, with the task's exit code.
-    Watch(watch::WatchTaskArgs),
+    Watch(task::watch::WatchTaskArgs),
     /// Print the output of one attempt.
-    Output(output::ReadOutputArgs),
-    Tasks(tasks::TasksArgs),
-    Show(show::ShowArgs),
-    Inspect(inspect::InspectArgs),
+    Output(task::output::ReadOutputArgs),
+    Tasks(task::tasks::TasksArgs),
+    Show(task::show::ShowArgs),
+    Inspect(operator::inspect::InspectArgs),
     /// List attempts, of all tasks or of one.
-    Attempts(attempts::AttemptsArgs),
+    Attempts(operator::attempts::AttemptsArgs),
     /// List what agents ask and nobody has answered yet.
-    Inbox(inbox::InboxArgs),
+    Inbox(task::inbox::InboxArgs),
     /// Answer a permission request or a question of an agent.
-    Answer(answer::AnswerArgs),
-    Cancel(cancel::CancelArgs),
-    Blocked(blocked::BlockedArgs),
-    Block(block::BlockArgs),
-    Resume(resume::ResumeArgs),
-    Progress(progress::ProgressArgs),
-    Checkpoints(checkpoints::CheckpointsArgs),
-    Claim(lease::ClaimArgs),
-    PickUp(lease::PickUpArgs),
-    Renew(lease::RenewArgs),
-    Release(lease::ReleaseArgs),
-    Retry(retry::RetryArgs),
-    ForceRelease(force::ForceArgs),
-    ForceFail(force::ForceArgs),
-    Complete(complete::CompleteArgs),
-    Pause(pause::PauseArgs),
-    Unpause(pause::UnpauseArgs),
+    Answer(task::answer::AnswerArgs),
+    Cancel(task::cancel::CancelArgs),
+    Blocked(task::blocked::BlockedArgs),
+    Block(task::block::BlockArgs),
+    Resume(task::resume::ResumeArgs),
+    Progress(task::progress::ProgressArgs),
+    Checkpoints(task::checkpoints::CheckpointsArgs),
+    Claim(agent::lease::ClaimArgs),
+    PickUp(agent::lease::PickUpArgs),
+    Renew(agent::lease::RenewArgs),
+    Release(agent::lease::ReleaseArgs),
+    Retry(operator::retry::RetryArgs),
+    ForceRelease(operator::force::ForceArgs),
+    ForceFail(operator::force::ForceArgs),
+    Complete(operator::complete::CompleteArgs),
+    Pause(operator::pause::PauseArgs),
+    Unpause(operator::pause::UnpauseArgs),
     /// Show how much waits and runs, and what is paused.
-    Scheduler(scheduler::SchedulerArgs),
+    Scheduler(operator::scheduler::SchedulerArgs),
     /// List daemons.
-    Daemons(daemons::DaemonsArgs),
+    Daemons(fleet::daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
-    Drain(drain::DrainArgs),
+    Drain(fleet::drain::DrainArgs),
     /// Close a daemon's stream; it connects again by itself.
-    Disconnect(disconnect::DisconnectArgs),
+    Disconnect(fleet::disconnect::DisconnectArgs),
     /// Take a daemon that is gone for good off the record.
-    Forget(forget::ForgetArgs),
+    Forget(fleet::forget::ForgetArgs),
     /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
-    ReleaseInherited(release_inherited::ReleaseInheritedArgs),
+    ReleaseInherited(operator::release_inherited::ReleaseInheritedArgs),
     /// Serve these verbs as tools to an agent, over stdin and stdout (Model Context Protocol).
-    Mcp(mcp::McpArgs),
+    Mcp(agent::mcp::McpArgs),
     /// Create, list and revoke access tokens.
     #[command(subcommand)]
-    Token(token::TokenCommand),
+    Token(operator::token::TokenCommand),
     /// Store, list and remove named deadline profiles.
     #[command(subcommand)]
-    Profile(profile::ProfileCommand),
+    Profile(operator::profile::ProfileCommand),
     /// Write everything that a relay keeps into one file, as of one moment, while it goes on working.
-    Export(export::ExportArgs),
+    Export(data::export::ExportArgs),
     /// Take an export into a new directory, or into a running relay that has no task.
-    Import(import::ImportArgs),
+    Import(data::import::ImportArgs),
     /// Read everything that a relay keeps, or an export, and say what is wrong with it.
-    Verify(verify::VerifyArgs),
+    Verify(data::verify::VerifyArgs),
     /// Measure this machine with load.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -148,50 +115,52 @@ impl CliCommand {
         clocks: &ServerClocks,
     ) -> Result<CommandExit, CliError> {
         match self {
-            CliCommand::Up(args) => up::run(args, console, clocks).await,
-            CliCommand::Relay(args) => relay::run(args, console, clocks).await,
-            CliCommand::Daemon(args) => daemon::run(args, console, clocks).await,
-            CliCommand::Health(args) => health::run(args, console).await,
-            CliCommand::Info(args) => info::run(args, console).await,
-            CliCommand::Submit(args) => submit::run(*args, console).await,
-            CliCommand::Watch(args) => watch::run(args, console).await,
-            CliCommand::Output(args) => output::run(args, console).await,
-            CliCommand::Tasks(args) => tasks::run(args, console).await,
-            CliCommand::Show(args) => show::run(args, console).await,
-            CliCommand::Inspect(args) => inspect::run(args, console).await,
-            CliCommand::Attempts(args) => attempts::run(args, console).await,
-            CliCommand::Inbox(args) => inbox::run(args, console).await,
-            CliCommand::Answer(args) => answer::run(args, console).await,
-            CliCommand::Cancel(args) => cancel::run(args, console).await,
-            CliCommand::Retry(args) => retry::run(args, console).await,
-            CliCommand::Blocked(args) => blocked::run(args, console).await,
-            CliCommand::Block(args) => block::run(args, console).await,
-            CliCommand::Resume(args) => resume::run(args, console).await,
-            CliCommand::Progress(args) => progress::run(args, console).await,
-            CliCommand::Checkpoints(args) => checkpoints::run(args, console).await,
-            CliCommand::Claim(args) => lease::claim(args, console).await,
-            CliCommand::PickUp(args) => lease::pick_up(args, console).await,
-            CliCommand::Renew(args) => lease::renew(args, console).await,
-            CliCommand::Release(args) => lease::release(args, console).await,
-            CliCommand::ForceRelease(args) => force::release(args, console).await,
-            CliCommand::ForceFail(args) => force::fail(args, console).await,
-            CliCommand::Complete(args) => complete::run(args, console).await,
-            CliCommand::Pause(args) => pause::pause(args, console).await,
-            CliCommand::Unpause(args) => pause::unpause(args, console).await,
-            CliCommand::Scheduler(args) => scheduler::run(args, console).await,
-            CliCommand::Daemons(args) => daemons::run(args, console).await,
-            CliCommand::Drain(args) => drain::run(args, console).await,
-            CliCommand::Disconnect(args) => disconnect::run(args, console).await,
-            CliCommand::Forget(args) => forget::run(args, console).await,
-            CliCommand::ReleaseInherited(args) => release_inherited::run(args, console).await,
-            CliCommand::Mcp(args) => mcp::run(args, clocks).await,
-            CliCommand::Token(command) => token::run(command, console).await,
-            CliCommand::Profile(command) => profile::run(command, console).await,
-            CliCommand::Export(args) => export::run(args, console).await,
-            CliCommand::Import(args) => import::run(args, console).await,
-            CliCommand::Verify(args) => verify::run(args, console).await,
+            CliCommand::Up(args) => server::up::run(args, console, clocks).await,
+            CliCommand::Relay(args) => server::relay::run(args, console, clocks).await,
+            CliCommand::Daemon(args) => server::daemon::run(args, console, clocks).await,
+            CliCommand::Health(args) => server::health::run(args, console).await,
+            CliCommand::Info(args) => operator::info::run(args, console).await,
+            CliCommand::Submit(args) => task::submit::run(*args, console).await,
+            CliCommand::Watch(args) => task::watch::run(args, console).await,
+            CliCommand::Output(args) => task::output::run(args, console).await,
+            CliCommand::Tasks(args) => task::tasks::run(args, console).await,
+            CliCommand::Show(args) => task::show::run(args, console).await,
+            CliCommand::Inspect(args) => operator::inspect::run(args, console).await,
+            CliCommand::Attempts(args) => operator::attempts::run(args, console).await,
+            CliCommand::Inbox(args) => task::inbox::run(args, console).await,
+            CliCommand::Answer(args) => task::answer::run(args, console).await,
+            CliCommand::Cancel(args) => task::cancel::run(args, console).await,
+            CliCommand::Retry(args) => operator::retry::run(args, console).await,
+            CliCommand::Blocked(args) => task::blocked::run(args, console).await,
+            CliCommand::Block(args) => task::block::run(args, console).await,
+            CliCommand::Resume(args) => task::resume::run(args, console).await,
+            CliCommand::Progress(args) => task::progress::run(args, console).await,
+            CliCommand::Checkpoints(args) => task::checkpoints::run(args, console).await,
+            CliCommand::Claim(args) => agent::lease::claim(args, console).await,
+            CliCommand::PickUp(args) => agent::lease::pick_up(args, console).await,
+            CliCommand::Renew(args) => agent::lease::renew(args, console).await,
+            CliCommand::Release(args) => agent::lease::release(args, console).await,
+            CliCommand::ForceRelease(args) => operator::force::release(args, console).await,
+            CliCommand::ForceFail(args) => operator::force::fail(args, console).await,
+            CliCommand::Complete(args) => operator::complete::run(args, console).await,
+            CliCommand::Pause(args) => operator::pause::pause(args, console).await,
+            CliCommand::Unpause(args) => operator::pause::unpause(args, console).await,
+            CliCommand::Scheduler(args) => operator::scheduler::run(args, console).await,
+            CliCommand::Daemons(args) => fleet::daemons::run(args, console).await,
+            CliCommand::Drain(args) => fleet::drain::run(args, console).await,
+            CliCommand::Disconnect(args) => fleet::disconnect::run(args, console).await,
+            CliCommand::Forget(args) => fleet::forget::run(args, console).await,
+            CliCommand::ReleaseInherited(args) => {
+                operator::release_inherited::run(args, console).await
+            }
+            CliCommand::Mcp(args) => agent::mcp::run(args, clocks).await,
+            CliCommand::Token(command) => operator::token::run(command, console).await,
+            CliCommand::Profile(command) => operator::profile::run(command, console).await,
+            CliCommand::Export(args) => data::export::run(args, console).await,
+            CliCommand::Import(args) => data::import::run(args, console).await,
+            CliCommand::Verify(args) => data::verify::run(args, console).await,
             CliCommand::Bench(command) => bench::run(command, console).await,
-            CliCommand::DemoAgent => demo_agent::run(console),
+            CliCommand::DemoAgent => server::demo_agent::run(console),
         }
     }
 }

@@ -2,20 +2,20 @@
 //! client sees; who answers depends on where it runs: `alone` asks the relay and holds a lease, `inside` asks the daemon
 //! that runs the attempt. Stdout carries the protocol and nothing else.
 
-mod alone;
-mod answer;
+mod agent_lease;
 #[cfg(test)]
-mod bounds_agree;
-mod fields;
-mod inputs;
-mod inside;
-mod lease;
-mod leaving;
-mod line;
-mod lines;
+mod argument_bounds_test;
+mod argument_schema;
+mod attempt_handler;
+mod json_line_transport;
+mod relay_connection;
 mod requests;
 mod server;
-mod session;
+mod server_shutdown;
+mod standalone_handler;
+mod task_at_exit;
+mod tool_arguments;
+mod tool_result;
 
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ use baton_daemon::{Clock, tools};
 use rmcp::ServiceExt;
 use tokio::sync::mpsc;
 
-use alone::StandaloneHandler;
-use lines::JsonLineTransport;
+use json_line_transport::JsonLineTransport;
 use server::{McpServer, PendingToolCall, ServerMode};
-use session::ServerShutdown;
+use server_shutdown::ServerShutdown;
+use standalone_handler::StandaloneHandler;
 
-use crate::discovery::ConnectionArgs;
-use crate::errors::CliError;
+use crate::client::discovery::ConnectionArgs;
+use crate::error::cli_error::CliError;
 
 /// Serves until the client closes its end, or a signal says so. Only who holds something has to hear signals.
 pub(crate) async fn serve(
@@ -40,7 +40,7 @@ pub(crate) async fn serve(
     if let Some(place) = tools::find_endpoint() {
         let session = ServerShutdown::without_signals();
         return run_server(ServerMode::InsideAttempt, session, |calls| {
-            inside::serve(place, calls)
+            attempt_handler::serve(place, calls)
         })
         .await;
     }

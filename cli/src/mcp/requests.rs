@@ -7,7 +7,7 @@ use baton_proto::v1::{
 };
 use baton_proto::worker::{Finish, FinishOutcome};
 
-use super::fields::McpArguments;
+use super::argument_schema::McpArguments;
 
 fn evidence(args: &McpArguments) -> Vec<Evidence> {
     let entries = args.objects("evidence").map(|entry| Evidence {

@@ -13,9 +13,10 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{ToolResult, server_stopping, to_call_result};
-use super::fields::{McpArguments, object_schema};
-use super::inputs::{self, argument_fields};
+use super::argument_schema::{McpArguments, object_schema};
+use super::tool_arguments;
+use super::tool_arguments::argument_fields;
+use super::tool_result::{ToolResult, server_stopping, to_call_result};
 
 /// Calls that wait for their turn. Full: the next waits.
 pub(super) const MAX_QUEUED_CALLS: usize = 16;
@@ -61,7 +62,7 @@ impl McpServer {
     }
 
     async fn call(&self, call: ToolOperation, args: McpArguments) -> ToolResult {
-        inputs::check_arguments(call, &args)?;
+        tool_arguments::check_arguments(call, &args)?;
         let (reply, answer) = oneshot::channel();
         let asked = PendingToolCall { call, args, reply };
         self.calls

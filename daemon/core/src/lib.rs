@@ -7,11 +7,11 @@
 #[macro_use]
 pub mod mutants;
 
-pub mod backoff;
-pub mod course;
-pub mod heartbeats;
-pub mod ladder;
-pub mod lease;
+pub mod child_lifecycle;
+pub mod heartbeat_tracker;
+pub mod lease_clock;
 pub mod outbox;
-pub mod stake;
+pub mod reconnect_delay;
+pub mod reconnect_urgency;
+pub mod termination_sequence;
 pub mod time;

@@ -2,37 +2,11 @@
 //! adapters of coding agents each have their own file behind `translator`: pure folds over what an agent prints and
 //! is told, which come to the same `event`s whatever the wire.
 
-mod coding;
-mod command;
-
-mod acp;
-mod claude;
-mod codex;
-mod event;
-mod failure;
-mod form;
-mod launch;
-mod lines;
-mod memory;
-mod probe;
-mod translator;
-mod turn;
-mod usage;
-mod verdict;
-mod wire;
-
+pub(crate) mod adapter;
+pub(crate) mod launch;
+pub(crate) mod outcome;
 #[cfg(test)]
-mod chunked;
-#[cfg(test)]
-mod long_runs;
-#[cfg(test)]
-mod recorded;
-#[cfg(test)]
-mod rendered;
-#[cfg(test)]
-mod scripted;
-#[cfg(test)]
-mod stored;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,25 +17,27 @@ use tokio::sync::watch;
 
 use crate::attempt::{AgentSession, AttemptPlan, ChildStdin};
 use crate::config::AgentConfig;
-use crate::conversations::KnownConversation;
+use crate::deadlines::DeadlineLimits;
 use crate::receipts::RequiredFiles;
-use crate::timers::DeadlineLimits;
+use crate::storage::conversation_store::KnownConversation;
 use crate::tools::{AgentToolAccess, ToolGrant};
 use crate::workspace::{WorkspacePlan, WorkspaceRoots};
 
-pub(crate) use event::{
+pub(crate) use adapter::agent_event::{
     AgentEvent, AgentExit, AgentInput, AgentInputAnswer, AgentInputKind, AgentQuestion, InputKey,
     QuestionChoice, QuestionResponse, StdinMessage, ToolPermission, TurnEnding, TurnOutcome,
     TurnPhase,
 };
-pub(crate) use failure::{FailureClass, TurnFailure};
-use probe::find_programs;
-pub(crate) use probe::{
+pub(crate) use adapter::translator::AgentTranslator;
+use launch::program_probe::find_programs;
+pub(crate) use launch::program_probe::{
     ProgramStatus, answers_version, find_program, find_programs_and_versions, program_version,
 };
-pub(crate) use translator::AgentTranslator;
-pub(crate) use usage::{TokenCounts, TurnUsage};
-pub(crate) use verdict::{AttemptVerdict, FinalAgentUsage, judge_ending, judge_with_finish};
+pub(crate) use outcome::failure::{FailureClass, TurnFailure};
+pub(crate) use outcome::turn_usage::{TokenCounts, TurnUsage};
+pub(crate) use outcome::verdict::{
+    AttemptVerdict, FinalAgentUsage, judge_ending, judge_with_finish,
+};
 
 /// From TERM to KILL when neither the profile nor the relay says.
 const CLEANUP_TERM: Duration = Duration::from_secs(2);
@@ -167,8 +143,10 @@ impl AgentRegistry {
                     (AgentKind::Command, Vec::new())
                 }
                 AgentConfig::Coding { wire, .. } => {
-                    let options = coding::AGENT_OPTIONS.map(str::to_owned).to_vec();
-                    (coding::agent_kind(*wire), options)
+                    let options = launch::coding_agent::AGENT_OPTIONS
+                        .map(str::to_owned)
+                        .to_vec();
+                    (launch::coding_agent::agent_kind(*wire), options)
                 }
             };
             let found = self.program_status.borrow().get(name).cloned();
@@ -205,14 +183,15 @@ impl AgentRegistry {
         let mut resume = None;
         let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
-                command::check_options(dispatch)?;
-                let child = command::child_spec(config, attempt, dispatch, daemon_id, cwd)?;
+                launch::command_agent::check_options(dispatch)?;
+                let child =
+                    launch::command_agent::child_spec(config, attempt, dispatch, daemon_id, cwd)?;
                 let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
                 resume.clone_from(&dispatch.resume);
                 (child, ChildStdin::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
-                let desk = coding::CodingAgentContext {
+                let desk = launch::coding_agent::CodingAgentContext {
                     wire: *wire,
                     config,
                     daemon_id,
@@ -220,7 +199,7 @@ impl AgentRegistry {
                     tool_access: handed,
                 };
                 let (child, translator) =
-                    coding::plan_coding_agent(desk, attempt, dispatch, known)?;
+                    launch::coding_agent::plan_coding_agent(desk, attempt, dispatch, known)?;
                 let mut talk = AgentSession::new(&attempt.attempt_id, translator);
                 if files.as_ref().is_some_and(RequiredFiles::allows_retry) {
                     talk = talk.with_further_turns();
@@ -302,10 +281,10 @@ fn cleanup_term(dispatch: &Dispatch) -> Duration {
 /// A talk with an app-server that has not said anything yet.
 #[cfg(test)]
 pub(crate) fn test_agent_session() -> AgentSession {
-    let wanted = launch::LaunchRequest {
+    let wanted = launch::agent_launch::LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
-        ..launch::LaunchRequest::default()
+        ..launch::agent_launch::LaunchRequest::default()
     };
     let launched = crate::config::AgentWire::CodexAppServer.launch(&wanted);
     AgentSession::new(

@@ -7,11 +7,11 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use baton_daemon_core::lease::LeaseClock;
+use baton_daemon_core::lease_clock::LeaseClock;
 
-use crate::attempt_dir::LEASE_FILE;
 use crate::clock::BootTime;
-use crate::whole_file;
+use crate::storage::atomic_file;
+use crate::storage::attempt_dir::LEASE_FILE;
 
 const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.
@@ -30,7 +30,7 @@ pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()>
 
 /// The lease that was written last; `None` where there is none that can be read.
 pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
-    decode(&whole_file::read(&directory.join(LEASE_FILE)).ok()?)
+    decode(&atomic_file::read(&directory.join(LEASE_FILE)).ok()?)
 }
 
 fn encode(lease: LeaseClock) -> [u8; SIZE] {

@@ -10,7 +10,7 @@ use baton_proto::v1::ResumeContext;
 
 use super::AttemptTask;
 use crate::process::ChildSpec;
-use crate::whole_file;
+use crate::storage::atomic_file;
 
 /// Beside the attempt, and gone with it.
 pub(crate) const RESUME_FILE: &str = "resume.json";
@@ -40,7 +40,7 @@ impl AttemptTask {
 /// Its name as a child can use it, wherever that works.
 fn write_resume_file(directory: &Path, resume: &ResumeContext) -> io::Result<PathBuf> {
     let path = std::path::absolute(directory.join(RESUME_FILE))?;
-    let mut file = whole_file::open_private(&path)?;
+    let mut file = atomic_file::open_private(&path)?;
     writeln!(file, "{}", to_json(resume))?;
     Ok(path)
 }

@@ -2,28 +2,30 @@
 //! else, orphans, and the daemon's last line: the end of what a lost shim left. Knows nothing of frames, leases or the relay. What happens to
 //! a child between its start and its end is the shim's.
 
-mod before_exec;
-mod child;
+mod child_spec;
 mod environment;
-mod family;
-mod orphans;
-mod reaper;
+mod marker_sweep;
+mod orphan_reaper;
+mod pre_exec;
+mod process_stat;
+mod process_tree;
 mod signal;
-mod stat;
-mod sweep;
+mod tree_kill;
 
 use std::fmt;
 
-pub(crate) use baton_daemon_core::ladder::{KILL_RETRY_LIMIT, SCAN_INTERVAL, TerminationOutcome};
-pub(crate) use child::{ChildSpec, SpawnError, build_command, identify_child};
+pub(crate) use baton_daemon_core::termination_sequence::{
+    KILL_RETRY_LIMIT, SCAN_INTERVAL, TerminationOutcome,
+};
+pub(crate) use child_spec::{ChildSpec, SpawnError, build_command, identify_child};
 pub(crate) use environment::{ProcessOwner, child_environment};
 pub use environment::{VariableNameError, check_variable_name};
-pub(crate) use family::{descendants, descendants_of, surviving_tree};
-pub(crate) use orphans::{kill_descendants, kill_shim_tree};
-pub(crate) use reaper::{adopt_orphans, reap_orphans, start_registered};
+pub(crate) use marker_sweep::{kill_by_marker, kill_unknown_attempts};
+pub(crate) use orphan_reaper::{adopt_orphans, reap_orphans, start_registered};
+pub(crate) use process_stat::{ProcessStat, environment_variable, identity_of, read as read_stat};
+pub(crate) use process_tree::{descendants, descendants_of, surviving_tree};
 pub(crate) use signal::signal_one;
-pub(crate) use stat::{ProcessStat, environment_variable, identity_of, read as read_stat};
-pub(crate) use sweep::{kill_by_marker, kill_unknown_attempts};
+pub(crate) use tree_kill::{kill_descendants, kill_shim_tree};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.
 pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";

@@ -188,13 +188,13 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
         Mode::empty(),
     );
     let opened = opened.unwrap();
-    let walked = |path: &str| file::open_without_links(&opened, Path::new(path));
+    let walked = |path: &str| file_inspection::open_without_links(&opened, Path::new(path));
     assert!(matches!(walked("out/a"), Ok(Ok(_))));
     assert!(matches!(walked("out/gone"), Ok(Err(_))));
     for link in ["out/inner", "linked/a", "linked"] {
         let refused = walked(link);
         assert!(
-            matches!(refused, Err(file::FileProblem::UncheckedLink)),
+            matches!(refused, Err(file_inspection::FileProblem::UncheckedLink)),
             "{link}"
         );
     }
@@ -228,13 +228,13 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
             }
         }
     });
-    let opened = file::open_root(root).unwrap();
+    let opened = file_inspection::open_root(root).unwrap();
     let running = AtomicBool::new(false);
     let (mut inside, mut refused) = (0, 0);
     let asked = required("swapped");
     let mut rounds = 0;
     while rounds < ROUNDS || inside == 0 || refused == 0 {
-        let receipt = file::inspect_file(&opened, &asked, &running);
+        let receipt = file_inspection::inspect_file(&opened, &asked, &running);
         match (receipt.is_file, &*receipt.problem) {
             (true, "") => {
                 assert_eq!((receipt.size, &*receipt.sha256), (5, HELLO_SHA256));
@@ -273,8 +273,8 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
             }
         }
     });
-    let opened = file::open_root(root).unwrap();
-    let receipt = file::inspect_file(&opened, &required("log"), &AtomicBool::new(false));
+    let opened = file_inspection::open_root(root).unwrap();
+    let receipt = file_inspection::inspect_file(&opened, &required("log"), &AtomicBool::new(false));
     stop.store(true, Ordering::Relaxed);
     growing.join().unwrap();
     assert_eq!(receipt.problem, "it changed while it was read");

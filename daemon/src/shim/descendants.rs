@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use baton_daemon_core::ladder::{ScanResult, TerminationSignal};
+use baton_daemon_core::termination_sequence::{ScanResult, TerminationSignal};
 use rustix::event::{Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};

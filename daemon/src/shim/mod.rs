@@ -7,20 +7,20 @@
 //! what is to be decided is decided by `baton_daemon_core`'s `course` and `ladder`, which take the moment as an argument. It links no
 //! part of the daemon but the transcript, the clock and what knows about processes: it needs neither runtime nor relay.
 
-mod charge;
+mod boottime_timer;
+mod child_process;
 pub(crate) mod client;
+mod daemon_connection;
 mod descendants;
-mod farewell;
 pub mod framing;
-mod inherited;
-pub(crate) mod lease;
-mod peer;
-mod recorder;
-mod report;
-mod serve;
-mod stdin;
-mod timer;
-mod visitor;
+mod inherited_state;
+pub(crate) mod lease_message;
+mod output_recorder;
+mod peer_check;
+mod report_delivery;
+mod report_file;
+mod server;
+mod stdin_queue;
 
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,12 +29,12 @@ use std::process::ExitCode;
 use baton_proto::worker::{EndedBy, FromShim, from_shim};
 
 use crate::clock::Clock;
-pub(crate) use charge::disk_failure;
-use charge::not_started_report;
-use peer::DaemonConnection;
-use serve::ShimServer;
+pub(crate) use child_process::disk_failure;
+use child_process::not_started_report;
+use daemon_connection::DaemonConnection;
+use server::ShimServer;
 
-pub use report::read_report;
+pub use report_file::read_report;
 
 /// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
 pub const SHIM_ARGUMENT: &str = "__shim";
@@ -72,7 +72,7 @@ pub fn run_if_requested(clock: &Clock) -> Option<ExitCode> {
 
 /// Whatever goes wrong in here, no process is left and no report says what did not happen.
 fn run_shim(clock: Clock) -> ExitCode {
-    let Ok(first) = inherited::detach_from_daemon() else {
+    let Ok(first) = inherited_state::detach_from_daemon() else {
         return ExitCode::FAILURE;
     };
     let served = catch_unwind(AssertUnwindSafe(|| serve_connection(first.into(), clock)));

@@ -6,7 +6,7 @@
 //! written: what is no longer needed goes as whole segments.
 
 mod reader;
-mod record;
+mod record_header;
 mod segment;
 mod writer;
 
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 
 pub use reader::{ReadLimit, SpoolReader, oldest_position};
-pub use record::LARGEST_CHUNK;
+pub use record_header::LARGEST_CHUNK;
 pub(crate) use segment::is_segment;
 pub use writer::SpoolWriter;
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::record::{HEADER_SIZE, RecordHeader};
+use super::record_header::{HEADER_SIZE, RecordHeader};
 use super::segment::{self, MAGIC};
 use super::{SpoolChunk, SpoolError};
-use crate::whole_file;
+use crate::storage::atomic_file;
 
 /// How far to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl SpoolReader {
             path: path.clone(),
             source,
         };
-        let file = match whole_file::open_regular(&path) {
+        let file = match atomic_file::open_regular(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(unreadable(source)),

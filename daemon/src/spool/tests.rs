@@ -79,7 +79,7 @@ fn a_half_written_record_is_no_output_and_a_changed_one_is_damage() {
     for length in 0..bytes.len() {
         fs::write(&file, &bytes[..length]).unwrap();
         let seen = read_all(&path, 0, ReadLimit::LastWholeRecord).len();
-        let whole = segment::MAGIC.len() + record::HEADER_SIZE + 5;
+        let whole = segment::MAGIC.len() + record_header::HEADER_SIZE + 5;
         assert_eq!(seen, if length < whole { 0 } else { 5 }, "cut at {length}");
         let mut reader = SpoolReader::open(&path, 5);
         let read = reader.next(ReadLimit::Position(end));

@@ -7,7 +7,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::record::{self, HEADER_SIZE, LARGEST_CHUNK};
+use super::record_header;
+use super::record_header::{HEADER_SIZE, LARGEST_CHUNK};
 use super::{ChildPipe, segment};
 
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl SpoolWriter {
         if bytes.is_empty() || bytes.len() > LARGEST_CHUNK {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let head = record::encode_header(kind, wall_ms, bytes);
+        let head = record_header::encode_header(kind, wall_ms, bytes);
         let open = self.writable_segment()?;
         // The head comes last: a record whose head is there is whole, even if the writer is killed in between.
         open.file

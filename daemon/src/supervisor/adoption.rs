@@ -15,11 +15,13 @@ use crate::attempt::{
     self, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact, TranscriptReader,
     read_lease,
 };
-use crate::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId};
 use crate::clock::BootTime;
-use crate::held::{AttemptControlReceivers, RecoveredAttempt, ShimReach, SupervisedAttempt};
 use crate::outbox::{self, OutboxTail};
 use crate::process::kill_unknown_attempts;
+use crate::storage::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId};
+use crate::supervised_attempt::{
+    AttemptControlReceivers, RecoveredAttempt, ShimReach, SupervisedAttempt,
+};
 
 /// For all shims together.
 const SHIM_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -9,11 +9,11 @@ use prost_types::Timestamp;
 use tracing::warn;
 
 use super::Supervisor;
-use super::orders::{positive_millis, to_daemon_frame};
+use super::relay_frames::{positive_millis, to_daemon_frame};
 use crate::clock::BootTime;
-use crate::disk::{DiskState, FreeSpace};
-use crate::held::SupervisedAttempt;
-use crate::memory::AvailableMemory;
+use crate::machine::disk_monitor::{DiskState, FreeSpace};
+use crate::machine::memory_monitor::AvailableMemory;
+use crate::supervised_attempt::SupervisedAttempt;
 
 impl Supervisor {
     pub(super) fn on_heartbeat_ack(&mut self, ack: HeartbeatAck) {

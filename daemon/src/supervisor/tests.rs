@@ -11,11 +11,11 @@ use tokio_stream::StreamExt;
 use super::*;
 use crate::attempt::{AttemptPlan, ChildStdin};
 use crate::config::KERNEL_BOOT_ID_FILE;
-use crate::held::AcceptedDispatch;
+use crate::deadlines::DeadlineLimits;
 use crate::outbox::FrameRecord;
 use crate::process::ChildSpec;
 use crate::shim::client::ShimProgram;
-use crate::timers::DeadlineLimits;
+use crate::supervised_attempt::AcceptedDispatch;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(600);

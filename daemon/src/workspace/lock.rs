@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::visit::run_blocking;
+use super::lifecycle::run_blocking;
 use crate::process::{ProcessId, read_stat};
 
 /// Inside git's own directory, where neither a commit nor a cleanup of the tree finds it.

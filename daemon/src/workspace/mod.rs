@@ -3,12 +3,12 @@
 //! and leaves a place, `lock` lets one attempt at a time into a shared one, `beneath` keeps a working directory inside
 //! its root, `git` and `evidence` say what was there and what is left. What was not made here is never removed.
 
-mod beneath;
-mod evidence;
-mod git;
+mod confined_path;
+mod created_directory;
+mod git_command;
+mod git_evidence;
+mod lifecycle;
 mod lock;
-mod made;
-mod visit;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use bytes::Bytes;
 
 use crate::config::{DaemonConfig, RootConfig, WorkspaceRetention};
 
-pub(crate) use beneath::{check_root, open_beneath, opened_path};
-pub(crate) use git::version as git_version;
-pub(crate) use lock::LockHolder;
-pub(crate) use made::RECORD_FILE;
-pub(crate) use visit::{
+pub(crate) use confined_path::{check_root, open_beneath, opened_path};
+pub(crate) use created_directory::RECORD_FILE;
+pub(crate) use git_command::version as git_version;
+pub(crate) use lifecycle::{
     PrepareError, WorkspaceCleanup, WorkspaceOccupant, clean_up, prepare, transfer_lock,
 };
+pub(crate) use lock::LockHolder;
 
 /// Where scratch directories and worktrees are made, in the data directory.
 const CREATION_DIR: &str = "workspaces";

@@ -125,9 +125,9 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
     // The directory made and noted, and git killed in the middle of it.
     let plan = roots.plan("two", Some(&named), "").unwrap();
     let two = occupant(&dir.path().join("two"), "two");
-    made::CreatedWorkspace {
+    created_directory::CreatedWorkspace {
         base_commit: git(&repo, &["rev-parse", "HEAD"]),
-        directory: Some(made::create_directory(&plan.path).unwrap()),
+        directory: Some(created_directory::create_directory(&plan.path).unwrap()),
     }
     .write(&two.attempt_dir)
     .unwrap();
@@ -160,11 +160,11 @@ async fn a_digest_tells_changes_apart_and_ignores_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
     let look = || async {
-        let git = git::GitRepository {
+        let git = git_command::GitRepository {
             directory: &repo,
             attempt_id: "a",
         };
-        evidence::collect_evidence(git).await.unwrap()
+        git_evidence::collect_evidence(git).await.unwrap()
     };
     std::fs::write(repo.join(lock::LOCK_FILE_IN_ROOT), "{}").unwrap();
     let clean = look().await;

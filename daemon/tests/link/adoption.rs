@@ -12,10 +12,10 @@ use baton_proto::v1::{
 };
 use rustix::process::Signal;
 
-use crate::daemon::{
+use crate::fake_relay::{FakeRelay, FakeRelaySession, attempt, shell};
+use crate::test_daemon::{
     DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
 };
-use crate::relay::{FakeRelay, FakeRelaySession, attempt, shell};
 
 /// Of a look at the process table, and of a busy machine.
 pub(crate) const PROCESS_SCAN_MARGIN: Duration = Duration::from_secs(1);

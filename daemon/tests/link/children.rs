@@ -10,8 +10,8 @@ use baton_proto::v1::{
     TerminationReceipt, TimerKind, attempt_command,
 };
 
-use crate::daemon::{LinkTestDaemon, pids_of_attempt, wait_until_gone};
-use crate::relay::{FakeRelay, FakeRelaySession, attempt, shell};
+use crate::fake_relay::{FakeRelay, FakeRelaySession, attempt, shell};
+use crate::test_daemon::{LinkTestDaemon, pids_of_attempt, wait_until_gone};
 
 /// What a stop may take beyond the grace on a busy machine; the timing tests are stricter.
 const MARGIN: Duration = Duration::from_secs(5);

@@ -19,10 +19,10 @@ use crate::adoption::{
     PROCESS_SCAN_MARGIN, active_attempt, adopt_settlement, keep_settlement, until_receipt,
     wait_for_file_script, write_text,
 };
-use crate::daemon::{
+use crate::fake_relay::{FakeRelay, FakeRelaySession, TEST_TIMEOUT, attempt, shell};
+use crate::test_daemon::{
     DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
 };
-use crate::relay::{FakeRelay, FakeRelaySession, TEST_TIMEOUT, attempt, shell};
 use crate::traced::{detach, trace};
 
 #[tokio::test]

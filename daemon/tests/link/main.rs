@@ -1,16 +1,16 @@
 //! The daemon against a scripted relay over real gRPC, with real shims and children.
 
 mod adoption;
+mod attempt_stop;
 mod children;
-mod daemon;
-mod handing_over;
+mod command_run;
+mod disk_contents;
+mod fake_relay;
+mod hand_over;
 mod lost_shims;
-mod overhead;
-mod relay;
-mod running;
-mod stopping;
-mod storing;
+mod start_overhead;
 mod stream;
+mod test_daemon;
 #[path = "../shim/traced.rs"]
 mod traced;
-mod unread;
+mod unread_stdin;

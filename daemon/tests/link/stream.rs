@@ -11,8 +11,8 @@ use baton_proto::v1::{
     Abandon, ActiveState, Adopt, Goodbye, GoodbyeCode, Hello, Keep, attempt_command,
 };
 
-use crate::daemon::LinkTestDaemon;
-use crate::relay::{FakeRelay, attempt, shell};
+use crate::fake_relay::{FakeRelay, attempt, shell};
+use crate::test_daemon::LinkTestDaemon;
 
 #[tokio::test]
 async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
@@ -186,7 +186,7 @@ async fn a_daemon_that_hears_nothing_is_unwell_and_says_what_it_heard_last() {
 async fn back_after(
     relay: &mut FakeRelay,
     clock: &Clock,
-) -> (Duration, crate::relay::FakeRelaySession, Hello) {
+) -> (Duration, crate::fake_relay::FakeRelaySession, Hello) {
     let from = clock.now();
     let mut steps = tokio::time::interval(Duration::from_millis(20));
     let accepted = relay.accept();
@@ -206,7 +206,7 @@ fn hand_driven() -> Clock {
 }
 
 /// Runs a child under a lease of 20 s, by a clock that stands still.
-async fn run_a_while(session: &mut crate::relay::FakeRelaySession) {
+async fn run_a_while(session: &mut crate::fake_relay::FakeRelaySession) {
     let mut dispatch = shell("sleep 600");
     dispatch.granted_ms = 20_000;
     session.run(&attempt(), dispatch).await;

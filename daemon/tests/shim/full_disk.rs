@@ -8,7 +8,7 @@ use baton_proto::worker::{SpoolFailed, from_shim};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::daemon::{ShimFixture, ShimWire, gate, greeting, shell};
+use crate::shim_fixture::{ShimFixture, ShimWire, gate, greeting, shell};
 
 fn spool_failed(wire: &mut ShimWire) -> SpoolFailed {
     wire.receive_until(|message| match message {

@@ -1,12 +1,12 @@
 //! The shim as a process, with this test in the daemon's place: real children, real signals, real disks.
 
-mod daemon;
-mod ending;
-mod figures;
+mod attempt_end;
 mod full_disk;
 mod output;
+mod peer_check;
+mod shim_fixture;
 mod start;
+mod start_cost;
 mod stdin;
 mod traced;
 mod versions;
-mod visitors;

@@ -3,7 +3,7 @@
 use baton_daemon::spool::{ChildPipe, ReadLimit};
 use baton_proto::worker::report::How;
 
-use crate::daemon::{ShimFixture, files, gate, text_of};
+use crate::shim_fixture::{ShimFixture, files, gate, text_of};
 
 #[test]
 fn both_pipes_are_recorded_and_the_report_names_the_end() {

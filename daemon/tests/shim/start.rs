@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_proto::worker::report::How;
 use baton_proto::worker::{EndedBy, Launch, from_shim, to_shim};
 
-use crate::daemon::{ATTEMPT, ShimFixture, ShimWire, TOKEN, files, lease, shell};
+use crate::shim_fixture::{ATTEMPT, ShimFixture, ShimWire, TOKEN, files, lease, shell};
 
 /// Launches what cannot run and returns the code and the message.
 fn refused(launch: Launch) -> (String, String) {

@@ -3,7 +3,7 @@
 use baton_proto::worker::report::How;
 use baton_proto::worker::{Stdin, to_shim};
 
-use crate::daemon::{ShimFixture, gate, shell};
+use crate::shim_fixture::{ShimFixture, gate, shell};
 
 #[test]
 fn a_message_that_two_daemons_bring_is_written_once() {

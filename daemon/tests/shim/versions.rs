@@ -5,7 +5,7 @@ use baton_proto::worker::report::How;
 use baton_proto::worker::{from_shim, to_shim};
 use prost::Message;
 
-use crate::daemon::{ShimFixture, greeting, shell};
+use crate::shim_fixture::{ShimFixture, greeting, shell};
 
 #[test]
 fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {

@@ -1,6 +1,6 @@
 //! The relay's own settings that decisions depend on. Fixed for one run.
 
-use crate::id::{Incarnation, RelayEpoch};
+use crate::ids::{Incarnation, RelayEpoch};
 
 #[derive(Clone, Debug)]
 pub struct Config {

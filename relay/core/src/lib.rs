@@ -7,69 +7,28 @@
 #[macro_use]
 pub mod mutants;
 
-mod agent_calls;
-mod agent_held;
-mod attempt;
-mod bounds;
+mod agent;
+pub mod attempt;
 pub mod config;
-pub mod contract;
-pub mod conversation;
-mod core;
-pub mod damage;
-pub mod diagnose;
-mod dispatch;
-pub mod effects;
-mod ends;
-mod expiry;
-pub mod fences;
-mod finished;
+mod core_state;
 pub mod fleet;
-pub mod force;
-mod force_limit;
-mod frame;
-pub mod gate;
 pub mod goal;
-mod handoff;
-mod heartbeats;
-pub mod id;
-mod inherited;
-pub mod input;
-mod known_daemons;
-mod late;
-mod live;
-mod open;
-mod operate;
-pub mod parked;
-mod pausing;
-pub mod placement;
-pub mod profile;
-pub mod queue;
+pub mod ids;
+pub mod io;
+pub mod operator;
 pub mod record;
-mod recover;
-pub mod reject;
-mod repeats;
-mod requests;
-pub mod requirements;
-mod retention;
-mod retries;
-pub mod retry;
-pub mod roster;
-mod rules;
-mod scheduler;
-mod sessions;
-pub mod spec;
-mod submit;
-mod task;
+pub mod recovery;
+pub mod schedule;
+pub mod task;
+mod tick;
 pub mod time;
-mod timed;
-pub mod timers;
 
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
 mod tests;
 
-pub use crate::core::{Core, RecoveredState};
-pub use crate::finished::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
+pub use crate::core_state::{Core, RecoveredState};
+pub use crate::io::stored_lookup::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
 /// What must not be kept of words about work.
 pub use baton_secrets as secrets;

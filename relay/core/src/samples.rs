@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::id::{Incarnation, RelayEpoch, TaskId, TenantId};
+use crate::ids::{Incarnation, RelayEpoch, TaskId, TenantId};
 use crate::record::{RetryCounters, TaskRecord, TaskState, TaskTimeline, TraceIds};
-use crate::spec::{
+use crate::task::spec::{
     AgentOptions, DeadlineProfile, DispatchPolicy, InputTimeoutPolicy, PlacementTarget,
     RequestedProfile, RetryPolicy, TaskSpec, TurnKind, UnsafeLossPolicy,
 };

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{CoreReply, DaemonView, HeldAttemptView};
-use baton_core::fleet::OperateDaemon;
-use baton_core::id::{DaemonId, DaemonRef, TenantScope};
-use baton_core::input::{CoreCommand, MachineLoad};
+use baton_core::ids::{DaemonId, DaemonRef, TenantScope};
+use baton_core::io::command::{CoreCommand, MachineLoad};
+use baton_core::io::effects::{CoreReply, DaemonView, HeldAttemptView};
+use baton_core::operator::daemon_operation::OperateDaemon;
 use baton_core::record::{
     AgentRecord, DaemonChange, DaemonCondition, DaemonOperation, ForgottenDaemon,
 };
@@ -14,13 +14,16 @@ use baton_proto::v1::fleet_server::Fleet;
 use baton_proto::{ShortName, v1};
 use tonic::{Request, Response, Status};
 
-use super::fault::ApiFault;
+use super::error::fault::ApiFault;
+use super::operator::tokens;
+use super::request::validate;
+use super::request::validate::ValidationResult;
+use super::request::{limits, paging};
 use super::tasks::unexpected_reply;
-use super::validate::{self, ValidationResult};
-use super::{Api, actor, limits, optional_reason, paging, required_reason, run_unary, tokens};
+use super::{Api, actor, optional_reason, required_reason, run_unary};
+use crate::api::wire::{enums, timestamp};
 use crate::auth::Principal;
 use crate::dispatcher::RequestRefusal;
-use crate::wire::{timestamp, words};
 
 #[tonic::async_trait]
 impl Fleet for Api {
@@ -285,7 +288,7 @@ impl Api {
 
     async fn request_daemon(
         &self,
-        ask: impl FnOnce(baton_core::id::RequestId) -> CoreCommand + Send + 'static,
+        ask: impl FnOnce(baton_core::ids::RequestId) -> CoreCommand + Send + 'static,
     ) -> Result<v1::Daemon, ApiFault> {
         match self.dispatcher.request(ask).await {
             Ok(CoreReply::Daemon(view)) => Ok(daemon_message(&view)),
@@ -422,8 +425,8 @@ fn held_attempt(held: &HeldAttemptView, now: WallTime) -> v1::HeldAttempt {
         task_id: held.task.to_string(),
         attempt_id: held.attempt.to_string(),
         attempt_number: held.number,
-        state: words::attempt_state(held.state).into(),
-        phase: held.phase.map_or(0, |phase| words::phase(phase).into()),
+        state: enums::attempt_state(held.state).into(),
+        phase: held.phase.map_or(0, |phase| enums::phase(phase).into()),
         agent: held.agent.clone(),
         age_ms: held.since.map_or(0, |since| now.0.saturating_sub(since.0)),
         tool_name: held.tool.as_deref().unwrap_or_default().to_owned(),

@@ -4,46 +4,19 @@
 //! one request to the dispatcher. Nothing here decides about tasks, and a refused request writes nothing.
 
 mod agents;
-mod answering;
-mod asked;
-mod attempts;
-mod batch;
-mod caller_trace;
-mod convert;
-mod events;
-pub(crate) mod fault;
+mod daemon_link;
+pub(crate) mod error;
 mod fleet;
-mod forcing;
-mod goals;
-mod held;
-mod hints;
-mod importing;
-mod info;
 mod inputs;
-mod inspecting;
-pub mod limits;
-mod link;
-mod listing;
-mod operator;
-mod output;
-mod paging;
-mod pausing;
-pub(crate) mod profiles;
-pub(crate) mod status;
-pub(crate) mod streams;
-mod submission;
-mod taking;
+pub(crate) mod operator;
+pub mod request;
 mod tasks;
-pub(crate) mod tokens;
-pub(crate) mod transfer;
-pub(crate) mod unbuilt;
-pub mod validate;
-mod watching;
+pub(crate) mod wire;
 
 use std::sync::Arc;
 
 use baton_core::config::Config;
-use baton_core::input::RequestActor;
+use baton_core::io::command::RequestActor;
 use baton_core::secrets;
 use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
@@ -52,16 +25,16 @@ use tonic::{Request, Response, Status};
 use crate::auth::{Principal, Role, TokenTable};
 use crate::clock::RelayClock;
 use crate::dispatcher::Dispatcher;
-use crate::inbox::OpenInputIndex;
-use crate::mint::OrderedIds;
+use crate::id_source::OrderedIds;
+use crate::open_inputs::OpenInputIndex;
 use crate::output::OutputLog;
 use crate::reader::RecordReader;
 use crate::session::SessionContext;
 use crate::space::SpaceStatus;
-use crate::watch::TaskWatchers;
-use fault::ApiFault;
-use streams::LiveStreamLimits;
-use transfer::DataTransfers;
+use crate::task_watchers::TaskWatchers;
+use error::fault::ApiFault;
+use operator::export::DataTransfers;
+use request::streams::LiveStreamLimits;
 
 /// Everything the handlers use. Clones share it; one is behind each gRPC service.
 #[derive(Clone, Debug)]
@@ -126,7 +99,7 @@ where
     let answer = call(principal, request.into_inner()).await;
     answer
         .map(Response::new)
-        .map_err(|fault| status::status(&fault))
+        .map_err(|fault| error::status::status(&fault))
 }
 
 /// The layer put it there; a call without one never reaches a handler that asks.
@@ -134,7 +107,7 @@ fn principal<Q>(request: &Request<Q>) -> Result<Principal, Status> {
     let principal = request.extensions().get::<Principal>().cloned();
     principal.ok_or_else(|| {
         tracing::error!("a call reached its handler without a principal");
-        status::status(&ApiFault::Internal)
+        error::status::status(&ApiFault::Internal)
     })
 }
 
@@ -148,12 +121,12 @@ fn actor(principal: &Principal) -> RequestActor {
 
 /// Empty is no reason. Without credentials, like all words that are kept about work.
 fn optional_reason(reason: String) -> Result<Option<Arc<str>>, ApiFault> {
-    let reason = validate::optional("reason", reason, limits::REASON)?;
+    let reason = request::validate::optional("reason", reason, request::limits::REASON)?;
     Ok(reason.map(|reason| secrets::redact(&reason).into()))
 }
 
 /// Checked before anything is looked up.
 fn required_reason(reason: &str) -> Result<Arc<str>, ApiFault> {
-    validate::not_blank("reason", reason, limits::REASON)?;
+    request::validate::not_blank("reason", reason, request::limits::REASON)?;
     Ok(secrets::redact(reason).into())
 }

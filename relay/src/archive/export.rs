@@ -10,13 +10,13 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::check::is_credential;
-use super::incoming;
+use super::import_directory;
 use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer, FORMAT};
 use super::progress::{ArchiveProgress, ArchiveStage, PROGRESS_INTERVAL};
-use super::records::{RecordReferences, record_references};
+use super::record_checker::is_credential;
+use super::record_references::{RecordReferences, record_references};
 use super::writer::ArchiveWriter;
-use crate::bodies::{BodyFiles, BodyHash};
+use crate::body_files::{BodyFiles, BodyHash};
 use crate::output::{OutputError, OutputReadError, StoredOutput};
 use crate::store::{
     self, DumpError, DumpItem, OfflineStore, RecordKey, SCHEMA, Store, StoreChange, StoreConfig,
@@ -120,7 +120,7 @@ impl<'a> ExportSource<'a> {
 
     /// What an import left half done is no more whole than what the disk has lost.
     pub(super) fn with_import_state(mut self, data: &Path) -> Self {
-        if let Some(interrupted) = incoming::interrupted_import(data) {
+        if let Some(interrupted) = import_directory::interrupted_import(data) {
             self.refusal = Some(interrupted.to_string());
         }
         self

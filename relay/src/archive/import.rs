@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_core::config::Config;
-use baton_core::id::{Incarnation, RelayEpoch};
+use baton_core::ids::{Incarnation, RelayEpoch};
 use baton_core::time::WallTime;
 use uuid::Uuid;
 
 use super::fault::ArchiveFault;
-use super::incoming::{self, DATA_PARTS, IMPORTED, IMPORTING};
+use super::import_directory;
+use super::import_directory::{DATA_PARTS, IMPORTED, IMPORTING};
 use super::item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
 use super::progress::{ArchiveProgress, ArchiveStage, PROGRESS_INTERVAL};
 use super::reader::ArchiveReader;
-use super::verify::{VerifiedArchive, VerifyError, VerifyEvent, VerifyWatcher, verify_file};
-use crate::api::tokens;
+use super::verification::{VerifiedArchive, VerifyError, VerifyEvent, VerifyWatcher, verify_file};
+use crate::api::operator::tokens;
 use crate::auth::bootstrap;
-use crate::bodies::BodyFiles;
+use crate::body_files::BodyFiles;
 use crate::output::{OutputChunk, OutputConfig, OutputError, OutputLog, OutputPiece};
 use crate::store::{
     FatalHook, OpenedStore, RecordKey, Store, StoreChange, StoreConfig, StoreOpenError,
@@ -132,7 +133,7 @@ pub(super) fn imported(checked: VerifiedArchive, incarnation: Uuid) -> ImportSum
 
 /// An interrupted import may be started over; anything else that is there is somebody's.
 fn check_directory_free(data: &Path) -> Result<(), ImportError> {
-    if incoming::interrupted_import(data).is_some() {
+    if import_directory::interrupted_import(data).is_some() {
         return Ok(());
     }
     let mut entries = match fs::read_dir(data) {
@@ -380,16 +381,16 @@ fn write_import_marker(dir: &Path) -> Result<(), ImportError> {
         file.sync_all()
     })
     .map_err(io_error("write", &path))?;
-    incoming::sync(dir)
+    import_directory::sync(dir)
 }
 
 /// Says which history this is, and is the moment from which it counts.
 fn finish_import_marker(dir: &Path, incarnation: Uuid) -> Result<(), ImportError> {
     let (importing, imported) = (dir.join(IMPORTING), dir.join(IMPORTED));
-    incoming::sync(dir)?;
+    import_directory::sync(dir)?;
     let written = fs::write(&importing, format!("{incarnation}\n"))
         .and_then(|()| File::open(&importing)?.sync_all());
     written.map_err(io_error("write", &importing))?;
     fs::rename(&importing, &imported).map_err(io_error("rename", &importing))?;
-    incoming::sync(dir)
+    import_directory::sync(dir)
 }

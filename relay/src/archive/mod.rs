@@ -15,35 +15,35 @@
 //! No secret is in it that could be used: tokens as SHA-256 of their 256 random bits, lease tokens not at all. What
 //! people and agents wrote is in it as they wrote it.
 
-mod check;
 mod export;
 mod fault;
 mod frame;
 mod import;
-mod incoming;
+mod import_directory;
+mod import_upload;
 mod item;
-mod live;
 mod progress;
 mod reader;
-mod records;
-mod verify;
+mod record_checker;
+mod record_references;
+mod verification;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
-pub use check::VerifyFinding;
 pub use export::{ExportError, ExportOptions, ExportSummary, export_directory};
 pub(crate) use export::{ExportSource, write_export};
 pub use fault::{ArchiveDamage, ArchiveFault};
 pub use import::{ImportError, ImportOptions, ImportSummary, import_file};
-pub(crate) use incoming::settle_import;
+pub(crate) use import_directory::settle_import;
+pub(crate) use import_upload::{ImportUpload, StagedImport};
 pub use item::{ArchiveHead, ArchiveItem, ArchiveTrailer};
-pub(crate) use live::{ImportUpload, StagedImport};
 pub use progress::{ArchiveProgress, ArchiveStage};
 pub use reader::ArchiveReader;
-pub(crate) use verify::verify_source;
-pub use verify::{
+pub use record_checker::VerifyFinding;
+pub(crate) use verification::verify_source;
+pub use verification::{
     VerifiedArchive, VerifyError, VerifyEvent, VerifySummary, VerifyWatcher, verify_directory,
     verify_file,
 };

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use baton_core::id::TenantScope;
+use baton_core::ids::TenantScope;
 use baton_core::time::WallTime;
 
 use super::{Role, Token, TokenRecord, TokenTable};

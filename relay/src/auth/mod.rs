@@ -3,21 +3,21 @@
 //! Authentication happens once per RPC in a tower layer, before any handler; handlers read the `Principal` from the
 //! request and take the tenant from it. Nothing here reads tasks or builds a Status.
 
+pub mod auth_layer;
 pub mod bootstrap;
-pub mod layer;
-pub mod peer;
+pub mod connection_peer;
 pub mod permission;
 pub mod principal;
 pub mod role;
 pub mod token;
-pub mod tokens;
+pub mod token_table;
 
-pub use layer::AuthLayer;
-pub use peer::ConnectionPeer;
+pub use auth_layer::AuthLayer;
+pub use connection_peer::ConnectionPeer;
 pub use principal::Principal;
 pub use role::Role;
 pub use token::{Token, TokenRecord};
-pub use tokens::TokenTable;
+pub use token_table::TokenTable;
 
 /// Why a caller was turned away. What it is advised stands in `api/status.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

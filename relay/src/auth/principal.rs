@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use baton_core::id::{TenantId, TenantScope, TokenId};
-use baton_core::spec::TaskSpec;
+use baton_core::ids::{TenantId, TenantScope, TokenId};
+use baton_core::task::spec::TaskSpec;
 use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
 

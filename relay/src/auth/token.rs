@@ -7,7 +7,7 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use baton_core::id::{TenantScope, TokenId};
+use baton_core::ids::{TenantScope, TokenId};
 use baton_core::time::WallTime;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

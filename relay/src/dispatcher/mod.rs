@@ -12,26 +12,26 @@
 //! send until the write it depends on is durable. The cost: one core's worth of decisions per relay. If that is ever
 //! too little, tasks can be sharded by id.
 
-mod entries;
-mod pace;
-mod turn;
+mod dispatch_loop;
+mod in_flight_limits;
+mod journal_entries;
 
 use std::sync::Arc;
 
-use baton_core::effects::{CloseReason, CoreReply, DaemonMessage};
-use baton_core::id::{RequestId, SessionId, TokenId};
-use baton_core::input::{AttemptFrame, CoreCommand, DaemonHello};
-use baton_core::reject::Rejection;
+use baton_core::ids::{RequestId, SessionId, TokenId};
+use baton_core::io::command::{AttemptFrame, CoreCommand, DaemonHello};
+use baton_core::io::effects::{CloseReason, CoreReply, DaemonMessage};
+use baton_core::io::rejection::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bodies::{BODY_INLINE_MAX, BodyFiles, BodyPin};
-use crate::look_ups::LookupCounter;
+use crate::body_files::{BODY_INLINE_MAX, BodyFiles, BodyPin};
+use crate::lookup_counter::LookupCounter;
 use crate::store::{Store, StoreChange, is_disk_full_error};
 
-use pace::{InFlightLimits, InFlightPermit, TooManyCalls};
+use in_flight_limits::{InFlightLimits, InFlightPermit, TooManyCalls};
 
-pub(crate) use pace::FrameWindow;
-pub(crate) use turn::{DispatchLoop, DispatchLoopParts, PublishTargets};
+pub(crate) use dispatch_loop::{DispatchLoop, DispatchLoopParts, PublishTargets};
+pub(crate) use in_flight_limits::FrameWindow;
 
 /// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
 const FRAME_QUEUE: usize = 4096;

@@ -3,25 +3,15 @@
 //! One writer thread appends, syncs once per group and then publishes durable ends; readers use positioned reads
 //! and never wait for the writer. It knows attempts by id only: ownership is checked before anyone reads here.
 
-mod attempt;
+pub(crate) mod attempt;
 mod error;
-mod extent;
-mod feed;
-mod follow;
-mod frame;
-mod group;
-mod index;
-mod live;
-mod look;
 mod piece;
-mod queue;
-mod reader;
-mod recover;
-mod retention;
-mod segment;
+pub(crate) mod segment;
+mod segment_reader;
+mod stored_output;
 #[cfg(test)]
 mod tests;
-mod writer;
+pub(crate) mod writer;
 
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -34,17 +24,17 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use uuid::Uuid;
 
+pub use attempt::ack_feed::AckFeed;
 pub use error::{OutputAppendError, OutputError, OutputReadError, OutputSyncError};
-pub use feed::AckFeed;
-pub use look::{StoredOutput, damaged_segments};
 pub use piece::{AcceptedEnd, CHUNK_BYTES_MAX, CutReason, OutputChunk, OutputEnd, OutputPiece};
+pub use stored_output::{StoredOutput, damaged_segments};
 
-use follow::FollowStream;
-use index::OutputIndex;
-use queue::{OutputWriterJob, WriteQueue};
-use reader::OutputSegmentReader;
-use segment::SegmentTable;
-use writer::{OutputSegmentWriter, WriterCounters};
+use attempt::follower::FollowStream;
+use attempt::index::OutputIndex;
+use segment::file::SegmentTable;
+use segment_reader::OutputSegmentReader;
+use writer::segment_writer::{OutputSegmentWriter, WriterCounters};
+use writer::write_queue::{OutputWriterJob, WriteQueue};
 
 /// Positions in a segment are 32 bits wide; far below that there is nothing to gain.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
@@ -173,7 +163,7 @@ impl OutputLog {
         let config = config.checked()?;
         let index = Arc::new(OutputIndex::new());
         let segments = Arc::new(SegmentTable::new(config.dir.clone()));
-        let (active, found) = recover::recover(&config, now_wall_ms, &index, &segments)?;
+        let (active, found) = segment::recovery::recover(&config, now_wall_ms, &index, &segments)?;
         let (full, counters) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(WriterCounters::default()),

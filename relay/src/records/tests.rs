@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::*;
-use crate::api::profiles::ProfileRecord;
+use crate::api::operator::profiles::ProfileRecord;
 use crate::auth::TokenRecord;
 use crate::store::{DumpItem, RecordSchema, Store, StoreConfig};
 

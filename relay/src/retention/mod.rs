@@ -4,19 +4,19 @@
 //! Decides when and how much; whether a task may go is the core's word, and its removal is a commit like any other. One
 //! small batch is under way at a time, so that requests of clients and daemons pass between two of them.
 
-mod cap;
-mod oldest;
-mod steady;
+mod oldest_tasks;
+mod size_cap;
+mod steady_clock;
 
 use std::time::Duration;
 
-use baton_core::effects::CoreReply;
-use baton_core::id::TaskId;
-use baton_core::input::CoreCommand;
+use baton_core::ids::TaskId;
+use baton_core::io::command::CoreCommand;
+use baton_core::io::effects::CoreReply;
 use baton_core::time::{MonotonicTime, WallTime};
 use tokio_util::sync::CancellationToken;
 
-use crate::bodies::{BodyFiles, BodyHash};
+use crate::body_files::{BodyFiles, BodyHash};
 use crate::clock::RelayClock;
 use crate::config::RetentionConfig;
 use crate::dispatcher::{Dispatcher, RequestRefusal};
@@ -24,9 +24,9 @@ use crate::output::OutputLog;
 use crate::reader::RecordReader;
 use crate::store::RecordByteCount;
 use crate::telemetry::Telemetry;
-use cap::RecordSizeCap;
-use oldest::{OldestFinishedTasks, RemovalCandidate};
-use steady::SteadyWallClock;
+use oldest_tasks::{OldestFinishedTasks, RemovalCandidate};
+use size_cap::RecordSizeCap;
+use steady_clock::SteadyWallClock;
 
 /// Between two passes. Sizes must be looked at often: a busy relay writes tens of megabytes a second.
 const EVERY: Duration = Duration::from_millis(250);

@@ -6,32 +6,33 @@ use std::sync::Arc;
 
 use baton_core::Core;
 use baton_core::config::Config;
-use baton_core::id::{Incarnation, RelayEpoch};
+use baton_core::ids::{Incarnation, RelayEpoch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::RelayError;
-use crate::api::streams::LiveStreamLimits;
-use crate::api::transfer::DataTransfers;
-use crate::api::{Api, tokens as api_tokens};
+use crate::api::Api;
+use crate::api::operator::export::DataTransfers;
+use crate::api::operator::tokens as api_tokens;
+use crate::api::request::streams::LiveStreamLimits;
 use crate::archive;
 use crate::auth::{TokenTable, bootstrap};
-use crate::bodies::BodyFiles;
+use crate::body_files::BodyFiles;
 use crate::config::RelayConfig;
 use crate::dispatcher::{DispatchLoop, DispatchLoopParts, Dispatcher, PublishTargets};
-use crate::inbox::OpenInputIndex;
-use crate::mint::{OrderedIds, SystemIdSource};
+use crate::id_source::{OrderedIds, SystemIdSource};
+use crate::open_inputs::OpenInputIndex;
 use crate::output::{OutputConfig, OutputLog};
+use crate::output_sealer::OutputSealer;
 use crate::reader::RecordReader;
 use crate::retention;
-use crate::sealer::OutputSealer;
 use crate::session::{FrameEncoder, HelloAdmission, SessionContext};
 use crate::space;
 use crate::store::{FatalHook, MetaKey, OpenedStore, RecordKey, Store, StoreChange, StoreConfig};
+use crate::task_watchers::{TaskWatchers, WATCHERS_PER_TENANT};
 use crate::telemetry::Telemetry;
-use crate::watch::{TaskWatchers, WATCHERS_PER_TENANT};
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
 pub(super) struct BootedRelay {

@@ -3,12 +3,12 @@
 //! `run` is what the binary calls; tests `start` it on port 0 and `stop` it. Opening and recovery are in `boot.rs`.
 
 mod boot;
-mod closed;
+mod call_limits;
 mod drain;
-mod edge;
+mod error_status;
 mod health;
 mod listener;
-mod shares;
+mod no_space;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +27,8 @@ use tower::ServiceBuilder;
 use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
-use crate::api::{Api, limits};
+use crate::api::Api;
+use crate::api::request::limits;
 use crate::archive::ImportError;
 use crate::auth::AuthLayer;
 use crate::config::{NetworkLimits, RelayConfig, RelayConfigError, RetentionConfig, TlsFiles};
@@ -36,10 +37,10 @@ use crate::space;
 use crate::store;
 use crate::telemetry::Telemetry;
 use boot::BootedRelay;
+use call_limits::CallLimitLayer;
 use drain::{serve_until_drained, wait_after_stop};
-use edge::ErrorStatusLayer;
+use error_status::ErrorStatusLayer;
 use listener::ConnectionListener;
-use shares::CallLimitLayer;
 
 /// Streams that a peer may reset before they were accepted, and that we reset because of its errors: a rapid-reset
 /// attacker is cut after this many, and no honest peer comes near.
@@ -114,7 +115,7 @@ pub async fn start(config: RelayConfig) -> Result<RelayHandle, RelayError> {
     };
     let stop = CancellationToken::new();
     let life = ServeCycle::child_of(&stop);
-    let (guard, tcp) = closed::wait_for_space(&config, tls.as_ref(), tcp).await?;
+    let (guard, tcp) = no_space::wait_for_space(&config, tls.as_ref(), tcp).await?;
     let booted = match boot::boot(&config, guard, &life.stop, &life.restart).await {
         Ok(booted) => booted,
         Err(error) => return Err(restart_if_disk_full(&config, error).await),
@@ -217,7 +218,7 @@ async fn boot_after_import(
 }
 
 async fn boot_once(config: &RelayConfig, life: &ServeCycle) -> Result<BootedRelay, RelayError> {
-    let Ok(guard) = closed::release_ballast_for_start(config).await? else {
+    let Ok(guard) = no_space::release_ballast_for_start(config).await? else {
         return Err(RelayError::NoRoom);
     };
     boot::boot(config, guard, &life.stop, &life.restart).await

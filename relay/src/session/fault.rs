@@ -99,7 +99,7 @@ pub enum LinkFault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_core::reject::Rejection;
+    use baton_core::io::rejection::Rejection;
 
     #[test]
     fn what_daemons_act_on_is_spelled_alike_on_both_sides() {

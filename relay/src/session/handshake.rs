@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use baton_core::id::{DaemonId, SessionId};
-use baton_core::input::FrameRef;
+use baton_core::ids::{DaemonId, SessionId};
+use baton_core::io::command::FrameRef;
 use baton_core::record::DaemonRecord;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame;
@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 use tonic::Streaming;
 use uuid::Uuid;
 
-use super::admission::{AdmissionDecision, HelloClass};
 use super::fault::LinkFault;
-use super::held::SessionAttempts;
-use super::{DaemonSession, QueuedFrame, SessionContext, hello, unknown};
+use super::hello_admission::{AdmissionDecision, HelloClass};
+use super::session_attempts::SessionAttempts;
+use super::{DaemonSession, QueuedFrame, SessionContext, hello, unknown_values};
 use crate::auth::Principal;
 use crate::dispatcher::{HolderMessage, SESSION_QUEUE};
 use crate::reader::UnreadableCause;
@@ -47,7 +47,7 @@ pub(super) async fn perform_handshake(
     // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
     let id = SessionId(Uuid::now_v7());
     let sent = read_hello(&mut inbound).await?;
-    unknown::count_in_hello(&shell.telemetry, &sent);
+    unknown_values::count_in_hello(&shell.telemetry, &sent);
     let daemon = daemon_id(&sent, &principal, &shell).await?;
     let mut hello = hello::decode_hello(sent, daemon, &principal)?;
     let caller = HelloClass::from_holding(!hello.active.is_empty());
@@ -169,7 +169,7 @@ fn is_bound_to(known: &DaemonRecord, principal: &Principal, shell: &SessionConte
     known.token == principal.token || !is_token_usable(shell, known.token)
 }
 
-fn is_token_usable(shell: &SessionContext, token: baton_core::id::TokenId) -> bool {
+fn is_token_usable(shell: &SessionContext, token: baton_core::ids::TokenId) -> bool {
     let wall = shell.clock.now().wall;
     shell
         .token_table

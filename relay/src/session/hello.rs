@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use baton_core::TaskLookup;
-use baton_core::id::{DaemonId, InstanceId};
-use baton_core::input::{ActiveAttempt, ActiveAttemptState, DaemonHello};
+use baton_core::ids::{DaemonId, InstanceId};
+use baton_core::io::command::{ActiveAttempt, ActiveAttemptState, DaemonHello};
 use baton_core::record::{AgentRecord, DaemonPlatform};
 use baton_proto::{ShortName, v1};
 
-use super::decode;
 use super::fault::LinkFault;
+use super::frame_decode;
 use crate::auth::Principal;
 
 const NAME_MAX: usize = 128;
@@ -134,7 +134,7 @@ fn clip_item(words: &str) -> &str {
 }
 
 fn active_attempt(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {
-    let re = decode::frame_ref(sent.r#ref.as_ref())
+    let re = frame_decode::frame_ref(sent.r#ref.as_ref())
         .map_err(|_| bad_hello("active.ref", "is missing or malformed"))?;
     let state = match sent.state() {
         v1::ActiveState::Running => ActiveAttemptState::Running,
@@ -145,7 +145,7 @@ fn active_attempt(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> 
     };
     Ok(ActiveAttempt {
         frame_ref: re,
-        proof: decode::lease_token(sent.token.as_ref()),
+        proof: frame_decode::lease_token(sent.token.as_ref()),
         state,
         control_seq: sent.last_control_seq,
         output_end: sent.output_end,

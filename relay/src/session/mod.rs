@@ -3,23 +3,23 @@
 //! Control frames go to the dispatcher, output goes straight to the output log, messages come back over one bounded
 //! channel. A session decides nothing about an attempt, and its end ends none.
 
-mod admission;
-mod decode;
-mod encode;
 mod fault;
+mod frame_decode;
+mod frame_encode;
 mod handshake;
-mod held;
 mod hello;
-mod inbound;
-mod outbound;
-mod unknown;
+mod hello_admission;
+mod inbound_frames;
+mod outbound_messages;
+mod session_attempts;
+mod unknown_values;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_core::effects::DaemonMessage;
-use baton_core::id::{AttemptId, SessionId};
-use baton_core::input::{AttemptFrame, CoreCommand, FrameRef};
+use baton_core::ids::{AttemptId, SessionId};
+use baton_core::io::command::{AttemptFrame, CoreCommand, FrameRef};
+use baton_core::io::effects::DaemonMessage;
 use baton_core::time::MonotonicTime;
 use baton_proto::v1;
 use tokio::sync::mpsc;
@@ -35,15 +35,15 @@ use crate::dispatcher::{Dispatcher, FrameWindow, HolderMessage, SessionDelivery}
 use crate::output::{AckFeed, OutputEnd, OutputLog};
 use crate::reader::RecordReader;
 use crate::telemetry::Telemetry;
-use admission::HelloClass;
 use handshake::HandshakeFailure;
-use held::SessionAttempts;
+use hello_admission::HelloClass;
+use session_attempts::SessionAttempts;
 
-pub(crate) use admission::HelloAdmission;
-pub(crate) use decode::{artifact, sanitized_text, usage};
-pub(crate) use encode::FrameEncoder;
 pub use fault::{FrameFault, LinkFault};
-pub(crate) use inbound::VISIBLE_BIT;
+pub(crate) use frame_decode::{artifact, sanitized_text, usage};
+pub(crate) use frame_encode::FrameEncoder;
+pub(crate) use hello_admission::HelloAdmission;
+pub(crate) use inbound_frames::VISIBLE_BIT;
 
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
 /// when its queue is full as well.
@@ -86,7 +86,7 @@ pub(crate) fn serve(
             Err(HandshakeFailure::Refused(fault)) => {
                 tracing::info!(%fault, "a daemon's stream was refused");
                 let _ = wire
-                    .send(Err(crate::api::status::status(&fault.into())))
+                    .send(Err(crate::api::error::status::status(&fault.into())))
                     .await; // The peer may have gone.
             }
             Err(HandshakeFailure::PeerLeft) => {
@@ -103,7 +103,7 @@ pub(crate) fn serve(
 /// A stream that has said Hello.
 pub(crate) struct DaemonSession {
     id: SessionId,
-    daemon: baton_core::id::DaemonId,
+    daemon: baton_core::ids::DaemonId,
     principal: Principal,
     context: SessionContext,
     inbound: Streaming<v1::DaemonFrame>,

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_core::input::CoreCommand;
+use baton_core::io::command::CoreCommand;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::StoreFailure;
-use super::disk::{self, SyncCall};
-use super::schema::RecordSchema;
+use super::records::schema::RecordSchema;
+use super::sled::database;
+use super::sled::database::SyncCall;
 
 /// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
 pub(super) const MAX_VALUE: usize = 4_000;
@@ -62,7 +63,7 @@ impl StoreConfig {
             max_pinned_bytes: 2 << 30,
             on_fatal: FatalHook::abort(),
             schema: RecordSchema::CURRENT,
-            sync: disk::fdatasync(),
+            sync: database::fdatasync(),
         }
     }
 }

@@ -3,39 +3,13 @@
 //! A change is visible to reads from its [`Journal::append`] on, and durable when [`Store::durable`] reaches the number
 //! that the append returned. Nothing may leave the relay that depends on a change which is not durable.
 
-mod apply;
-mod careful;
-mod committer;
 mod config;
-mod disk;
 mod error;
-mod examine;
-mod journal;
-mod keep;
-mod key;
-mod log;
-mod look;
-mod marker;
-mod mend;
-mod migrate;
-mod open;
-mod overlay;
-mod pins;
-mod preflight;
-mod progress;
-mod queue;
+pub(crate) mod journal;
 mod reader;
-mod records;
-mod recover;
-mod schema;
-mod survey;
-mod tell;
-mod value;
-mod verify;
-mod walk;
-mod watermark;
-mod weigh;
-mod writer;
+pub(crate) mod records;
+pub(crate) mod sled;
+mod startup;
 
 #[cfg(test)]
 mod tests;
@@ -51,18 +25,18 @@ pub use error::{
     JournalAppendError, StoreFailure, StoreOpenError, StoreReadError, StoreStopped,
     UnreadableReason,
 };
-pub use key::{KeyRange, KeyText, KeyTextError, MAX_TEXT, MetaKey, RecordKey, RecordKind};
-pub use look::OfflineStore;
-pub use migrate::MigrationSummary;
+pub use journal::writer::Journal;
 pub use reader::Store;
-pub use schema::{RecordSchema, SchemaStep};
-pub use tell::{DumpError, DumpItem};
-pub use verify::StoreVerification;
-pub use weigh::{RecordByteCount, file_bytes};
-pub use writer::Journal;
+pub use records::dump::{DumpError, DumpItem};
+pub use records::key::{KeyRange, KeyText, KeyTextError, MAX_TEXT, MetaKey, RecordKey, RecordKind};
+pub use records::migration::MigrationSummary;
+pub use records::schema::{RecordSchema, SchemaStep};
+pub use records::verification::StoreVerification;
+pub use sled::offline_store::OfflineStore;
+pub use sled::record_byte_count::{RecordByteCount, file_bytes};
 
-use overlay::RawChange;
-use recover::JournalTail;
+use journal::overlay::RawChange;
+use journal::tail::JournalTail;
 
 /// The number of an append. Numbers rise by one and are never given twice in one incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,12 +56,12 @@ impl std::fmt::Display for CommitSeq {
 
 /// Whether another process uses the store in this directory. One that is not there is used by nobody.
 pub fn is_in_use(dir: &std::path::Path) -> Result<bool, StoreOpenError> {
-    preflight::is_locked(&preflight::StorePaths::in_dir(dir))
+    sled::store_paths::is_locked(&sled::store_paths::StorePaths::in_dir(dir))
 }
 
 /// Keeps every relay out of a store's directory for as long as the returned file is open.
 pub(crate) fn lock_directory(dir: &std::path::Path) -> Result<std::fs::File, StoreOpenError> {
-    preflight::lock(&preflight::StorePaths::in_dir(dir))
+    sled::store_paths::lock(&sled::store_paths::StorePaths::in_dir(dir))
 }
 
 /// One change of one record.
@@ -183,8 +157,8 @@ impl StoreChange {
     /// Bytes that it adds to an append, at most: callers use it to keep appends below [`MAX_ENTRY`].
     pub fn size(&self) -> usize {
         match self {
-            Self::Put(_, body) => body.len() + overlay::PER_CHANGE + key::MAX_KEY,
-            Self::Delete(_) => overlay::PER_CHANGE + key::MAX_KEY,
+            Self::Put(_, body) => body.len() + journal::overlay::PER_CHANGE + records::key::MAX_KEY,
+            Self::Delete(_) => journal::overlay::PER_CHANGE + records::key::MAX_KEY,
         }
     }
 

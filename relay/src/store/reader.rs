@@ -6,10 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::committer::StoreShared;
-use super::records::RecordLookup;
-use super::value::chunk_key;
-use super::walk::TreeWalk;
+use super::journal::committer::StoreShared;
+use super::records::tree::RecordLookup;
+use super::records::value::chunk_key;
+use super::sled::tree_walk::TreeWalk;
 use super::{
     CommitSeq, KeyRange, KeyText, OpenedStore, RecordKey, ScanPage, ScannedRecords, StoreConfig,
     StoreOpenError, StoreReadError, StoreStopped, UnreadableReason,
@@ -36,7 +36,7 @@ struct ScanWindow {
 impl Store {
     /// Blocks for as long as recovery takes; call it before serving.
     pub fn open(config: StoreConfig) -> Result<OpenedStore, StoreOpenError> {
-        super::open::open_store(config)
+        super::startup::open_store(config)
     }
 
     pub(super) fn new(shared: Arc<StoreShared>, durable: watch::Receiver<CommitSeq>) -> Self {
@@ -152,7 +152,7 @@ impl ScanMerge<'_> {
     fn run(
         &mut self,
         window: &ScanWindow,
-        memory: Vec<(Bytes, super::overlay::OverlayValue)>,
+        memory: Vec<(Bytes, super::journal::overlay::OverlayValue)>,
         reverse: bool,
     ) -> Result<bool, StoreReadError> {
         let records = &self.store.shared.disk.records;

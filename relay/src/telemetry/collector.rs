@@ -11,7 +11,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
 
-use super::names;
+use super::span_names;
 
 /// Where a collector on the same machine listens, by convention.
 const LOCAL_COLLECTOR: &str = "http://localhost:4317";
@@ -148,7 +148,7 @@ fn is_url(endpoint: &str) -> bool {
 /// What we are called, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise.
 fn resource() -> Resource {
     let own = [
-        KeyValue::new("service.name", names::SERVICE),
+        KeyValue::new("service.name", span_names::SERVICE),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
     ];
     let builder = Resource::builder_empty()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use baton_core::effects::CoreMetric;
+use baton_core::io::effects::CoreMetric;
 
 /// One number that only rises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

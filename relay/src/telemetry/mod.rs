@@ -3,14 +3,14 @@
 //! Spans are built from durable records only, after their commit, so that a restart loses no trace. The dispatcher
 //! hands a record over and goes on: it never waits for a collector, and pays nothing when there is none.
 
+mod attempt_stages;
 mod collector;
 mod counters;
-mod due;
-mod export;
-mod happenings;
-mod names;
+mod due_spans;
+mod span_events;
+mod span_export;
+mod span_names;
 mod spans;
-mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_core::effects::CoreMetric;
+use baton_core::io::effects::CoreMetric;
 use baton_core::record::{TaskRecord, TimelineEvent};
-use baton_core::spec::TaskSpec;
+use baton_core::task::spec::TaskSpec;
 use baton_core::time::WallTime;
 use opentelemetry_sdk::trace::SpanExporter;
 use tokio::sync::mpsc;
@@ -32,11 +32,11 @@ pub use counters::CounterKey;
 
 use collector::OtlpCollector;
 use counters::CounterTable;
-use due::DueSpans;
-use export::SpanExportWorker;
+use due_spans::DueSpans;
+use span_export::SpanExportWorker;
 
 use crate::clock::RelayClock;
-use crate::look_ups::LookupCounter;
+use crate::lookup_counter::LookupCounter;
 
 /// Records on their way to the export task, which takes them as quickly as it can build spans. Full: the record's
 /// spans are dropped and counted, since the dispatcher may not wait.
@@ -141,7 +141,7 @@ impl Telemetry {
         if let Some(due) = DueSpans::from_record(spec, record, events, export.started_at)
             && export.due.try_send(due).is_err()
         {
-            self.counters.add(export::DROPPED, "record", 1);
+            self.counters.add(span_export::DROPPED, "record", 1);
         }
     }
 

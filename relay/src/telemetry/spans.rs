@@ -6,12 +6,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use baton_core::id::AttemptId;
+use baton_core::ids::AttemptId;
 use baton_core::record::{
     AttemptEnd, AttemptRecord, EndState, LeaseHolder, ProcessExitStatus, TaskRecord, TaskState,
     TokenUsage,
 };
-use baton_core::spec::{TaskSpec, TurnKind};
+use baton_core::task::spec::{TaskSpec, TurnKind};
 use baton_core::time::WallTime;
 use opentelemetry::trace::{
     Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
@@ -19,7 +19,7 @@ use opentelemetry::trace::{
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
-use super::{happenings, names, stages};
+use super::{attempt_stages, span_events, span_names};
 
 /// One task's trace: its spans share these.
 pub(super) struct TaskTrace<'a> {
@@ -44,7 +44,7 @@ impl TaskTrace<'_> {
     pub(super) fn task(&self) -> SpanData {
         let record = self.record;
         let mut span = self.span(SpanShape {
-            name: names::TASK_SPAN.into(),
+            name: span_names::TASK_SPAN.into(),
             kind: SpanKind::Server,
             id: record.trace.root_span,
             parent: record.trace.parent_span,
@@ -53,7 +53,7 @@ impl TaskTrace<'_> {
         });
         span.parent_span_is_remote = record.trace.parent_span.is_some();
         span.attributes = self.task_attributes();
-        span.events.events = happenings::task_events(record);
+        span.events.events = span_events::task_events(record);
         if is_failure(record.state) {
             let code = self.failure_code();
             span.attributes.extend(failure_attributes(code));
@@ -71,12 +71,12 @@ impl TaskTrace<'_> {
             return;
         };
         spans.push(self.attempt_span(attempt, end));
-        stages::append_parts(self, attempt, end, spans);
+        attempt_stages::append_parts(self, attempt, end, spans);
     }
 
     fn attempt_span(&self, attempt: &AttemptRecord, end: &AttemptEnd) -> SpanData {
         let mut span = self.span(SpanShape {
-            name: names::ATTEMPT_SPAN.into(),
+            name: span_names::ATTEMPT_SPAN.into(),
             // It asks something on another machine.
             kind: SpanKind::Client,
             id: attempt.span_id,
@@ -88,7 +88,7 @@ impl TaskTrace<'_> {
         span.attributes.extend(holder_attributes(attempt));
         span.attributes.extend(end_attributes(attempt, end));
         span.attributes.extend(self.gen_ai_attributes(attempt));
-        span.events.events = happenings::attempt_events(self.record, attempt);
+        span.events.events = span_events::attempt_events(self.record, attempt);
         span.links.links.extend(self.link_to_previous(attempt));
         span.status = span_status(end);
         span
@@ -98,7 +98,7 @@ impl TaskTrace<'_> {
     fn link_to_previous(&self, attempt: &AttemptRecord) -> Option<Link> {
         let previous = self.record.attempt(attempt.previous?)?;
         let context = self.context(previous.span_id);
-        let attributes = vec![text_attribute(names::ATTEMPT_ID, previous.id)];
+        let attributes = vec![text_attribute(span_names::ATTEMPT_ID, previous.id)];
         Some(Link::new(context, attributes, 0))
     }
 
@@ -134,24 +134,24 @@ impl TaskTrace<'_> {
     fn task_attributes(&self) -> Vec<KeyValue> {
         let record = self.record;
         let mut attributes = vec![
-            text_attribute(names::TASK_ID, record.task),
-            text_attribute(names::TENANT, &record.tenant),
-            KeyValue::new(names::AGENT, self.spec.agent.clone()),
-            KeyValue::new(names::TURN_KIND, turn_kind(self.spec.turn_kind)),
-            KeyValue::new(names::STATE, record.state.as_str()),
+            text_attribute(span_names::TASK_ID, record.task),
+            text_attribute(span_names::TENANT, &record.tenant),
+            KeyValue::new(span_names::AGENT, self.spec.agent.clone()),
+            KeyValue::new(span_names::TURN_KIND, turn_kind(self.spec.turn_kind)),
+            KeyValue::new(span_names::STATE, record.state.as_str()),
             number_attribute(
-                names::TASK_ATTEMPTS,
+                span_names::TASK_ATTEMPTS,
                 record
                     .newest_attempt()
                     .map_or(0, |newest| u64::from(newest.number)),
             ),
         ];
         attributes.extend(optional_attribute(
-            names::CONVERSATION_ID,
+            span_names::CONVERSATION_ID,
             self.spec.conversation_id.clone(),
         ));
         attributes.extend(optional_attribute(
-            names::RETRY_STOP,
+            span_names::RETRY_STOP,
             record.retry_stop_reason.clone(),
         ));
         attributes
@@ -160,24 +160,24 @@ impl TaskTrace<'_> {
     /// On every span below the root, so that each can be found by itself.
     pub(super) fn attempt_ids(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
         vec![
-            text_attribute(names::TASK_ID, self.record.task),
-            text_attribute(names::ATTEMPT_ID, attempt.id),
-            number_attribute(names::ATTEMPT_NUMBER, u64::from(attempt.number)),
-            text_attribute(names::TENANT, &self.record.tenant),
+            text_attribute(span_names::TASK_ID, self.record.task),
+            text_attribute(span_names::ATTEMPT_ID, attempt.id),
+            number_attribute(span_names::ATTEMPT_NUMBER, u64::from(attempt.number)),
+            text_attribute(span_names::TENANT, &self.record.tenant),
         ]
     }
 
     fn gen_ai_attributes(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
         let mut attributes = vec![
-            KeyValue::new(names::GEN_AI_OPERATION, names::INVOKE_AGENT),
-            KeyValue::new(names::GEN_AI_AGENT_NAME, self.spec.agent.clone()),
+            KeyValue::new(span_names::GEN_AI_OPERATION, span_names::INVOKE_AGENT),
+            KeyValue::new(span_names::GEN_AI_AGENT_NAME, self.spec.agent.clone()),
         ];
         attributes.extend(optional_attribute(
-            names::GEN_AI_REQUEST_MODEL,
+            span_names::GEN_AI_REQUEST_MODEL,
             self.spec.options.model.clone(),
         ));
         attributes.extend(optional_attribute(
-            names::GEN_AI_CONVERSATION_ID,
+            span_names::GEN_AI_CONVERSATION_ID,
             attempt.agent_session_id.clone(),
         ));
         attributes.extend(usage_attributes(&attempt.usage));
@@ -195,63 +195,79 @@ fn holder_attributes(attempt: &AttemptRecord) -> Vec<KeyValue> {
     let mut attributes = Vec::with_capacity(5);
     match &attempt.holder {
         Some(LeaseHolder::Daemon(holder)) => {
-            attributes.push(text_attribute(names::DAEMON_ID, holder.daemon));
-            attributes.push(KeyValue::new(names::DAEMON_NAME, holder.name.clone()));
+            attributes.push(text_attribute(span_names::DAEMON_ID, holder.daemon));
+            attributes.push(KeyValue::new(span_names::DAEMON_NAME, holder.name.clone()));
         }
         Some(LeaseHolder::Agent(holder)) => {
-            attributes.push(KeyValue::new(names::AGENT_HOLDER, holder.name.clone()));
+            attributes.push(KeyValue::new(span_names::AGENT_HOLDER, holder.name.clone()));
         }
         None => {}
     }
     if let Some(lease) = &attempt.lease {
-        attributes.push(number_attribute(names::LEASE_TTL_MS, lease.ttl_ms));
-        attributes.push(number_attribute(names::LEASE_RENEWALS, lease.renewals));
+        attributes.push(number_attribute(span_names::LEASE_TTL_MS, lease.ttl_ms));
+        attributes.push(number_attribute(span_names::LEASE_RENEWALS, lease.renewals));
     }
-    attributes.push(number_attribute(names::OUTPUT_BYTES, attempt.output_end));
+    attributes.push(number_attribute(
+        span_names::OUTPUT_BYTES,
+        attempt.output_end,
+    ));
     attributes
 }
 
 fn end_attributes(attempt: &AttemptRecord, end: &AttemptEnd) -> Vec<KeyValue> {
     let mut attributes = vec![
-        KeyValue::new(names::STATE, end.state.kind().as_str()),
-        KeyValue::new(names::ENDED_BY, end.ended_by.as_str()),
-        KeyValue::new(names::RECEIPT, end.receipt.as_str()),
-        KeyValue::new(names::RETRYABLE, end.retryable),
-        KeyValue::new(names::RETRY_SAFE, attempt.retry_safe),
+        KeyValue::new(span_names::STATE, end.state.kind().as_str()),
+        KeyValue::new(span_names::ENDED_BY, end.ended_by.as_str()),
+        KeyValue::new(span_names::RECEIPT, end.receipt.as_str()),
+        KeyValue::new(span_names::RETRYABLE, end.retryable),
+        KeyValue::new(span_names::RETRY_SAFE, attempt.retry_safe),
     ];
     let code = end.failure_code.as_ref().map(|code| code.as_str());
     if is_attempt_failure(end.state) {
         attributes.extend(failure_attributes(code));
     } else {
         attributes.extend(optional_attribute(
-            names::FAILURE_CODE,
+            span_names::FAILURE_CODE,
             code.map(str::to_owned),
         ));
     }
     attributes.extend(optional_attribute(
-        names::CAUSE_PHASE,
+        span_names::CAUSE_PHASE,
         end.cause_phase.map(|phase| phase.as_str()),
     ));
     attributes.extend(end.exit.map(|exit| match exit {
-        ProcessExitStatus::Code(code) => KeyValue::new(names::PROCESS_EXIT_CODE, i64::from(code)),
-        ProcessExitStatus::Signal(signal) => KeyValue::new(names::EXIT_SIGNAL, i64::from(signal)),
+        ProcessExitStatus::Code(code) => {
+            KeyValue::new(span_names::PROCESS_EXIT_CODE, i64::from(code))
+        }
+        ProcessExitStatus::Signal(signal) => {
+            KeyValue::new(span_names::EXIT_SIGNAL, i64::from(signal))
+        }
     }));
     let flag = |name, set: bool| set.then(|| KeyValue::new(name, true));
-    attributes.extend(flag(names::KILLED_AFTER_RESULT, end.killed_after_result));
-    attributes.extend(flag(names::ADOPTED_LATE, end.is_adopted_late));
+    attributes.extend(flag(
+        span_names::KILLED_AFTER_RESULT,
+        end.killed_after_result,
+    ));
+    attributes.extend(flag(span_names::ADOPTED_LATE, end.is_adopted_late));
     attributes
 }
 
 /// Zero is what an agent that tells nothing leaves behind, so zeros are not sent.
 fn usage_attributes(usage: &TokenUsage) -> impl Iterator<Item = KeyValue> {
     let tokens = [
-        (names::GEN_AI_INPUT_TOKENS, usage.input_tokens),
-        (names::GEN_AI_OUTPUT_TOKENS, usage.output_tokens),
-        (names::GEN_AI_CACHE_READ_TOKENS, usage.cache_read_tokens),
-        (names::GEN_AI_CACHE_WRITE_TOKENS, usage.cache_write_tokens),
+        (span_names::GEN_AI_INPUT_TOKENS, usage.input_tokens),
+        (span_names::GEN_AI_OUTPUT_TOKENS, usage.output_tokens),
+        (
+            span_names::GEN_AI_CACHE_READ_TOKENS,
+            usage.cache_read_tokens,
+        ),
+        (
+            span_names::GEN_AI_CACHE_WRITE_TOKENS,
+            usage.cache_write_tokens,
+        ),
     ];
     let known = tokens.into_iter().filter(|(_, count)| *count > 0);
-    let cost = optional_attribute(names::COST_USD, usage.cost_usd.clone());
+    let cost = optional_attribute(span_names::COST_USD, usage.cost_usd.clone());
     known
         .map(|(name, count)| number_attribute(name, count))
         .chain(cost)
@@ -288,7 +304,7 @@ fn is_failure(state: TaskState) -> bool {
 }
 
 fn failure_attributes(code: Option<&str>) -> impl Iterator<Item = KeyValue> {
-    let named = [names::FAILURE_CODE, names::ERROR_TYPE];
+    let named = [span_names::FAILURE_CODE, span_names::ERROR_TYPE];
     let code = code.map(str::to_owned);
     named
         .into_iter()

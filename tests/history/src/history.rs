@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::line::{ClientOperation, HistoryLine, Observation};
+use crate::history_line::{ClientOperation, HistoryLine, Observation};
 
 /// Where a line stands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,15 +5,15 @@
 //! An answer that never came is `info`: the call may have happened or not, and nobody takes it for a failure. A run that saw too
 //! little is refused like one that saw a broken promise: what it must have seen at least stands in its own history (`least`).
 
-mod counts;
 mod history;
-mod line;
+mod history_line;
+mod line_counts;
 mod recorder;
 mod rules;
 mod verdict;
 
 pub use history::{History, LineLocation, LocatedLine};
-pub use line::{
+pub use history_line::{
     CallOutcome, ClientOperation, FinalAttempt, HistoryEvent, HistoryLine, Observation,
 };
 pub use recorder::{HistoryRecorder, ParticipantLog};
@@ -21,4 +21,4 @@ pub use rules::check_history;
 pub use verdict::{HistoryVerdict, RuleViolation};
 
 #[cfg(test)]
-mod samples;
+mod sample_run;

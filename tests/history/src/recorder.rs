@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::line::{HistoryLine, Observation};
+use crate::history_line::{HistoryLine, Observation};
 
 /// The directory of a run. Clones write to the same.
 #[derive(Clone, Debug)]

@@ -4,60 +4,26 @@
 //! Clients, links, disks and processes are small honest models; every decision is the relay's own core's, or that of the
 //! daemon's. Each seed enables its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
 
-mod agent;
-mod alone;
-mod calling;
-mod calls;
-mod changes;
+mod agents;
 mod checks;
 mod clients;
-mod contracts;
-mod counts;
 mod daemon;
-mod deadlines;
-mod dialing;
-mod disk;
 mod faults;
-mod ghosts;
-mod goals;
-mod grants;
-mod hearing;
-mod held;
 #[cfg(feature = "mutants")]
-pub mod hunt;
-mod imports;
-mod judges;
-mod late;
-mod links;
-mod operators;
+pub mod mutant_search;
 mod options;
-mod outputs;
-mod overheard;
-mod parks;
-mod people;
-mod performing;
+mod random;
 mod relay;
-mod removals;
-mod rng;
-mod ruled;
-mod sent;
-mod shims;
-mod shown;
-mod speaking;
-mod stopped;
-mod store;
-mod strangers;
-mod submissions;
-mod watchers;
-mod witness;
-mod world;
+mod report;
+mod simulation;
+mod stream;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub use counts::Counts;
 pub use options::SimulationOptions;
-pub use witness::record_history;
-use world::Simulation;
+pub use report::history_writer::record_history;
+pub use report::run_counts::Counts;
+use simulation::Simulation;
 
 /// Lines of trace that a failure shows.
 const TRACE_LINES_SHOWN: usize = 60;

@@ -1,10 +1,10 @@
 //! What one seed may do: each enables its own subset of faults, so that rare ones are not drowned by common ones.
 
 use baton_core::config::Config;
-use baton_core::id::{Incarnation, RelayEpoch};
+use baton_core::ids::{Incarnation, RelayEpoch};
 use uuid::Uuid;
 
-use crate::rng::SeededRng;
+use crate::random::SeededRng;
 
 pub(crate) const MAX_LEASE_TTL_MS: u64 = 40_000;
 pub(crate) const MAX_LEASE_EXTENSION_MS: u64 = 60_000;

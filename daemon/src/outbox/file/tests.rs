@@ -193,11 +193,11 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
         ..OutboxRecord::default()
     };
     let lifecycle = Body::Lifecycle(TaskLifecycle::default());
-    assert!(checked::append_record(
+    assert!(checked_record::append_record(
         &frame(1, Some(lifecycle)),
         &mut bytes
     ));
-    assert!(checked::append_record(&frame(2, None), &mut bytes));
+    assert!(checked_record::append_record(&frame(2, None), &mut bytes));
     // Field 1000 of a record and a change that nobody here knows.
     let mut later = frame(3, None);
     later.change = None;

@@ -7,11 +7,11 @@ use baton_proto::v1::AttemptRef;
 use bytes::Bytes;
 
 use super::*;
-use crate::attempt_dir::AttemptDir;
+use crate::deadlines::DeadlineLimits;
 use crate::frames::{self, ControlFrame};
 use crate::outbox::{FrameOutbox, OUTPUT_LIMIT, OutboxTail, read_outbox};
 use crate::spool::ChildPipe;
-use crate::timers::DeadlineLimits;
+use crate::storage::attempt_dir::AttemptDir;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -284,7 +284,7 @@ async fn the_disk_is_looked_at_and_probed_and_small_files_are_kept() {
     ));
     bench.writer.finish().await;
     assert_eq!(
-        crate::epoch::read_relay_epochs(bench.dir.path())
+        crate::storage::relay_epochs::read_relay_epochs(bench.dir.path())
             .unwrap()
             .epoch(),
         3

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::AttentionCause;
-use super::ask::InputRecord;
-use super::end::{AttemptEnd, TerminationReceipt};
-use super::goal::ResumeInstructions;
+use super::attempt_end::{AttemptEnd, TerminationReceipt};
+use super::input::InputRecord;
+use super::progress::ResumeInstructions;
 use super::timeline::{LifecyclePhase, TimerKind};
-use crate::id::{AttemptId, CallId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
-use crate::spec::WorkspaceMode;
+use crate::ids::{AttemptId, CallId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
+use crate::task::spec::WorkspaceMode;
 use crate::time::WallTime;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TaskState;
 use super::attempt::AttemptStateKind;
-use crate::id::{DaemonId, TenantScope};
+use crate::ids::{DaemonId, TenantScope};
 use crate::time::WallTime;
 
 /// One verb on one task: who, and what it found and left. The task's state after it and the reason are the event's own.

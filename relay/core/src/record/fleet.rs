@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::LeaseHolder;
-use crate::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
+use crate::ids::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::time::WallTime;
 
 /// A daemon as last seen; kept so that a drain survives a restart and a list shows who is away.

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::attempt::AttemptStateKind;
 use super::audit::OperatorAudit;
-use super::code::FailureCode;
+use super::failure_code::FailureCode;
 use super::{AttentionCause, TaskState};
-use crate::id::{AttemptId, CheckpointId, InputId};
+use crate::ids::{AttemptId, CheckpointId, InputId};
 use crate::time::WallTime;
 
 /// How many events a record keeps.

@@ -1,4 +1,4 @@
 //! Exports as bytes, and as the way from one directory to another.
 
 mod format;
-mod taking_over;
+mod import_takeover;

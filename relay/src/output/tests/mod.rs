@@ -1,7 +1,7 @@
 //! Behaviour of the output log against real files: shared set-up, and faults that a real disk would not give on demand.
 
-mod follow;
-mod order;
+mod append_order;
+mod follower;
 mod recovery;
 mod retention;
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::output::frame::FRAME_HEADER;
-use crate::output::segment::{SEGMENT_HEADER, index_path, segment_path};
+use crate::output::segment::file::{SEGMENT_HEADER, index_path, segment_path};
+use crate::output::segment::frame::FRAME_HEADER;
 use crate::output::spawn_writer;
 
 const PAYLOAD: u64 = 40;

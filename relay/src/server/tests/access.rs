@@ -4,7 +4,7 @@ use baton_proto::v1;
 use bytes::Bytes;
 use tonic::Code;
 
-use super::raw::call_raw;
+use super::raw_client::call_raw;
 use super::{
     RelayFixture, UNKNOWN_TASK_ID, get_request, in_time, machine_code, refusal_code, spec,
     submission,

@@ -1,17 +1,17 @@
 //! The server as clients meet it: real gRPC over loopback, a real store in a temporary directory.
 
 mod access;
-mod bulk;
-mod hellos;
-mod life;
-mod raw;
-mod refusals;
-mod repeats;
-mod scripted;
-mod sent_on;
-mod shares;
-mod strangers;
+mod bulk_force;
+mod call_limits;
+mod hello_lookups;
+mod invalid_requests;
+mod lifecycle;
+mod raw_client;
+mod repeated_submits;
+mod resume_race;
+mod single_attempt_daemon;
 mod tasks;
+mod unauthenticated_peers;
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::read_output_response::Item;
 use tonic::Code;
 
-use super::scripted::SingleAttemptDaemon;
+use super::single_attempt_daemon::SingleAttemptDaemon;
 use super::{RelayFixture, in_time, refusal_code, spec, submission};
 
 #[tokio::test]

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::super::value::chunk_key;
-use super::super::watermark::{Watermark, WatermarkFile};
-use super::super::{KeyRange, RecordKind, ScanPage, StoreReadError, journal};
+use super::super::journal::entry;
+use super::super::journal::watermark::{Watermark, WatermarkFile};
+use super::super::records::value::chunk_key;
+use super::super::{KeyRange, RecordKind, ScanPage, StoreReadError};
 use super::*;
 
 /// Three acknowledged entries that are only in the journal, and a fourth that was never acknowledged.
@@ -23,7 +24,7 @@ fn four_entries(rig: &StoreFixture) -> Vec<CommitSeq> {
 }
 
 fn remove_entry(tree: &sled::Tree, seq: CommitSeq) {
-    journal::remove(tree, seq, seq).unwrap();
+    entry::remove(tree, seq, seq).unwrap();
 }
 
 fn remove_last_part(tree: &sled::Tree, seq: CommitSeq) {

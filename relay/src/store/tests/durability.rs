@@ -1,6 +1,6 @@
 //! When a change counts as durable, what happens when it cannot be, and how a slow disk holds the writer back.
 
-use super::super::overlay::{Overlay, RawChange};
+use super::super::journal::overlay::{Overlay, RawChange};
 use super::*;
 
 #[test]

@@ -3,14 +3,14 @@
 
 mod crash;
 mod damage;
-mod damaged_pages;
+mod dump;
 mod durability;
-mod keys;
-mod left_alone;
-mod migrating;
-mod opening;
-mod reading;
-mod telling;
+mod key;
+mod migration;
+mod scan;
+mod sled_damaged_page;
+mod sled_unchanged_files;
+mod startup;
 
 use std::io;
 use std::path::PathBuf;
@@ -157,7 +157,7 @@ fn open_raw(dir: &std::path::Path) -> sled::Db {
     for _ in 0..800 {
         match sled::open(dir) {
             Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
-                super::preflight::pause();
+                super::sled::store_paths::pause();
             }
             other => return other.unwrap(),
         }

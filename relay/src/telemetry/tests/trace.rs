@@ -6,7 +6,7 @@ use opentelemetry::trace::{SpanId, SpanKind, Status, TraceId};
 use opentelemetry::{InstrumentationScope, Value};
 use opentelemetry_sdk::trace::SpanData;
 
-use super::super::due::DueSpans;
+use super::super::due_spans::DueSpans;
 use super::*;
 
 fn build(record: &Arc<TaskRecord>, events: &[Arc<TimelineEvent>], began: u64) -> Vec<SpanData> {

@@ -1,21 +1,21 @@
 //! The rules, one file for each promise or two that belong together. A rule knows the promise and not the way it is kept.
 
-mod acknowledged;
-mod ends;
-mod fencing;
-mod goals;
-mod keys;
-mod leases;
-mod output;
-mod tenants;
-mod told;
-mod watching;
+mod acknowledged_calls;
+mod ended_attempts;
+mod goal_hand_offs;
+mod idempotency_keys;
+mod lease_overlap;
+mod output_reads;
+mod single_end;
+mod stored_events;
+mod tenant_isolation;
+mod watch_order;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::counts;
 use crate::history::{ClientCall, History, LocatedLine};
-use crate::line::{FinalAttempt, HistoryEvent, Observation};
+use crate::history_line::{FinalAttempt, HistoryEvent, Observation};
+use crate::line_counts;
 use crate::verdict::{HistoryVerdict, RuleViolation};
 
 /// States after which a task changes no more, but for what README names.
@@ -138,19 +138,19 @@ fn is_late_adoption(timeline: &StoredTimeline<'_>, event: &HistoryEvent) -> bool
 /// Looks at everything.
 pub fn check_history(history: &History) -> HistoryVerdict {
     let case = IndexedHistory::new(history);
-    let counts = counts::count_lines(history);
-    let mut violations = counts::find_unmet_minimums(history, &counts);
+    let counts = line_counts::count_lines(history);
+    let mut violations = line_counts::find_unmet_minimums(history, &counts);
     let rules: [fn(&IndexedHistory<'_>) -> Vec<RuleViolation>; 10] = [
-        leases::check,
-        fencing::check,
-        acknowledged::check,
-        told::check,
-        ends::check,
-        keys::check,
-        tenants::check,
-        output::check,
-        watching::check,
-        goals::check,
+        lease_overlap::check,
+        ended_attempts::check,
+        acknowledged_calls::check,
+        stored_events::check,
+        single_end::check,
+        idempotency_keys::check,
+        tenant_isolation::check,
+        output_reads::check,
+        watch_order::check,
+        goal_hand_offs::check,
     ];
     violations.extend(rules.iter().flat_map(|rule| rule(&case)));
     HistoryVerdict { counts, violations }

@@ -10,29 +10,29 @@
     reason = "a command line tool"
 )]
 
-mod args;
-mod mutants;
-mod progress;
+mod mutant_table;
+mod seed_progress;
+mod sim_args;
 
 use std::process::ExitCode;
 
 use baton_sim::{Counts, run_seed, trace_seed};
 
-use args::{SimArgs, SimCommand};
-use progress::SeedProgress;
+use seed_progress::SeedProgress;
+use sim_args::{SimArgs, SimCommand};
 
 fn main() -> ExitCode {
     let args = match SimArgs::parse(std::env::args().skip(1)) {
         Ok(args) => args,
         Err(why) => {
-            eprintln!("{why}\n\n{}", args::USAGE);
+            eprintln!("{why}\n\n{}", sim_args::USAGE);
             return ExitCode::from(2);
         }
     };
     // Broken promises are panics; they are told as results.
     std::panic::set_hook(Box::new(|_| {}));
     if let Some(name) = &args.mutant
-        && let Err(why) = mutants::choose(name)
+        && let Err(why) = mutant_table::choose(name)
     {
         eprintln!("{why}");
         return ExitCode::from(2);
@@ -42,7 +42,9 @@ fn main() -> ExitCode {
             trace_seed(seed).iter().for_each(|line| println!("{line}"));
             true
         }
-        SimCommand::SearchMutants => mutants::hunt_all(args.seed_count, args.mutant.as_deref()),
+        SimCommand::SearchMutants => {
+            mutant_table::hunt_all(args.seed_count, args.mutant.as_deref())
+        }
         SimCommand::RunSeeds => run_seeds(&args),
     };
     if good {

@@ -1,0 +1,212 @@
+//! One authenticated connection to a relay, and the typed clients on top of it. Knows TLS, the token and how a
+//! failed connection is explained; knows nothing about what is asked.
+
+use std::error::Error as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Request, Status};
+
+use crate::client::ca_file;
+use crate::client::discovery::ConnectionArgs;
+use crate::error::cli_error::{CliError, ErrorText};
+use crate::error::tls_hints;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What the relay may send ahead of its reader. HTTP/2's own 64 KiB is one chunk of output, and a round trip for each.
+const STREAM_WINDOW: u32 = 512 * 1024;
+const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
+/// Answers are bounded by the relay; this only has to be above its largest one.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+
+pub(crate) type RelayChannel = InterceptedService<Channel, CallCredential>;
+
+/// Adds the token to every request, and the tenant that it is about where one was named.
+#[derive(Clone, Debug)]
+pub(crate) struct CallCredential {
+    authorization: MetadataValue<Ascii>,
+    tenant: Option<MetadataValue<Ascii>>,
+}
+
+impl CallCredential {
+    pub(crate) fn new(token: &str) -> Result<Self, CliError> {
+        let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
+            CliError::usage(
+                "the access token holds characters that no token has",
+                "make a new one",
+            )
+        })?;
+        header.set_sensitive(true);
+        Ok(Self {
+            authorization: header,
+            tenant: None,
+        })
+    }
+}
+
+impl CallCredential {
+    /// Every request is about this tenant.
+    fn for_tenant(self, tenant: &str) -> Result<Self, CliError> {
+        let tenant = tenant.parse().map_err(|_| {
+            CliError::usage(
+                format!("{tenant:?} is not the name of a tenant"),
+                "use 1 to 63 of a-z, 0-9, - and _",
+            )
+        })?;
+        Ok(Self {
+            tenant: Some(tenant),
+            ..self
+        })
+    }
+}
+
+impl Interceptor for CallCredential {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request
+            .metadata_mut()
+            .insert("authorization", self.authorization.clone());
+        if let Some(tenant) = &self.tenant {
+            request
+                .metadata_mut()
+                .insert("baton-tenant", tenant.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A connected relay.
+#[derive(Clone, Debug)]
+pub(crate) struct RelayClient {
+    transport: RelayChannel,
+}
+
+macro_rules! clients {
+    ($($name:ident: $module:ident :: $client:ident),* $(,)?) => {
+        impl RelayClient {
+            $(
+                pub(crate) fn $name(&self) -> baton_proto::v1::$module::$client<RelayChannel> {
+                    baton_proto::v1::$module::$client::new(self.transport.clone())
+                        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+                }
+            )*
+        }
+    };
+}
+
+clients! {
+    agents: agents_client::AgentsClient,
+    tasks: tasks_client::TasksClient,
+    inputs: inputs_client::InputsClient,
+    fleet: fleet_client::FleetClient,
+    operator: operator_client::OperatorClient,
+    link: daemon_link_client::DaemonLinkClient,
+}
+
+impl RelayClient {
+    /// With what the command line, the environment and the data directory say.
+    pub(crate) async fn discover(args: &ConnectionArgs) -> Result<Self, CliError> {
+        let url = args.relay_url()?;
+        let ca = args.ca.as_deref().map(ca_file::read_ca_file).transpose()?;
+        let credential = CallCredential::new(&args.token()?)?;
+        let credential = match args.in_tenant.as_deref().filter(|name| !name.is_empty()) {
+            Some(tenant) => credential.for_tenant(tenant)?,
+            None => credential,
+        };
+        Self::connect_endpoint(build_endpoint(&url, ca.as_deref())?, &url, credential).await
+    }
+
+    pub(crate) async fn connect(
+        url: &str,
+        token: &str,
+        ca: Option<&[u8]>,
+    ) -> Result<Self, CliError> {
+        Self::connect_endpoint(build_endpoint(url, ca)?, url, CallCredential::new(token)?).await
+    }
+
+    /// From a chosen address of this machine.
+    pub(crate) async fn connect_from(
+        url: &str,
+        token: &str,
+        from: IpAddr,
+    ) -> Result<Self, CliError> {
+        let endpoint = build_endpoint(url, None)?.local_address(Some(from));
+        Self::connect_endpoint(endpoint, url, CallCredential::new(token)?).await
+    }
+
+    async fn connect_endpoint(
+        endpoint: Endpoint,
+        url: &str,
+        credential: CallCredential,
+    ) -> Result<Self, CliError> {
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| unreachable_error(url, &error))?;
+        let transport = InterceptedService::new(channel, credential);
+        Ok(Self { transport })
+    }
+}
+
+fn build_endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
+    let malformed = |why: String| {
+        CliError::Usage(ErrorText {
+            what: format!("{url} is not the address of a relay"),
+            why,
+            hint: "write it like http://127.0.0.1:7070".to_owned(),
+        })
+    };
+    if !(url.starts_with("http://") || url.starts_with("https://")) {
+        return Err(malformed(
+            "it does not begin with http:// or https://".to_owned(),
+        ));
+    }
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|e| malformed(e.to_string()))?;
+    let endpoint = endpoint
+        .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
+        .map_err(|e| malformed(e.to_string()))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    if url.starts_with("http://") {
+        return Ok(endpoint);
+    }
+    let tls = match ca {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    endpoint
+        .tls_config(tls)
+        .map_err(|error| CliError::local("set up TLS", error))
+}
+
+fn unreachable_error(url: &str, error: &tonic::transport::Error) -> CliError {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        // The innermost cause is the one a person can act on.
+        why = cause.to_string();
+        source = cause.source();
+    }
+    let usual = if url.starts_with("https://") {
+        "see whether the relay is up; a certificate that this machine does not know needs its authority, --ca FILE"
+    } else {
+        "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
+    };
+    let tls = Some(url).filter(|url| url.starts_with("https://"));
+    let hint = tls.and_then(|url| tls_hints::https_hint(url, &why));
+    CliError::Unreachable(ErrorText {
+        what: format!("connect to the relay at {url}"),
+        why,
+        hint: hint.unwrap_or_else(|| usual.to_owned()),
+    })
+}

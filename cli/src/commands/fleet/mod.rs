@@ -1,0 +1,7 @@
+//! Commands on daemons: list, drain, disconnect, forget.
+//! Talks to the relay only; `baton daemon` and `baton health` are in commands/server.
+
+pub(crate) mod daemons;
+pub(crate) mod disconnect;
+pub(crate) mod drain;
+pub(crate) mod forget;

@@ -1,0 +1,66 @@
+//! `baton inspect`: how one task stands and what to do about it.
+
+use baton_proto::to_json;
+use baton_proto::v1::InspectRequest;
+use clap::Args;
+
+use crate::args::shared_args::{JsonOutputArg, TaskIdArg};
+use crate::client::discovery::ConnectionArgs;
+use crate::client::relay_client::RelayClient;
+use crate::clock;
+use crate::error::cli_error::CliError;
+use crate::error::exit_code::CommandExit;
+use crate::follow::task_follower::missing_task_error;
+use crate::render::console::CliConsole;
+use crate::render::{input_view, task_details, task_view};
+
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    task: TaskIdArg,
+
+    /// How many of the newest events to show, at most 50.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    events: usize,
+
+    #[command(flatten)]
+    json: JsonOutputArg,
+
+    #[command(flatten)]
+    relay: ConnectionArgs,
+}
+
+pub(crate) async fn run(args: InspectArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
+    let request = InspectRequest { task_id };
+    let found = relay.operator().inspect(request).await?.into_inner();
+    if args.json.json {
+        console.json(&to_json(&found))?;
+        return Ok(CommandExit::Done);
+    }
+    let (now_ms, style) = (clock::wall_ms(), console.data_style());
+    let task = found.task.as_ref().ok_or_else(missing_task_error)?;
+    for line in task_details::status_lines(task, &found, now_ms, style) {
+        console.line(&line)?;
+    }
+    if !found.inputs.is_empty() {
+        console.line("waits for an answer to:")?;
+    }
+    for input in &found.inputs {
+        for line in input_view::input_lines(input, now_ms, style) {
+            console.line(&format!("  {line}"))?;
+        }
+    }
+    let skipped = found.recent_events.len().saturating_sub(args.events);
+    if args.events > 0 {
+        console.line("events:")?;
+    }
+    for event in found.recent_events.iter().skip(skipped) {
+        console.line(&format!("  {}", task_view::event_line(event, style)))?;
+    }
+    for line in task_details::advice_lines(&found) {
+        console.line(&line)?;
+    }
+    Ok(CommandExit::Done)
+}

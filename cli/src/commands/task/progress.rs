@@ -1,0 +1,123 @@
+//! `baton progress`: shows what a task has come to, or adds to it from outside.
+
+use baton_proto::to_json;
+use baton_proto::v1::{
+    AgentProgressRequest, FailedItem, GetTaskRequest, ProgressUpdate, Task, UpdateProgressRequest,
+};
+use clap::Args;
+
+use crate::args::shared_args::{JsonOutputArg, LeaseHolderArg, TaskIdArg};
+use crate::client::discovery::ConnectionArgs;
+use crate::client::id_prefix;
+use crate::client::relay_client::RelayClient;
+use crate::commands::agent::lease;
+use crate::error::cli_error::CliError;
+use crate::error::exit_code::CommandExit;
+use crate::follow::task_follower::missing_task_error;
+use crate::render::console::CliConsole;
+use crate::render::progress_view;
+
+#[derive(Args, Debug)]
+pub(crate) struct ProgressArgs {
+    #[command(flatten)]
+    task: TaskIdArg,
+
+    /// Replace the summary.
+    #[arg(long, value_name = "TEXT")]
+    summary: Option<String>,
+
+    /// Replace the cursor: where to go on.
+    #[arg(long, value_name = "TEXT")]
+    cursor: Option<String>,
+
+    /// An item that is done; may be repeated.
+    #[arg(long = "done", value_name = "ITEM")]
+    done: Vec<String>,
+
+    /// An item that did not work out, as ITEM=REASON; may be repeated.
+    #[arg(long = "failed", value_name = "ITEM=REASON", value_parser = with_reason)]
+    failed: Vec<(String, String)>,
+
+    #[command(flatten)]
+    holder: LeaseHolderArg,
+
+    #[command(flatten)]
+    json: JsonOutputArg,
+
+    #[command(flatten)]
+    relay: ConnectionArgs,
+}
+
+pub(crate) async fn run(args: ProgressArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
+    let relay = RelayClient::discover(&args.relay).await?;
+    let task_id = args.task.resolve(&relay).await?;
+    let json = args.json.json;
+    let attempt = args.holder.attempt.clone();
+    let task = match (progress_update(args), attempt) {
+        (Some(update), Some(attempt)) => {
+            let attempt = id_prefix::resolve_attempt_id(&relay, &task_id, &attempt).await?;
+            let request = AgentProgressRequest {
+                lease: Some(lease::lease_from_environment(task_id.clone(), attempt)?),
+                update: Some(update),
+                ..AgentProgressRequest::default()
+            };
+            relay.agents().progress(request).await?;
+            get_task(&relay, task_id).await?
+        }
+        (Some(update), None) => {
+            let request = UpdateProgressRequest {
+                task_id,
+                update: Some(update),
+            };
+            let updated = relay.tasks().update_progress(request).await;
+            let updated =
+                updated.map_err(|status| lease::with_holder_hint(status.into(), "progress"))?;
+            updated.into_inner().task
+        }
+        (None, _) => get_task(&relay, task_id).await?,
+    };
+    let task = task.ok_or_else(missing_task_error)?;
+    if json {
+        console.json(&to_json(&task))?;
+        return Ok(CommandExit::Done);
+    }
+    let Some(progress) = &task.progress else {
+        console.note("nothing was told of its progress yet");
+        return Ok(CommandExit::Done);
+    };
+    for line in progress_view::progress_lines(progress) {
+        console.line(&line)?;
+    }
+    Ok(CommandExit::Done)
+}
+
+async fn get_task(relay: &RelayClient, task_id: String) -> Result<Option<Task>, CliError> {
+    let request = GetTaskRequest {
+        task_id,
+        include_spec: false,
+    };
+    Ok(relay.tasks().get(request).await?.into_inner().task)
+}
+
+/// Why it failed is what the next one wants to know.
+fn with_reason(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((item, reason)) if !item.trim().is_empty() && !reason.trim().is_empty() => {
+            Ok((item.to_owned(), reason.to_owned()))
+        }
+        Some(_) | None => Err("say what failed and why: ITEM=REASON".to_owned()),
+    }
+}
+
+/// None where there is nothing to add.
+fn progress_update(args: ProgressArgs) -> Option<ProgressUpdate> {
+    let failed = |(item, reason)| FailedItem { item, reason };
+    let update = ProgressUpdate {
+        summary: args.summary,
+        completed_items: args.done,
+        failed_items: args.failed.into_iter().map(failed).collect(),
+        cursor: args.cursor,
+        evidence: Vec::new(),
+    };
+    (update != ProgressUpdate::default()).then_some(update)
+}

@@ -1,0 +1,386 @@
+//! The arguments of each tool, by the bounds that the relay has too. What they become on the wire is in `requests`.
+
+use baton_contract::PATHS_MAX;
+use baton_contract::bounds::{self, TextLimit};
+use baton_proto::codes;
+use baton_proto::verbs::ToolOperation;
+
+use super::argument_schema::{
+    ArgumentError, ArgumentField, ArgumentShape, McpArguments, check_object, check_text, field,
+};
+
+const ID: ArgumentShape = ArgumentShape::Id;
+const REASON: ArgumentShape = ArgumentShape::NonBlankText(bounds::REASON);
+const NOTE: ArgumentShape = ArgumentShape::Text(bounds::REASON);
+/// Of whoever takes a task or gives it back.
+const OPTIONAL_REASON: ArgumentShape = ArgumentShape::OptionalText(bounds::REASON);
+const ITEM: ArgumentShape = ArgumentShape::NonBlankText(bounds::ITEM);
+const STATE_REF: ArgumentShape = ArgumentShape::NonBlankText(bounds::STATE_REF);
+const RESULT: TextLimit = TextLimit::Bytes(codes::MAX_RESULT_BYTES);
+const FAILURE_CODE: TextLimit = TextLimit::Bytes(codes::MAX_CODE_BYTES);
+
+const CRITERION: ArgumentShape = ArgumentShape::NonBlankText(bounds::SUCCESS_CRITERION);
+
+const EVIDENCE: ArgumentShape = ArgumentShape::Object(&[
+    field(
+        "kind",
+        ArgumentShape::NonBlankText(bounds::EVIDENCE_KIND),
+        "journal, screenshot, contract, task, url, file, or another word.",
+    )
+    .required(),
+    field(
+        "ref",
+        ArgumentShape::NonBlankText(bounds::EVIDENCE_REF),
+        "Where it is.",
+    )
+    .required(),
+    field(
+        "summary",
+        ArgumentShape::Text(bounds::EVIDENCE_SUMMARY),
+        "One line about it.",
+    ),
+]);
+const FAILED_ITEM: ArgumentShape = ArgumentShape::Object(&[
+    field("item", ITEM, "What did not work out.").required(),
+    field(
+        "reason",
+        ArgumentShape::NonBlankText(bounds::ITEM_REASON),
+        "Why.",
+    )
+    .required(),
+]);
+const ARTIFACT: ArgumentShape = ArgumentShape::Object(&[
+    field(
+        "path",
+        ArgumentShape::Path,
+        "Relative to the working directory, without `..`.",
+    )
+    .required(),
+    field(
+        "min_size",
+        ArgumentShape::Number {
+            least: 0,
+            most: bounds::MAX_FILE_BYTES,
+        },
+        "Smallest size in bytes.",
+    ),
+    field("sha256", ArgumentShape::Sha256, "Expected SHA-256 in hex."),
+]);
+
+const OWN_TASK: ArgumentField = field("task_id", ID, "The task; left out, the one that is held.");
+const CURSOR: ArgumentField = field(
+    "cursor",
+    ArgumentShape::Text(bounds::CURSOR),
+    "Where to go on.",
+);
+const EVIDENCE_LIST: ArgumentField = field(
+    "evidence",
+    ArgumentShape::List {
+        of: &EVIDENCE,
+        most: bounds::MAX_EVIDENCE,
+    },
+    "References to proof.",
+);
+const STATE_REFS: ArgumentField = field(
+    "state_refs",
+    ArgumentShape::List {
+        of: &STATE_REF,
+        most: bounds::MAX_STATE_REFS,
+    },
+    "Paths of larger state, never its contents.",
+);
+const PAGE_TOKEN: ArgumentField = field(
+    "page_token",
+    ArgumentShape::Text(bounds::PAGE_TOKEN),
+    "next_page_token of the page before.",
+);
+const PAGE_SIZE: ArgumentField = field(
+    "page_size",
+    ArgumentShape::Number {
+        least: 1,
+        most: bounds::PAGE_MAX as u64,
+    },
+    "How many at most.",
+);
+
+const STATES: [&str; 9] = [
+    "pending",
+    "queued",
+    "running",
+    "needs_attention",
+    "completed",
+    "failed",
+    "canceled",
+    "timed_out",
+    "lost",
+];
+const STATE: ArgumentShape = ArgumentShape::OneOf(&STATES);
+pub(super) const OUTCOMES: [&str; 3] = ["completed", "failed", "canceled"];
+const POLICIES: [&str; 3] = ["reject", "fail", "park"];
+
+const START: [ArgumentField; 9] = [
+    field(
+        "goal",
+        ArgumentShape::NonBlankText(bounds::GOAL),
+        "What is to be reached.",
+    )
+    .required(),
+    field(
+        "prompt",
+        ArgumentShape::Text(bounds::PROMPT),
+        "What has to be done in detail; left out, the goal says it.",
+    ),
+    field(
+        "success_criteria",
+        ArgumentShape::List {
+            of: &CRITERION,
+            most: bounds::MAX_SUCCESS_CRITERIA,
+        },
+        "How one can tell that it is reached.",
+    ),
+    field(
+        "agent_scope",
+        ArgumentShape::OptionalText(bounds::NAME),
+        "Agents of this scope may go on with it later; left out, those of this token's.",
+    ),
+    field("labels", ArgumentShape::Labels, "Notes to find it by."),
+    field(
+        "required_artifacts",
+        ArgumentShape::List {
+            of: &ARTIFACT,
+            most: PATHS_MAX,
+        },
+        "Files without which it cannot be completed.",
+    ),
+    field(
+        "missing_policy",
+        ArgumentShape::OneOf(&POLICIES),
+        "What a missing file does to a completion; left out, it is rejected.",
+    ),
+    field(
+        "lease_seconds",
+        ArgumentShape::Number {
+            least: bounds::LEASE_TTL_MIN_MS / 1_000,
+            most: bounds::LEASE_TTL_MAX_MS / 1_000,
+        },
+        "How long the lease lasts without a renewal.",
+    ),
+    field(
+        "idempotency_key",
+        ArgumentShape::OptionalText(bounds::IDEMPOTENCY_KEY),
+        "The same key never makes a second task; left out, every call makes one.",
+    ),
+];
+const CLAIM: [ArgumentField; 1] = [field(
+    "task_id",
+    ID,
+    "The task; left out, the first that this token may claim.",
+)];
+const PICK_UP: [ArgumentField; 3] = [
+    field("task_id", ID, "The task.").required(),
+    field(
+        "attempt_id",
+        ID,
+        "The parked attempt that was seen: another one is not picked up.",
+    ),
+    field(
+        "reason",
+        OPTIONAL_REASON,
+        "Why, for those who read the task later.",
+    ),
+];
+const PROGRESS: [ArgumentField; 6] = [
+    OWN_TASK,
+    field(
+        "summary",
+        ArgumentShape::Text(bounds::SUMMARY),
+        "Where the work stands; replaces what was said before.",
+    ),
+    field(
+        "completed_items",
+        ArgumentShape::List {
+            of: &ITEM,
+            most: bounds::MAX_ITEMS,
+        },
+        "What is done since.",
+    ),
+    field(
+        "failed_items",
+        ArgumentShape::List {
+            of: &FAILED_ITEM,
+            most: bounds::MAX_ITEMS,
+        },
+        "What did not work out, and why.",
+    ),
+    field(
+        "cursor",
+        ArgumentShape::Text(bounds::CURSOR),
+        "Where to go on; replaces what was said before.",
+    ),
+    EVIDENCE_LIST,
+];
+const CHECKPOINT: [ArgumentField; 6] = [
+    OWN_TASK,
+    field(
+        "summary",
+        ArgumentShape::NonBlankText(bounds::SUMMARY),
+        "What was done, for whoever goes on.",
+    )
+    .required(),
+    CURSOR,
+    EVIDENCE_LIST,
+    field(
+        "agent_session_id",
+        ArgumentShape::Text(bounds::EXTERNAL_ID),
+        "The agent's own id of its conversation, to resume it.",
+    ),
+    STATE_REFS,
+];
+/// The reason first: a blank one is wrong whatever it speaks of.
+const BLOCK: [ArgumentField; 7] = [
+    field("reason", REASON, "Why it cannot go on.").required(),
+    OWN_TASK,
+    field("resume_hint", NOTE, "What would help."),
+    field(
+        "summary",
+        ArgumentShape::Text(bounds::SUMMARY),
+        "What was done so far, for the checkpoint that is written with it.",
+    ),
+    CURSOR,
+    EVIDENCE_LIST,
+    STATE_REFS,
+];
+const COMPLETE: [ArgumentField; 6] = [
+    OWN_TASK,
+    field("outcome", ArgumentShape::OneOf(&OUTCOMES), "How the task ends.").required(),
+    field(
+        "summary",
+        ArgumentShape::NonBlankText(bounds::SUMMARY),
+        "What was done; of a failed task: why, in at most 4096 characters; of a canceled one: why, in at most 2048.",
+    )
+    .required(),
+    field(
+        "result",
+        ArgumentShape::Text(RESULT),
+        "The final text or JSON; of a failed task: what users are told, in at most 4096 characters.",
+    ),
+    field(
+        "failure_code",
+        ArgumentShape::Name(FAILURE_CODE),
+        "Of a failed task: a word of your own for why; left out, agent_reported.",
+    ),
+    field(
+        "retryable",
+        ArgumentShape::Flag,
+        "Of a failed task: false forbids another attempt.",
+    ),
+];
+const GET: [ArgumentField; 1] = [OWN_TASK];
+const LIST: [ArgumentField; 5] = [
+    field(
+        "states",
+        ArgumentShape::List {
+            of: &STATE,
+            most: bounds::MAX_FILTER_STATES,
+        },
+        "Any of these; left out, all.",
+    ),
+    field(
+        "agent",
+        ArgumentShape::Text(bounds::NAME),
+        "Only tasks of this agent.",
+    ),
+    field(
+        "labels",
+        ArgumentShape::Labels,
+        "Only tasks with all of these notes.",
+    ),
+    PAGE_SIZE,
+    PAGE_TOKEN,
+];
+const LIST_BLOCKED: [ArgumentField; 3] = [
+    field(
+        "agent_scope",
+        ArgumentShape::OptionalText(bounds::NAME),
+        "Only tasks of this scope.",
+    ),
+    PAGE_SIZE,
+    PAGE_TOKEN,
+];
+const GET_BLOCKED: [ArgumentField; 1] = [field("task_id", ID, "The task.").required()];
+const RELEASE: [ArgumentField; 2] = [
+    OWN_TASK,
+    field(
+        "reason",
+        OPTIONAL_REASON,
+        "Why, for those who read the task later.",
+    ),
+];
+
+/// What a tool takes.
+pub(super) fn argument_fields(call: ToolOperation) -> &'static [ArgumentField] {
+    match call {
+        ToolOperation::Start => &START,
+        ToolOperation::Claim => &CLAIM,
+        ToolOperation::PickUp => &PICK_UP,
+        ToolOperation::Progress => &PROGRESS,
+        ToolOperation::Checkpoint => &CHECKPOINT,
+        ToolOperation::Block => &BLOCK,
+        ToolOperation::Complete => &COMPLETE,
+        ToolOperation::Release => &RELEASE,
+        ToolOperation::Get => &GET,
+        ToolOperation::List => &LIST,
+        ToolOperation::ListBlocked => &LIST_BLOCKED,
+        ToolOperation::GetBlocked => &GET_BLOCKED,
+    }
+}
+
+/// What a tool is given, against its fields and against each other: what stands for a failure's words is a failure's length.
+pub(super) fn check_arguments(
+    call: ToolOperation,
+    args: &McpArguments,
+) -> Result<(), ArgumentError> {
+    check_object(argument_fields(call), &args.0, "")?;
+    match (call, args.text("outcome").as_str()) {
+        (ToolOperation::Complete, "failed") => {
+            check_text(&args.text("summary"), bounds::MESSAGE, "summary")?;
+            check_text(&args.text("result"), bounds::MESSAGE, "result")
+        }
+        (ToolOperation::Complete, "canceled") => {
+            check_text(&args.text("summary"), bounds::REASON, "summary")
+        }
+        _other => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::ShortName;
+    use baton_proto::v1::{MissingPolicy, TaskState};
+    use baton_proto::verbs::agent_tools;
+
+    use super::*;
+
+    #[test]
+    fn every_tool_has_fields_and_only_verbs_with_a_reason_require_one() {
+        for (verb, tool) in agent_tools() {
+            let fields = argument_fields(tool.operation);
+            assert!(!fields.is_empty(), "{}", tool.name);
+            let required = fields
+                .iter()
+                .any(|field| field.name == "reason" && field.required);
+            assert_eq!(required, verb.needs_reason, "{}", tool.name);
+        }
+    }
+
+    #[test]
+    fn every_state_has_its_word() {
+        for word in STATES {
+            assert!(TaskState::from_short_name(word).is_ok(), "{word}");
+        }
+        assert_eq!(STATES.len(), <TaskState as ShortName>::NAMES.len() - 1);
+        for word in POLICIES {
+            assert!(MissingPolicy::from_short_name(word).is_ok(), "{word}");
+        }
+    }
+}

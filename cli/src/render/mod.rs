@@ -1,0 +1,13 @@
+//! Text for people and JSON for programs: tasks, attempts, inputs, tables, colour, progress.
+//! console is the only file that writes to stdout or stderr; sanitizer cleans every foreign text on the way to a terminal.
+//! Must not call the relay.
+
+pub(crate) mod console;
+pub(crate) mod input_view;
+pub(crate) mod progress_line;
+pub(crate) mod progress_view;
+pub(crate) mod sanitizer;
+pub(crate) mod style;
+pub(crate) mod table;
+pub(crate) mod task_details;
+pub(crate) mod task_view;

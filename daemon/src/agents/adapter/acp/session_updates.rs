@@ -1,0 +1,202 @@
+//! `session/update`: what the agent says and does, in every kind that version 1 has. Kinds that it does not have yet
+//! pass through.
+
+use baton_proto::v1::OutputKind;
+use serde_json::Value;
+
+use super::super::agent_event::AgentEvent;
+use super::super::json_rpc::{list_at, text_at};
+use super::AcpAdapter;
+use super::prompt_result::tokens;
+use crate::agents::outcome::turn_usage::DollarAmount;
+
+impl AcpAdapter {
+    pub(super) fn on_update(&mut self, json: &str, params: &Value, out: &mut Vec<AgentEvent>) {
+        let update = params.get("update").unwrap_or(&Value::Null);
+        let kind = text_at(update, "/sessionUpdate");
+        if !self.is_own_session(params) {
+            self.turn
+                .push_output(OutputKind::System, false, json, None, out);
+            return;
+        }
+        match kind {
+            "agent_message_chunk" => {
+                self.on_request_usage(update);
+                self.on_message_text(update, out);
+            }
+            "agent_thought_chunk" => {
+                self.beside.agent_was_heard = true;
+                let words = block_text(update.get("content").unwrap_or(&Value::Null));
+                self.turn
+                    .push_output(OutputKind::Thinking, false, words, None, out);
+            }
+            "tool_call" => {
+                self.on_tool(update, out);
+                let id = text_at(update, "/toolCallId");
+                self.turn.push_output(
+                    OutputKind::ToolCall,
+                    true,
+                    update.to_string(),
+                    Some(id),
+                    out,
+                );
+                self.on_tool_state(update, out);
+            }
+            "tool_call_update" => {
+                self.on_tool(update, out);
+                self.on_tool_state(update, out);
+            }
+            "usage_update" => {
+                self.on_cost(update);
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
+            }
+            "session_info_update" => {
+                self.on_session_info(update);
+                self.turn.push_aside(json, out);
+            }
+            "plan" | "plan_update" => {
+                self.beside.agent_was_heard = true;
+                self.turn
+                    .push_output(OutputKind::System, true, update.to_string(), None, out)
+            }
+            "notice" => {
+                let words = [text_at(update, "/title"), text_at(update, "/description")].join("\n");
+                let words = words.trim().to_owned();
+                self.turn
+                    .push_output(OutputKind::System, true, words, None, out);
+            }
+            // What a session is and offers. Some of it comes right behind the answer that opens it, when the prompt is on
+            // its way.
+            "user_message_chunk"
+            | "available_commands_update"
+            | "current_mode_update"
+            | "config_option_update" => self.turn.push_aside(json, out),
+            "compaction_update"
+            | "compaction_summary_chunk"
+            | "plan_removed"
+            | "subagent_update"
+            | "session_message"
+            | "session_message_chunk" => {
+                self.beside.agent_was_heard = true;
+                self.turn
+                    .push_output(OutputKind::System, false, json, None, out);
+            }
+            _ => self
+                .turn
+                .push_output(OutputKind::Opaque, false, json, None, out),
+        }
+    }
+
+    /// What is no text is shown, and is no part of the result.
+    fn on_message_text(&mut self, update: &Value, out: &mut Vec<AgentEvent>) {
+        let content = update.get("content").unwrap_or(&Value::Null);
+        let words = block_text(content);
+        if !matches!(text_at(content, "/type"), "text" | "") {
+            self.beside.agent_was_heard = true;
+            self.turn
+                .push_output(OutputKind::Text, true, format!("{words}\n"), None, out);
+            return;
+        }
+        let message = Some(text_at(update, "/messageId")).filter(|message| !message.is_empty());
+        self.beside.agent_was_heard |= message.is_some();
+        self.beside.names_messages |= message.is_some();
+        match message {
+            Some(_) => self.beside.forget_text(),
+            None => self.beside.remember_text(&words),
+        }
+        self.turn.push_text(&words, message, out);
+    }
+
+    /// Some agents never say that a tool call begins: the first word about it is its beginning.
+    pub(super) fn on_tool(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
+        self.beside.agent_was_heard = true;
+        let id = text_at(call, "/toolCallId");
+        if !id.is_empty() {
+            self.turn
+                .on_tool_started(id, self.calls.tool_name(call), out);
+        }
+        if self.turn.is_running() {
+            self.calls.record_update(id, call);
+            self.turn.forget_text();
+            self.beside.forget_text();
+        }
+    }
+
+    fn on_tool_state(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text_at(call, "/toolCallId");
+        let piece = text_at(call, "/_meta/terminal_output_delta/data");
+        self.turn
+            .push_output(OutputKind::ToolResult, true, piece, Some(id), out);
+        let status = text_at(call, "/status");
+        if matches!(status, "completed" | "failed") {
+            // Some say it again with every word that follows.
+            if self.calls.mark_shown(id) {
+                self.turn
+                    .push_output(OutputKind::ToolResult, true, tool_text(call), Some(id), out);
+            }
+            self.calls.forget(id);
+            self.turn.on_tool_finished(id, status == "failed", out);
+        } else if piece.is_empty() && text_at(call, "/sessionUpdate") == "tool_call_update" {
+            self.turn
+                .push_output(OutputKind::ToolCall, false, call.to_string(), Some(id), out);
+        }
+    }
+
+    /// Qwen Code counts each request by itself, on an empty piece behind it, and its answer to the prompt has no count.
+    fn on_request_usage(&mut self, update: &Value) {
+        let used = update.pointer("/_meta/usage").and_then(tokens);
+        if let Some(used) = used.filter(|_| self.turn.is_running()) {
+            self.beside.used = Some(self.beside.used.unwrap_or_default().plus(used));
+        }
+    }
+
+    fn on_cost(&mut self, update: &Value) {
+        if text_at(update, "/cost/currency") == "USD" {
+            self.cost = update
+                .pointer("/cost/amount")
+                .and_then(DollarAmount::from_json)
+                .or(self.cost);
+        }
+    }
+
+    /// Codex behind this protocol tells of a failed turn here only.
+    fn on_session_info(&mut self, update: &Value) {
+        match text_at(update, "/_meta/codex/threadStatus/type") {
+            "" => {}
+            status => self.beside.broken = status == "systemError",
+        }
+    }
+}
+
+/// A content block as text. Of what is no text, what it is: nobody reads pictures as letters.
+fn block_text(block: &Value) -> String {
+    match text_at(block, "/type") {
+        "text" => text_at(block, "/text").to_owned(),
+        "" => String::new(),
+        "resource_link" => format!("[{}]({})", text_at(block, "/name"), text_at(block, "/uri")),
+        "resource" => match text_at(block, "/resource/text") {
+            "" => format!("[{}]", text_at(block, "/resource/uri")),
+            words => words.to_owned(),
+        },
+        kind @ ("image" | "audio") => format!("[{kind}: {}]", text_at(block, "/mimeType")),
+        _ => block.to_string(),
+    }
+}
+
+fn tool_text(call: &Value) -> String {
+    let blocks = list_at(call, "/content").iter();
+    let texts = blocks.filter_map(|content| match text_at(content, "/type") {
+        "content" => content.get("content").map(block_text),
+        // Its output has come by itself.
+        "terminal" => None,
+        _ => Some(content.to_string()),
+    });
+    let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
+    match call.get("rawOutput") {
+        Some(output) if texts.is_empty() && !output.is_null() => output
+            .as_str()
+            .map_or_else(|| output.to_string(), str::to_owned),
+        Some(_) | None => texts.join("\n"),
+    }
+}

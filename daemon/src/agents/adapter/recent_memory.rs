@@ -1,0 +1,149 @@
+//! What an adapter remembers for longer than a line. It is in every snapshot, so it does not grow with the length of an
+//! attempt: each of these has a bound, and forgets what is oldest first.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Ids that are kept. A word about one that is older than so many others is a word about a new one.
+const MAX_IDS: usize = 256;
+
+/// Ids of things that are over, or were seen. Kept as digests, for how long an id is, is the agent's choice.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RecentIds(VecDeque<u64>);
+
+impl RecentIds {
+    /// True where it is new.
+    pub(crate) fn insert(&mut self, id: &str) -> bool {
+        if self.contains(id) {
+            return false;
+        }
+        if self.0.len() == MAX_IDS {
+            self.0.pop_front();
+        }
+        self.0.push_back(digest(id));
+        true
+    }
+
+    pub(crate) fn contains(&self, id: &str) -> bool {
+        self.0.contains(&digest(id))
+    }
+
+    /// True where it was there.
+    pub(crate) fn remove(&mut self, id: &str) -> bool {
+        let before = self.0.len();
+        let gone = digest(id);
+        self.0.retain(|kept| *kept != gone);
+        self.0.len() < before
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+fn digest(id: &str) -> u64 {
+    let digest = Sha256::digest(id.as_bytes());
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&digest[..8]);
+    u64::from_be_bytes(bytes)
+}
+
+/// Items of which a text is kept, and bytes of all of them together.
+const MAX_TEXTS: usize = 32;
+const MAX_TEXT_BYTES: usize = 512 * 1024;
+
+/// What open items would do, in the words in which it was said.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RecentTexts {
+    kept: VecDeque<(String, String)>,
+    /// Something is gone: of an item that is not here nobody knows what was said of it.
+    forgot: bool,
+}
+
+/// What is known of an item.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RecalledText<'a> {
+    Text(&'a str),
+    /// Nothing was ever said.
+    NeverSeen,
+    /// It may have been said, and is forgotten.
+    Forgotten,
+}
+
+impl RecentTexts {
+    /// For a state that was stored without them.
+    pub(crate) fn lost() -> Self {
+        Self {
+            forgot: true,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn insert(&mut self, id: &str, text: String) {
+        self.remove(id);
+        self.kept.push_back((id.to_owned(), text));
+        let size = |kept: &VecDeque<(String, String)>| -> usize {
+            kept.iter().map(|(id, text)| id.len() + text.len()).sum()
+        };
+        while self.kept.len() > MAX_TEXTS || size(&self.kept) > MAX_TEXT_BYTES {
+            self.kept.pop_front();
+            self.forgot = true;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: &str) {
+        self.kept.retain(|(kept, _)| kept != id);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(crate) fn get(&self, id: &str) -> RecalledText<'_> {
+        match self.kept.iter().find(|(kept, _)| kept == id) {
+            Some((_, text)) => RecalledText::Text(text),
+            None if self.forgot => RecalledText::Forgotten,
+            None => RecalledText::NeverSeen,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_ids_are_known_and_the_oldest_are_forgotten_first() {
+        let mut ids = RecentIds::default();
+        for number in 0..=MAX_IDS {
+            assert!(ids.insert(&number.to_string()));
+        }
+        assert!(!ids.contains("0") && ids.contains("1"));
+        assert!(!ids.insert("1"), "it is known");
+        assert!(ids.remove("1") && !ids.remove("1"));
+        let long = "x".repeat(1 << 20);
+        ids.insert(&long);
+        assert!(ids.contains(&long));
+        assert!(serde_json::to_string(&ids).unwrap().len() < 32 * MAX_IDS);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_taken_for_what_was_never_said() {
+        let mut texts = RecentTexts::default();
+        assert_eq!(texts.get("a"), RecalledText::NeverSeen);
+        texts.insert("a", "ls".to_owned());
+        texts.insert("a", "ls -a".to_owned());
+        assert_eq!(texts.get("a"), RecalledText::Text("ls -a"));
+        for number in 0..MAX_TEXTS {
+            texts.insert(&number.to_string(), "x".to_owned());
+        }
+        assert_eq!(texts.get("a"), RecalledText::Forgotten);
+        assert_eq!(texts.get("0"), RecalledText::Text("x"));
+        texts.insert("long", "x".repeat(MAX_TEXT_BYTES + 1));
+        assert_eq!(texts.get("long"), RecalledText::Forgotten);
+        texts.clear();
+        assert_eq!(texts.get("a"), RecalledText::NeverSeen);
+    }
+}

@@ -1,0 +1,447 @@
+//! What every adapter has to keep in mind about a turn: which phases were said, which tools run, what was asked, and
+//! that a turn ends once. Part of the state that survives a restart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::agent_event::{
+    AgentEvent, AgentInput, AgentInputKind, AgentOutput, InputKey, ToolPermission, TurnEnding,
+    TurnOutcome, TurnPhase,
+};
+use super::recent_memory::RecentIds;
+use crate::agents::outcome::failure::TurnFailure;
+use crate::agents::outcome::turn_usage::TurnUsage;
+
+/// Bytes of a final text that are kept.
+pub(crate) const MAX_RESULT_BYTES: usize = baton_proto::codes::MAX_RESULT_BYTES;
+
+/// So many lines of which nothing is told come to one that is.
+const SILENT_LINES_PER_SIGN: u32 = 16;
+
+/// Tools that may be open at once, as many as the relay watches, and bytes of a tool's id. What is beyond is output like any
+/// other, and silence in it is the stream's.
+const MAX_OPEN_TOOLS: usize = 256;
+const MAX_TOOL_ID_BYTES: usize = 1024;
+
+/// What a person can be shown whole.
+const MAX_ARGUMENTS_BYTES: usize = 256 * 1024;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TurnState {
+    state: TurnStage,
+    /// Prompts that were written while a turn ran.
+    queued: u32,
+    phase: Option<TurnPhase>,
+    open_tools: BTreeSet<String>,
+    /// Those that are over: a late word about one does not begin it again.
+    #[serde(default)]
+    over: RecentIds,
+    /// Lines of which nothing was told, by the open tool that they belong to; empty for none.
+    #[serde(default)]
+    silent: BTreeMap<String, u32>,
+    /// Open requests, each with what its answer needs.
+    asked: BTreeMap<InputKey, String>,
+    conversation: Option<String>,
+    /// Somebody told the agent to stop.
+    interrupted: bool,
+    /// The last words, for a result that does not repeat them.
+    words: LastMessage,
+    /// What was said last for all to see were words.
+    after_words: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum TurnStage {
+    #[default]
+    NotBegun,
+    Running,
+    Ended,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct LastMessage {
+    message: Option<String>,
+    text: String,
+}
+
+impl TurnState {
+    /// A prompt is on its way. One that comes during a turn has its own turn after it.
+    pub(crate) fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::Running {
+            self.queued += 1;
+        } else {
+            self.begin(out);
+        }
+    }
+
+    /// The agent has begun: with a prompt that nobody has seen on stdin, because it was an argument.
+    pub(crate) fn begin_if_not_begun(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::NotBegun {
+            self.begin(out);
+        }
+    }
+
+    fn begin(&mut self, out: &mut Vec<AgentEvent>) {
+        self.state = TurnStage::Running;
+        self.interrupted = false;
+        self.over.clear();
+        self.silent.clear();
+        self.words = LastMessage::default();
+        self.after_words = false;
+        self.phase = None;
+        self.reach_phase(TurnPhase::PromptWritten, out);
+    }
+
+    fn reach_phase(&mut self, phase: TurnPhase, out: &mut Vec<AgentEvent>) {
+        if self.state == TurnStage::Running && self.phase.is_none_or(|reached| reached < phase) {
+            self.phase = Some(phase);
+            out.push(AgentEvent::Phase(phase));
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.state == TurnStage::Running
+    }
+
+    /// The agent lives and works on the prompt.
+    pub(crate) fn mark_active(&mut self, out: &mut Vec<AgentEvent>) {
+        self.reach_phase(TurnPhase::FirstEventSeen, out);
+    }
+
+    /// What is said outside a turn, such as a conversation that is shown again, is nothing new to a person.
+    pub(crate) fn push_output(
+        &mut self,
+        kind: OutputKind,
+        visible: bool,
+        text: impl Into<String>,
+        tool: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let text = text.into();
+        if text.is_empty() {
+            return;
+        }
+        self.mark_active(out);
+        let visible = visible && self.is_running();
+        if visible {
+            self.reach_phase(TurnPhase::FirstVisibleEventSeen, out);
+            self.after_words = kind == OutputKind::Text;
+        }
+        out.push(AgentEvent::Output(AgentOutput {
+            kind,
+            visible,
+            text,
+            tool: tool.map(str::to_owned),
+        }));
+    }
+
+    /// A line that is nothing to tell by itself, such as a piece of a tool's input. There may be thousands of them, and
+    /// whoever is told nothing takes the agent, or the tool, for dead: one of so many goes out as it is.
+    pub(crate) fn push_silent_activity(
+        &mut self,
+        json: &str,
+        tool: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.mark_active(out);
+        let tool = tool.filter(|tool| self.is_tool_open(tool));
+        let lines = self.silent.entry(tool.unwrap_or_default().to_owned());
+        let lines = lines.or_default();
+        *lines = (*lines + 1) % SILENT_LINES_PER_SIGN;
+        if *lines == 0 {
+            self.push_output(OutputKind::System, false, json, tool, out);
+        }
+    }
+
+    /// What a program says beside its turn, such as what it offers: no sign that it works on the prompt.
+    pub(crate) fn push_aside(&self, text: &str, out: &mut Vec<AgentEvent>) {
+        out.push(AgentEvent::Output(AgentOutput {
+            kind: OutputKind::System,
+            visible: false,
+            text: text.to_owned(),
+            tool: None,
+        }));
+    }
+
+    /// Text of the agent. `message` is its id where it has one: another message begins on a line of its own.
+    pub(crate) fn push_text(
+        &mut self,
+        text: &str,
+        message: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let another = self.words.message.as_deref() != message && self.after_words;
+        self.remember_text(text, message);
+        let text = match text {
+            "" => String::new(),
+            text if another => format!("\n{text}"),
+            text => text.to_owned(),
+        };
+        self.push_output(OutputKind::Text, true, text, None, out);
+    }
+
+    /// Remembers the last message, without saying it. Words without an id never take the place of a message with one:
+    /// they are what a program says beside its agent.
+    pub(crate) fn remember_text(&mut self, text: &str, message: Option<&str>) {
+        if self.words.message.as_deref() != message {
+            if message.is_none() {
+                return;
+            }
+            self.words = LastMessage {
+                message: message.map(str::to_owned),
+                text: String::new(),
+            };
+        }
+        let room = MAX_RESULT_BYTES.saturating_sub(self.words.text.len());
+        self.words.text.push_str(truncate(text, room));
+    }
+
+    /// What the agent says from here on is another message.
+    pub(crate) fn forget_text(&mut self) {
+        self.words = LastMessage::default();
+    }
+
+    pub(crate) fn last_text(&self) -> &str {
+        &self.words.text
+    }
+
+    /// One that is too many is not told of as a tool.
+    pub(crate) fn on_tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
+        self.mark_active(out);
+        let new = self.is_running() && !self.over.contains(id);
+        let room = self.open_tools.len() < MAX_OPEN_TOOLS && id.len() <= MAX_TOOL_ID_BYTES;
+        if new && room && self.open_tools.insert(id.to_owned()) {
+            out.push(AgentEvent::ToolStarted {
+                id: id.to_owned(),
+                name: name.to_owned(),
+            });
+        }
+    }
+
+    pub(crate) fn is_tool_open(&self, tool: &str) -> bool {
+        self.open_tools.contains(tool)
+    }
+
+    pub(crate) fn on_tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
+        self.mark_active(out);
+        if self.open_tools.remove(id) {
+            self.silent.remove(id);
+            self.over.insert(id);
+            out.push(AgentEvent::ToolFinished {
+                id: id.to_owned(),
+                failed,
+            });
+        }
+    }
+
+    pub(crate) fn set_conversation(&mut self, id: &str, out: &mut Vec<AgentEvent>) {
+        if !id.is_empty() && self.conversation.as_deref() != Some(id) {
+            self.conversation = Some(id.to_owned());
+            out.push(AgentEvent::Conversation(id.to_owned()));
+        }
+    }
+
+    pub(crate) fn conversation(&self) -> Option<&str> {
+        self.conversation.as_deref()
+    }
+
+    /// `needs` comes back with the answer.
+    pub(crate) fn open_input(
+        &mut self,
+        input: AgentInput,
+        needs: String,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.mark_active(out);
+        self.asked.insert(input.key.clone(), needs);
+        out.push(AgentEvent::InputAsked(input));
+    }
+
+    pub(crate) fn answer_context(&self, key: &InputKey) -> Option<&str> {
+        self.asked.get(key).map(String::as_str)
+    }
+
+    /// An answer goes to the agent.
+    pub(crate) fn close_answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
+        if self.asked.remove(key).is_some() {
+            out.push(AgentEvent::InputAnswered { key: key.clone() });
+        }
+    }
+
+    pub(crate) fn close_withdrawn(
+        &mut self,
+        key: &InputKey,
+        reason: &str,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        if self.asked.remove(key).is_some() {
+            out.push(AgentEvent::InputWithdrawn {
+                key: key.clone(),
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    pub(crate) fn open_inputs(&self) -> impl Iterator<Item = &InputKey> {
+        self.asked.keys()
+    }
+
+    pub(crate) fn mark_interrupted(&mut self) {
+        self.interrupted = true;
+    }
+
+    pub(crate) fn was_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    /// The turn is over, and with it what was open in it. A second end of the same turn is ignored.
+    pub(crate) fn end_turn(
+        &mut self,
+        outcome: TurnOutcome,
+        usage: Option<TurnUsage>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        if self.state == TurnStage::Ended {
+            return;
+        }
+        self.close_open_items("the turn is over", out);
+        self.state = TurnStage::Ended;
+        out.push(AgentEvent::Ended(TurnEnding { outcome, usage }));
+        if self.queued > 0 {
+            self.queued -= 1;
+            self.begin(out);
+        }
+    }
+
+    pub(crate) fn fail_turn(&mut self, failure: TurnFailure, out: &mut Vec<AgentEvent>) {
+        self.end_turn(TurnOutcome::Failed(failure), None, out);
+    }
+
+    /// The process is gone. Nothing that was queued will ever run.
+    pub(crate) fn on_process_end(
+        &mut self,
+        failure: impl FnOnce() -> TurnFailure,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.queued = 0;
+        if self.state != TurnStage::Ended {
+            let outcome = TurnOutcome::Failed(failure());
+            self.end_turn(outcome, None, out);
+        }
+        self.close_open_items("the agent has ended", out);
+    }
+
+    fn close_open_items(&mut self, reason: &str, out: &mut Vec<AgentEvent>) {
+        for key in std::mem::take(&mut self.asked).into_keys() {
+            let reason = reason.to_owned();
+            out.push(AgentEvent::InputWithdrawn { key, reason });
+        }
+        for id in std::mem::take(&mut self.open_tools) {
+            self.over.insert(&id);
+            out.push(AgentEvent::ToolFinished { id, failed: true });
+        }
+    }
+}
+
+/// A permission that is bound to what a person will see. None when that is too much to be shown whole.
+pub(crate) fn permission_input(
+    tool_name: &str,
+    arguments: &str,
+    description: &str,
+    can_allow_for_attempt: bool,
+) -> Option<AgentInputKind> {
+    if arguments.len() > MAX_ARGUMENTS_BYTES {
+        return None;
+    }
+    let name = tool_name.trim();
+    Some(AgentInputKind::Permission(ToolPermission {
+        tool_name: truncate(if name.is_empty() { "tool" } else { name }, 256).to_owned(),
+        arguments: arguments.to_owned(),
+        digest: Sha256::digest(arguments.as_bytes()).into(),
+        description: truncate(description, 4096).to_owned(),
+        can_allow_for_attempt,
+    }))
+}
+
+/// Said to an agent whose request nobody could be shown.
+pub(crate) const TOO_LONG_TO_SHOW: &str = "the arguments are too long to be shown to a person, so nobody can allow them; make them smaller";
+
+/// At most `max` bytes, whole characters.
+pub(crate) fn truncate(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max.min(text.len()))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agents::outcome::failure::FailureClass;
+
+    fn ended(events: &[AgentEvent]) -> usize {
+        let ends = events
+            .iter()
+            .filter(|event| matches!(event, AgentEvent::Ended(_)));
+        ends.count()
+    }
+
+    #[test]
+    fn a_turn_ends_once_and_closes_what_is_open() {
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.on_tool_started("t", "Bash", &mut out);
+        turn.on_tool_started("t", "Bash", &mut out);
+        let ask = permission_input("Bash", "{}", "", false).unwrap();
+        let key = InputKey("k".to_owned());
+        let input = AgentInput {
+            key: key.clone(),
+            tool_call_id: None,
+            kind: ask,
+        };
+        turn.open_input(input, String::new(), &mut out);
+        turn.end_turn(TurnOutcome::Interrupted, None, &mut out);
+        turn.end_turn(TurnOutcome::Result("late".to_owned()), None, &mut out);
+        assert_eq!(ended(&out), 1);
+        let withdrawn = AgentEvent::InputWithdrawn {
+            key,
+            reason: "the turn is over".to_owned(),
+        };
+        assert!(out.contains(&withdrawn));
+        let starts = out
+            .iter()
+            .filter(|event| matches!(event, AgentEvent::ToolStarted { .. }));
+        assert_eq!(starts.count(), 1);
+    }
+
+    #[test]
+    fn a_prompt_during_a_turn_has_a_turn_of_its_own() {
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.on_prompt_written(&mut out);
+        turn.end_turn(TurnOutcome::Result(String::new()), None, &mut out);
+        assert!(turn.is_running());
+        turn.end_turn(TurnOutcome::Result(String::new()), None, &mut out);
+        turn.on_process_end(|| TurnFailure::new(FailureClass::NoResult, "no"), &mut out);
+        assert_eq!(ended(&out), 2);
+    }
+
+    #[test]
+    fn words_beside_a_message_do_not_become_the_result() {
+        let (mut turn, mut out) = (TurnState::default(), Vec::new());
+        turn.on_prompt_written(&mut out);
+        turn.push_text("Warning", None, &mut out);
+        turn.push_text("Hel", Some("m"), &mut out);
+        turn.push_text("lo", Some("m"), &mut out);
+        turn.push_text("Warning", None, &mut out);
+        assert_eq!(turn.last_text(), "Hello");
+    }
+
+    #[test]
+    fn what_cannot_be_shown_whole_cannot_be_asked() {
+        assert!(permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES), "", false).is_some());
+        assert!(
+            permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES + 1), "", false).is_none()
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! A recording's turns as they are stated: marks of its raw lines, put together in the order of its timeline.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::AgentRecording;
+use super::raw_lines::{LineFact, RawLineReader, is_event, word};
+use super::stated_outcomes;
+use super::turn_facts::{StatedOutcome, TurnFacts};
+use crate::agents::outcome::turn_usage::{TokenCounts, TurnUsage};
+use crate::agents::tests::event_text;
+use crate::config::AgentWire;
+
+pub(super) fn stated_turns(recording: &AgentRecording) -> Vec<TurnFacts> {
+    let (program, scenario) = recording.name.split_once('/').unwrap_or_default();
+    let wire = recording.kind();
+    let mut story = TurnAssembler {
+        wire,
+        outcome: stated_outcomes::stated_outcome(program, scenario),
+        used_before: recording.used_before,
+        resuming: recording.resumes().is_some(),
+        turns: Vec::new(),
+        now: TurnFacts::default(),
+        running: false,
+        begun: false,
+        queued: 0,
+        tools: BTreeMap::new(),
+        open_tools: BTreeSet::new(),
+        inputs: BTreeMap::new(),
+        words: Default::default(),
+    };
+    let mut reader = RawLineReader::new(recording.resumes());
+    for (out, line) in recording.steps() {
+        // A line that is no message says nothing, and a prompt need not be one.
+        let parsed: Value = serde_json::from_str(&line).unwrap_or_default();
+        if out {
+            if !parsed.is_object() {
+                continue;
+            }
+            story.on_stdout_line(&parsed);
+            let marks = reader.facts_of_stdout_line(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.apply_fact(mark));
+        } else if wire == AgentWire::CodexExec {
+            // One prompt is all that it reads.
+            if !story.begun {
+                story.apply_fact(LineFact::Prompt);
+            }
+        } else {
+            let marks = reader.facts_of_stdin_line(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.apply_fact(mark));
+        }
+    }
+    story.exit()
+}
+
+/// One turn after the other.
+struct TurnAssembler {
+    wire: AgentWire,
+    outcome: Option<StatedOutcome>,
+    used_before: Option<TokenCounts>,
+    resuming: bool,
+    turns: Vec<TurnFacts>,
+    now: TurnFacts,
+    running: bool,
+    begun: bool,
+    queued: usize,
+    tools: BTreeMap<String, usize>,
+    open_tools: BTreeSet<String>,
+    inputs: BTreeMap<String, usize>,
+    words: (String, String),
+}
+
+impl TurnAssembler {
+    fn begin(&mut self) {
+        self.now = TurnFacts::default();
+        self.now.phases.push("prompt");
+        (self.running, self.begun) = (true, true);
+        self.tools.clear();
+        self.words = Default::default();
+    }
+
+    /// The agent has said something. Where the prompt was an argument, that begins the turn.
+    fn on_stdout_line(&mut self, line: &Value) {
+        let begins = match self.wire {
+            AgentWire::Claude => {
+                word(line, "/subtype") == "init" || word(line, "/type") == "result"
+            }
+            AgentWire::CodexExec => true,
+            AgentWire::CodexAppServer | AgentWire::Acp => false,
+        };
+        if begins && !self.begun {
+            self.begin();
+        }
+        if is_event(self.wire, line) {
+            self.reach("event");
+        }
+    }
+
+    fn reach(&mut self, phase: &'static str) {
+        if self.running && !self.now.phases.contains(&phase) {
+            self.now.phases.push(phase);
+        }
+    }
+
+    fn apply_fact(&mut self, mark: LineFact) {
+        match mark {
+            LineFact::Prompt if self.running => self.queued += 1,
+            LineFact::Prompt => self.begin(),
+            // What fails before there is a prompt ends the turn that there was to be.
+            LineFact::End(told) if self.running || !self.begun => self.end(told),
+            _ if !self.running => {}
+            LineFact::Visible => self.reach("visible"),
+            LineFact::ToolBegan(id, name) => {
+                if !self.tools.contains_key(&id) {
+                    self.tools.insert(id.clone(), self.now.tools.len());
+                    self.open_tools.insert(id);
+                    self.now.tools.push(name);
+                }
+            }
+            LineFact::ToolEnded(id, failed) => self.tool_ended(&id, failed),
+            LineFact::Asked(id, what) => {
+                self.inputs.insert(id, self.now.inputs.len());
+                self.now.inputs.push(what);
+            }
+            LineFact::Answered(id) => self.input_closed(&id, " answered"),
+            LineFact::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
+            LineFact::Used(tokens, price) => self.used(tokens, price),
+            LineFact::Words(None) => self.words = Default::default(),
+            LineFact::Words(Some(words)) => self.remember_text(words),
+            LineFact::End(_) => {}
+        }
+    }
+
+    /// The last message. One without a name belongs to none that has one.
+    fn remember_text(&mut self, (message, words): (String, String)) {
+        if message == self.words.0 {
+            self.words.1 += &words;
+        } else if !message.is_empty() {
+            self.words = (message, words);
+        }
+    }
+
+    fn tool_ended(&mut self, id: &str, failed: bool) {
+        if self.open_tools.remove(id) {
+            self.now.tools[self.tools[id]] += if failed { " failed" } else { " done" };
+        }
+    }
+
+    fn input_closed(&mut self, id: &str, how: &str) {
+        if let Some(at) = self.inputs.remove(id) {
+            self.now.inputs[at] += how;
+        }
+    }
+
+    /// Codex exec counts the whole thread; what it had used is known from the recording before, or not at all.
+    fn used(
+        &mut self,
+        tokens: TokenCounts,
+        cost: Option<crate::agents::outcome::turn_usage::DollarAmount>,
+    ) {
+        let tokens = match (self.wire, self.resuming) {
+            (AgentWire::CodexExec, true) => self.used_before.map(|before| tokens.since(before)),
+            _ => Some(tokens),
+        };
+        self.now.used = tokens.map(|tokens| {
+            event_text::usage_text(&TurnUsage {
+                tokens,
+                cost,
+                ..TurnUsage::default()
+            })
+        });
+    }
+
+    /// The report's word about the first turn counts for more than the line's own.
+    fn end(&mut self, told: StatedOutcome) {
+        let told = match (self.outcome.clone().filter(|_| self.turns.is_empty()), told) {
+            (Some(stated), _) => stated,
+            (None, StatedOutcome::Result(words)) if words.is_empty() => {
+                StatedOutcome::Result(self.words.1.clone())
+            }
+            (None, told) => told,
+        };
+        for id in std::mem::take(&mut self.open_tools) {
+            self.now.tools[self.tools[&id]] += " failed";
+        }
+        for at in std::mem::take(&mut self.inputs).into_values() {
+            self.now.inputs[at] += " withdrawn";
+        }
+        let mut ended = std::mem::take(&mut self.now);
+        ended.outcome = told;
+        self.turns.push(ended);
+        (self.running, self.begun) = (false, true);
+        if self.queued > 0 {
+            self.queued -= 1;
+            self.begin();
+        }
+    }
+
+    /// The process is gone, and with it every prompt that waits.
+    fn exit(mut self) -> Vec<TurnFacts> {
+        self.queued = 0;
+        if self.running || !self.begun {
+            self.end(StatedOutcome::NotSuccessful);
+        }
+        self.turns
+    }
+}

@@ -1,0 +1,54 @@
+//! What is kept of a talk goes to the disk with every line that is told: what nobody needs any more is gone.
+
+use serde_json::json;
+
+use crate::agents::adapter::agent_event::AgentEvent;
+use crate::agents::adapter::translator::AgentTranslator;
+use crate::agents::launch::agent_launch::{ContextFile, LaunchRequest};
+use crate::config::AgentWire;
+
+/// One that has its prompt.
+fn prompted_translator(wire: AgentWire) -> AgentTranslator {
+    let wanted = LaunchRequest {
+        prompt: "the prompt".to_owned(),
+        cwd: "/work".to_owned(),
+        instructions: "the instructions".to_owned(),
+        context: vec![ContextFile {
+            path: "the-context".to_owned(),
+            ..ContextFile::default()
+        }],
+        ..LaunchRequest::default()
+    };
+    let mut translator = wire.launch(&wanted).unwrap().translator;
+    let opening = translator.first_message();
+    translator.on_written(&opening.bytes);
+    for id in 0..3 {
+        let result = json!({"protocolVersion": 1, "sessionId": "s", "thread": {"id": "th"}, "turn": {"id": "tu"}});
+        push_line(
+            &mut translator,
+            json!({"jsonrpc": "2.0", "id": id, "result": result}),
+        );
+    }
+    translator
+}
+
+/// One line; what the agent is told because of it is told.
+fn push_line(translator: &mut AgentTranslator, message: serde_json::Value) {
+    translator.push_stdout(format!("{message}\n").as_bytes());
+    let events = translator.next_events().expect("a whole line");
+    for event in events {
+        if let AgentEvent::Write(message) = event {
+            translator.on_written(&message.bytes);
+        }
+    }
+}
+
+#[test]
+fn what_went_with_the_prompt_is_not_kept_behind_it() {
+    for wire in [AgentWire::CodexAppServer, AgentWire::Acp] {
+        let stored = serde_json::to_string(&prompted_translator(wire)).unwrap();
+        for gone in ["the prompt", "the instructions", "the-context"] {
+            assert!(!stored.contains(gone), "{gone}: {stored}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The attempt and its workspace: in before anything runs, out when nobody is left. A workspace that another daemon's
+//! attempt is in is waited for; one of this daemon's own is known before the attempt is taken (`supervisor/orders.rs`).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1::{AttemptRef, WorkspaceReport};
+use tracing::info;
+
+use super::{AttemptEnding, AttemptEnvironment, AttemptEvent, AttemptTask, EndCause};
+use crate::clock::BootTime;
+use crate::process::{ATTEMPT_MARKER, kill_by_marker};
+use crate::process::{TerminationOutcome, identity_of};
+use crate::storage::attempt_dir::AttemptDir;
+use crate::workspace::{
+    self, LockHolder, PrepareError, WorkspaceCleanup, WorkspaceOccupant, WorkspacePlan,
+};
+
+/// Between two looks at a lock that another daemon's attempt holds.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// For writing down what is left, and removing what is to go.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(10);
+/// The same when somebody waits for the end: the relay gives a cleanup little more than its own time.
+const CLEANUP_LIMIT_STOPPED: Duration = Duration::from_secs(1);
+
+impl AttemptTask {
+    /// The working directory, when the workspace is there and this attempt's alone where it has to be.
+    pub(super) async fn enter_workspace(
+        &mut self,
+        plan: &WorkspacePlan,
+    ) -> Result<PathBuf, AttemptEnding> {
+        let guest = self.occupant();
+        let mut has_said = false;
+        loop {
+            let entered = tokio::select! {
+                entered = workspace::prepare(plan, &guest) => entered,
+                cause = self.wait_until_called_off() => return Err(AttemptEnding::called_off_early(cause)),
+            };
+            match entered {
+                Ok((cwd, report)) => {
+                    if let Some(report) = report {
+                        self.send_event(AttemptEvent::WorkspaceReady(Box::new(report)))
+                            .await;
+                    }
+                    return Ok(cwd);
+                }
+                Err(PrepareError::Failed { code, message }) => {
+                    return Err(AttemptEnding::no_workspace(code, message));
+                }
+                Err(PrepareError::Busy(holder)) => {
+                    if !std::mem::replace(&mut has_said, true) {
+                        self.report_busy(plan, &holder).await;
+                    }
+                }
+            }
+            let clock = self.environment.clock.clone();
+            tokio::select! {
+                () = clock.sleep_until(clock.now().after(LOCK_RETRY_INTERVAL)) => {}
+                cause = self.wait_until_called_off() => return Err(AttemptEnding::called_off_early(cause)),
+            }
+        }
+    }
+
+    async fn report_busy(&self, plan: &WorkspacePlan, holder: &str) {
+        let message = format!("waits for the workspace {}: {holder}", plan.root.display());
+        info!(attempt_id = %self.id, %message);
+        self.send_event(AttemptEvent::WaitsForWorkspace { message })
+            .await;
+    }
+
+    /// The lock stands and falls with the shim from here on, which outlives this daemon.
+    pub(super) async fn transfer_workspace_lock(&self) -> Result<(), AttemptEnding> {
+        let root = self
+            .workspace
+            .as_ref()
+            .and_then(WorkspacePlan::exclusive_root);
+        let (Some(root), Some(shim)) = (root.map(Path::to_owned), self.own_shim) else {
+            return Ok(());
+        };
+        let handed = workspace::transfer_lock(root, self.id.clone(), shim).await;
+        handed.map_err(|error| AttemptEnding::not_started("hand the workspace's lock over", &error))
+    }
+
+    /// What it left, and the way free for the next one.
+    pub(super) async fn leave_workspace(
+        &self,
+        cleared: TerminationOutcome,
+    ) -> Option<WorkspaceReport> {
+        let limit = match self.kill_at {
+            None => CLEANUP_LIMIT,
+            Some(_) => CLEANUP_LIMIT_STOPPED,
+        };
+        let departure = WorkspaceCleanup {
+            processes_proved_gone: cleared.proved_empty,
+            time_limit: limit,
+        };
+        workspace::clean_up(self.workspace.as_ref()?, &self.occupant(), departure).await
+    }
+
+    /// What git was asked after the child's death may have started filters that the repository names, and those may have gone
+    /// their own ways. They carry the attempt's marker like everything of it.
+    pub(super) async fn kill_git_filters(&self, left: Option<&WorkspaceReport>) {
+        if left.is_some_and(|left| !left.head_commit.is_empty()) {
+            kill_by_marker(ATTEMPT_MARKER, &self.id, self.shim, &self.environment.clock).await;
+        }
+    }
+
+    /// The group that the child is to be in, where there are groups.
+    pub(super) fn create_control_group(&self) -> Option<PathBuf> {
+        self.environment
+            .control_groups
+            .as_ref()?
+            .create_group(&self.id)
+    }
+
+    /// Whoever has hidden from everybody else is still in its group.
+    pub(super) async fn remove_control_group(&self) {
+        if let Some(groups) = &self.environment.control_groups {
+            groups.kill_and_remove(&self.id).await;
+        }
+    }
+
+    fn occupant(&self) -> WorkspaceOccupant {
+        workspace_occupant(&self.id, &self.task_id, &self.directory, &self.environment)
+    }
+
+    /// Resolves when it is not to start any more.
+    async fn wait_until_called_off(&mut self) -> EndCause {
+        loop {
+            if self.channels.stop.borrow_and_update().is_some() {
+                return EndCause::Stopped;
+            }
+            let limit = self
+                .channels
+                .lease
+                .borrow_and_update()
+                .map(|lease| lease.limit());
+            let now: BootTime = self.environment.clock.now();
+            if limit.is_some_and(|limit| limit <= now) {
+                return EndCause::LeaseEnded;
+            }
+            tokio::select! {
+                Ok(()) = self.channels.stop.changed() => {}
+                Ok(()) = self.channels.lease.changed() => {}
+                () = self.environment.clock.sleep_until_some(limit) => {}
+            }
+        }
+    }
+}
+
+/// An attempt that an earlier daemon took and never started may have a workspace all the same.
+pub(crate) async fn clean_up_unused(
+    plan: Option<&WorkspacePlan>,
+    attempt: &AttemptRef,
+    dir: &AttemptDir,
+    workshop: &AttemptEnvironment,
+) {
+    if let Some(plan) = plan {
+        let guest = workspace_occupant(&attempt.attempt_id, &attempt.task_id, dir.path(), workshop);
+        let departure = WorkspaceCleanup {
+            processes_proved_gone: true,
+            time_limit: CLEANUP_LIMIT_STOPPED,
+        };
+        workspace::clean_up(plan, &guest, departure).await;
+    }
+}
+
+/// Until a shim stands for the attempt, this process does.
+fn workspace_occupant(
+    attempt_id: &str,
+    task_id: &str,
+    directory: &Path,
+    workshop: &AttemptEnvironment,
+) -> WorkspaceOccupant {
+    let own = std::process::id().cast_signed();
+    WorkspaceOccupant {
+        holder: LockHolder {
+            pid: own,
+            start_time: identity_of(own).map_or(0, |id| id.start_time),
+            boot_id: workshop.boot_id.clone(),
+            attempt_id: attempt_id.to_owned(),
+            task_id: task_id.to_owned(),
+            daemon: workshop.daemon_name.clone(),
+        },
+        attempt_dir: directory.to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! What is wrong with a `daemon.toml`, all that can be found at once: whoever mends it should not have to start four times.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use toml::de::DeTable;
+
+use super::config_file::{AgentEntry, LimitsEntry, RootEntry, check_roots};
+use super::{ANY_COMMAND_AGENT, ConfigError, key_check};
+
+/// The tables of the file, each of which can be wrong by itself.
+#[derive(Deserialize)]
+struct RawConfigTables {
+    #[serde(default)]
+    agents: BTreeMap<String, toml::Value>,
+    #[serde(default)]
+    roots: BTreeMap<String, toml::Value>,
+    limits: Option<toml::Value>,
+}
+
+/// One line each; empty where `read_config` takes the file.
+pub fn list_config_errors(path: &Path) -> Vec<String> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(source) => {
+            let path = path.to_owned();
+            return vec![ConfigError::Unreadable { path, source }.to_string()];
+        }
+    };
+    let shown = path.display();
+    let (table, loose) = match (
+        DeTable::parse(&text),
+        toml::from_str::<RawConfigTables>(&text),
+    ) {
+        (Ok(table), Ok(loose)) => (table, loose),
+        (Err(error), _) | (Ok(_), Err(error)) => return vec![one_line_error(path, &text, &error)],
+    };
+    let mut faults = Vec::new();
+    if let Err(fault) = key_check::check_keys(&text, table.get_ref()) {
+        faults.push(format!("{shown}, {fault}"));
+    }
+    faults.extend(table_errors(&loose).map(|fault| format!("{shown}, {fault}")));
+    faults
+}
+
+/// What the tables hold.
+fn table_errors(loose: &RawConfigTables) -> impl Iterator<Item = String> {
+    let mut faults = Vec::new();
+    for (name, entry) in &loose.agents {
+        faults.extend(read_entry::<AgentEntry>(&format!("agents.{name}"), entry).err());
+        if name == ANY_COMMAND_AGENT {
+            faults.push(ConfigError::ReservedName(name.clone()).to_string());
+        }
+    }
+    for (name, entry) in &loose.roots {
+        match read_entry::<RootEntry>(&format!("roots.{name}"), entry) {
+            Ok(root) => {
+                let one = BTreeMap::from([(name.clone(), root)]);
+                faults.extend(check_roots(one).err().map(|error| error.to_string()));
+            }
+            Err(fault) => faults.push(fault),
+        }
+    }
+    if let Some(limits) = &loose.limits {
+        faults.extend(read_entry::<LimitsEntry>("limits", limits).err());
+    }
+    faults.into_iter()
+}
+
+fn read_entry<T: DeserializeOwned>(name: &str, entry: &toml::Value) -> Result<T, String> {
+    let read: Result<T, toml::de::Error> = entry.clone().try_into();
+    read.map_err(|error| format!("[{name}]: {}", error.message()))
+}
+
+/// In one line: the picture that the library draws of the place needs five.
+fn one_line_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |before| 1 + before.matches('\n').count());
+    let message = error.message().replace('\n', ", ");
+    format!("{}, line {line}: {message}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults_of(text: &str) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.toml");
+        std::fs::write(&path, text).unwrap();
+        list_config_errors(&path)
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told_at_once_and_each_in_a_line() {
+        let faults = faults_of(
+            "[agents.lint]\nkind = \"comand\"\nprogram = \"make\"\n[agents.gemini]\nkind = \"acp\"\n\
+             [roots.src]\npath = \"/nowhere/at/all\"\n[limits]\nmemory_floor_percent = 200\n[agents.x]\nkind = \"claude\"\nmodle = 1\n",
+        );
+        let expected = [
+            "modle",
+            "[agents.gemini]",
+            "[agents.lint]",
+            "\"src\"",
+            "[limits]",
+        ];
+        assert_eq!(faults.len(), expected.len(), "{faults:#?}");
+        for (fault, word) in faults.iter().zip(expected) {
+            assert!(
+                fault.contains(word) && !fault.contains('\n'),
+                "{word} in {fault}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_says_where_in_one_line() {
+        let faults = faults_of("[agents.x]\nkind = claude\n");
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(
+            faults[0].contains("line 2") && !faults[0].contains('\n'),
+            "{faults:?}"
+        );
+        assert!(list_config_errors(Path::new("/nowhere/daemon.toml"))[0].contains("cannot read"));
+    }
+
+    #[test]
+    fn what_a_daemon_takes_has_no_fault() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(faults_of("[agents.claude]\nkind = \"claude\"\n"), none);
+    }
+}

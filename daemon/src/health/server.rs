@@ -1,0 +1,300 @@
+//! Answers health checks: over a Unix socket in the data directory always, and over TCP where the operator wants that. Enough
+//! HTTP for a probe, a load balancer and curl, and nothing more: GET, one answer, closed.
+//!
+//! `/healthz`: does work reach this daemon? `/livez`: does its loop turn? A supervisor that restarts containers should ask
+//! the second: a relay that is away for a minute is no reason to restart a daemon.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::debug;
+
+use crate::clock::{BootTime, Clock};
+use crate::health::daemon_status::{DaemonStatus, HealthProblem};
+use crate::storage::private_socket;
+use crate::storage::private_socket::{descriptor_path, open_dir};
+
+const HEALTH_SOCKET: &str = "health.sock";
+/// Longest request that is read; probes send a few hundred bytes.
+const REQUEST_BYTES: usize = 8 * 1024;
+/// Questions at one time. Full: the next waits in the listener's backlog.
+const CONCURRENT_REQUESTS_MAX: usize = 16;
+/// For one question, from accept to the last byte.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one who asks waits for a daemon that may hang.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(3);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+#[derive(Debug, thiserror::Error)]
+pub enum HealthError {
+    #[error("cannot answer health checks in {}: {source}", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("cannot answer health checks on {address}: {source}; choose another --health address")]
+    Listen {
+        address: SocketAddr,
+        source: io::Error,
+    },
+}
+
+/// Bound, not yet answering.
+#[derive(Debug)]
+pub(crate) struct HealthServer {
+    unix: StdUnixListener,
+    tcp: Option<std::net::TcpListener>,
+}
+
+impl HealthServer {
+    /// The directory is this process's own, so a socket that lies there is a leftover.
+    pub(crate) fn bind(data_dir: &Path, tcp: Option<SocketAddr>) -> Result<Self, HealthError> {
+        let unix = private_socket::bind(data_dir, HEALTH_SOCKET).map_err(|source| {
+            HealthError::Socket {
+                path: data_dir.join(HEALTH_SOCKET),
+                source,
+            }
+        })?;
+        let bound = |address: SocketAddr| {
+            let listener = std::net::TcpListener::bind(address)
+                .and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp));
+            listener.map_err(|source| HealthError::Listen { address, source })
+        };
+        Ok(Self {
+            unix,
+            tcp: tcp.map(bound).transpose()?,
+        })
+    }
+
+    /// Where it listens; tells the port that was chosen for port 0.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
+    }
+
+    /// Answers for ever.
+    pub(crate) async fn serve(
+        self,
+        status: watch::Receiver<DaemonStatus>,
+        clock: Clock,
+    ) -> io::Result<()> {
+        let unix = UnixListener::from_std(self.unix)?;
+        let tcp = self.tcp.map(TcpListener::from_std).transpose()?;
+        let mut open = JoinSet::new();
+        loop {
+            let (status, clock) = (status.clone(), clock.clone());
+            let room = open.len() < CONCURRENT_REQUESTS_MAX;
+            let accepted = tokio::select! {
+                Some(_) = open.join_next() => continue,
+                accepted = unix.accept(), if room => accepted.map(|(peer, _)| {
+                    open.spawn(serve_connection(peer, status, clock));
+                }),
+                accepted = accept_tcp(tcp.as_ref()), if room => accepted.map(|peer| {
+                    open.spawn(serve_connection(peer, status, clock));
+                }),
+            };
+            if let Err(error) = accepted {
+                debug!(%error, "a health check was not accepted");
+                // Out of descriptors: trying again at once would spin.
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn accept_tcp(tcp: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
+    match tcp {
+        Some(tcp) => tcp.accept().await.map(|(peer, _)| peer),
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve_connection(
+    mut peer: impl AsyncRead + AsyncWrite + Unpin,
+    status: watch::Receiver<DaemonStatus>,
+    clock: Clock,
+) {
+    let answered = async {
+        let request = read_request(&mut peer).await?;
+        let reply = build_response(&request, &status.borrow().clone(), clock.now());
+        peer.write_all(reply.as_bytes()).await?;
+        peer.shutdown().await
+    };
+    match tokio::time::timeout(REQUEST_TIMEOUT, answered).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a health check broke off"),
+        Err(_) => debug!("a health check took too long"),
+    }
+}
+
+/// Up to the empty line that ends a request's head.
+async fn read_request(peer: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < REQUEST_BYTES {
+        if peer.read_buf(&mut request).await? == 0 {
+            break;
+        }
+    }
+    Ok(String::from_utf8_lossy(&request).into_owned())
+}
+
+/// What a probe gets to read besides the status code.
+#[derive(Serialize)]
+struct HealthReply<'a> {
+    healthy: bool,
+    /// Empty when it is well.
+    problem: String,
+    connected: bool,
+    daemon_id: &'a str,
+    slots: u32,
+    running: u32,
+    draining: bool,
+    /// Since the relay was last heard.
+    silent_ms: Option<u64>,
+}
+
+fn build_response(request: &str, status: &DaemonStatus, now: BootTime) -> String {
+    let mut words = request.split_whitespace();
+    let (method, path) = (words.next(), words.next());
+    let ailment = match (method, path) {
+        (Some("GET" | "HEAD"), Some("/healthz")) => status.problem(now),
+        (Some("GET" | "HEAD"), Some("/livez")) => status.stuck_problem(now),
+        (Some("GET" | "HEAD"), _) => {
+            return http_response("404 Not Found", "ask /healthz or /livez\n", true);
+        }
+        _ => return http_response("400 Bad Request", "ask with GET\n", true),
+    };
+    let code = match ailment {
+        None => "200 OK",
+        Some(_) => "503 Service Unavailable",
+    };
+    let body = serde_json::to_string(&health_reply(status, ailment, now)).unwrap_or_default();
+    http_response(code, &format!("{body}\n"), method == Some("GET"))
+}
+
+fn health_reply(
+    status: &DaemonStatus,
+    ailment: Option<HealthProblem>,
+    now: BootTime,
+) -> HealthReply<'_> {
+    let silent = status
+        .relay_contact
+        .map(|heard| heard.at.until(now).as_millis());
+    HealthReply {
+        healthy: ailment.is_none(),
+        problem: ailment.map_or_else(String::new, |ailment| ailment.to_string()),
+        connected: status.connected,
+        daemon_id: &status.daemon_id,
+        slots: status.slots,
+        running: status.running,
+        draining: status.draining,
+        silent_ms: silent.and_then(|ms| u64::try_from(ms).ok()),
+    }
+}
+
+fn http_response(code: &str, body: &str, with_body: bool) -> String {
+    let length = body.len();
+    let body = if with_body { body } else { "" };
+    format!(
+        "HTTP/1.1 {code}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+         cache-control: no-store\r\nconnection: close\r\n\r\n{body}"
+    )
+}
+
+/// What a daemon says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheckResult {
+    pub healthy: bool,
+    /// One JSON object.
+    pub json: String,
+}
+
+/// Asks the daemon that runs on this directory. An error means that none answers.
+pub fn check(data_dir: &Path) -> io::Result<HealthCheckResult> {
+    let dir = open_dir(data_dir)?;
+    let mut peer = StdUnixStream::connect(descriptor_path(&dir, HEALTH_SOCKET))?;
+    peer.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    peer.write_all(b"GET /healthz HTTP/1.1\r\nhost: daemon\r\n\r\n")?;
+    let mut answer = String::new();
+    peer.read_to_string(&mut answer)?;
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "not a daemon's answer");
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(malformed)?;
+    let code = head.split_whitespace().nth(1).ok_or_else(malformed)?;
+    Ok(HealthCheckResult {
+        healthy: code == "200",
+        json: body.trim_end().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::health::daemon_status::RelayContact;
+
+    fn well(now: BootTime) -> DaemonStatus {
+        DaemonStatus {
+            connected: true,
+            relay_contact: Some(RelayContact {
+                at: now,
+                interval: Duration::from_secs(5),
+            }),
+            disconnect_reason: String::new(),
+            ..DaemonStatus::new("d-1", 4, now)
+        }
+    }
+
+    #[test]
+    fn a_deaf_daemon_is_unhealthy_and_alive_and_other_questions_are_answered_too() {
+        let now = BootTime::from_millis(100_000);
+        let mut status = well(now);
+        let ask = |line: &str, status: &DaemonStatus, at: BootTime| {
+            build_response(&format!("{line} HTTP/1.1\r\n\r\n"), status, at)
+        };
+        let healthy = ask("GET /healthz", &status, now);
+        assert!(healthy.starts_with("HTTP/1.1 200 OK\r\n"), "{healthy}");
+        assert!(healthy.ends_with("\"silent_ms\":0}\n"), "{healthy}");
+        let later = now.after(Duration::from_secs(12));
+        status.loop_turned_at = later;
+        let deaf = ask("GET /healthz", &status, later);
+        assert!(deaf.starts_with("HTTP/1.1 503 "), "{deaf}");
+        assert!(deaf.contains("has not been heard for 12 s"), "{deaf}");
+        assert!(ask("GET /livez", &status, later).starts_with("HTTP/1.1 200 "));
+        let head = ask("HEAD /healthz", &status, later);
+        assert!(head.ends_with("\r\n\r\n") && head.contains("503"), "{head}");
+        assert!(ask("GET /", &status, later).starts_with("HTTP/1.1 404 "));
+        assert!(ask("POST /healthz", &status, later).starts_with("HTTP/1.1 400 "));
+        assert!(build_response("", &status, later).starts_with("HTTP/1.1 400 "));
+    }
+
+    #[tokio::test]
+    async fn it_is_asked_over_a_socket_in_a_deep_directory_and_a_leftover_is_no_obstacle() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("d".repeat(200));
+        fs::create_dir(&dir).unwrap();
+        drop(private_socket::bind(&dir, HEALTH_SOCKET).unwrap());
+        let checks = HealthServer::bind(&dir, Some("127.0.0.1:0".parse().unwrap())).unwrap();
+        let address = checks.address().unwrap();
+        let clock = Clock::boot();
+        let (status, receiver) = watch::channel(well(clock.now()));
+        let answering = tokio::spawn(checks.serve(receiver, clock.clone()));
+        // A peer that says nothing holds up nobody.
+        let _mute = tokio::net::TcpStream::connect(address).await.unwrap();
+        let ask = || {
+            let dir = dir.clone();
+            async { tokio::task::spawn_blocking(move || check(&dir)).await }
+        };
+        assert!(ask().await.unwrap().unwrap().healthy);
+        status.send_modify(|status| status.relay_contact = None);
+        let sick = ask().await.unwrap().unwrap();
+        assert!(!sick.healthy && sick.json.contains("no stream"), "{sick:?}");
+        answering.abort();
+        assert!(answering.await.unwrap_err().is_cancelled());
+        assert!(ask().await.unwrap().is_err(), "nobody answers any more");
+    }
+}

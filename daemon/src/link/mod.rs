@@ -1,0 +1,507 @@
+//! Keeps one stream to the relay: dials, says Hello, reads frames, and after every loss dials again,
+//! for ever. Holds no attempt and decides nothing about one; the supervisor gets every frame.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_daemon_core::reconnect_delay;
+use baton_daemon_core::reconnect_delay::ReconnectState;
+use baton_daemon_core::reconnect_urgency::ReconnectUrgency;
+use baton_proto::MAX_WIRE_BYTES;
+use baton_proto::codes::refusals;
+use baton_proto::v1::daemon_link_client::DaemonLinkClient;
+use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::{DaemonFrame, Goodbye, GoodbyeCode, Hello, RelayFrame, daemon_frame};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+use tracing::{debug, info, warn};
+
+use crate::clock::Clock;
+use crate::link::link_session::LinkSession;
+use crate::supervisor::LinkEvent;
+
+pub(crate) mod link_session;
+mod relay_address;
+
+pub use relay_address::LinkError;
+pub(crate) use relay_address::{endpoint, read_token};
+
+/// Longest time for connecting, and then again for the answer to Hello.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Least time for each, however little is left of a lease. A relay in a storm lets a daemon with attempts wait for up to
+/// three seconds.
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const MIN_WELCOME_TIMEOUT: Duration = Duration::from_secs(4);
+/// After Goodbye, how long the relay has to close its side. A daemon is gone a second after its deadline, so it is short.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Another instance took over this daemon's id. Coming back earlier would take it away from that one again.
+const SUPERSEDED_PAUSE: Duration = Duration::from_secs(60);
+/// How often a refused credential's file is looked at for a new one.
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+pub(crate) struct RelayLink {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) token_file: PathBuf,
+    pub(crate) clock: Clock,
+    /// Full: the link waits, and with it the relay.
+    pub(crate) supervisor: mpsc::Sender<LinkEvent>,
+    pub(crate) reconnect_urgency: watch::Receiver<ReconnectUrgency>,
+    /// Attempts of an earlier daemon are waiting: a refused credential is then no reason to end, and with it them.
+    pub(crate) has_adopted_attempts: bool,
+    /// The credential that the relay saw last.
+    pub(crate) last_token: Option<MetadataValue<Ascii>>,
+    /// The supervisor is done: say no more, dial no more.
+    pub(crate) finish: CancellationToken,
+}
+
+/// How one stream, or one try at it, ended.
+#[derive(Debug)]
+enum StreamOutcome {
+    /// The relay had said Welcome.
+    Lost(ReconnectPause),
+    NotReached(ReconnectPause),
+    /// Somebody else speaks for this daemon now.
+    Superseded(ReconnectPause),
+    /// The credential is not taken, or not any more.
+    Refused {
+        message: String,
+        welcomed: bool,
+    },
+    UnsupportedVersion {
+        message: String,
+    },
+    /// The supervisor is gone.
+    SupervisorGone,
+}
+
+/// Why there is no stream for a while, and how long at least the relay wants it so.
+#[derive(Debug)]
+struct ReconnectPause {
+    why: String,
+    retry_after: Option<Duration>,
+}
+
+impl ReconnectPause {
+    fn with_reason(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            retry_after: None,
+        }
+    }
+}
+
+impl RelayLink {
+    /// Dials until it is finished or given up.
+    pub(crate) async fn run(mut self) {
+        let finish = self.finish.clone();
+        let mut failures = 0;
+        let mut was_welcome = self.has_adopted_attempts;
+        for number in 1.. {
+            let outcome = self.run_stream(number).await;
+            if finish.is_cancelled() {
+                return;
+            }
+            let mut stake = *self.reconnect_urgency.borrow();
+            let pause = match outcome {
+                StreamOutcome::SupervisorGone => return,
+                StreamOutcome::Lost(pause) => {
+                    (failures, was_welcome) = (0, true);
+                    pause
+                }
+                StreamOutcome::NotReached(pause) => {
+                    failures += 1;
+                    pause
+                }
+                StreamOutcome::Superseded(pause) => {
+                    (failures, was_welcome) = (0, true);
+                    // Leases that run out meanwhile are the other one's now, or nobody's.
+                    stake = ReconnectUrgency::default();
+                    let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED_PAUSE);
+                    ReconnectPause {
+                        retry_after: Some(retry_after),
+                        ..pause
+                    }
+                }
+                StreamOutcome::Refused { message, welcomed } if was_welcome || welcomed => {
+                    was_welcome = true;
+                    warn!(
+                        message,
+                        "the relay no longer takes this token; waiting for a new one"
+                    );
+                    self.report_not_connected(format!(
+                        "the relay no longer takes this token: {message}"
+                    ))
+                    .await;
+                    self.await_new_token().await;
+                    continue;
+                }
+                StreamOutcome::Refused { message, .. } => {
+                    return self.give_up(LinkError::Refused { message }).await;
+                }
+                StreamOutcome::UnsupportedVersion { message } => {
+                    return self.give_up(LinkError::Version { message }).await;
+                }
+            };
+            let retry = ReconnectState {
+                failures,
+                retry_after: pause.retry_after,
+                shortest_lease: stake.remaining_lease(self.clock.now()),
+                max_result_delay: stake.max_result_delay,
+            };
+            self.report_not_connected(pause.why).await;
+            self.back_off(retry).await;
+        }
+    }
+
+    async fn give_up(&self, error: LinkError) {
+        // Without a supervisor nobody needs to know.
+        let _ = self.supervisor.send(LinkEvent::GivenUp(error)).await;
+    }
+
+    async fn report_not_connected(&self, why: String) {
+        // Without a supervisor nobody needs to know.
+        let _ = self.supervisor.send(LinkEvent::NotConnected(why)).await;
+    }
+
+    async fn back_off(&self, retry: ReconnectState) {
+        let wait = reconnect_delay::reconnect_delay(retry, rand::random());
+        debug!(?wait, ?retry, "dialing again");
+        let at = self.clock.now().after(wait);
+        tokio::select! {
+            () = self.finish.cancelled() => {}
+            () = self.clock.sleep_until(at) => {}
+        }
+    }
+
+    /// A credential that was refused is not shown again. The file may hold the next one already: it is the one that was
+    /// shown that counts.
+    async fn await_new_token(&self) {
+        let is_new = || {
+            read_token(&self.token_file).is_ok_and(|token| Some(&token) != self.last_token.as_ref())
+        };
+        while !is_new() && !self.finish.is_cancelled() {
+            let look_at = self.clock.now().after(TOKEN_CHECK_INTERVAL);
+            tokio::select! {
+                () = self.finish.cancelled() => {}
+                () = self.clock.sleep_until(look_at) => {}
+            }
+        }
+    }
+
+    /// One stream from dialing to its end.
+    async fn run_stream(&mut self, number: u64) -> StreamOutcome {
+        let (reply, hello) = oneshot::channel();
+        if self
+            .supervisor
+            .send(LinkEvent::HelloRequested(reply))
+            .await
+            .is_err()
+        {
+            return StreamOutcome::SupervisorGone;
+        }
+        let Ok(hello) = hello.await else {
+            return StreamOutcome::SupervisorGone;
+        };
+        let close = CancellationToken::new();
+        let (session, outgoing) = LinkSession::new(number, close.clone());
+        let hello_sent_at = self.clock.now();
+        let finish = self.finish.clone();
+        let dialed = tokio::select! {
+            () = finish.cancelled() => return StreamOutcome::SupervisorGone,
+            dialed = self.dial(hello, outgoing) => dialed,
+        };
+        let (mut stream, welcome) = match dialed {
+            Ok(dialed) => dialed,
+            Err(outcome) => return outcome,
+        };
+        let (admitted, admission) = oneshot::channel();
+        let up = LinkEvent::Connected {
+            session,
+            hello_sent_at,
+            welcome: Box::new(welcome),
+            admitted,
+        };
+        if self.supervisor.send(up).await.is_err() {
+            return StreamOutcome::SupervisorGone;
+        }
+        match admission.await {
+            Ok(true) => {}
+            // It may stay as it is for long: a failure like any other, with its growing pause.
+            Ok(false) => return not_reached("a relay of the past answered"),
+            Err(_) => return StreamOutcome::SupervisorGone,
+        }
+        let outcome = self.forward_frames(number, &mut stream, &close).await;
+        match self
+            .supervisor
+            .send(LinkEvent::Disconnected { session: number })
+            .await
+        {
+            Ok(()) => outcome,
+            Err(_) => StreamOutcome::SupervisorGone,
+        }
+    }
+
+    async fn dial(
+        &mut self,
+        hello: Hello,
+        outgoing: link_session::OutgoingFrames,
+    ) -> Result<(Streaming<RelayFrame>, RelayFrame), StreamOutcome> {
+        let token = read_token(&self.token_file).map_err(|error| {
+            warn!(error = %error, "cannot dial");
+            not_reached(error.to_string())
+        })?;
+        self.last_token = Some(token.clone());
+        let stake = *self.reconnect_urgency.borrow();
+        let patience = DialTimeouts::for_shortest_lease(stake.remaining_lease(self.clock.now()));
+        let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
+        let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
+            .await
+            .map_err(|_| silent("the relay did not answer", patience.connect))?
+            .map_err(|error| {
+                let error = full_error_text(&error);
+                let hint = error_hint(&error);
+                not_reached(format!("the relay cannot be reached: {error}{hint}"))
+            })?;
+        let greeted = tokio::time::timeout(
+            patience.answer,
+            open_stream(channel, token, hello, outgoing),
+        );
+        greeted
+            .await
+            .unwrap_or_else(|_| Err(silent("the relay said no Welcome", patience.answer)))
+    }
+
+    /// Passes frames on until the stream ends. The supervisor ends it by `close`.
+    async fn forward_frames(
+        &self,
+        number: u64,
+        stream: &mut Streaming<RelayFrame>,
+        close: &CancellationToken,
+    ) -> StreamOutcome {
+        loop {
+            let message = tokio::select! {
+                () = close.cancelled() => return lost("the relay was not heard any more"),
+                () = self.finish.cancelled() => {
+                    // Dropping the stream at once could overtake the Goodbye that is on its way.
+                    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, drain_stream(stream)).await;
+                    return StreamOutcome::SupervisorGone;
+                }
+                message = stream.message() => message,
+            };
+            let frame = match message {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return lost("the relay closed the stream"),
+                Err(status) => return on_status(&status, true),
+            };
+            if let Some(Frame::Goodbye(goodbye)) = &frame.frame {
+                return on_goodbye(goodbye, true);
+            }
+            let event = LinkEvent::Frame {
+                session: number,
+                frame: Box::new(frame),
+            };
+            if self.supervisor.send(event).await.is_err() {
+                return StreamOutcome::SupervisorGone;
+            }
+        }
+    }
+}
+
+/// How long one try may take. With a lease at stake a try that hangs makes place for a fresh one: TCP waits longer and
+/// longer before it looks whether a network is back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DialTimeouts {
+    connect: Duration,
+    answer: Duration,
+}
+
+impl DialTimeouts {
+    fn for_shortest_lease(shortest_lease: Option<Duration>) -> Self {
+        let left = shortest_lease.unwrap_or(Duration::MAX);
+        Self {
+            connect: (left / 4).clamp(MIN_CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT),
+            answer: (left / 2).clamp(MIN_WELCOME_TIMEOUT, HANDSHAKE_TIMEOUT),
+        }
+    }
+}
+
+/// Opens the stream with Hello as its first frame and waits for the relay's first word.
+async fn open_stream(
+    channel: Channel,
+    token: MetadataValue<Ascii>,
+    hello: Hello,
+    outgoing: link_session::OutgoingFrames,
+) -> Result<(Streaming<RelayFrame>, RelayFrame), StreamOutcome> {
+    let mut client = DaemonLinkClient::new(channel)
+        .max_decoding_message_size(MAX_WIRE_BYTES)
+        .max_encoding_message_size(MAX_WIRE_BYTES);
+    let hello = DaemonFrame {
+        frame: Some(daemon_frame::Frame::Hello(hello)),
+    };
+    let mut request = Request::new(tokio_stream::once(hello).chain(outgoing));
+    request.metadata_mut().insert("authorization", token);
+    let opened = client
+        .link(request)
+        .await
+        .map_err(|status| on_status(&status, false))?;
+    let mut stream = opened.into_inner();
+    let first = stream
+        .message()
+        .await
+        .map_err(|status| on_status(&status, false))?;
+    let first = first.ok_or_else(|| not_reached("the relay closed the stream"))?;
+    match &first.frame {
+        Some(Frame::Goodbye(goodbye)) => Err(on_goodbye(goodbye, false)),
+        _ => Ok((stream, first)),
+    }
+}
+
+async fn drain_stream(stream: &mut Streaming<RelayFrame>) {
+    while let Ok(Some(_)) = stream.message().await {}
+}
+
+fn lost(why: &str) -> StreamOutcome {
+    StreamOutcome::Lost(ReconnectPause::with_reason(why))
+}
+
+fn not_reached(why: impl Into<String>) -> StreamOutcome {
+    StreamOutcome::NotReached(ReconnectPause::with_reason(why))
+}
+
+fn stream_ended(welcomed: bool, pause: ReconnectPause) -> StreamOutcome {
+    if welcomed {
+        StreamOutcome::Lost(pause)
+    } else {
+        StreamOutcome::NotReached(pause)
+    }
+}
+
+fn on_status(status: &Status, welcomed: bool) -> StreamOutcome {
+    info!(code = ?status.code(), message = status.message(), "the stream ended");
+    let message = status.message().to_owned();
+    let detail = baton_proto::unpack_error_detail(status).unwrap_or_default();
+    if detail.code == refusals::VERSION_UNSUPPORTED {
+        return StreamOutcome::UnsupportedVersion { message };
+    }
+    match status.code() {
+        Code::Unauthenticated | Code::PermissionDenied => {
+            StreamOutcome::Refused { message, welcomed }
+        }
+        _ => {
+            let pause = ReconnectPause {
+                why: format!("the stream ended: {message}"),
+                retry_after: detail.retry_after_ms.map(Duration::from_millis),
+            };
+            stream_ended(welcomed, pause)
+        }
+    }
+}
+
+fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
+    info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
+    let pause = ReconnectPause {
+        why: format!("the relay said goodbye: {}", goodbye.message),
+        retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
+    };
+    match goodbye.code() {
+        GoodbyeCode::AuthExpired => StreamOutcome::Refused {
+            message: goodbye.message.clone(),
+            welcomed,
+        },
+        GoodbyeCode::VersionUnsupported => StreamOutcome::UnsupportedVersion {
+            message: goodbye.message.clone(),
+        },
+        GoodbyeCode::Superseded => StreamOutcome::Superseded(pause),
+        GoodbyeCode::Unspecified
+        | GoodbyeCode::Shutdown
+        | GoodbyeCode::Draining
+        | GoodbyeCode::ProtocolError
+        | GoodbyeCode::IdleTimeout
+        | GoodbyeCode::Busy
+        | GoodbyeCode::Disconnected
+        | GoodbyeCode::TooManyDaemons
+        | GoodbyeCode::Restarting => stream_ended(welcomed, pause),
+    }
+}
+
+/// What to look at, where the cause tells.
+fn error_hint(error: &str) -> &'static str {
+    if error.contains("certificate") {
+        "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
+    } else {
+        ""
+    }
+}
+
+/// tonic's transport errors say the useful part in their sources.
+fn full_error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::ErrorDetail;
+
+    use super::*;
+
+    #[test]
+    fn a_try_takes_less_time_when_a_lease_is_at_stake() {
+        let patience = |left: Option<u64>| {
+            let patience = DialTimeouts::for_shortest_lease(left.map(Duration::from_secs));
+            (patience.connect.as_secs(), patience.answer.as_secs())
+        };
+        assert_eq!(patience(None), (10, 10));
+        assert_eq!(patience(Some(600)), (10, 10));
+        assert_eq!(patience(Some(16)), (4, 8));
+        assert_eq!(patience(Some(2)), (1, 4));
+    }
+
+    #[test]
+    fn a_superseded_daemon_is_told_apart_from_one_that_lost_its_stream() {
+        let goodbye = |code: GoodbyeCode| Goodbye {
+            code: code.into(),
+            retry_after_ms: Some(7),
+            ..Goodbye::default()
+        };
+        let wish = Some(Duration::from_millis(7));
+        let superseded = on_goodbye(&goodbye(GoodbyeCode::Superseded), true);
+        assert!(
+            matches!(&superseded, StreamOutcome::Superseded(pause) if pause.retry_after == wish),
+            "{superseded:?}"
+        );
+        let busy = on_goodbye(&goodbye(GoodbyeCode::Busy), false);
+        assert!(
+            matches!(&busy, StreamOutcome::NotReached(pause) if pause.retry_after == wish),
+            "{busy:?}"
+        );
+    }
+
+    #[test]
+    fn a_relay_without_a_common_version_is_not_dialed_again() {
+        let detail = ErrorDetail {
+            code: refusals::VERSION_UNSUPPORTED.to_owned(),
+            ..ErrorDetail::default()
+        };
+        let packed = baton_proto::pack_error_detail(Code::FailedPrecondition, "version", &detail);
+        let refused = Status::with_details(Code::FailedPrecondition, "version", packed);
+        assert!(matches!(
+            on_status(&refused, false),
+            StreamOutcome::UnsupportedVersion { .. }
+        ));
+        let other = Status::with_details(Code::FailedPrecondition, "other", Default::default());
+        assert!(!matches!(
+            on_status(&other, false),
+            StreamOutcome::UnsupportedVersion { .. }
+        ));
+    }
+}

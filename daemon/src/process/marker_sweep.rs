@@ -1,0 +1,215 @@
+//! Ends processes that nobody looks after any more, found by what stands in their environment: for where a shim is gone
+//! or stuck that this process did not start. It finds what can be seen, which is no proof that nobody is left. Signals
+//! go to verified identities only, so a reused pid is never hit.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use rustix::process::Signal;
+use tracing::warn;
+
+use super::process_stat;
+use super::signal::signal_one;
+use super::{
+    ATTEMPT_MARKER, DAEMON_MARKER, KILL_RETRY_LIMIT, ProcessId, SCAN_INTERVAL, orphan_reaper,
+    process_tree,
+};
+use crate::clock::Clock;
+
+/// Whom a sweep has killed. Who cannot be seen by an environment is not among them, so this proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SweepResult {
+    pub(crate) killed: u32,
+    /// The last looks found nobody.
+    pub(crate) is_clear: bool,
+}
+
+/// Kills whoever carries `marker` with this value, but for `spare`, until two looks in a row find nobody.
+pub(crate) async fn kill_by_marker(
+    marker: &'static str,
+    value: &str,
+    spare: Option<ProcessId>,
+    clock: &Clock,
+) -> SweepResult {
+    let value = value.to_owned();
+    let is_meant = move |id: ProcessId| {
+        Ok(Some(id) != spare
+            && process_stat::environment_variable(id.pid, marker)?
+                .is_some_and(|found| found == value))
+    };
+    sweep_until_clear(is_meant, clock).await
+}
+
+/// Kills whoever belongs to this daemon and to none of its `known` attempts.
+pub(crate) async fn kill_unknown_attempts(
+    daemon_id: &str,
+    known: &BTreeSet<String>,
+    clock: &Clock,
+) -> SweepResult {
+    let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
+    let is_stranger = move |id: ProcessId| {
+        let is_ours =
+            process_stat::environment_variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
+        let attempt = process_stat::environment_variable(id.pid, ATTEMPT_MARKER)?;
+        Ok(is_ours && attempt.is_some_and(|found| !known.contains(&found)))
+    };
+    sweep_until_clear(is_stranger, clock).await
+}
+
+async fn sweep_until_clear(
+    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
+    clock: &Clock,
+) -> SweepResult {
+    let give_up = clock.now().after(KILL_RETRY_LIMIT);
+    let mut found = BTreeSet::new();
+    let mut empty_looks = 0;
+    while empty_looks < 2 {
+        match scan_processes(is_meant.clone()).await {
+            Ok(left) if left.is_empty() => {
+                empty_looks += 1;
+                continue;
+            }
+            Ok(left) => {
+                for id in left {
+                    signal_one(id, Signal::KILL);
+                    found.insert(id);
+                }
+            }
+            // It says nothing about who is there.
+            Err(error) => warn!(error = %error, "cannot look for processes; trying again"),
+        }
+        empty_looks = 0;
+        if clock.now() >= give_up {
+            break;
+        }
+        tokio::time::sleep(SCAN_INTERVAL).await;
+    }
+    SweepResult {
+        killed: u32::try_from(found.len()).unwrap_or(u32::MAX),
+        is_clear: empty_looks == 2,
+    }
+}
+
+/// Walks through /proc off the runtime's threads, and reaps what it finds dead. Never itself.
+async fn scan_processes(
+    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Send + 'static,
+) -> io::Result<Vec<ProcessId>> {
+    let looked = tokio::task::spawn_blocking(move || {
+        let own = std::process::id().cast_signed();
+        let table = process_stat::process_table()?;
+        orphan_reaper::reap_orphans_in(&table);
+        let mut meant = BTreeSet::new();
+        for stat in table {
+            if !stat.is_zombie() && stat.id.pid != own && is_meant(stat.id)? {
+                meant.insert(stat.id);
+            }
+        }
+        // Whom they started is meant too, whatever became of its environment.
+        let below = process_tree::with_descendants(meant.iter().map(|id| id.pid).collect())?;
+        let below = below.iter().map(|stat| stat.id);
+        meant.extend(below.filter(|id| id.pid != own));
+        Ok(meant.into_iter().collect())
+    });
+    looked.await.expect("looking at /proc does not panic")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::Duration;
+
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    use tokio::process::{Child, Command};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn sleeper(daemon_id: &str, attempt_id: &str) -> Child {
+        let mut command = Command::new("sleep");
+        command
+            .arg("600")
+            .env(DAEMON_MARKER, daemon_id)
+            .env(ATTEMPT_MARKER, attempt_id)
+            .kill_on_drop(true);
+        command.spawn().unwrap()
+    }
+
+    fn identity(child: &Child) -> ProcessId {
+        let pid = child.id().unwrap().cast_signed();
+        process_stat::identity_of(pid).unwrap()
+    }
+
+    fn is_alive(child: &Child) -> bool {
+        let stat = process_stat::read(identity(child).pid).unwrap();
+        stat.is_some_and(|stat| !stat.is_zombie())
+    }
+
+    async fn signal_of(child: &mut Child) -> Option<i32> {
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        ended.expect("the child lives on").unwrap().signal()
+    }
+
+    fn id() -> String {
+        uuid::Uuid::now_v7().to_string()
+    }
+
+    #[tokio::test]
+    async fn what_carries_the_marker_is_killed_and_nothing_else() {
+        let (daemon, attempt) = (id(), id());
+        let mut mine = sleeper(&daemon, &attempt);
+        let spared = sleeper(&daemon, &attempt);
+        let foreign = sleeper(&daemon, &id());
+        let spare = Some(identity(&spared));
+        let swept = kill_by_marker(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 1);
+        assert_eq!(signal_of(&mut mine).await, Some(9));
+        for other in [&spared, &foreign] {
+            assert!(is_alive(other));
+        }
+    }
+
+    #[tokio::test]
+    async fn whom_a_marked_process_started_is_killed_with_an_empty_environment_too() {
+        let attempt = id();
+        let mut parent = Command::new("sh");
+        parent
+            .args(["-c", "env -i setsid sleep 600 & echo $!; wait"])
+            .env(ATTEMPT_MARKER, &attempt)
+            .stdout(std::process::Stdio::piped())
+            .kill_on_drop(true);
+        let mut parent = parent.spawn().unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(parent.stdout.take().unwrap());
+        stdout.read_line(&mut line).await.unwrap();
+        let hidden: i32 = line.trim().parse().unwrap();
+        let hides = |marked: Option<String>| marked.is_none();
+        let emptied = async {
+            while !hides(process_stat::environment_variable(hidden, ATTEMPT_MARKER).unwrap()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, emptied).await.unwrap();
+        let hidden = process_stat::identity_of(hidden).unwrap();
+        let swept = kill_by_marker(ATTEMPT_MARKER, &attempt, None, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 2, "{swept:?}");
+        assert_eq!(signal_of(&mut parent).await, Some(9));
+        let left = process_stat::read(hidden.pid).unwrap();
+        assert!(left.is_none_or(|left| left.id != hidden || left.is_zombie()));
+    }
+
+    #[tokio::test]
+    async fn processes_of_attempts_that_nobody_knows_are_strangers() {
+        let (daemon, known) = (id(), id());
+        let mut stranger = sleeper(&daemon, &id());
+        let ours = sleeper(&daemon, &known);
+        let foreign = sleeper(&id(), &id());
+        let known = BTreeSet::from([known]);
+        let swept = kill_unknown_attempts(&daemon, &known, &Clock::boot()).await;
+        assert!(swept.is_clear && swept.killed == 1);
+        assert_eq!(signal_of(&mut stranger).await, Some(9));
+        for other in [&ours, &foreign] {
+            assert!(is_alive(other));
+        }
+    }
+}

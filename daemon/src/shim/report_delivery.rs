@@ -1,0 +1,77 @@
+//! The last steps of a shim. The report is there for whoever looks before anything waits for the disk: a daemon that
+//! gives up on a slow one finds it all the same.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use baton_proto::worker::{FromShim, Report, from_shim};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::SOCKET_FILE;
+use super::daemon_connection::DaemonConnection;
+use super::report_file::ReportFile;
+use crate::clock::Clock;
+
+/// How long the last message may take to leave. The same report is on the disk.
+const REPORT_SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// Between two looks at a connection that does not take it.
+const POLL_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+
+/// Writes the report, does `between`, and returns when the report is on the disk. What `between` syncs is there by then,
+/// so that no result survives a power cut that its output does not.
+pub(super) fn store_report(
+    place: &ReportFile,
+    report: &Report,
+    between: impl FnOnce(),
+) -> io::Result<()> {
+    let written = place.write(report);
+    between();
+    written.and_then(|()| place.sync())
+}
+
+/// Whoever comes from now on finds nobody, and the report in the shim's place.
+pub(super) fn close_listener(listener: UnixListener) {
+    // A name that stays leads to nobody all the same.
+    let _ = std::fs::remove_file(SOCKET_FILE);
+    drop(listener);
+}
+
+/// Tells the daemon, if it takes it in time.
+pub(super) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
+    let until = clock.now().after(REPORT_SEND_TIMEOUT);
+    peer.push_message(&FromShim {
+        message: Some(from_shim::Message::Report(report)),
+    });
+    peer.flush();
+    while peer.has_unsent() && clock.now() < until {
+        let mut fds = [PollFd::from_borrowed_fd(peer.fd(), PollFlags::OUT)];
+        let _ = poll(&mut fds, Some(&POLL_PAUSE));
+        peer.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::read_report;
+    use super::*;
+
+    #[test]
+    fn the_report_can_be_read_before_anything_waits_for_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report");
+        let place = ReportFile::reserve(&path).unwrap();
+        let report = Report {
+            transcript_end: 7,
+            ..Report::default()
+        };
+        let found = Cell::new(None);
+        store_report(&place, &report, || found.set(read_report(&path).unwrap())).unwrap();
+        assert_eq!(found.into_inner(), Some(report));
+    }
+}

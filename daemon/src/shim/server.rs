@@ -1,0 +1,523 @@
+//! The shim's loop: waits for whatever comes first, judges the time before anything else, then moves what can be
+//! moved. One thread, no runtime; everything is either a fact in here or on the disk.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use baton_proto::codes;
+use baton_proto::worker::{
+    EndedBy, FromShim, Greeting, Grown, LeaseKept, Presence, Refused, Report, StdinDone, ToShim,
+    from_shim, to_shim,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
+use rustix::process::umask;
+
+use super::boottime_timer::BoottimeTimer;
+use super::child_process::{ChildProcess, not_started, not_started_report};
+use super::daemon_connection::{ConnectionClosed, DaemonConnection, PendingNotice};
+use super::descendants;
+use super::peer_check::may_connect;
+use super::report_delivery;
+use super::report_file::ReportFile;
+use super::stdin_queue::{StdinQueue, StdinQueueFull};
+use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, SPOOL_DIR};
+use crate::clock::{BootTime, Clock};
+use crate::spool::ChildPipe;
+
+/// Connections that have not greeted yet. Full: the next one waits in the kernel's queue.
+const UNGREETED_MAX: usize = 4;
+/// How long a connection may take to greet.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Messages taken from a connection before the time is looked at again.
+const MESSAGES_PER_TURN: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct ShimServer {
+    clock: Clock,
+    timer: BoottimeTimer,
+    listener: UnixListener,
+    report_file: ReportFile,
+    /// Came, and have not greeted.
+    ungreeted: Vec<DaemonConnection>,
+    /// The daemon that is heard. A newer one takes its place.
+    daemon: Option<DaemonConnection>,
+    /// The peer may have said more than was heard.
+    has_unread_messages: bool,
+    state: ShimState,
+    reported: ReportedFacts,
+}
+
+#[derive(Debug)]
+enum ShimState {
+    /// Not launched; the child's first input may be here already.
+    Idle(StdinQueue),
+    Running(Box<ChildProcess>),
+    /// With the charge that it is the report of, if there ever was one.
+    Ended(Report, Option<Box<ChildProcess>>),
+}
+
+impl Default for ShimState {
+    fn default() -> Self {
+        Self::Idle(StdinQueue::default())
+    }
+}
+
+/// What a connected daemon is told when it changes.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ReportedFacts {
+    started: bool,
+    end: u64,
+    stdin_done: StdinDone,
+    spool_fails: bool,
+    /// Of the lease.
+    lease_limit: Option<BootTime>,
+}
+
+/// What a wait has found ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadySource {
+    Timer,
+    Listener,
+    Ungreeted,
+    Daemon,
+    Exit,
+    Stdin,
+    Output(ChildPipe),
+}
+
+impl ShimServer {
+    /// Takes its place in the current directory. `first` is the connection that it was started with.
+    pub(super) fn open(first: UnixStream, clock: Clock) -> io::Result<Self> {
+        let place = ReportFile::reserve(Path::new(REPORT_FILE))?;
+        let listener = bind_socket()?;
+        let first = DaemonConnection::new(first, clock.now())?;
+        Ok(Self {
+            timer: BoottimeTimer::new()?,
+            clock,
+            listener,
+            report_file: place,
+            ungreeted: vec![first],
+            daemon: None,
+            has_unread_messages: false,
+            state: ShimState::default(),
+            reported: ReportedFacts::default(),
+        })
+    }
+
+    /// Runs until the attempt is over and reported.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            self.advance();
+            self.handle_ready(&ready);
+            self.advance();
+            self.queue_notices();
+            self.send_notices();
+            if matches!(self.state, ShimState::Ended(..)) {
+                return self.finish();
+            }
+        }
+    }
+
+    /// Time first: after a suspend, nothing may be said or taken before the lease was judged.
+    fn advance(&mut self) {
+        self.state = match std::mem::take(&mut self.state) {
+            ShimState::Running(mut charge) => {
+                charge.advance(&self.clock);
+                match charge.final_report(self.clock.now()) {
+                    Some(report) => ShimState::Ended(report, Some(charge)),
+                    None => ShimState::Running(charge),
+                }
+            }
+            ShimState::Idle(early) => ShimState::Idle(early),
+            ShimState::Ended(report, charge) => ShimState::Ended(report, charge),
+        };
+        let now = self.clock.now();
+        self.ungreeted
+            .retain(|peer| now < peer.connected_at.after(GREETING_TIMEOUT));
+        if matches!(self.state, ShimState::Idle(_))
+            && self.daemon.is_none()
+            && self.ungreeted.is_empty()
+        {
+            self.state = never_launched("the daemon went away before it launched anything", now);
+        }
+    }
+
+    fn wait(&mut self) -> io::Result<Vec<ReadySource>> {
+        let now = self.clock.now();
+        let charge = match &self.state {
+            ShimState::Running(charge) => charge.next_wake(now),
+            ShimState::Idle(_) => None,
+            ShimState::Ended(..) => Some(now),
+        };
+        let greeting = self
+            .ungreeted
+            .iter()
+            .map(|peer| peer.connected_at.after(GREETING_TIMEOUT));
+        let at_once = self.has_unread_messages.then_some(now);
+        let moments = charge.into_iter().chain(greeting).chain(at_once);
+        self.timer.arm(moments.min())?;
+        let watched = self.poll_sources();
+        let mut fds: Vec<PollFd<'_>> = watched
+            .iter()
+            .map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags))
+            .collect();
+        let timeout = self.clock.max_poll_wait().map(|wait| Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            // A signal: a child of a child may have died.
+            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            polled => polled?,
+        };
+        let ready = fds.iter().zip(&watched);
+        Ok(ready
+            .filter(|(fd, _)| !fd.revents().is_empty())
+            .map(|(_, (ready, _, _))| *ready)
+            .collect())
+    }
+
+    /// A pipe that is not to be read is left out: its end would be reported again and again.
+    fn poll_sources(&self) -> Vec<(ReadySource, BorrowedFd<'_>, PollFlags)> {
+        let (read, write) = (PollFlags::IN, PollFlags::OUT);
+        let mut watched = vec![(ReadySource::Timer, self.timer.fd(), read)];
+        if self.ungreeted.len() < UNGREETED_MAX {
+            watched.push((ReadySource::Listener, self.listener.as_fd(), read));
+        }
+        let waiting = self.ungreeted.iter();
+        watched.extend(waiting.map(|peer| (ReadySource::Ungreeted, peer.fd(), read)));
+        if let Some(peer) = &self.daemon {
+            let flags = if peer.has_unsent() {
+                read | write
+            } else {
+                read
+            };
+            watched.push((ReadySource::Daemon, peer.fd(), flags));
+        }
+        if let ShimState::Running(charge) = &self.state {
+            let appetite = charge.read_mode(self.daemon.is_some());
+            let pipes = charge.recorder.readable_pipes(appetite);
+            watched.extend(pipes.map(|(kind, fd)| (ReadySource::Output(kind), fd, read)));
+            watched.extend(charge.exit_fd().map(|fd| (ReadySource::Exit, fd, read)));
+            let stdin = charge.stdin.writable_pipe();
+            watched.extend(stdin.map(|fd| (ReadySource::Stdin, fd, write)));
+        }
+        watched
+    }
+
+    fn handle_ready(&mut self, ready: &[ReadySource]) {
+        if std::mem::take(&mut self.has_unread_messages) {
+            self.has_unread_messages = self.read_daemon_messages();
+        }
+        for ready in ready {
+            match ready {
+                ReadySource::Timer => self.timer.clear(),
+                ReadySource::Listener => self.accept_connection(),
+                ReadySource::Ungreeted => self.read_greetings(),
+                ReadySource::Daemon => self.has_unread_messages |= self.read_daemon_messages(),
+                // Waiting for the dead is part of tending.
+                ReadySource::Exit => {}
+                ReadySource::Stdin => self.write_stdin(),
+                ReadySource::Output(kind) => self.record_output(*kind),
+            }
+        }
+    }
+
+    fn record_output(&mut self, kind: ChildPipe) {
+        if let ShimState::Running(charge) = &mut self.state {
+            let wall_ms = self.clock.wall_ms();
+            charge.recorder.read_pipe(kind, wall_ms, self.clock.now());
+        }
+    }
+
+    fn write_stdin(&mut self) {
+        if let ShimState::Running(charge) = &mut self.state {
+            charge.stdin.write_pending();
+        }
+    }
+
+    /// Lets a connection in if it may be heard. One that may not is closed without a word.
+    fn accept_connection(&mut self) {
+        let Ok((stream, _)) = self.listener.accept() else {
+            return;
+        };
+        let attempt_id = match &self.state {
+            ShimState::Running(charge) => charge.attempt_id.as_str(),
+            // There is nothing yet, or no longer, that could disguise itself.
+            ShimState::Idle(_) | ShimState::Ended(..) => "",
+        };
+        if may_connect(&stream, attempt_id)
+            && let Ok(peer) = DaemonConnection::new(stream, self.clock.now())
+        {
+            self.ungreeted.push(peer);
+        }
+    }
+
+    /// Hears the first message of those who have not greeted.
+    fn read_greetings(&mut self) {
+        for mut peer in std::mem::take(&mut self.ungreeted) {
+            match peer.read_message() {
+                Ok(None) => self.ungreeted.push(peer),
+                Ok(Some(ToShim {
+                    message: Some(to_shim::Message::Greeting(greeting)),
+                })) => self.attach_daemon(peer, &greeting),
+                Ok(Some(_)) | Err(ConnectionClosed) => {}
+            }
+        }
+    }
+
+    fn attach_daemon(&mut self, mut peer: DaemonConnection, greeting: &Greeting) {
+        if let Some(version) = common_version(greeting) {
+            // What the one before said last counts, even if it died of it.
+            for _ in 0..MESSAGES_PER_TURN {
+                if !self.read_daemon_messages() {
+                    break;
+                }
+            }
+            peer.version = version;
+            peer.queue_notice(PendingNotice::Presence);
+            self.daemon = Some(peer);
+            self.has_unread_messages = true;
+        } else {
+            peer.push_message(&wrap_message(from_shim::Message::Refused(Refused {
+                lowest_version: LOWEST_VERSION,
+                highest_version: HIGHEST_VERSION,
+            })));
+            peer.flush();
+        }
+    }
+
+    /// Hears the daemon. True when it may have said more than was heard, which no wait would tell.
+    fn read_daemon_messages(&mut self) -> bool {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(peer) = &mut self.daemon else {
+                return false;
+            };
+            match peer.read_message() {
+                Ok(Some(message)) => self.on_message(message),
+                Ok(None) => return false,
+                Err(ConnectionClosed) => self.daemon = None,
+            }
+        }
+        true
+    }
+
+    /// An arm that this version does not know is ignored.
+    fn on_message(&mut self, message: ToShim) {
+        let Some(message) = message.message else {
+            return;
+        };
+        match &mut self.state {
+            ShimState::Idle(early) => {
+                let early = std::mem::take(early);
+                self.state = self.on_idle_message(message, early);
+            }
+            ShimState::Running(charge) => {
+                if charge.on_message(message, self.clock.now()) == Err(StdinQueueFull) {
+                    self.daemon = None;
+                }
+            }
+            ShimState::Ended(..) => {}
+        }
+    }
+
+    /// A message before the child runs.
+    fn on_idle_message(&mut self, message: to_shim::Message, mut early: StdinQueue) -> ShimState {
+        let now = self.clock.now();
+        match message {
+            to_shim::Message::Launch(launch) => {
+                let id = launch.attempt_id.clone();
+                match ChildProcess::launch(launch, early, Path::new(SPOOL_DIR), now) {
+                    Ok(charge) => ShimState::Running(Box::new(charge)),
+                    Err(why) => {
+                        ShimState::Ended(not_started_report(&id, EndedBy::Child, why, now), None)
+                    }
+                }
+            }
+            to_shim::Message::Stdin(stdin) => {
+                if early.push(stdin) == Err(StdinQueueFull) {
+                    self.daemon = None;
+                }
+                ShimState::Idle(early)
+            }
+            to_shim::Message::Stop(_) => {
+                never_launched("it was stopped before it was launched", now)
+            }
+            to_shim::Message::Greeting(_)
+            | to_shim::Message::Lease(_)
+            | to_shim::Message::Consumed(_) => ShimState::Idle(early),
+        }
+    }
+
+    /// What changed since the last time is owed to whoever is connected.
+    fn queue_notices(&mut self) {
+        let ShimState::Running(charge) = &self.state else {
+            return;
+        };
+        let facts = ReportedFacts {
+            started: true,
+            end: charge.recorder.end(),
+            stdin_done: charge.stdin.done(),
+            spool_fails: charge.recorder.failure().is_some(),
+            lease_limit: Some(charge.lifecycle.lease().limit),
+        };
+        let changes = [
+            (
+                PendingNotice::Started,
+                facts.started != self.reported.started,
+            ),
+            (
+                PendingNotice::StdinDone,
+                facts.stdin_done != self.reported.stdin_done,
+            ),
+            (
+                PendingNotice::SpoolFailed,
+                facts.spool_fails && !self.reported.spool_fails,
+            ),
+            (
+                PendingNotice::LeaseKept,
+                facts.lease_limit != self.reported.lease_limit,
+            ),
+            (PendingNotice::Grown, facts.end != self.reported.end),
+        ];
+        if let Some(peer) = &mut self.daemon {
+            for (owed, _) in changes.into_iter().filter(|(_, changed)| *changed) {
+                peer.queue_notice(owed);
+            }
+        }
+        self.reported = facts;
+    }
+
+    fn send_notices(&mut self) {
+        while let Some(peer) = &mut self.daemon {
+            peer.flush();
+            let Some(owed) = peer.next_notice() else {
+                return;
+            };
+            if let Some(message) = notice_message(owed, &self.state, peer.version) {
+                peer.push_message(&wrap_message(message));
+            }
+        }
+    }
+
+    /// The report goes to the disk first: it is the one truth. Then to the daemon. Whoever is left is pursued until it is
+    /// gone, which nobody waits for.
+    fn finish(mut self) -> io::Result<()> {
+        self.send_notices();
+        let Self {
+            clock,
+            listener,
+            report_file: place,
+            daemon: peer,
+            state,
+            ..
+        } = self;
+        let ShimState::Ended(report, charge) = state else {
+            return Ok(());
+        };
+        let kept = report_delivery::store_report(&place, &report, || {
+            report_delivery::close_listener(listener);
+            if let Some(charge) = &charge {
+                charge.recorder.sync();
+            }
+        });
+        let is_empty = report.empty;
+        if let Some(peer) = peer {
+            report_delivery::send_report(peer, report, &clock);
+        }
+        if !is_empty {
+            descendants::kill_all_descendants();
+        }
+        kept
+    }
+}
+
+/// Nothing was launched, and nothing will be.
+fn never_launched(why: &str, now: BootTime) -> ShimState {
+    let not_started = not_started(codes::SPAWN_FAILED, &why);
+    ShimState::Ended(
+        not_started_report("", EndedBy::Order, not_started, now),
+        None,
+    )
+}
+
+fn wrap_message(message: from_shim::Message) -> FromShim {
+    FromShim {
+        message: Some(message),
+    }
+}
+
+/// The highest version that both speak.
+fn common_version(greeting: &Greeting) -> Option<u32> {
+    let highest = greeting.highest_version.min(HIGHEST_VERSION);
+    (highest >= greeting.lowest_version.max(LOWEST_VERSION)).then_some(highest)
+}
+
+/// The newest word on what is owed.
+fn notice_message(
+    owed: PendingNotice,
+    state: &ShimState,
+    version: u32,
+) -> Option<from_shim::Message> {
+    use from_shim::Message;
+    let ShimState::Running(charge) = state else {
+        return match owed {
+            PendingNotice::Presence => Some(Message::Presence(presence(version, None))),
+            PendingNotice::Started
+            | PendingNotice::StdinDone
+            | PendingNotice::SpoolFailed
+            | PendingNotice::LeaseKept
+            | PendingNotice::Grown => None,
+        };
+    };
+    Some(match owed {
+        PendingNotice::Presence => Message::Presence(presence(version, Some(charge))),
+        PendingNotice::Started => Message::Started(charge.started()),
+        PendingNotice::StdinDone => Message::StdinDone(charge.stdin.done()),
+        PendingNotice::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
+        PendingNotice::LeaseKept => Message::LeaseKept(LeaseKept {
+            limit_ms: charge.lifecycle.lease().limit.as_millis(),
+        }),
+        PendingNotice::Grown => Message::Grown(Grown {
+            end: charge.recorder.end(),
+        }),
+    })
+}
+
+fn presence(version: u32, charge: Option<&ChildProcess>) -> Presence {
+    let own = Presence {
+        version,
+        shim_pid: std::process::id().cast_signed(),
+        says_lease_kept: true,
+        ..Presence::default()
+    };
+    let Some(charge) = charge else {
+        return own;
+    };
+    Presence {
+        attempt_id: charge.attempt_id.clone(),
+        started: Some(charge.started()),
+        transcript_end: charge.recorder.end(),
+        consumed: charge.recorder.consumed(),
+        stdin_done: charge.stdin.done().id,
+        lease: Some(super::lease_message::to_message(charge.lifecycle.lease())),
+        token: charge.token.clone(),
+        spool_failed: charge.recorder.failure().cloned(),
+        ..own
+    }
+}
+
+/// Only the owner may connect. The path is relative: an absolute one may be longer than a socket's can be.
+fn bind_socket() -> io::Result<UnixListener> {
+    let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let listener = UnixListener::bind(SOCKET_FILE);
+    umask(before);
+    let listener = listener?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

@@ -1,0 +1,51 @@
+//! Who is heard by a shim, and who is not.
+
+use std::path::Path;
+use std::process::Command;
+
+use baton_daemon::shim::SOCKET_FILE;
+use baton_proto::worker::report::How;
+
+use crate::shim_fixture::{ATTEMPT, ShimFixture, shell};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_shim-under-test");
+
+/// Whether a process that is started by this test is heard.
+fn is_answered(socket: &Path, prepare: impl FnOnce(&mut Command)) -> bool {
+    let mut command = Command::new(PROGRAM);
+    command.env_clear().arg("knock").arg(socket);
+    prepare(&mut command);
+    command
+        .status()
+        .expect("the program can be started")
+        .success()
+}
+
+#[test]
+fn an_attempt_is_not_heard_by_its_own_shim_however_it_disguises_itself() {
+    let mut shim = ShimFixture::start();
+    let knock = format!("{PROGRAM} knock {}", shim.path(SOCKET_FILE).display());
+    // The child, a child of it, and an orphan that forgot where it comes from.
+    let script = format!(
+        "{knock}; echo $?; (env -i {knock}; echo $?); \
+         (env -i setsid sh -c '{knock}; echo $?' &) | cat; exec {knock}"
+    );
+    shim.launch(shell(&script));
+    let report = shim.report();
+    assert_eq!(report.how, Some(How::ExitCode(1)));
+    assert_eq!(shim.whole_text(), "1\n1\n1\n");
+}
+
+#[test]
+fn a_stranger_of_the_same_user_is_heard_unless_it_carries_the_attempts_marker() {
+    let shim = ShimFixture::run("read line");
+    let socket = shim.path(SOCKET_FILE);
+    assert!(!is_answered(&socket, |command| {
+        command.env("BATON_ATTEMPT_ID", ATTEMPT);
+    }));
+    // A daemon that was itself started by an attempt of another one.
+    assert!(is_answered(&socket, |command| {
+        command.env("BATON_ATTEMPT_ID", "another");
+    }));
+    assert!(is_answered(&socket, |_| {}));
+}

@@ -1,0 +1,109 @@
+//! Calls of agents that come again. An agent has no stream and no outbox: when a connection breaks it cannot know whether its
+//! call was heard, so it gives the call an id and says it once more. What was obeyed is then answered and not obeyed again.
+//!
+//! A lease that was granted to a call is granted again with a new token, for the first one is in memory only and may never
+//! have arrived; whoever has that one proves nothing any more. It stays the same attempt, so nothing of it is fenced.
+
+use uuid::Uuid;
+
+use crate::agent::lease_call::is_lease_over;
+use crate::agent::lease_grant::AgentCaller;
+use crate::core_state::{Core, CoreTurn};
+use crate::fleet::frame::token_hash;
+use crate::ids::{AttemptId, RequestId, TaskId};
+use crate::io::command::LeaseToken;
+use crate::io::rejection::Rejection;
+use crate::record::{AgentHolder, AnsweredCall, CallFingerprint, LeaseHolder};
+use crate::task::live_task::LiveTask;
+use crate::time::MonotonicTime;
+
+/// Calls that an attempt remembers: agents make one after the other, or a few at once.
+pub(crate) const MAX_ANSWERED_CALLS: usize = 4;
+
+/// The call with this mark, if it was obeyed before. One id stands for one call.
+pub(crate) fn find_answered_call<'a>(
+    holder: &'a AgentHolder,
+    mark: Option<&CallFingerprint>,
+) -> Result<Option<&'a AnsweredCall>, Rejection> {
+    let Some(mark) = mark else {
+        return Ok(None);
+    };
+    let known = holder
+        .answered_calls
+        .iter()
+        .find(|call| call.fingerprint.id == mark.id);
+    match known {
+        Some(call) if call.fingerprint != *mark => Err(Rejection::IdempotencyConflict),
+        known => Ok(known),
+    }
+}
+
+/// Kept with what the call wrote, in the same record.
+pub(crate) fn store_answered_call(live: &mut LiveTask, attempt: AttemptId, call: AnsweredCall) {
+    let attempts = &mut live.record_mut().attempts;
+    let named = attempts.iter_mut().find(|known| known.id == attempt);
+    if let Some(LeaseHolder::Agent(holder)) = named.and_then(|named| named.holder.as_mut()) {
+        let full = holder
+            .answered_calls
+            .len()
+            .saturating_sub(MAX_ANSWERED_CALLS - 1);
+        holder.answered_calls.drain(..full);
+        holder.answered_calls.push(call);
+    }
+}
+
+impl Core {
+    /// Answers a call that was granted a lease before and holds it still; false for every other one.
+    pub(crate) fn repeat_grant(
+        &mut self,
+        request: RequestId,
+        caller: &AgentCaller,
+        turn: &mut CoreTurn<'_>,
+    ) -> bool {
+        let task = match self.find_earlier_grant(caller, turn.now.monotonic) {
+            Ok(Some(task)) => task,
+            Ok(None) => return false,
+            Err(code) => {
+                turn.refuse(request, code);
+                return true;
+            }
+        };
+        let Some(mut live) = self.take_agent_task(&caller.agent, task) else {
+            return false;
+        };
+        let token = LeaseToken(turn.id_source.new_secret());
+        if let Some(lease) = &mut live.newest_attempt_mut().lease {
+            lease.token_hash = token_hash(&token);
+        }
+        let (granted_ms, _) = self.renew_agent_lease(&mut live, turn);
+        self.reply_with_grant(live, request, token, granted_ms, turn);
+        true
+    }
+
+    fn find_earlier_grant(
+        &self,
+        caller: &AgentCaller,
+        now: MonotonicTime,
+    ) -> Result<Option<TaskId>, Rejection> {
+        let Some(mark) = &caller.fingerprint else {
+            return Ok(None);
+        };
+        let (token, nobody, everybody) = (caller.agent.token, Uuid::nil(), Uuid::max());
+        let own = (token, AttemptId(nobody))..=(token, AttemptId(everybody));
+        let mut leases = self.agent_leases.range(own).filter_map(|(_, task)| {
+            let live = self.tasks.get(task)?;
+            let holder = live.newest_attempt().agent_holder()?;
+            let by = holder.granting_call.as_ref()?;
+            (by.id == mark.id).then_some((live, holder, by))
+        });
+        match leases.next() {
+            Some((_, _, by)) if *by != **mark => Err(Rejection::IdempotencyConflict),
+            Some((live, holder, _)) => {
+                let stands =
+                    holder.incarnation == self.config.incarnation && !is_lease_over(live, now);
+                Ok(stands.then(|| live.id()))
+            }
+            None => Ok(None),
+        }
+    }
+}

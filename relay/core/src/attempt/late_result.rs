@@ -1,0 +1,351 @@
+//! Words that come after the end: a receipt lifts the fence, a result may still be adopted, the rest is evidence.
+//!
+//! The one exception to "no frame of another attempt changes anything", so it is narrow: the last attempt that ever
+//! ran, ended by the relay and not by the worker, seen by the worker before its own limit, while nobody has resumed
+//! or canceled the task, or within a day of `lost` or of an end for want of a result. The day is counted in the relay's
+//! uptime: a clock that jumps decides nothing, and a relay that is down takes no time away from its workers.
+
+use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
+use crate::attempt::machine::{MachineEvent, is_loss_code};
+use crate::attempt::timers::TimerSet;
+use crate::core_state::{Core, CoreTurn};
+use crate::fleet::frame::{
+    FrameOrigin, check_owner, lacks_output, proof_of_death, reject_frame, send_ack,
+};
+use crate::goal::completion_contract;
+use crate::goal::completion_contract::UnmetRequirement;
+use crate::io::command::{AttemptFrame, CompletedBody, ErroredBody, FinishedTask, FrameBody};
+use crate::io::effects::{CommitDependency, CoreMetric, DaemonMessage};
+use crate::io::rejection::Rejection;
+use crate::record::{
+    AttemptRecord, AttemptState, EndState, EndedBy, FailureCode, TaskRecord, TaskState,
+    TerminationReceipt, TimelineEventKind,
+};
+use crate::task::live_task::LiveTask;
+use crate::task::spec::MissingPolicy;
+use crate::time::{ClockReading, WallTime};
+
+impl Core {
+    /// A frame for a task that is finished: judged by its record, written only if it teaches something.
+    pub(crate) fn handle_finished_frame(
+        &mut self,
+        finished: FinishedTask,
+        from: FrameOrigin,
+        frame: AttemptFrame,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let mut live = LiveTask::new(finished.spec, finished.record, TimerSet::default());
+        match check_owner(&live, from, frame.proof.as_ref(), turn) {
+            Ok(()) => self.handle_stale_frame(&mut live, from, frame, turn),
+            Err(code) => reject_frame(from, code, turn),
+        }
+        self.store_finished_task(&mut live, turn);
+    }
+
+    /// A frame of an attempt that holds no lease.
+    pub(crate) fn handle_stale_frame(
+        &mut self,
+        live: &mut LiveTask,
+        from: FrameOrigin,
+        frame: AttemptFrame,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let Some(index) = live
+            .record()
+            .attempts
+            .iter()
+            .position(|attempt| attempt.id == from.frame_ref.attempt)
+        else {
+            return reject_frame(from, Rejection::UnknownAttempt, turn);
+        };
+        let applied = live.record().attempts[index].control_seq;
+        if from.control_seq <= applied {
+            if is_receipt(&frame.body) {
+                // Frames of a killed attempt are dropped on both sides; its receipt is proof whatever its number.
+                self.apply_late_receipt(live, index, turn);
+            }
+            return send_ack(from, applied, turn);
+        }
+        let Some(dead) = proof_of_death(&frame.body) else {
+            if self
+                .roster
+                .awaits_final_frames(from.daemon, from.frame_ref.attempt)
+            {
+                // Welcome asked for the end, and this stands before it in the replay. It changes nothing.
+                return send_ack(from, from.control_seq, turn);
+            }
+            return self.reject_stale_frame(live, index, from, turn);
+        };
+        if dead {
+            self.apply_late_receipt(live, index, turn);
+        }
+        if lacks_output(&frame.body) {
+            return reject_frame(from, Rejection::OutputGap, turn);
+        }
+        // Where the work of a lost run is; it decides nothing.
+        live.set_workspace(from.frame_ref.attempt, frame.workspace);
+        let wanted = self.may_adopt_late_end(live, index, turn.now);
+        if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| wanted) {
+            self.adopt_late_end(live, index, event, frame.observed, turn);
+        } else if is_result(&frame.body) && !live.record().attempts[index].has_late_terminal {
+            turn.effects.metrics.push(CoreMetric::LateTerminal);
+            live.record_mut().attempts[index].has_late_terminal = true;
+            live.add_event_for(index, TimelineEventKind::LateTerminal);
+        }
+        if live.is_dirty() {
+            live.record_mut().attempts[index].control_seq = from.control_seq;
+        }
+        send_ack(from, from.control_seq, turn);
+    }
+
+    /// Its holder still thinks that it runs: it must stop.
+    fn reject_stale_frame(
+        &mut self,
+        live: &LiveTask,
+        index: usize,
+        from: FrameOrigin,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let code = if live.record().state.is_terminal() {
+            Rejection::TaskTerminal
+        } else if matches!(live.record().attempts[index].state, AttemptState::Parked(_)) {
+            Rejection::NotLeased
+        } else {
+            Rejection::StaleAttempt
+        };
+        reject_frame(from, code, turn);
+        let attempt = from.frame_ref.attempt;
+        turn.send_to_session(
+            CommitDependency::Task(from.frame_ref.task),
+            from.session,
+            DaemonMessage::Abandon { attempt, code },
+        );
+    }
+
+    fn apply_late_receipt(&mut self, live: &mut LiveTask, index: usize, turn: &mut CoreTurn<'_>) {
+        let attempt = live.record().attempts[index].id;
+        self.lift_fence(attempt, turn);
+        let known = live.record().attempts[index].state.receipt();
+        if known != Some(TerminationReceipt::Unconfirmed) {
+            return;
+        }
+        match &mut live.record_mut().attempts[index].state {
+            AttemptState::Ended(end) => end.receipt = TerminationReceipt::Confirmed,
+            AttemptState::Parked(parked) => parked.receipt = TerminationReceipt::Confirmed,
+            AttemptState::Queued
+            | AttemptState::Offered
+            | AttemptState::Accepted
+            | AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput
+            | AttemptState::CleaningUp { .. } => {}
+        }
+        live.add_event_for(index, TimelineEventKind::ReceiptArrived);
+        let cancel = live.record().cancel.as_ref();
+        if cancel.is_some_and(|cancel| cancel.attempt == Some(attempt)) {
+            confirm_cancel(live, TerminationReceipt::Confirmed, turn.now.wall);
+        }
+    }
+
+    /// Whether a late end of a finished task could still count: then its record must stay.
+    pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: ClockReading) -> bool {
+        let mut attempts = record.attempts.iter();
+        attempts.any(|attempt| {
+            ended_by_relay(attempt) && self.is_late_end_awaited(record, attempt, now)
+        })
+    }
+
+    fn is_late_end_awaited(
+        &self,
+        record: &TaskRecord,
+        attempt: &AttemptRecord,
+        now: ClockReading,
+    ) -> bool {
+        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
+        let fresh = age_ms <= self.config.adopt_late_ms || mutant!(LateForEver);
+        is_given_up(record.state, attempt) && fresh
+    }
+
+    /// Whether the task's story still has room for a late end of this attempt.
+    fn may_adopt_late_end(&self, live: &LiveTask, index: usize, now: ClockReading) -> bool {
+        let record = live.record();
+        let attempt = &record.attempts[index];
+        let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
+        let open = !over || self.is_late_end_awaited(record, attempt, now);
+        let successors = &record.attempts[index + 1..];
+        let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
+        let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
+        open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
+    }
+
+    /// The late end becomes the task's; a successor that only waited is not needed any more.
+    fn adopt_late_end(
+        &mut self,
+        live: &mut LiveTask,
+        index: usize,
+        event: MachineEvent,
+        observed: WallTime,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        turn.effects.metrics.push(CoreMetric::AdoptedLate);
+        self.queue.remove(live.id());
+        if live.record().attempts.len() > index + 1 {
+            let scene = self.attempt_context(live, turn.now, None);
+            live.apply_event(MachineEvent::Withdraw, &scene);
+        }
+        live.retry_at = None;
+        let was_open = !live.record().state.is_terminal();
+        let failed = matches!(event, MachineEvent::Errored(_));
+        let record = live.record_mut();
+        (record.retry, record.attention, record.retry_stop_reason) = (None, None, None);
+        undo_end_counters(record, index);
+        // Back into the state before its end, so that the machine itself ends it by the frame's word.
+        record.attempts[index].state = AttemptState::CleaningUp { pending: None };
+        let scene = self.attempt_context(live, turn.now, Some(observed));
+        live.apply_event_at(index, event, &mut TimerSet::default(), &scene);
+        if let AttemptState::Ended(end) = &mut live.record_mut().attempts[index].state {
+            end.is_adopted_late = true;
+        }
+        live.add_event_for(index, TimelineEventKind::AdoptedLate);
+        if failed {
+            self.follow_adopted_end(live, index, was_open, turn);
+        }
+    }
+}
+
+/// What the relay counted when it gave the attempt up did not happen.
+fn undo_end_counters(record: &mut TaskRecord, index: usize) {
+    let attempt = &record.attempts[index];
+    let end = attempt.state.end();
+    let lost = end.is_some_and(|end| end.state == EndState::Lost);
+    let daemon = holding_daemon(attempt);
+    let counters = &mut record.counters;
+    let counted = if lost {
+        &mut counters.losses
+    } else {
+        &mut counters.failures
+    };
+    *counted = counted.saturating_sub(1);
+    counters.daemons_lost.retain(|lost| Some(*lost) != daemon);
+}
+
+fn is_receipt(body: &FrameBody) -> bool {
+    matches!(body, FrameBody::Receipt { .. }) && proof_of_death(body) == Some(true)
+}
+
+/// Worth keeping as evidence; a bare receipt or refusal is not.
+fn is_result(body: &FrameBody) -> bool {
+    !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
+}
+
+/// What of a worker's late words may become the task's: a result; or how it failed, where the relay knew of nothing
+/// better. A worker's own word that it lost the attempt tells nothing new.
+fn adoptable_event(live: &LiveTask, index: usize, body: &FrameBody) -> Option<MachineEvent> {
+    let attempt = &live.record().attempts[index];
+    match body {
+        FrameBody::Completed(body) if body.ended_in_lease => {
+            let unmet = completion_contract::judge_found(&live.spec, &body.artifacts);
+            if unmet.is_empty() || mutant!(LateUnjudged) {
+                return Some(MachineEvent::Completed(body.clone()));
+            }
+            late_failure(live, index, body, &unmet)
+        }
+        FrameBody::Errored(body)
+            if body.ended_in_lease
+                && is_unexplained(attempt)
+                && has_only_queued_successors(live, index) =>
+        {
+            (!is_loss_code(&body.code)).then(|| MachineEvent::Errored(body.clone()))
+        }
+        FrameBody::Completed(_)
+        | FrameBody::Errored(_)
+        | FrameBody::Accepted
+        | FrameBody::Rejected { .. }
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::Canceled(_)
+        | FrameBody::Released { .. }
+        | FrameBody::Receipt { .. }
+        | FrameBody::Goal(_)
+        | FrameBody::Unknown => None,
+    }
+}
+
+/// A late result that misses files is a failure where the contract says so and a failure would count. Otherwise nobody is
+/// left to make them, and nothing is parked that may be running elsewhere: it is evidence.
+fn late_failure(
+    live: &LiveTask,
+    index: usize,
+    body: &CompletedBody,
+    unmet: &[UnmetRequirement],
+) -> Option<MachineEvent> {
+    let fails = completion_contract::missing_policy(&live.spec) == MissingPolicy::Fail;
+    let counts =
+        is_unexplained(&live.record().attempts[index]) && has_only_queued_successors(live, index);
+    let words = completion_contract::unmet_summary(unmet);
+    (fails && counts)
+        .then(|| MachineEvent::Errored(ErroredBody::receipts_missing(body.clone(), words)))
+}
+
+/// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.
+fn is_superseded(successor: &AttemptRecord) -> bool {
+    let never_ran = successor.state.receipt() == Some(TerminationReceipt::NotNeeded);
+    never_ran && !successor.requested_by_person
+}
+
+/// An agent that holds its lease itself has no outbox, so nothing of it can come late.
+fn ended_by_relay(attempt: &AttemptRecord) -> bool {
+    let end = attempt
+        .state
+        .end()
+        .filter(|_| attempt.agent_holder().is_none());
+    end.is_some_and(|end| {
+        let given_up = matches!(end.state, EndState::Lost | EndState::TimedOut);
+        end.ended_by == EndedBy::Relay && (given_up || lacks_result(attempt))
+    })
+}
+
+/// Its end says only that the relay heard nothing more; a deadline says what happened.
+fn is_unexplained(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| end.state == EndState::Lost) || lacks_result(attempt)
+}
+
+/// Nothing has come of it since but an attempt that waits: a failure undoes no more than that.
+fn has_only_queued_successors(live: &LiveTask, index: usize) -> bool {
+    let successors = &live.record().attempts[index + 1..];
+    successors
+        .iter()
+        .all(|next| next.state == AttemptState::Queued)
+}
+
+/// The relay stopped waiting for a result, which may have been on its way.
+fn lacks_result(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| {
+        end.ended_by == EndedBy::Relay && end.failure_code == Some(FailureCode::NoResult)
+    })
+}
+
+/// The task is over because nothing more was heard of this attempt.
+fn is_given_up(state: TaskState, attempt: &AttemptRecord) -> bool {
+    match state {
+        TaskState::Lost => true,
+        TaskState::Failed => lacks_result(attempt),
+        TaskState::Pending
+        | TaskState::Queued
+        | TaskState::Running
+        | TaskState::NeedsAttention
+        | TaskState::Completed
+        | TaskState::Canceled
+        | TaskState::TimedOut => false,
+    }
+}

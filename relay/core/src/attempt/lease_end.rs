@@ -1,0 +1,352 @@
+//! What follows when an attempt stops being leased: slots and conversation are freed, the fence is set, a cancel is
+//! confirmed, and the task is retried, parked or over.
+
+use std::sync::Arc;
+
+use crate::attempt::fences::{Fence, FenceGuard};
+use crate::attempt::machine::{EventOutcome, MachineEvent};
+use crate::core_state::{Core, CoreTurn};
+use crate::goal::completion_contract;
+use crate::ids::{AttemptId, DaemonId};
+use crate::io::effects::{CancelKind, CommitDependency, DaemonMessage, RecordChange};
+use crate::io::rejection::Rejection;
+use crate::record::{
+    AttemptRecord, AttemptState, EndState, EndedBy, FenceRecord, ParkCause, ParkedState,
+    PendingEnd, PossibleRunner, TaskAttention, TerminationReceipt, TimelineEventKind,
+};
+use crate::schedule::placement;
+use crate::task::live_task::LiveTask;
+use crate::time::{MonotonicTime, WallTime};
+
+/// What was true before an event, to tell what it changed.
+struct PriorLeaseState {
+    leased: bool,
+    cleaning: bool,
+    lease_ends: Option<MonotonicTime>,
+}
+
+impl Core {
+    /// Applies an event to the newest attempt and does all that follows from it.
+    pub(crate) fn apply_event(
+        &mut self,
+        live: &mut LiveTask,
+        event: MachineEvent,
+        observed: Option<WallTime>,
+        turn: &mut CoreTurn<'_>,
+    ) -> EventOutcome {
+        self.apply_frame_event(live, event, observed, None, turn)
+    }
+
+    /// The same for a frame: its number is taken before anything follows, for a successor may follow at once.
+    pub(crate) fn apply_frame_event(
+        &mut self,
+        live: &mut LiveTask,
+        event: MachineEvent,
+        observed: Option<WallTime>,
+        control_seq: Option<u64>,
+        turn: &mut CoreTurn<'_>,
+    ) -> EventOutcome {
+        let before = PriorLeaseState {
+            leased: live.is_newest_leased(),
+            cleaning: is_pending_cleanup(live.newest_attempt()),
+            lease_ends: live.lease_ends_at(),
+        };
+        if control_seq.is_some() || matches!(event, MachineEvent::Output { .. }) {
+            live.last_frame_at = Some(turn.now.monotonic);
+        }
+        let outcome = live.apply_event(event, &self.attempt_context(live, turn.now, observed));
+        if outcome == EventOutcome::Applied {
+            if let Some(seq) = control_seq {
+                live.newest_attempt_mut().control_seq = seq;
+            }
+            self.apply_consequences(live, &before, turn);
+        }
+        outcome
+    }
+
+    fn apply_consequences(
+        &mut self,
+        live: &mut LiveTask,
+        before: &PriorLeaseState,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if !before.cleaning && is_pending_cleanup(live.newest_attempt()) {
+            self.send_cancel(live, turn);
+        }
+        if before.leased && !live.is_newest_leased() {
+            self.end_lease(live, before.lease_ends, turn);
+            if matches!(live.newest_attempt().state, AttemptState::Parked(_)) {
+                // The fence knows how long it may still run; nothing else of the lease is needed again.
+                if !mutant!(ParkKeepsHash) {
+                    live.newest_attempt_mut().lease = None;
+                }
+                if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+                    self.roster.workspace_freed(daemon);
+                }
+            }
+        }
+        match live.newest_attempt().state.clone() {
+            AttemptState::Parked(parked) if live.record().attention.is_none() => {
+                self.set_attention(live, &parked, turn)
+            }
+            AttemptState::Ended(end) => {
+                self.queue.remove(live.id());
+                self.follow_attempt_end(live, &end, turn);
+            }
+            AttemptState::Parked(_)
+            | AttemptState::Queued
+            | AttemptState::Offered
+            | AttemptState::Accepted
+            | AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput
+            | AttemptState::CleaningUp { .. } => {}
+        }
+    }
+
+    /// Asks the holder to end its attempt, naming it; said again after each reconnect until it is over.
+    pub(crate) fn send_cancel(&mut self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
+        let AttemptState::CleaningUp {
+            pending: Some(pending),
+        } = &live.newest_attempt().state
+        else {
+            return;
+        };
+        let Some(session) = self.session_of(live) else {
+            return;
+        };
+        let (kind, reason) = match pending {
+            PendingEnd::Deadline { timer, .. } => (CancelKind::Deadline(*timer), None),
+            PendingEnd::Cancel { operator } => {
+                let reason = live
+                    .record()
+                    .cancel
+                    .as_ref()
+                    .and_then(|cancel| cancel.reason.clone());
+                (
+                    if *operator {
+                        CancelKind::Operator
+                    } else {
+                        CancelKind::User
+                    },
+                    reason,
+                )
+            }
+            // It knows.
+            PendingEnd::DaemonDeadline { .. } => return,
+            PendingEnd::Park => (
+                CancelKind::Deadline(crate::record::TimerKind::UserInput),
+                None,
+            ),
+        };
+        let grace_ms = crate::attempt::deadline_profile::cleanup_term_ms(
+            &live.spec.effective_profile,
+            &self.config,
+        );
+        let to = self.attempt_ref(live);
+        turn.send_to_session(
+            CommitDependency::Task(live.id()),
+            session,
+            DaemonMessage::Cancel {
+                to,
+                kind,
+                reason,
+                grace_ms,
+            },
+        );
+    }
+
+    /// The lease is over: nothing of it may count any more, and nobody may succeed it before it is surely dead.
+    fn end_lease(
+        &mut self,
+        live: &mut LiveTask,
+        lease_ends: Option<MonotonicTime>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let now = turn.now.monotonic;
+        let session = self.session_of(live);
+        let attempt = live.newest_attempt();
+        let receipt = attempt
+            .state
+            .receipt()
+            .unwrap_or(TerminationReceipt::Unconfirmed);
+        let id = attempt.id;
+        let token = attempt.agent_holder().map(|agent| agent.token);
+        self.leased_attempts.remove(&id);
+        if let Some(token) = token {
+            self.agent_leases.remove(&(token, id));
+        }
+        if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, AttemptState::Parked(_))) {
+            self.roster.release_attempt(id, now);
+        }
+        let unproved = receipt == TerminationReceipt::Unconfirmed && !mutant!(SuccessorUnfenced);
+        let may_live = unproved && !self.has_machine_rebooted(id);
+        match lease_ends.filter(|ends| may_live && *ends > now) {
+            Some(until) => self.raise_fence(live, until, turn),
+            None => self.lift_fence(id, turn),
+        }
+        let by_relay = live
+            .newest_attempt()
+            .state
+            .end()
+            .is_none_or(|end| !matches!(end.ended_by, EndedBy::Daemon | EndedBy::Agent));
+        let runs = !holding_daemon(live.newest_attempt())
+            .is_some_and(|d| self.roster.awaits_final_frames(d, id));
+        if let Some(session) =
+            session.filter(|_| by_relay && runs && receipt != TerminationReceipt::Confirmed)
+        {
+            let code = if lease_ends.is_some_and(|ends| ends <= now) {
+                Rejection::LeaseExpired
+            } else {
+                Rejection::NotLeased
+            };
+            turn.send_to_session(
+                CommitDependency::Task(live.id()),
+                session,
+                DaemonMessage::Abandon { attempt: id, code },
+            );
+        }
+        self.update_daemon_health(live, now);
+        confirm_cancel(live, receipt, turn.now.wall);
+        live.confirmed_at = None;
+        (live.last_frame_at, live.renewed_at) = (None, None);
+        // The next holder has renewed nothing yet, and is credited for itself.
+        (live.missed_heartbeats, live.stall_credit_ms) = (0, 0);
+    }
+
+    /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
+    fn has_machine_rebooted(&self, attempt: AttemptId) -> bool {
+        let fence = self.fences.get(attempt);
+        let Some(PossibleRunner::Machine { daemon, boot_id }) =
+            fence.and_then(|f| f.runner.as_ref())
+        else {
+            return false;
+        };
+        let now = self.roster.boot_id_of(*daemon);
+        now.is_some_and(|now| *now != *boot_id)
+    }
+
+    /// Ended without proof of death: its task and conversation wait until its last limit plus grace.
+    fn raise_fence(&mut self, live: &LiveTask, until: MonotonicTime, turn: &mut CoreTurn<'_>) {
+        let attempt = live.newest_attempt();
+        let (Some(holder), Some(lease)) = (&attempt.holder, &attempt.lease) else {
+            return;
+        };
+        turn.push_change(RecordChange::PutFence(FenceRecord {
+            attempt: attempt.id,
+            tenant: live.spec.tenant.clone(),
+            task: live.id(),
+            conversation: live.spec.conversation_id.as_deref().map(Arc::from),
+            runner: PossibleRunner::from_holder(holder),
+            full_ms: lease
+                .granted_ms
+                .saturating_add(self.config.grace_ms_for(lease.ttl_ms)),
+        }));
+        if let Some(fence) = self.fences.fence_until(attempt.id, until) {
+            // What waited for the lease now waits for the fence.
+            placement::release_fenced(&mut self.queue, fence);
+        }
+    }
+
+    /// Proof of death, or the end of its time: what waited for it may be placed.
+    pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut CoreTurn<'_>) {
+        if let Some(fence) = self.fences.remove_fence(attempt) {
+            self.remove_fallen_fence(&fence, turn);
+        }
+    }
+
+    pub(crate) fn remove_fallen_fence(&mut self, fence: &Fence, turn: &mut CoreTurn<'_>) {
+        if matches!(fence.guard, FenceGuard::Until(_)) {
+            turn.push_change(RecordChange::DropFence(fence.attempt));
+        }
+        placement::release_fenced(&mut self.queue, fence);
+    }
+
+    fn update_daemon_health(&mut self, live: &LiveTask, now: MonotonicTime) {
+        let attempt = live.newest_attempt();
+        let (Some(daemon), Some(end)) = (holding_daemon(attempt), attempt.state.end()) else {
+            return;
+        };
+        if end.ended_by == EndedBy::Operator {
+            // It tells of a person's decision, and nothing of the daemon's health.
+            return self.roster.workspace_freed(daemon);
+        }
+        if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
+            self.roster.note_attempt_run(daemon, now);
+        }
+        // What was only refused frees nothing: two that wait for one workspace would be offered in turn for ever.
+        if end.state != EndState::Released {
+            self.roster.workspace_freed(daemon);
+        }
+        match end.state {
+            EndState::Completed => self.roster.note_success(daemon, now),
+            EndState::Failed | EndState::TimedOut | EndState::Lost => {
+                self.roster.note_failure(daemon, now)
+            }
+            EndState::Canceled | EndState::Released | EndState::HandedOff => {}
+        }
+    }
+
+    fn set_attention(
+        &mut self,
+        live: &mut LiveTask,
+        parked: &ParkedState,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if !mutant!(ParkedStaysQueued) {
+            self.queue.remove(live.id());
+        }
+        let words;
+        let reason = match parked.cause {
+            ParkCause::Starved => "no daemon could take it within its queue deadline",
+            ParkCause::Blocked => "the attempt cannot go on without a person",
+            ParkCause::InputTimeout => "nobody answered in time",
+            ParkCause::ReceiptsMissing => {
+                words = completion_contract::unmet_summary(
+                    &completion_contract::unmet_task_requirements(
+                        &live.spec,
+                        live.newest_attempt(),
+                    ),
+                );
+                &*words
+            }
+        };
+        let since = turn.now.wall;
+        live.record_mut().attention = Some(TaskAttention {
+            cause: parked.cause.attention_cause(),
+            reason: reason.into(),
+            hint: None,
+            checkpoint: None,
+            since,
+        });
+    }
+}
+
+fn is_pending_cleanup(attempt: &AttemptRecord) -> bool {
+    matches!(attempt.state, AttemptState::CleaningUp { pending: Some(_) })
+}
+
+pub(crate) fn holding_daemon(attempt: &AttemptRecord) -> Option<DaemonId> {
+    attempt.daemon_holder().map(|holder| holder.daemon)
+}
+
+pub(crate) fn confirm_cancel(live: &mut LiveTask, receipt: TerminationReceipt, now: WallTime) {
+    if live
+        .record()
+        .cancel
+        .as_ref()
+        .is_none_or(|cancel| cancel.confirmed.is_some())
+    {
+        return;
+    }
+    if receipt == TerminationReceipt::Unconfirmed {
+        return;
+    }
+    if let Some(cancel) = &mut live.record_mut().cancel {
+        cancel.delivered.get_or_insert(now);
+        cancel.confirmed = Some(now);
+    }
+    live.add_event(TimelineEventKind::CancelConfirmed, None);
+}

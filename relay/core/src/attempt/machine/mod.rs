@@ -1,0 +1,211 @@
+//! The attempt machine: what each event means in each state. Pure; it changes one attempt record and its timers.
+//!
+//! It owns no decision about the task: retries, fences, replies and messages follow in the files that call it.
+//! Who may speak (session, proof, order) was checked before an event gets here.
+//!
+//! | state | left by |
+//! |---|---|
+//! | any that is open | an operator's word → failed or completed; from a holder also → released |
+//! | queued | offer → offered; an agent's claim → accepted; queue timer, park → parked; cancel → canceled; a late result of its predecessor → released |
+//! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up); park → parked |
+//! | accepted | started and later phases → starting … waiting_input; rejected → released |
+//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result without the files it needs → refused, failed or parked, by the contract; a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked; lease timer, missing, reboot → lost |
+//! | cleaning_up | any word that it is over → what was pending; but a result wins over a deadline, and nothing over a cancel |
+//! | parked | cancel → canceled; a successor → handed_off |
+//! | completed, failed, canceled, timed_out, lost, released, handed_off | nothing; a terminal frame is `late` and judged by the task |
+//!
+//! `tests/attempt.transitions.txt` holds the whole matrix, reviewed like code.
+
+mod attempt_end;
+mod cleanup_state;
+mod forced_end;
+mod input_requests;
+#[cfg(test)]
+mod matrix;
+#[cfg(test)]
+mod matrix_cases;
+mod queued_states;
+mod running_states;
+
+use std::sync::Arc;
+
+use crate::attempt::timers::{TimerFact, TimerKey, TimerLimits, TimerSet};
+use crate::config::Config;
+use crate::ids::{AttemptId, InputId};
+use crate::io::command::{
+    CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination,
+};
+use crate::io::rejection::Rejection;
+use crate::record::{
+    AttemptRecord, AttemptState, InputRecord, LeaseHolder, LeaseRecord, LifecyclePhase, OpenTool,
+    ParkCause, RejectCode, StoredAnswer, TimelineEventKind, TimerKind,
+};
+use crate::task::spec::TaskSpec;
+use crate::time::ClockReading;
+
+pub(crate) use attempt_end::is_loss_code;
+pub(crate) use forced_end::{ForceAttemptEnd, ForcedEnd};
+pub(crate) use input_requests::RuleAnswer;
+
+/// Everything that can happen to an attempt.
+#[derive(Clone, Debug)]
+pub(crate) enum MachineEvent {
+    Offer {
+        holder: LeaseHolder,
+        lease: LeaseRecord,
+    },
+    /// An agent takes it and holds the lease itself: offered, accepted and confirmed in one.
+    Claim {
+        holder: LeaseHolder,
+        lease: LeaseRecord,
+    },
+    DeliveryFailed,
+    /// A late result of its predecessor made it needless.
+    Withdraw,
+    HandOff {
+        successor: AttemptId,
+        to: Arc<str>,
+    },
+    /// It cannot go on: its holder says so, or somebody who watches it, or its result was not whole.
+    Park {
+        cause: ParkCause,
+        termination: Option<ProcessTermination>,
+    },
+    /// The daemon listed it in Hello and may go on: confirms it if it was not.
+    KeptBySettlement,
+
+    Accepted,
+    Rejected {
+        code: RejectCode,
+        message: Option<Arc<str>>,
+    },
+    Phase(LifecyclePhase),
+    /// cleanup_started of a daemon that has seen this deadline pass.
+    DaemonDeadline(TimerKind),
+    ToolStarted(OpenTool),
+    ToolFinished(Arc<str>),
+    /// With what the task's own rules say to it.
+    InputAsked(Box<InputRecord>, Option<RuleAnswer>),
+    InputWithdrawn(InputId),
+    InputReceived(InputId),
+    Output {
+        sign: OutputSignal,
+        tools: Vec<Arc<str>>,
+        end: u64,
+    },
+    /// A result, and everything that the contract asks for.
+    Completed(CompletedBody),
+    /// A result, and files are missing.
+    ContractUnmet(CompletedBody),
+    Errored(ErroredBody),
+    Canceled(CanceledBody),
+    Released {
+        reason: Option<Arc<str>>,
+        termination: ProcessTermination,
+    },
+    Receipt(ProcessTermination),
+
+    CancelAsked {
+        operator: bool,
+    },
+    /// An operator ends it.
+    Forced(ForceAttemptEnd),
+    Answered(InputId, StoredAnswer),
+
+    TimerExpired(TimerKey),
+    /// Its daemon is here and does not know it.
+    MissingOnDaemon,
+    /// Its machine has booted since.
+    Rebooted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventOutcome {
+    /// It counted; the record, the timers or the state moved.
+    Applied,
+    /// Harmless and without effect.
+    Ignored,
+    /// A once-phase that came twice or backwards.
+    Regressed,
+    Refused(Rejection),
+    /// A terminal frame after the end: adopted or kept as evidence by the task.
+    Late,
+}
+
+/// One attempt with what its events need.
+pub(crate) struct AttemptMachine<'a> {
+    pub(crate) attempt: &'a mut AttemptRecord,
+    pub(crate) timers: &'a mut TimerSet,
+    pub(crate) spec: &'a TaskSpec,
+    pub(crate) limits: TimerLimits<'a>,
+    pub(crate) config: &'a Config,
+    /// Whether its holder has a session now.
+    pub(crate) connected: bool,
+    pub(crate) now: ClockReading,
+    /// What the timeline should say, in order.
+    pub(crate) timeline_events: Vec<TimelineEventKind>,
+}
+
+impl AttemptMachine<'_> {
+    pub(crate) fn apply(&mut self, event: MachineEvent) -> EventOutcome {
+        match self.attempt.state {
+            AttemptState::Queued => self.on_queued(event),
+            AttemptState::Offered => self.on_offered(event),
+            AttemptState::Accepted => self.on_accepted(event),
+            AttemptState::Starting
+            | AttemptState::Prompted
+            | AttemptState::Streaming
+            | AttemptState::ToolRunning
+            | AttemptState::WaitingInput => self.on_running(event),
+            AttemptState::CleaningUp { .. } => self.on_cleaning_up(event),
+            AttemptState::Parked(_) => self.on_parked(event),
+            AttemptState::Ended(_) => on_ended(&event),
+        }
+    }
+
+    fn update_timers(&mut self, fact: &TimerFact) {
+        self.timers.on_fact(fact, self.now.monotonic, &self.limits);
+    }
+
+    fn is_lease_confirmed(&self) -> bool {
+        self.attempt
+            .lease
+            .as_ref()
+            .is_some_and(|lease| lease.confirmed)
+    }
+}
+
+/// Terminal is terminal. Only the task may still learn from a terminal frame or a receipt.
+fn on_ended(event: &MachineEvent) -> EventOutcome {
+    match event {
+        MachineEvent::Completed(_)
+        | MachineEvent::ContractUnmet(_)
+        | MachineEvent::Errored(_)
+        | MachineEvent::Canceled(_)
+        | MachineEvent::Released { .. }
+        | MachineEvent::Rejected { .. }
+        | MachineEvent::Receipt(_) => EventOutcome::Late,
+        MachineEvent::Accepted
+        | MachineEvent::Park { .. }
+        | MachineEvent::Phase(_)
+        | MachineEvent::DaemonDeadline(_)
+        | MachineEvent::ToolStarted(_)
+        | MachineEvent::ToolFinished(_)
+        | MachineEvent::InputAsked(..)
+        | MachineEvent::InputWithdrawn(_)
+        | MachineEvent::InputReceived(_)
+        | MachineEvent::Output { .. } => EventOutcome::Refused(Rejection::StaleAttempt),
+        MachineEvent::Answered(..) => EventOutcome::Refused(Rejection::InputClosed),
+        MachineEvent::Offer { .. }
+        | MachineEvent::Claim { .. }
+        | MachineEvent::DeliveryFailed
+        | MachineEvent::Withdraw
+        | MachineEvent::HandOff { .. }
+        | MachineEvent::KeptBySettlement
+        | MachineEvent::CancelAsked { .. }
+        | MachineEvent::Forced(_)
+        | MachineEvent::TimerExpired(_)
+        | MachineEvent::MissingOnDaemon
+        | MachineEvent::Rebooted => EventOutcome::Ignored,
+    }
+}

@@ -1,0 +1,12 @@
+//! One try at a task under one lease: the state machine, its timers, what follows when its lease ends, retries, fences and late results.
+//! The machine changes one attempt record; the files beside it apply the consequences to the core.
+//! It does not choose daemons and does not read frames (fleet/frame).
+
+pub mod deadline_profile;
+pub mod fences;
+pub(crate) mod late_result;
+pub(crate) mod lease_end;
+pub(crate) mod machine;
+pub mod retry_policy;
+pub(crate) mod retry_schedule;
+pub mod timers;

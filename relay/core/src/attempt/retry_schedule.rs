@@ -1,0 +1,250 @@
+//! What follows the end of an attempt by itself: another one, a person's attention, or the end of the task.
+
+use std::sync::Arc;
+
+use crate::attempt::lease_end::holding_daemon;
+use crate::attempt::retry_policy;
+use crate::attempt::retry_policy::{RetryDecision, RetryStop};
+use crate::attempt::timers::TimerKey;
+use crate::core_state::{Core, CoreTurn};
+use crate::record::{
+    AttemptEnd, AttemptRecord, AttemptState, AttentionCause, EndState, EndedBy, FailureCode,
+    RejectCode, RetryDue, TaskAttention, TimelineEventKind,
+};
+use crate::task::live_task::LiveTask;
+use crate::task::size_limits;
+use crate::time::{ClockReading, WallTime};
+
+impl Core {
+    pub(crate) fn follow_attempt_end(
+        &mut self,
+        live: &mut LiveTask,
+        end: &AttemptEnd,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if live.record().cancel.is_some() {
+            return;
+        }
+        let Some(outcome) = retry_outcome(live.newest_attempt(), end) else {
+            return;
+        };
+        match self.decide_retry(live, &outcome, turn) {
+            RetryDecision::RetryAfter { .. }
+                if matches!(
+                    outcome,
+                    retry_policy::AttemptOutcome::Released
+                        | retry_policy::AttemptOutcome::ForceReleased
+                ) =>
+            {
+                self.requeue_elsewhere(live, turn)
+            }
+            RetryDecision::RetryAfter { .. }
+                if outcome == retry_policy::AttemptOutcome::Refused =>
+            {
+                self.requeue_refused(live, end, turn)
+            }
+            RetryDecision::RetryAfter { .. }
+                if outcome == retry_policy::AttemptOutcome::ResumeFailed =>
+            {
+                self.retry_with_fresh_conversation(live, turn)
+            }
+            RetryDecision::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
+            RetryDecision::Park(cause) => park_task(live, cause, turn.now.wall),
+            RetryDecision::End(stop) => stop_retries(live, stop),
+        }
+    }
+
+    /// A failure that was adopted late is judged as if it had come in time; a task that was over stays so.
+    pub(crate) fn follow_adopted_end(
+        &mut self,
+        live: &mut LiveTask,
+        index: usize,
+        was_open: bool,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let attempt = &live.record().attempts[index];
+        let end = attempt.state.end();
+        let Some(mut outcome) = end.and_then(|end| retry_outcome(attempt, end)) else {
+            return;
+        };
+        if outcome == retry_policy::AttemptOutcome::ResumeFailed {
+            // Too late to begin anew in its stead: others may have gone on with the conversation.
+            outcome = retry_policy::AttemptOutcome::Failed {
+                code: FailureCode::ResumeFailed,
+                exit: end.and_then(|end| end.exit),
+                retry_safe: attempt.retry_safe,
+                hint: None,
+            };
+        }
+        match self.decide_retry(live, &outcome, turn) {
+            RetryDecision::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
+            RetryDecision::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
+            RetryDecision::End(stop) => record_retry_stop(live, stop),
+            RetryDecision::RetryAfter { .. } | RetryDecision::Park(_) => {}
+        }
+    }
+
+    /// Counts the end and says what follows.
+    fn decide_retry(
+        &self,
+        live: &mut LiveTask,
+        outcome: &retry_policy::AttemptOutcome,
+        turn: &mut CoreTurn<'_>,
+    ) -> RetryDecision {
+        let policy = live.spec.retry.clone();
+        let jitter = turn.id_source.jitter_millionths();
+        let counters = &mut live.record_mut().counters;
+        retry_policy::decide_retry(outcome, counters, &policy, &self.config, jitter)
+    }
+
+    /// Given back or rejected: queued again at once, but not to the same daemon for a while.
+    fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+            let until = turn.now.monotonic + self.config.reject_backoff_ms;
+            self.roster.exclude(live.id(), daemon, until);
+        }
+        self.queue_attempt(live, false, turn);
+    }
+
+    /// The agent does not know the conversation any more: the next attempt begins a fresh one, whatever its daemon
+    /// remembers.
+    fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        self.queue_attempt(live, false, turn);
+        live.newest_attempt_mut().fresh_conversation = true;
+        live.add_event(TimelineEventKind::ResumeFallback, None);
+    }
+
+    /// The machine could not take it: that daemon is asked nothing for a while, or only not for this task where just the
+    /// workspace is in use. The task waits on as if it had not been offered, its queue deadline included.
+    fn requeue_refused(&mut self, live: &mut LiveTask, end: &AttemptEnd, turn: &mut CoreTurn<'_>) {
+        let now = turn.now.monotonic;
+        if let Some(daemon) = holding_daemon(live.newest_attempt()) {
+            if end.reject_code() == Some(RejectCode::WorkspaceBusy) {
+                let until = now + self.config.reject_backoff_ms;
+                self.roster.wait_for_workspace(live.id(), daemon, until);
+            } else {
+                self.roster.note_refusal(daemon, now);
+            }
+        }
+        size_limits::drop_oldest_refused(live.record_mut());
+        let left_ms = live.queue_remaining_ms.take();
+        self.queue_attempt(live, false, turn);
+        if let Some(left_ms) = left_ms {
+            live.timers
+                .shorten(&TimerKey::Queue, left_ms, turn.now.monotonic);
+        }
+    }
+}
+
+/// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
+/// that a late result made needless.
+fn retry_outcome(
+    attempt: &AttemptRecord,
+    end: &AttemptEnd,
+) -> Option<retry_policy::AttemptOutcome> {
+    if end.ended_by == EndedBy::Operator && end.state == EndState::Failed {
+        // A person's decision is nobody's failure, and stands.
+        return None;
+    }
+    attempt.holder.as_ref()?;
+    let daemon = holding_daemon(attempt);
+    let retry_safe = attempt.retry_safe;
+    // The hint is in `retryable` already; it can only have lowered it.
+    let hint = |code: &FailureCode| {
+        (!end.retryable && retry_policy::is_retryable(code, retry_safe, None)).then_some(false)
+    };
+    match (end.state, end.failure_code.clone()) {
+        (EndState::Released, _) if end.is_uncounted_refusal() => {
+            Some(retry_policy::AttemptOutcome::Refused)
+        }
+        (EndState::Released, _) if end.ended_by == EndedBy::Operator => {
+            Some(retry_policy::AttemptOutcome::ForceReleased)
+        }
+        (EndState::Released, _) => Some(retry_policy::AttemptOutcome::Released),
+        (EndState::Failed, Some(FailureCode::ResumeFailed))
+            if retry_safe && !attempt.fresh_conversation || mutant!(FallsBackForEver) =>
+        {
+            Some(retry_policy::AttemptOutcome::ResumeFailed)
+        }
+        (EndState::Failed, Some(code)) => {
+            let hint = hint(&code);
+            Some(retry_policy::AttemptOutcome::Failed {
+                code,
+                exit: end.exit,
+                retry_safe,
+                hint,
+            })
+        }
+        (EndState::TimedOut, Some(code)) => {
+            let hint = hint(&code);
+            Some(retry_policy::AttemptOutcome::TimedOut {
+                code,
+                retry_safe,
+                hint,
+            })
+        }
+        (EndState::Lost, Some(code)) => Some(retry_policy::AttemptOutcome::Lost {
+            code,
+            retry_safe,
+            daemon,
+        }),
+        (EndState::Completed | EndState::Canceled | EndState::HandedOff, _)
+        | (EndState::Failed | EndState::TimedOut | EndState::Lost, None) => None,
+    }
+}
+
+fn schedule_retry(live: &mut LiveTask, after_ms: u64, now: ClockReading) {
+    live.retry_at = Some(now.monotonic + after_ms);
+    let at = WallTime(now.wall.0.saturating_add(after_ms));
+    live.record_mut().retry = Some(RetryDue {
+        remaining_ms: after_ms,
+        at,
+    });
+    live.add_event(TimelineEventKind::RetryScheduled { after_ms }, None);
+}
+
+/// A task that was only ever given back has no failure of its own: the limit becomes it.
+fn stop_retries(live: &mut LiveTask, stop: RetryStop) {
+    if let AttemptState::Ended(end) = &mut live.newest_attempt_mut().state
+        && end.state == EndState::Released
+    {
+        end.state = EndState::Failed;
+        end.failure_code = Some(FailureCode::DispatchLimit);
+        end.ended_by = EndedBy::Relay;
+    }
+    record_retry_stop(live, stop);
+}
+
+fn record_retry_stop(live: &mut LiveTask, stop: RetryStop) {
+    live.record_mut().retry_stop_reason = Some(stop.as_str().into());
+    live.add_event(TimelineEventKind::RetryStopped, Some(stop.as_str().into()));
+}
+
+fn park_task(live: &mut LiveTask, cause: AttentionCause, since: WallTime) {
+    let reason: Arc<str> = match cause {
+        AttentionCause::UnsafeLoss => unsafe_loss_reason(live.newest_attempt()).into(),
+        AttentionCause::Poison => {
+            "several daemons were lost under it; look before it is retried".into()
+        }
+        AttentionCause::Blocked
+        | AttentionCause::Starved
+        | AttentionCause::InputTimeout
+        | AttentionCause::ReceiptsMissing => cause.as_str().into(),
+    };
+    live.record_mut().attention = Some(TaskAttention {
+        cause,
+        reason: Arc::clone(&reason),
+        hint: None,
+        checkpoint: None,
+        since,
+    });
+    live.add_event(TimelineEventKind::Attention(cause), Some(reason));
+}
+
+/// What happened comes first: it is what lists have room for.
+fn unsafe_loss_reason(lost: &AttemptRecord) -> String {
+    let end = lost.state.end();
+    let what = end.and_then(|end| end.message.as_deref());
+    let what = what.unwrap_or("the attempt was lost");
+    format!("{what}; it may have had effects, so retry it only if that is harmless")
+}

@@ -1,0 +1,509 @@
+//! The core's surface: one state, three calls. What each input means is decided in the files beside this one.
+//!
+//! Here: the state, the order of one turn (stall credit, the input, placement), and how a changed task goes back
+//! into it with its writes. A task is taken out of the map while it is changed, so nothing sees it half-way.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::agent::lease_grant::AgentCaller;
+use crate::attempt::fences::Fences;
+use crate::attempt::timers::DeadlineIndex;
+use crate::config::Config;
+use crate::fleet::daemon_registry::DaemonRegistry;
+use crate::fleet::roster::DaemonRoster;
+use crate::goal::parked_tasks::{ParkedTaskFilter, ParkedTasks};
+use crate::ids::{AttemptId, RequestId, SessionId, TaskId, TenantId, TokenId};
+use crate::io::command::CoreCommand;
+use crate::io::effects::{
+    CommitDependency, CoreReply, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
+};
+use crate::io::rejection::Rejection;
+use crate::operator::rate_limit::OperatorRateLimit;
+use crate::record::{
+    AttemptState, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
+    IdempotencyRecord, PausesRecord, SchedulerRecord, TaskRecord, TimelineEvent,
+};
+use crate::recovery::damage::RecordDamage;
+use crate::schedule::conversation::ConversationAffinity;
+use crate::schedule::open_task_limits::OpenTaskLimits;
+use crate::schedule::queue::TaskQueue;
+use crate::task::live_task::{AttemptContext, LiveTask};
+use crate::task::spec::TaskSpec;
+use crate::task::timer_invariant::has_timer_or_waits_for_person;
+use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
+
+/// Everything durable that a boot needs; finished tasks are not among it.
+#[derive(Debug, Default)]
+pub struct RecoveredState {
+    pub tasks: Vec<(Arc<TaskSpec>, Arc<TaskRecord>)>,
+    pub daemons: Vec<Arc<DaemonRecord>>,
+    pub scheduler: SchedulerRecord,
+    pub pauses: PausesRecord,
+    pub forgotten: ForgottenDaemonsRecord,
+    pub daemon_changes: DaemonChangesRecord,
+    pub fences: Vec<FenceRecord>,
+    /// Of live tasks; the store is asked for the others.
+    pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
+    /// What is missing above because it cannot be read.
+    pub damage: RecordDamage,
+}
+
+/// All live state. Maps that are only looked up are hash maps; whatever is walked is ordered.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) config: Config,
+    pub(crate) tasks: HashMap<TaskId, Box<LiveTask>>,
+    /// Leased attempts.
+    pub(crate) leased_attempts: HashMap<AttemptId, TaskId>,
+    /// Those of them that agents hold themselves, by their credentials.
+    pub(crate) agent_leases: BTreeMap<(TokenId, AttemptId), TaskId>,
+    pub(crate) idempotency_keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    pub(crate) open_limits: OpenTaskLimits,
+    pub(crate) queue: TaskQueue,
+    pub(crate) roster: DaemonRoster,
+    pub(crate) fences: Fences,
+    pub(crate) affinity: ConversationAffinity,
+    pub(crate) parked_tasks: ParkedTasks,
+    pub(crate) deadlines: DeadlineIndex<TaskId>,
+    pub(crate) daemon_registry: DaemonRegistry,
+    pub(crate) scheduler: SchedulerRecord,
+    pub(crate) pauses: PausesRecord,
+    pub(crate) forgotten_daemons: ForgottenDaemonsRecord,
+    pub(crate) daemon_changes: DaemonChangesRecord,
+    /// How often operators have spoken of late.
+    pub(crate) operator_limit: OperatorRateLimit,
+    /// Nothing is leased for now; what is leased goes on.
+    pub(crate) dispatch_suspended: bool,
+    /// When this run began, and the uptime that earlier runs had.
+    pub(crate) started_at: MonotonicTime,
+    pub(crate) earlier_uptime_ms: u64,
+    pub(crate) uptime_written_at: MonotonicTime,
+    pub(crate) last_turn_at: MonotonicTime,
+}
+
+/// One turn: its time, its fresh ids, and what comes out.
+pub(crate) struct CoreTurn<'a> {
+    pub(crate) now: ClockReading,
+    pub(crate) id_source: &'a mut dyn IdSource,
+    pub(crate) effects: Effects,
+}
+
+impl CoreTurn<'_> {
+    pub(crate) fn push_delivery(&mut self, after: CommitDependency, send: Delivery) {
+        self.effects.deliveries.push(GatedDelivery {
+            depends_on: after,
+            delivery: send,
+        });
+    }
+
+    pub(crate) fn reply(&mut self, request: RequestId, after: CommitDependency, reply: CoreReply) {
+        self.push_delivery(
+            after.unless_broken(mutant!(ReplyBeforePersist)),
+            Delivery::Reply {
+                request,
+                outcome: Ok(reply),
+            },
+        );
+    }
+
+    pub(crate) fn refuse(&mut self, request: RequestId, code: Rejection) {
+        self.push_delivery(
+            CommitDependency::Nothing,
+            Delivery::Reply {
+                request,
+                outcome: Err(code),
+            },
+        );
+    }
+
+    pub(crate) fn send_to_session(
+        &mut self,
+        after: CommitDependency,
+        session: SessionId,
+        message: DaemonMessage,
+    ) {
+        self.push_delivery(after, Delivery::ToSession { session, message });
+    }
+
+    pub(crate) fn push_change(&mut self, write: RecordChange) {
+        self.effects.changes.push(write);
+    }
+
+    fn publish_events(
+        &mut self,
+        record: Arc<TaskRecord>,
+        spec: Arc<TaskSpec>,
+        events: Vec<Arc<TimelineEvent>>,
+    ) {
+        if !events.is_empty() {
+            let after = CommitDependency::Task(record.task);
+            self.push_delivery(
+                after.unless_broken(mutant!(PublishBeforePersist)),
+                Delivery::Published {
+                    record,
+                    spec,
+                    events,
+                },
+            );
+        }
+    }
+}
+
+impl Core {
+    /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
+    pub fn handle(
+        &mut self,
+        input: CoreCommand,
+        now: ClockReading,
+        mint: &mut dyn IdSource,
+    ) -> Effects {
+        let mut turn = CoreTurn {
+            now,
+            id_source: mint,
+            effects: Effects::default(),
+        };
+        self.credit_stall(&mut turn);
+        self.dispatch_command(input, &mut turn);
+        self.place_queued_tasks(&mut turn);
+        self.write_uptime(&mut turn);
+        self.last_turn_at = now.monotonic;
+        turn.effects
+    }
+
+    /// When `Input::Tick` is wanted next.
+    pub fn next_deadline(&self) -> Option<MonotonicTime> {
+        // A short beat while anything is leased: only so can a stall be told from an idle hour.
+        let beat = (!self.leased_attempts.is_empty())
+            .then(|| self.last_turn_at + self.config.stall_ms / 2);
+        let uptime =
+            (!self.tasks.is_empty()).then(|| self.uptime_written_at + self.config.budget_write_ms);
+        let sources = [
+            self.deadlines.next_due_at(),
+            self.fences.next_end_at(),
+            self.queue.next_requeue_at(),
+            self.roster.next_change_at(),
+            beat,
+            uptime,
+        ];
+        sources.into_iter().flatten().min()
+    }
+
+    /// Whether the core has this task; of others the shell loads the finished record for inputs that name them.
+    pub fn is_live(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How many tasks are not finished.
+    pub fn open_task_count(&self) -> usize {
+        self.tasks.len()
+    }
+
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm per input, and each only names what decides it"
+    )]
+    fn dispatch_command(&mut self, input: CoreCommand, turn: &mut CoreTurn<'_>) {
+        match input {
+            CoreCommand::Submit(submit) => self.submit_task(submit, turn),
+            CoreCommand::Start {
+                submit,
+                agent,
+                fingerprint: mark,
+            } => self.start_task(
+                submit,
+                AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                },
+                turn,
+            ),
+            CoreCommand::Claim {
+                request,
+                agent,
+                fingerprint: mark,
+                task,
+                finished,
+            } => self.claim_task(
+                request,
+                AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                },
+                task,
+                finished,
+                turn,
+            ),
+            CoreCommand::PickUp {
+                request,
+                agent,
+                fingerprint: mark,
+                task,
+                attempt,
+                reason,
+                finished,
+            } => {
+                let caller = AgentCaller {
+                    agent,
+                    fingerprint: mark,
+                };
+                self.pick_up_task(request, caller, (task, attempt), reason, finished, turn);
+            }
+            CoreCommand::AgentLeaseCall(call) => self.agent_lease_call(*call, turn),
+            CoreCommand::Cancel {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+                finished,
+            } => {
+                self.cancel_task(request, &tenant, task, by, reason, finished, turn);
+            }
+            CoreCommand::Operate(operate) => self.operate_task(*operate, turn),
+            CoreCommand::Answer {
+                request,
+                tenant,
+                task,
+                input,
+                by,
+                decision,
+                payload,
+                finished,
+            } => {
+                let answer = crate::record::StoredAnswer {
+                    by: by.name,
+                    at: turn.now.wall,
+                    decision,
+                    rule: None,
+                    payload,
+                };
+                self.answer_input(request, &tenant, task, (input, answer), finished, turn);
+            }
+            CoreCommand::UpdateProgress {
+                request,
+                tenant,
+                task,
+                update,
+                stored_progress: known,
+                finished,
+            } => {
+                self.update_progress(request, (&tenant, task), *update, known, finished, turn);
+            }
+            CoreCommand::Block {
+                request,
+                tenant,
+                task,
+                by,
+                block,
+                stored_progress: known,
+                finished,
+            } => {
+                self.block_task(request, (&tenant, task), by, *block, known, finished, turn);
+            }
+            CoreCommand::Resume {
+                request,
+                tenant,
+                task,
+                resume,
+                attempt,
+                finished,
+            } => {
+                self.resume_task(request, (&tenant, task), resume, attempt, finished, turn);
+            }
+            CoreCommand::PauseScheduler {
+                request,
+                scope,
+                by,
+                reason,
+            } => self.pause_scheduler(request, scope, by, reason, turn),
+            CoreCommand::UnpauseScheduler {
+                request,
+                scope,
+                by,
+                reason,
+            } => self.unpause_scheduler(request, &scope, by, reason, turn),
+            CoreCommand::SchedulerStatus { request, scope } => {
+                self.reply_scheduler_status(request, &scope, turn);
+            }
+            CoreCommand::ReleaseInherited {
+                request,
+                by,
+                reason,
+            } => self.release_inherited(request, by, reason, turn),
+            CoreCommand::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
+            CoreCommand::ForgetDaemon {
+                request,
+                scope,
+                daemon,
+                by,
+                reason,
+            } => self.forget_daemon_on_request(request, &scope, daemon, by, reason, turn),
+            CoreCommand::Inspect {
+                request,
+                tenant,
+                task,
+            } => self.inspect_task(request, &tenant, task, turn),
+            CoreCommand::ListParked {
+                request,
+                tenant,
+                causes,
+                agent_scope,
+                after,
+                limit,
+            } => {
+                let wanted = ParkedTaskFilter {
+                    causes: &causes,
+                    agent_scope: agent_scope.as_deref(),
+                };
+                self.list_parked(request, &tenant, wanted, (after, limit), turn);
+            }
+            CoreCommand::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
+            CoreCommand::FindDaemon {
+                request,
+                scope,
+                named,
+                shown,
+            } => self.find_daemon(request, &scope, &named, shown, turn),
+            CoreCommand::RemoveFinished {
+                request,
+                tasks: _,
+                finished,
+            } => self.remove_finished(request, finished, turn),
+            CoreCommand::ForgetDaemons { request, unseen_ms } => {
+                self.forget_daemons(request, unseen_ms, turn);
+            }
+            CoreCommand::SuspendDispatch { suspended: held } => self.dispatch_suspended = held,
+            CoreCommand::SessionOpened { session, hello } => {
+                self.open_session(session, *hello, turn)
+            }
+            CoreCommand::SessionClosed { session } => self.session_ended(session, turn),
+            CoreCommand::Heartbeat { session, heartbeat } => {
+                self.handle_heartbeat(session, heartbeat, turn)
+            }
+            CoreCommand::Frame(frame) => self.handle_frame(*frame, turn),
+            CoreCommand::Activity(activity) => self.handle_activity(activity, turn),
+            CoreCommand::ExtendLeases {
+                session,
+                request,
+                attempts,
+                granted_ms,
+            } => {
+                self.extend_leases(session, request, attempts, granted_ms, turn);
+            }
+            CoreCommand::DeliveryFailed { session, attempt } => {
+                self.delivery_failed(session, attempt, turn)
+            }
+            CoreCommand::Tick => self.tick(turn),
+        }
+    }
+
+    /// Takes a live task of this tenant out for a change; another tenant's does not exist.
+    pub(crate) fn take_task(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<LiveTask>> {
+        if self.tasks.get(&task)?.record().tenant != *tenant && !mutant!(TenantIgnored) {
+            return None;
+        }
+        self.tasks.remove(&task)
+    }
+
+    /// Puts a task back: writes what changed, publishes it, arms what comes next, or lets it go if it has ended.
+    pub(crate) fn put_back_task(
+        &mut self,
+        mut live: Box<LiveTask>,
+        turn: &mut CoreTurn<'_>,
+    ) -> Arc<TaskRecord> {
+        let change = live.finish_change(turn.now, self.budget_clock_ms(&live, turn.now));
+        let ended = live.record().state.is_terminal();
+        if let Some(change) = change {
+            let record = Arc::clone(&change.record);
+            turn.push_change(match (ended, live.take_reopened()) {
+                (true, _) => RecordChange::PutDone(record),
+                (false, true) => RecordChange::Reopen(record),
+                (false, false) => RecordChange::PutLive(record),
+            });
+            turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
+        }
+        let record = live.shared_record();
+        self.parked_tasks.update_task(&record);
+        if ended {
+            self.remove_ended_task(&live);
+            return record;
+        }
+        let inherited = self.scheduler.suspension_of(live.id()).is_some();
+        self.open_limits.update_task(&live.spec, &record, inherited);
+        debug_assert!(
+            has_timer_or_waits_for_person(&live),
+            "waits for ever: {:?}",
+            live.record()
+        );
+        match live.next_due() {
+            Some(at) => self.deadlines.arm(live.id(), at),
+            None => self.deadlines.disarm(live.id()),
+        }
+        self.tasks.insert(live.id(), live);
+        record
+    }
+
+    /// Writes a finished task that changed once more (late evidence, an adopted result).
+    pub(crate) fn store_finished_task(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
+        if let Some(change) = live.finish_change(turn.now, self.uptime_ms(turn.now)) {
+            turn.push_change(RecordChange::PutDone(Arc::clone(&change.record)));
+            if !mutant!(LateWordUnpublished) {
+                turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
+            }
+        }
+    }
+
+    fn remove_ended_task(&mut self, live: &LiveTask) {
+        let task = live.id();
+        self.deadlines.disarm(task);
+        self.roster.forget_task(task);
+        self.queue.remove(task);
+        self.parked_tasks.remove_task(&live.spec.tenant, task);
+        if let Some(key) = &live.spec.idempotency_key {
+            self.idempotency_keys
+                .remove(&(live.spec.tenant.clone(), key.clone()));
+        }
+        self.open_limits.remove(&live.spec.tenant, task);
+    }
+
+    pub(crate) fn attempt_context(
+        &self,
+        live: &LiveTask,
+        now: ClockReading,
+        observed: Option<WallTime>,
+    ) -> AttemptContext<'_> {
+        AttemptContext {
+            config: &self.config,
+            connected: self.session_of(live).is_some(),
+            now,
+            uptime_ms: self.uptime_ms(now),
+            observed,
+        }
+    }
+
+    /// The stream on which the newest attempt's holder can be reached.
+    pub(crate) fn session_of(&self, live: &LiveTask) -> Option<SessionId> {
+        let holder = live.newest_attempt().daemon_holder()?;
+        self.roster.session_of(holder.daemon)
+    }
+
+    pub(crate) fn uptime_ms(&self, now: ClockReading) -> u64 {
+        self.earlier_uptime_ms
+            .saturating_add(now.monotonic.since(self.started_at))
+    }
+
+    /// What a task's budgets are dated by. A queued attempt has only its queue timer, and that stands still in a pause.
+    fn budget_clock_ms(&self, live: &LiveTask, now: ClockReading) -> u64 {
+        let uptime_ms = self.uptime_ms(now);
+        if live.newest_attempt().state == AttemptState::Queued {
+            self.queue_clock_of(&live.spec.tenant, live.id(), uptime_ms)
+        } else {
+            uptime_ms
+        }
+    }
+}

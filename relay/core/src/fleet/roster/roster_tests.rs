@@ -1,0 +1,239 @@
+//! Sessions, slots, silence, sickness and exclusions, each with the case in which nothing may change.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::ids::{InstanceId, TenantScope, TokenId};
+use crate::samples::config;
+
+pub(crate) fn daemon_id(n: u128) -> DaemonId {
+    DaemonId(Uuid::from_u128(n))
+}
+
+pub(crate) fn attempt(n: u128) -> AttemptId {
+    AttemptId(Uuid::from_u128(n))
+}
+
+pub(crate) fn session(n: u128) -> SessionId {
+    SessionId(Uuid::from_u128(n))
+}
+
+/// Daemon `n` for all tenants, with one agent and two slots.
+pub(crate) fn hello(n: u128) -> DaemonHello {
+    DaemonHello {
+        daemon: daemon_id(n),
+        scope: TenantScope::All,
+        token: TokenId(Uuid::from_u128(n)),
+        instance: InstanceId(Uuid::from_u128(n)),
+        boot_id: "boot".into(),
+        name: format!("d{n}").into(),
+        version: "1".into(),
+        platform: crate::record::DaemonPlatform::default(),
+        slots: 2,
+        labels: BTreeMap::new(),
+        capabilities: Vec::new(),
+        agents: vec!["claude".into()],
+        workspaces: Vec::new(),
+        draining: false,
+        active: Vec::new(),
+    }
+}
+
+const BEAT: u64 = 5_000;
+
+/// Says Hello, hears Welcome, and shows that by a first heartbeat.
+pub(crate) fn join(
+    roster: &mut DaemonRoster,
+    session: SessionId,
+    hello: &DaemonHello,
+    every_ms: u64,
+    now: MonotonicTime,
+) -> HelloOutcome {
+    let greeting = roster.apply_hello(session, hello, every_ms, now);
+    roster.heartbeat(session, hello.draining, every_ms, now);
+    greeting
+}
+
+fn roster(n: u128) -> DaemonRoster {
+    let mut roster = DaemonRoster::new(&config());
+    for n in 1..=n {
+        join(&mut roster, session(n), &hello(n), BEAT, MonotonicTime(0));
+    }
+    roster
+}
+
+fn open(roster: &DaemonRoster) -> Vec<DaemonId> {
+    roster.available().map(|d| d.id).collect()
+}
+
+#[test]
+fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
+    let mut roster = roster(1);
+    let greeting = join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(1));
+    assert_eq!(greeting.succession, SessionSuccession::Replaced(session(1)));
+    let other = DaemonHello {
+        instance: InstanceId(Uuid::from_u128(99)),
+        ..hello(1)
+    };
+    let greeting = join(&mut roster, session(3), &other, BEAT, MonotonicTime(2));
+    assert_eq!(
+        greeting.succession,
+        SessionSuccession::Superseded(session(2))
+    );
+    assert_eq!(roster.daemon_of(session(2)), None);
+    assert_eq!(roster.session_of(daemon_id(1)), Some(session(3)));
+    // The end of an old stream, and a heartbeat on it, concern nobody.
+    assert_eq!(roster.close_session(session(2), MonotonicTime(3)), None);
+    assert_eq!(
+        roster.heartbeat(session(1), true, BEAT, MonotonicTime(3)),
+        None
+    );
+    assert_eq!(open(&roster), [daemon_id(1)]);
+    assert_eq!(
+        roster.close_session(session(3), MonotonicTime(4)),
+        Some(daemon_id(1))
+    );
+    assert!(open(&roster).is_empty());
+    let back = join(&mut roster, session(4), &hello(1), BEAT, MonotonicTime(5));
+    assert_eq!(back.succession, SessionSuccession::First);
+}
+
+#[test]
+fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
+    let mut roster = roster(1);
+    assert!(!join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(1)).rebooted);
+    let booted = DaemonHello {
+        boot_id: "later".into(),
+        ..hello(1)
+    };
+    assert!(join(&mut roster, session(3), &booted, BEAT, MonotonicTime(2)).rebooted);
+    let record = DaemonRecord {
+        daemon: daemon_id(5),
+        scope: TenantScope::All,
+        token: TokenId(Uuid::from_u128(5)),
+        name: "d5".into(),
+        version: "1".into(),
+        platform: crate::record::DaemonPlatform::default(),
+        boot_id: "old".into(),
+        slots: 1,
+        labels: BTreeMap::new(),
+        capabilities: Vec::new(),
+        agents: Vec::new(),
+        workspaces: Vec::new(),
+        drained: None,
+        first_seen: crate::time::WallTime(0),
+        last_seen: crate::time::WallTime(0),
+    };
+    roster.insert_record(&record);
+    assert!(!open(&roster).contains(&daemon_id(5)), "not heard yet");
+    assert!(join(&mut roster, session(5), &hello(5), BEAT, MonotonicTime(3)).rebooted);
+}
+
+#[test]
+fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
+    let mut roster = roster(2);
+    roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
+    roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
+    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    roster.assign_attempt(daemon_id(1), attempt(2), MonotonicTime(0));
+    assert_eq!(open(&roster), [daemon_id(2)], "full");
+    roster.close_session(session(1), MonotonicTime(1));
+    join(&mut roster, session(9), &hello(1), BEAT, MonotonicTime(2));
+    assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 0);
+    assert_eq!(roster.holder_of(attempt(2)), Some(daemon_id(1)));
+    roster.release_attempt(attempt(2), MonotonicTime(3));
+    roster.release_attempt(attempt(2), MonotonicTime(3));
+    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 1);
+}
+
+#[test]
+fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
+    let mut roster = roster(1);
+    roster.heartbeat(session(1), true, BEAT, MonotonicTime(1));
+    assert!(open(&roster).is_empty());
+    roster.heartbeat(session(1), false, BEAT, MonotonicTime(2));
+    assert_eq!(open(&roster).len(), 1);
+    roster.set_drained(daemon_id(1), true, MonotonicTime(3));
+    join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(4));
+    assert!(open(&roster).is_empty(), "a new stream does not lift it");
+    roster.set_drained(daemon_id(1), false, MonotonicTime(5));
+    assert_eq!(open(&roster).len(), 1);
+}
+
+#[test]
+fn a_stream_is_open_to_work_from_its_first_heartbeat_on() {
+    let mut roster = DaemonRoster::new(&config());
+    roster.apply_hello(session(1), &hello(1), BEAT, MonotonicTime(0));
+    assert!(open(&roster).is_empty(), "nobody knows whether it hears");
+    roster.heartbeat(session(1), false, BEAT, MonotonicTime(1));
+    assert_eq!(open(&roster), [daemon_id(1)]);
+    roster.apply_hello(session(2), &hello(1), BEAT, MonotonicTime(2));
+    assert!(open(&roster).is_empty(), "each stream has to show it");
+    roster.heartbeat(session(1), false, BEAT, MonotonicTime(3));
+    assert!(open(&roster).is_empty(), "the old one shows nothing");
+}
+
+#[test]
+fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
+    let mut roster = roster(1);
+    assert!(roster.tick(MonotonicTime(2 * BEAT)).is_empty());
+    roster.heartbeat(session(1), false, BEAT, MonotonicTime(2 * BEAT));
+    assert!(
+        roster.tick(MonotonicTime(3 * BEAT)).is_empty(),
+        "it was heard"
+    );
+    let silent = MonotonicTime(4 * BEAT + 500);
+    assert_eq!(roster.next_change_at(), Some(silent));
+    assert_eq!(roster.tick(silent), [(daemon_id(1), session(1))]);
+    assert!(open(&roster).is_empty());
+    assert!(roster.tick(silent + 1).is_empty(), "told once");
+    assert_eq!(roster.next_change_at(), None);
+    roster.heartbeat(session(1), false, BEAT, silent + 2);
+    assert_eq!(open(&roster), [daemon_id(1)]);
+}
+
+#[test]
+fn five_failures_in_a_row_make_it_sick_for_a_minute() {
+    let mut roster = roster(1);
+    let sick =
+        |roster: &DaemonRoster, at| roster.get(daemon_id(1)).unwrap().is_sick(MonotonicTime(at));
+    for at in 0..4 {
+        roster.note_failure(daemon_id(1), MonotonicTime(at));
+    }
+    roster.note_success(daemon_id(1), MonotonicTime(4));
+    for at in 5..9 {
+        roster.note_failure(daemon_id(1), MonotonicTime(at));
+    }
+    assert!(!sick(&roster, 9), "a success began a new row");
+    roster.note_failure(daemon_id(1), MonotonicTime(9));
+    assert!(sick(&roster, 10) && sick(&roster, 60_008) && !sick(&roster, 60_009));
+    roster.tick(MonotonicTime(60_009));
+    roster.note_failure(daemon_id(1), MonotonicTime(60_010));
+    assert!(sick(&roster, 60_011), "one more is enough after the pause");
+    roster.note_success(daemon_id(1), MonotonicTime(60_012));
+    assert!(!sick(&roster, 60_013));
+}
+
+#[test]
+fn an_exclusion_concerns_one_task_and_one_daemon_and_ends() {
+    let mut roster = roster(2);
+    let task = TaskId(Uuid::from_u128(1));
+    let other = TaskId(Uuid::from_u128(2));
+    roster.exclude(task, daemon_id(1), MonotonicTime(50));
+    roster.exclude(task, daemon_id(1), MonotonicTime(100));
+    let until = |roster: &DaemonRoster, task, n, at| {
+        roster.excluded_until(task, daemon_id(n), MonotonicTime(at))
+    };
+    assert_eq!(until(&roster, task, 1, 99), Some(MonotonicTime(100)));
+    assert_eq!(until(&roster, task, 1, 100), None);
+    assert_eq!(until(&roster, task, 2, 0), None);
+    assert_eq!(until(&roster, other, 1, 0), None);
+    roster.tick(MonotonicTime(100));
+    assert!(roster.exclusions.is_empty() && roster.exclusion_ends.is_empty());
+    roster.exclude(task, daemon_id(1), MonotonicTime(900));
+    roster.forget_task(task);
+    assert!(roster.exclusions.is_empty() && roster.exclusion_ends.is_empty());
+}

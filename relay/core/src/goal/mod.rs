@@ -1,0 +1,9 @@
+//! Work that outlives its attempt: progress, checkpoints, block, park, resume and hand-off, the list of parked tasks.
+//! Also the completion contract and the permission rules of a task.
+//! It does not lease anything.
+
+pub mod completion_contract;
+pub(crate) mod hand_off;
+pub mod parked_tasks;
+pub(crate) mod permission_rules;
+pub mod progress;

@@ -1,0 +1,134 @@
+//! Which tasks wait for a person, in the order in which a list shows them: newest park first, then by id.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::core_state::{Core, CoreTurn};
+use crate::ids::{RequestId, TaskId, TenantId};
+use crate::io::effects::{CommitDependency, CoreReply};
+use crate::record::{AttentionCause, TaskRecord};
+use crate::task::live_task::LiveTask;
+use crate::time::WallTime;
+
+/// Where a task stands in the list; also where a page ended.
+pub type ParkedListCursor = (Reverse<WallTime>, TaskId);
+
+/// Derived from the records: every change of one passes `note`.
+#[derive(Debug, Default)]
+pub(crate) struct ParkedTasks {
+    since: HashMap<TaskId, WallTime>,
+    cursors: BTreeMap<TenantId, BTreeSet<ParkedListCursor>>,
+}
+
+impl ParkedTasks {
+    /// The task's record as it is now.
+    pub(crate) fn update_task(&mut self, record: &TaskRecord) {
+        let since = record.attention.as_ref().map(|attention| attention.since);
+        let known = self.since.get(&record.task).copied();
+        if known == since || (since.is_none() && mutant!(ListedAfterHandOff)) {
+            return;
+        }
+        self.remove_task(&record.tenant, record.task);
+        if let Some(since) = since {
+            self.since.insert(record.task, since);
+            let places = self.cursors.entry(record.tenant.clone()).or_default();
+            places.insert((Reverse(since), record.task));
+        }
+    }
+
+    pub(crate) fn remove_task(&mut self, tenant: &TenantId, task: TaskId) {
+        let Some(since) = self.since.remove(&task) else {
+            return;
+        };
+        if let Some(places) = self.cursors.get_mut(tenant) {
+            places.remove(&(Reverse(since), task));
+            if places.is_empty() {
+                self.cursors.remove(tenant);
+            }
+        }
+    }
+
+    /// The tenant's parked tasks behind `after`.
+    fn after_cursor(
+        &self,
+        tenant: &TenantId,
+        after: Option<ParkedListCursor>,
+    ) -> impl Iterator<Item = TaskId> {
+        let places = self.cursors.get(tenant).into_iter();
+        let behind = places.flat_map(move |places| match after {
+            Some(after) => {
+                places.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded))
+            }
+            None => places.range(..),
+        });
+        behind.map(|(_, task)| *task)
+    }
+}
+
+/// Which parked tasks a list is about.
+#[derive(Clone, Copy)]
+pub(crate) struct ParkedTaskFilter<'a> {
+    pub(crate) causes: &'a [AttentionCause],
+    pub(crate) agent_scope: Option<&'a str>,
+}
+
+impl ParkedTaskFilter<'_> {
+    fn matches(&self, live: &LiveTask) -> bool {
+        let cause = live.record().attention.as_ref().map(|a| a.cause);
+        let caused = cause.is_some_and(|cause| self.causes.contains(&cause));
+        let scoped = live.spec.agent_scope.as_deref() == self.agent_scope;
+        (self.causes.is_empty() || caused) && (self.agent_scope.is_none() || scoped)
+    }
+}
+
+impl Core {
+    /// One page; an empty list of causes means all of them.
+    pub(crate) fn list_parked(
+        &self,
+        request: RequestId,
+        tenant: &TenantId,
+        wanted: ParkedTaskFilter<'_>,
+        (after, limit): (Option<ParkedListCursor>, usize),
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let parked = self.parked_tasks.after_cursor(tenant, after);
+        let tasks = parked.filter_map(|task| self.tasks.get(&task));
+        let rows = tasks
+            .filter(|live| wanted.matches(live))
+            .map(|live| (live.shared_record(), Arc::clone(&live.spec)));
+        let rows = rows.take(limit).collect();
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Parked(rows),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::samples::tenant;
+
+    #[test]
+    fn the_newest_park_comes_first_and_a_page_goes_on_behind_the_last() {
+        let mut parked = ParkedTasks::default();
+        let task = |n: u128| TaskId(Uuid::from_u128(n));
+        for (n, since) in [(1, 10), (2, 30), (3, 30), (4, 20)] {
+            parked.since.insert(task(n), WallTime(since));
+            let places = parked.cursors.entry(tenant("acme")).or_default();
+            places.insert((Reverse(WallTime(since)), task(n)));
+        }
+        let all: Vec<TaskId> = parked.after_cursor(&tenant("acme"), None).collect();
+        assert_eq!(all, [task(2), task(3), task(4), task(1)]);
+        let place = (Reverse(WallTime(30)), task(3));
+        let rest: Vec<TaskId> = parked.after_cursor(&tenant("acme"), Some(place)).collect();
+        assert_eq!(rest, [task(4), task(1)]);
+        assert_eq!(parked.after_cursor(&tenant("other"), None).count(), 0);
+        parked.remove_task(&tenant("acme"), task(3));
+        assert_eq!(parked.after_cursor(&tenant("acme"), None).count(), 3);
+    }
+}

@@ -1,0 +1,296 @@
+//! Goal-level progress: how an update is added to what is known, and how much of it is kept.
+//!
+//! Bounds count characters, never half of one, and keep the newest; what is dropped is counted for ever. Beside the counts
+//! stand byte budgets, because a record must fit into one append of the journal.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use baton_contract::bounds;
+
+use crate::ids::{TaskId, TenantId};
+use crate::record::{EvidenceItem, FailedItem, ProgressRecord};
+use crate::secrets;
+use crate::time::WallTime;
+
+pub const SUMMARY_CHARS: usize = bounds::SUMMARY.limit();
+pub const CURSOR_CHARS: usize = bounds::CURSOR.limit();
+pub const ITEM_CHARS: usize = bounds::ITEM.limit();
+/// Why an item failed.
+pub const REASON_CHARS: usize = bounds::ITEM_REASON.limit();
+pub const EVIDENCE_KIND_CHARS: usize = bounds::EVIDENCE_KIND.limit();
+pub const EVIDENCE_REF_CHARS: usize = bounds::EVIDENCE_REF.limit();
+pub const EVIDENCE_CHARS: usize = bounds::EVIDENCE_SUMMARY.limit();
+/// Why a task was blocked, and what would help.
+pub const BLOCK_CHARS: usize = bounds::REASON.limit();
+pub const MAX_ITEMS: usize = bounds::MAX_ITEMS;
+pub const MAX_EVIDENCE: usize = bounds::MAX_EVIDENCE;
+pub const MAX_STATE_REFS: usize = bounds::MAX_STATE_REFS;
+pub const STATE_REF_CHARS: usize = bounds::STATE_REF.limit();
+const AGENT_SESSION_BYTES: usize = bounds::EXTERNAL_ID.limit();
+/// Of a checkpoint, the newest within this many bytes together.
+const CHECKPOINT_EVIDENCE_BYTES: usize = 48 * 1024;
+const STATE_REFS_BYTES: usize = 32 * 1024;
+const ITEMS_BYTES: usize = 192 * 1024;
+const EVIDENCE_BYTES: usize = 96 * 1024;
+/// Checkpoints that a task keeps; their numbers go on.
+pub const MAX_CHECKPOINTS: u64 = 50;
+
+/// What somebody has to add. Absent leaves as it is; an empty text empties.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgressUpdate {
+    pub summary: Option<Arc<str>>,
+    pub completed: Vec<Arc<str>>,
+    pub failed: Vec<FailedItem>,
+    pub cursor: Option<Arc<str>>,
+    pub evidence: Vec<EvidenceItem>,
+}
+
+/// A milestone as it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointDraft {
+    pub summary: Arc<str>,
+    pub cursor: Arc<str>,
+    pub evidence: Vec<EvidenceItem>,
+    pub agent_session_id: Option<Arc<str>>,
+    pub state_refs: Vec<Arc<str>>,
+}
+
+/// Why it cannot go on, and what the next one should know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockDraft {
+    pub reason: Arc<str>,
+    pub hint: Option<Arc<str>>,
+    pub checkpoint: Option<CheckpointDraft>,
+}
+
+/// What a holder says about the goal.
+#[derive(Clone, Debug)]
+pub enum GoalReport {
+    Progress(SanitizedText<ProgressUpdate>),
+    Checkpoint(SanitizedText<CheckpointDraft>),
+    /// The attempt cannot go on: it is parked, and its processes are ended.
+    Block(SanitizedText<BlockDraft>),
+}
+
+/// Words at the lengths that are kept and without credentials. The core takes no others, and the looking is done before
+/// its turn comes: long words must not hold everybody up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SanitizedText<T> {
+    text: T,
+    redacted: bool,
+}
+
+impl<T: SanitizeText> SanitizedText<T> {
+    pub fn new(mut text: T) -> Self {
+        let redacted = text.sanitize();
+        Self { text, redacted }
+    }
+
+    /// The words, and whether something that looked like a credential was taken out.
+    pub(crate) fn into_parts(self) -> (T, bool) {
+        (self.text, self.redacted)
+    }
+}
+
+/// What somebody says about a goal.
+pub trait SanitizeText {
+    /// Brings them to the lengths that are kept, without credentials; says whether one was taken out.
+    fn sanitize(&mut self) -> bool;
+}
+
+impl SanitizeText for ProgressUpdate {
+    fn sanitize(&mut self) -> bool {
+        let mut redacted = false;
+        for text in self.summary.iter_mut() {
+            redacted |= sanitize_text(text, SUMMARY_CHARS);
+        }
+        for text in self.cursor.iter_mut() {
+            redacted |= sanitize_text(text, CURSOR_CHARS);
+        }
+        let told = |text: &str| !text.trim().is_empty();
+        self.completed.retain(|item| told(item));
+        self.failed.retain(|failed| told(&failed.item));
+        for item in &mut self.completed {
+            redacted |= sanitize_text(item, ITEM_CHARS);
+        }
+        for FailedItem { item, reason } in &mut self.failed {
+            redacted |= sanitize_text(item, ITEM_CHARS) | sanitize_text(reason, REASON_CHARS);
+        }
+        redacted | sanitize_evidence(&mut self.evidence)
+    }
+}
+
+impl SanitizeText for CheckpointDraft {
+    fn sanitize(&mut self) -> bool {
+        let mut redacted = sanitize_text(&mut self.summary, SUMMARY_CHARS);
+        redacted |= sanitize_text(&mut self.cursor, CURSOR_CHARS);
+        retain_newest(&mut self.state_refs, MAX_STATE_REFS, usize::MAX);
+        for reference in &mut self.state_refs {
+            redacted |= sanitize_text(reference, STATE_REF_CHARS);
+        }
+        retain_newest(&mut self.state_refs, MAX_STATE_REFS, STATE_REFS_BYTES);
+        retain_newest(&mut self.evidence, MAX_EVIDENCE, usize::MAX);
+        redacted |= sanitize_evidence(&mut self.evidence);
+        retain_newest(&mut self.evidence, MAX_EVIDENCE, CHECKPOINT_EVIDENCE_BYTES);
+        // Half an id names another conversation, so one that is too long is none.
+        let short = |id: &Arc<str>| id.len() <= AGENT_SESSION_BYTES;
+        self.agent_session_id = self.agent_session_id.take().filter(short);
+        redacted
+    }
+}
+
+impl CheckpointDraft {
+    /// A milestone is news of the progress, too.
+    pub(crate) fn as_progress(&self) -> ProgressUpdate {
+        let told = |text: &Arc<str>| (!text.is_empty()).then(|| Arc::clone(text));
+        ProgressUpdate {
+            summary: told(&self.summary),
+            cursor: told(&self.cursor),
+            evidence: self.evidence.clone(),
+            ..ProgressUpdate::default()
+        }
+    }
+}
+
+impl SanitizeText for BlockDraft {
+    fn sanitize(&mut self) -> bool {
+        let mut redacted = sanitize_text(&mut self.reason, BLOCK_CHARS);
+        for hint in self.hint.iter_mut() {
+            redacted |= sanitize_text(hint, BLOCK_CHARS);
+        }
+        self.checkpoint
+            .as_mut()
+            .is_some_and(CheckpointDraft::sanitize)
+            | redacted
+    }
+}
+
+impl ProgressRecord {
+    pub(crate) fn empty(tenant: TenantId, task: TaskId) -> Self {
+        Self {
+            tenant,
+            task,
+            summary: "".into(),
+            completed: Vec::new(),
+            failed: Vec::new(),
+            cursor: "".into(),
+            evidence: Vec::new(),
+            completed_truncated: 0,
+            failed_truncated: 0,
+            evidence_truncated: 0,
+            updated: WallTime(0),
+        }
+    }
+
+    /// Adds an update that was cleaned.
+    pub(crate) fn add_update(&mut self, update: ProgressUpdate, at: WallTime) {
+        let ProgressUpdate {
+            summary,
+            completed,
+            failed,
+            cursor,
+            evidence,
+        } = update;
+        self.summary = summary.unwrap_or_else(|| Arc::clone(&self.summary));
+        self.cursor = cursor.unwrap_or_else(|| Arc::clone(&self.cursor));
+        add_completed(&mut self.completed, completed);
+        // An item that was done after all has not failed.
+        let done: HashSet<&str> = self.completed.iter().map(|item| &**item).collect();
+        add_failed(&mut self.failed, failed);
+        self.failed.retain(|failed| !done.contains(&*failed.item));
+        self.evidence.extend(evidence);
+        self.completed_truncated += retain_newest(&mut self.completed, MAX_ITEMS, ITEMS_BYTES);
+        self.failed_truncated += retain_newest(&mut self.failed, MAX_ITEMS, ITEMS_BYTES);
+        let earlier = self.evidence_truncated * u64::from(!mutant!(CounterFalls));
+        let gone = retain_newest(&mut self.evidence, MAX_EVIDENCE, EVIDENCE_BYTES);
+        self.evidence_truncated = earlier + gone;
+        self.updated = at;
+    }
+
+    pub(crate) fn completed_count(&self) -> u64 {
+        self.completed.len() as u64 + self.completed_truncated
+    }
+
+    pub(crate) fn failed_count(&self) -> u64 {
+        self.failed.len() as u64 + self.failed_truncated
+    }
+}
+
+/// Each item once, where it was first told.
+fn add_completed(known: &mut Vec<Arc<str>>, new: Vec<Arc<str>>) {
+    let mut seen: HashSet<Arc<str>> = known.iter().cloned().collect();
+    known.extend(new.into_iter().filter(|item| seen.insert(Arc::clone(item))));
+}
+
+/// The last reason of each item stands, and makes it the newest.
+fn add_failed(known: &mut Vec<FailedItem>, new: Vec<FailedItem>) {
+    known.extend(new);
+    let mut told: HashSet<Arc<str>> = HashSet::new();
+    let mut newest_first: Vec<FailedItem> = known.drain(..).rev().collect();
+    newest_first.retain(|failed| told.insert(Arc::clone(&failed.item)));
+    known.extend(newest_first.into_iter().rev());
+}
+
+fn sanitize_evidence(evidence: &mut [EvidenceItem]) -> bool {
+    let mut redacted = false;
+    for EvidenceItem {
+        kind,
+        reference,
+        summary,
+    } in evidence
+    {
+        redacted |= sanitize_text(kind, EVIDENCE_KIND_CHARS);
+        redacted |=
+            sanitize_text(reference, EVIDENCE_REF_CHARS) | sanitize_text(summary, EVIDENCE_CHARS);
+    }
+    redacted
+}
+
+/// Credentials first: a cut could leave half of one, which no longer looks like it.
+fn sanitize_text(text: &mut Arc<str>, chars: usize) -> bool {
+    let redacted = secrets::redact_in_place(text);
+    if let Some((end, _)) = text.char_indices().nth(chars) {
+        *text = text[..end].into();
+    }
+    redacted
+}
+
+trait ByteSize {
+    fn byte_size(&self) -> usize;
+}
+
+impl ByteSize for Arc<str> {
+    fn byte_size(&self) -> usize {
+        self.len()
+    }
+}
+
+impl ByteSize for FailedItem {
+    fn byte_size(&self) -> usize {
+        self.item.len() + self.reason.len()
+    }
+}
+
+impl ByteSize for EvidenceItem {
+    fn byte_size(&self) -> usize {
+        self.kind.len() + self.reference.len() + self.summary.len()
+    }
+}
+
+/// Drops the oldest until count and bytes are kept; says how many went.
+fn retain_newest<T: ByteSize>(list: &mut Vec<T>, count: usize, bytes: usize) -> u64 {
+    let mut room = bytes;
+    let fits = list.iter().rev().take(count).take_while(|item| {
+        let left = room.checked_sub(item.byte_size());
+        room = left.unwrap_or(0);
+        left.is_some()
+    });
+    let gone = list.len() - fits.count();
+    list.drain(..gone);
+    gone as u64
+}
+
+#[cfg(test)]
+#[path = "progress_tests.rs"]
+mod tests;

@@ -1,0 +1,157 @@
+//! The effect gate: nothing leaves before the write it depends on is durable.
+//!
+//! A send waits for the last uncommitted write of its own task only, so one slow commit does not hold back what
+//! does not depend on it (renewals above all). Pure: it is told sequence numbers and hands back what may go.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::ids::TaskId;
+use crate::io::effects::{CommitDependency, Delivery, GatedDelivery};
+
+/// Sends that wait, in the order of the commit they wait for. `Commit` is the store's number; its default stands
+/// before the first.
+#[derive(Debug, Default)]
+pub struct DurabilityGate<Commit> {
+    durable_commit: Commit,
+    /// The newest commit that is not yet durable and touched anything at all.
+    newest_commit: Commit,
+    /// Tasks with a write that is not durable yet, and the commit that carries the last one.
+    uncommitted_tasks: HashMap<TaskId, Commit>,
+    waiting_commits: BTreeMap<Commit, GatedCommit>,
+}
+
+/// What one commit will release.
+#[derive(Debug, Default)]
+struct GatedCommit {
+    deliveries: Vec<Delivery>,
+    tasks: Vec<TaskId>,
+}
+
+impl<Commit: Copy + Ord> DurabilityGate<Commit> {
+    /// Notes that `commit` carries a write of `task`.
+    pub fn note_task_write(&mut self, task: TaskId, commit: Commit) {
+        self.uncommitted_tasks.insert(task, commit);
+        self.waiting_commits
+            .entry(commit)
+            .or_default()
+            .tasks
+            .push(task);
+    }
+
+    /// Notes that `commit` was handed to the store.
+    pub fn note_appended(&mut self, commit: Commit) {
+        self.newest_commit = commit;
+    }
+
+    /// Hands the send back if it depends on nothing that is still on its way to the disk; keeps it otherwise.
+    pub fn admit(&mut self, outgoing: GatedDelivery) -> Option<Delivery> {
+        let needed = match outgoing.depends_on {
+            CommitDependency::Nothing => None,
+            CommitDependency::Task(task) => self.uncommitted_tasks.get(&task).copied(),
+            CommitDependency::Everything => Some(self.newest_commit),
+        };
+        match needed {
+            Some(commit) if commit > self.durable_commit => {
+                self.waiting_commits
+                    .entry(commit)
+                    .or_default()
+                    .deliveries
+                    .push(outgoing.delivery);
+                None
+            }
+            Some(_) | None => Some(outgoing.delivery),
+        }
+    }
+
+    /// Everything that may go now that `durable` is reached, oldest commit first.
+    pub fn release(&mut self, durable: Commit) -> Vec<Delivery> {
+        self.durable_commit = self.durable_commit.max(durable);
+        let mut released = Vec::new();
+        while let Some(entry) = self.waiting_commits.first_entry() {
+            if *entry.key() > self.durable_commit {
+                break;
+            }
+            let (commit, waiting) = entry.remove_entry();
+            for task in waiting.tasks {
+                if self.uncommitted_tasks.get(&task) == Some(&commit) {
+                    self.uncommitted_tasks.remove(&task);
+                }
+            }
+            released.extend(waiting.deliveries);
+        }
+        released
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.waiting_commits.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RequestId;
+    use crate::io::effects::CoreReply;
+    use uuid::Uuid;
+
+    fn task(number: u128) -> TaskId {
+        TaskId(Uuid::from_u128(number))
+    }
+
+    fn reply(after: CommitDependency, request: u64) -> GatedDelivery {
+        GatedDelivery {
+            depends_on: after,
+            delivery: Delivery::Reply {
+                request: RequestId(request),
+                outcome: Ok(CoreReply::Done),
+            },
+        }
+    }
+
+    fn requests(sends: Vec<Delivery>) -> Vec<u64> {
+        let request = |send| match send {
+            Delivery::Reply { request, .. } => request.0,
+            other => panic!("only replies were sent, not {other:?}"),
+        };
+        sends.into_iter().map(request).collect()
+    }
+
+    #[test]
+    fn a_send_waits_for_the_last_write_of_its_own_task_only() {
+        let [first, second] = [1_u64, 2];
+        let mut gate = DurabilityGate::default();
+        gate.note_appended(first);
+        gate.note_task_write(task(1), first);
+        assert!(
+            gate.admit(reply(CommitDependency::Task(task(1)), 1))
+                .is_none()
+        );
+        assert!(
+            gate.admit(reply(CommitDependency::Task(task(2)), 2))
+                .is_some(),
+            "another task"
+        );
+        assert!(gate.admit(reply(CommitDependency::Nothing, 3)).is_some());
+        assert!(gate.admit(reply(CommitDependency::Everything, 4)).is_none());
+
+        gate.note_appended(second);
+        gate.note_task_write(task(1), second);
+        assert!(
+            gate.admit(reply(CommitDependency::Task(task(1)), 5))
+                .is_none()
+        );
+        assert_eq!(requests(gate.release(first)), [1, 4]);
+        assert!(
+            gate.admit(reply(CommitDependency::Task(task(1)), 6))
+                .is_none(),
+            "its last write is the second"
+        );
+        assert_eq!(requests(gate.release(second)), [5, 6]);
+        assert!(gate.is_empty());
+        assert!(
+            gate.admit(reply(CommitDependency::Task(task(1)), 7))
+                .is_some(),
+            "all of it is durable"
+        );
+    }
+}

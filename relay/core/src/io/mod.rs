@@ -1,0 +1,11 @@
+//! What goes into the core and what comes out: commands and daemon messages, effects, replies, views, rejections.
+//! Also which stored records a command needs (stored_lookup) and the gate that holds deliveries back until their commit is durable.
+//! Holds data types and pure bookkeeping only: no decision about a task, an attempt or a daemon is made here.
+
+pub(crate) mod attempt_report;
+pub mod command;
+pub mod durability_gate;
+pub mod effects;
+pub mod rejection;
+pub(crate) mod stored_lookup;
+pub(crate) mod views;

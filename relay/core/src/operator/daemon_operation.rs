@@ -1,0 +1,158 @@
+//! Operators' verbs on one daemon: drain it, undo that, disconnect it. What it holds goes on under its leases.
+//!
+//! The order is that of the verbs on tasks: a reason, a daemon of theirs, not too often. What changed is on record with who
+//! said so and why; a word that changes nothing is answered and leaves no trace.
+
+use std::sync::Arc;
+
+use crate::core_state::{Core, CoreTurn};
+use crate::ids::{DaemonId, RequestId, TenantScope};
+use crate::io::command::RequestActor;
+use crate::io::effects::{
+    CloseReason, CommitDependency, CoreReply, DaemonMessage, DaemonView, RecordChange,
+};
+use crate::io::rejection::Rejection;
+use crate::operator::rate_limit::OperationTarget;
+use crate::record::{DaemonChange, DaemonCondition, DaemonOperation, DrainMark};
+use crate::task::size_limits;
+
+/// An operator's word on one daemon.
+#[derive(Debug)]
+pub struct OperateDaemon {
+    pub request: RequestId,
+    /// The caller's: a tenant runs only its own daemons.
+    pub scope: TenantScope,
+    pub daemon: DaemonId,
+    pub by: RequestActor,
+    /// Only the end of a drain may go without.
+    pub reason: Arc<str>,
+    pub operation: DaemonOperation,
+}
+
+impl DaemonOperation {
+    fn needs_reason(self) -> bool {
+        match self {
+            DaemonOperation::Drain | DaemonOperation::Disconnect => true,
+            DaemonOperation::Undrain => false,
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn operate_daemon(&mut self, operate: OperateDaemon, turn: &mut CoreTurn<'_>) {
+        let request = operate.request;
+        match self.try_operate_daemon(operate, turn) {
+            Ok(view) => turn.reply(
+                request,
+                CommitDependency::Everything,
+                CoreReply::Daemon(Box::new(view)),
+            ),
+            Err(code) => turn.refuse(request, code),
+        }
+    }
+
+    fn try_operate_daemon(
+        &mut self,
+        operate: OperateDaemon,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<DaemonView, Rejection> {
+        let daemon = operate.daemon;
+        if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
+            return Err(Rejection::ReasonMissing);
+        }
+        if !self.may_operate_daemon(&operate.scope, daemon) {
+            return Err(Rejection::UnknownDaemon);
+        }
+        let target = OperationTarget::Daemon(daemon);
+        self.operator_limit
+            .admit(operate.by.token, target, turn.now.monotonic)?;
+        let before = self.daemon_condition(daemon);
+        match operate.operation {
+            DaemonOperation::Drain => {
+                let mark = DrainMark {
+                    by: Arc::clone(&operate.by.name),
+                    reason: Arc::clone(&operate.reason),
+                    since: turn.now.wall,
+                };
+                self.set_drain_mark(daemon, Some(mark), turn);
+            }
+            DaemonOperation::Undrain => self.set_drain_mark(daemon, None, turn),
+            DaemonOperation::Disconnect => self.disconnect_daemon(daemon, turn),
+        }
+        if before != self.daemon_condition(daemon) {
+            self.record_daemon_change(operate, before, turn);
+        }
+        let view = self.daemon_view(daemon, turn.now);
+        view.ok_or(Rejection::UnknownDaemon)
+    }
+
+    /// Its attempts go on under their leases; it comes back by itself.
+    fn disconnect_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
+        if let Some(session) = self.roster.session_of(daemon) {
+            self.close_session(session, CloseReason::Disconnected, turn);
+        }
+    }
+
+    /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
+    pub(crate) fn may_operate_daemon(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
+        let record = self.daemon_registry.get(daemon);
+        record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
+    }
+
+    fn daemon_condition(&self, daemon: DaemonId) -> DaemonCondition {
+        let record = self.daemon_registry.get(daemon);
+        DaemonCondition {
+            drained: record.is_some_and(|record| record.drained.is_some()),
+            connected: self.roster.session_of(daemon).is_some(),
+        }
+    }
+
+    /// The daemon hears of it in any case: it says itself that it rests, until it is told otherwise.
+    fn set_drain_mark(
+        &mut self,
+        daemon: DaemonId,
+        mark: Option<DrainMark>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let withdrawn = mark.is_none();
+        if let Some(record) = self.daemon_registry.set_drain_mark(daemon, mark) {
+            self.roster
+                .set_drained(daemon, !withdrawn, turn.now.monotonic);
+            turn.push_change(RecordChange::PutDaemon(record));
+        }
+        if let Some(session) = self.roster.session_of(daemon) {
+            let drain = DaemonMessage::Drain { withdrawn };
+            turn.send_to_session(CommitDependency::Everything, session, drain);
+        }
+    }
+
+    fn record_daemon_change(
+        &mut self,
+        operate: OperateDaemon,
+        before: DaemonCondition,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let Some(record) = self.daemon_registry.get(operate.daemon) else {
+            return;
+        };
+        if mutant!(DrainUnaudited) {
+            return;
+        }
+        let (mut by, mut reason) = (operate.by.name, operate.reason);
+        size_limits::clip(&mut by, size_limits::MAX_NAME_BYTES);
+        size_limits::clip(&mut reason, size_limits::MAX_NOTE_BYTES);
+        let change = DaemonChange {
+            daemon: operate.daemon,
+            scope: record.scope.clone(),
+            name: Arc::clone(&record.name),
+            operation: operate.operation,
+            before,
+            after: self.daemon_condition(operate.daemon),
+            by,
+            reason,
+            at: turn.now.wall,
+        };
+        self.daemon_changes.record_change(change);
+        turn.push_change(RecordChange::PutDaemonChanges(self.daemon_changes.clone()));
+    }
+}

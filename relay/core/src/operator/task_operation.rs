@@ -1,0 +1,351 @@
+//! Operators' verbs on one task: take an attempt away, fail it, retry, complete by hand, pause.
+//!
+//! The order is the same for all: a reason, a task of theirs, not too often, a state that the verb suits. Then the audit is
+//! noted, the verb is done, and all of it is one write and one reply. A refusal writes nothing.
+
+use std::sync::Arc;
+
+use crate::attempt::machine::{ForceAttemptEnd, ForcedEnd, MachineEvent};
+use crate::attempt::timers::TimerSet;
+use crate::core_state::{Core, CoreTurn};
+use crate::goal::completion_contract;
+use crate::ids::{AttemptId, RequestId, TaskId, TenantId};
+use crate::io::command::{FinishedTask, RequestActor};
+use crate::io::effects::{CommitDependency, CoreReply};
+use crate::io::rejection::Rejection;
+use crate::operator::rate_limit::OperationTarget;
+use crate::record::{
+    AttemptState, AttemptStateKind, AuditedOperation, OperatorAudit, TaskState, TimelineEventKind,
+};
+use crate::task::live_task::LiveTask;
+use crate::task::size_limits;
+
+/// An operator's word on one task.
+#[derive(Debug)]
+pub struct OperateTask {
+    pub request: RequestId,
+    pub tenant: TenantId,
+    pub task: TaskId,
+    pub by: RequestActor,
+    /// Only the end of a pause may go without.
+    pub reason: Arc<str>,
+    pub operation: TaskOperation,
+    pub finished: Option<FinishedTask>,
+}
+
+#[derive(Clone, Debug)]
+pub enum TaskOperation {
+    /// Takes a leased attempt away; the task is queued again, behind the successor rule. The attempt is the one that the
+    /// caller saw; without it, the open one.
+    ForceRelease {
+        attempt: Option<AttemptId>,
+    },
+    /// Ends an open attempt, and with it the task, as failed.
+    ForceFail {
+        attempt: Option<AttemptId>,
+    },
+    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
+    Retry {
+        allow_unsafe: bool,
+    },
+    /// Completes what is parked, lost or held, by hand.
+    Complete {
+        overridden: bool,
+        result: Option<Arc<[u8]>>,
+    },
+    Pause,
+    Unpause,
+}
+
+impl TaskOperation {
+    fn needs_reason(&self) -> bool {
+        !matches!(self, TaskOperation::Unpause)
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.audited_operation().as_str()
+    }
+
+    fn audited_operation(&self) -> AuditedOperation {
+        match self {
+            TaskOperation::ForceRelease { .. } => AuditedOperation::ForceRelease,
+            TaskOperation::ForceFail { .. } => AuditedOperation::ForceFail,
+            TaskOperation::Retry { .. } => AuditedOperation::Retry,
+            TaskOperation::Complete { overridden, .. }
+                if *overridden && !mutant!(OverrideUnrecorded) =>
+            {
+                AuditedOperation::CompleteOverridden
+            }
+            TaskOperation::Complete { .. } => AuditedOperation::Complete,
+            TaskOperation::Pause => AuditedOperation::Pause,
+            TaskOperation::Unpause => AuditedOperation::Unpause,
+        }
+    }
+
+    /// What becomes of the newest attempt. One that has ended stays as it is: another one follows it.
+    fn resulting_state(&self, newest: &AttemptState) -> AttemptStateKind {
+        let ended = newest.end().is_some();
+        match self {
+            TaskOperation::ForceRelease { .. } => AttemptStateKind::Released,
+            TaskOperation::ForceFail { .. } => AttemptStateKind::Failed,
+            TaskOperation::Complete { .. } if !ended => AttemptStateKind::Completed,
+            TaskOperation::Retry { .. } if !ended => AttemptStateKind::HandedOff,
+            TaskOperation::Complete { .. }
+            | TaskOperation::Retry { .. }
+            | TaskOperation::Pause
+            | TaskOperation::Unpause => newest.kind(),
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn operate_task(&mut self, operate: OperateTask, turn: &mut CoreTurn<'_>) {
+        let (request, task) = (operate.request, operate.task);
+        match self.try_operate_task(operate, turn) {
+            Ok(reply) => turn.reply(request, CommitDependency::Task(task), reply),
+            Err(code) => turn.refuse(request, code),
+        }
+    }
+
+    fn try_operate_task(
+        &mut self,
+        mut operate: OperateTask,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<CoreReply, Rejection> {
+        if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
+            return Err(Rejection::ReasonMissing);
+        }
+        let mut live = self.take_operated_task(&mut operate)?;
+        let target = OperationTarget::Task(operate.task);
+        let admitted = self
+            .operator_limit
+            .admit(operate.by.token, target, turn.now.monotonic)
+            .and_then(|()| self.check_operation(&live, &operate.operation));
+        if let Err(code) = admitted {
+            self.put_back_operated(live, turn);
+            return Err(code);
+        }
+        if matches!(operate.operation, TaskOperation::Pause) && live.record().paused.is_some() {
+            self.put_back_operated(live, turn);
+            return Ok(CoreReply::Already);
+        }
+        record_audit(&mut live, &operate);
+        self.run_operation(&mut live, operate, turn);
+        Ok(CoreReply::Task(self.put_back_task(live, turn)))
+    }
+
+    /// Of finished tasks only a retry wants more than to hear that they are.
+    fn take_operated_task(
+        &mut self,
+        operate: &mut OperateTask,
+    ) -> Result<Box<LiveTask>, Rejection> {
+        if let Some(live) = self.take_task(&operate.tenant, operate.task) {
+            return Ok(live);
+        }
+        let finished = operate.finished.take();
+        let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
+        let known = known.ok_or(Rejection::UnknownTask)?;
+        match operate.operation {
+            TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(known))),
+            TaskOperation::ForceRelease { .. }
+            | TaskOperation::ForceFail { .. }
+            | TaskOperation::Complete { .. }
+            | TaskOperation::Pause
+            | TaskOperation::Unpause => Err(Rejection::AlreadyFinished),
+        }
+    }
+
+    fn put_back_operated(&mut self, live: Box<LiveTask>, turn: &mut CoreTurn<'_>) {
+        if !live.is_reopened() {
+            self.put_back_task(live, turn);
+        }
+    }
+
+    fn check_operation(&self, live: &LiveTask, verb: &TaskOperation) -> Result<(), Rejection> {
+        match verb {
+            TaskOperation::ForceRelease { attempt } => {
+                check_seen_attempt(live, *attempt)?;
+                if live.is_newest_leased() {
+                    // Another attempt follows it.
+                    check_attempt_limit(live)
+                } else {
+                    Err(Rejection::NotHeld)
+                }
+            }
+            TaskOperation::ForceFail { attempt } => {
+                check_seen_attempt(live, *attempt)?;
+                let over = live.newest_attempt().state.end().is_some();
+                if over {
+                    Err(Rejection::NotOpen)
+                } else {
+                    Ok(())
+                }
+            }
+            TaskOperation::Retry { allow_unsafe } => self.check_retry(live, *allow_unsafe),
+            TaskOperation::Complete { overridden, .. } => check_complete(live, *overridden),
+            TaskOperation::Unpause if live.record().paused.is_none() => Err(Rejection::NotPaused),
+            TaskOperation::Pause | TaskOperation::Unpause => Ok(()),
+        }
+    }
+
+    fn run_operation(
+        &mut self,
+        live: &mut LiveTask,
+        operate: OperateTask,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let (by, reason) = (operate.by, operate.reason);
+        match operate.operation {
+            TaskOperation::ForceRelease { .. } => {
+                self.force_attempt_end(live, ForcedEnd::Released, reason, turn)
+            }
+            TaskOperation::ForceFail { .. } => {
+                self.force_attempt_end(live, ForcedEnd::Failed, reason, turn)
+            }
+            TaskOperation::Retry { .. } => self.retry_on_request(live, by.name, reason, turn),
+            TaskOperation::Complete { result, .. } => {
+                if live.newest_attempt().state.end().is_some() {
+                    // Its end is final: what a person adds stands beside it.
+                    self.queue_attempt(live, true, turn);
+                }
+                self.force_attempt_end(live, ForcedEnd::Completed { result }, reason, turn);
+            }
+            TaskOperation::Pause => self.pause_task(live, by, reason, turn),
+            TaskOperation::Unpause => self.unpause_task(live, reason, turn),
+        }
+    }
+
+    fn force_attempt_end(
+        &mut self,
+        live: &mut LiveTask,
+        into: ForcedEnd,
+        mut reason: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let record = live.record_mut();
+        (record.retry, record.attention) = (None, None);
+        live.retry_at = None;
+        size_limits::clip(&mut reason, size_limits::MAX_TEXT_BYTES);
+        let forced = ForceAttemptEnd { end: into, reason };
+        self.apply_event(live, MachineEvent::Forced(forced), None, turn);
+    }
+
+    /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
+    fn retry_on_request(
+        &mut self,
+        live: &mut LiveTask,
+        by: Arc<str>,
+        reason: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if live.is_reopened() {
+            self.fence_inherited(live, turn.now);
+        }
+        live.add_event(TimelineEventKind::RetryAsked, Some(reason));
+        self.start_successor(live, by, turn);
+    }
+
+    fn check_retry(&self, live: &LiveTask, allow_unsafe: bool) -> Result<(), Rejection> {
+        match live.record().state {
+            TaskState::Failed
+            | TaskState::TimedOut
+            | TaskState::Lost
+            | TaskState::NeedsAttention => {}
+            TaskState::Pending if live.record().retry.is_some() => {}
+            TaskState::Pending | TaskState::Queued | TaskState::Running
+                if live.record().cancel.is_some() =>
+            {
+                return Err(Rejection::BeingCanceled);
+            }
+            TaskState::Pending | TaskState::Queued | TaskState::Running => {
+                return Err(Rejection::NotFinished);
+            }
+            TaskState::Completed | TaskState::Canceled => return Err(Rejection::AlreadyFinished),
+        }
+        check_attempt_limit(live)?;
+        if live.record().counters.dispatches >= self.config.max_dispatches {
+            return Err(Rejection::DispatchLimit);
+        }
+        if live.is_reopened() {
+            self.check_open_limits(&live.spec)?;
+        }
+        if live.newest_attempt().retry_safe || allow_unsafe {
+            Ok(())
+        } else {
+            Err(Rejection::UnsafeRetry)
+        }
+    }
+}
+
+/// With the states that it finds; what it leaves is known before it is done.
+fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
+    let newest = &live.newest_attempt().state;
+    let mut by = Arc::clone(&operate.by.name);
+    size_limits::clip(&mut by, size_limits::MAX_NAME_BYTES);
+    let audit = OperatorAudit {
+        operation: operate.operation.audited_operation(),
+        by,
+        attempt_before: newest.kind(),
+        attempt_after: operate.operation.resulting_state(newest),
+        task_before: live.record().state,
+    };
+    let reason = Some(Arc::clone(&operate.reason));
+    live.add_event(
+        TimelineEventKind::Forced(audit),
+        reason.filter(|r| !r.is_empty()),
+    );
+}
+
+/// It is the attempt that the caller saw, and nobody ends it already.
+fn check_seen_attempt(live: &LiveTask, attempt: Option<AttemptId>) -> Result<(), Rejection> {
+    if attempt.is_some_and(|attempt| attempt != live.newest_attempt().id) {
+        return Err(Rejection::StaleAttempt);
+    }
+    if live.record().cancel.is_some() {
+        return Err(Rejection::BeingCanceled);
+    }
+    Ok(())
+}
+
+fn check_attempt_limit(live: &LiveTask) -> Result<(), Rejection> {
+    if live.record().attempts.len() >= size_limits::MAX_ATTEMPTS {
+        Err(Rejection::DispatchLimit)
+    } else {
+        Ok(())
+    }
+}
+
+/// Somebody has worked on it, and the receipts seen meet the contract unless an operator says that this does not matter.
+fn check_complete(live: &LiveTask, overridden: bool) -> Result<(), Rejection> {
+    check_seen_attempt(live, None)?;
+    match &live.newest_attempt().state {
+        AttemptState::Queued => return Err(Rejection::NotBegun),
+        AttemptState::Ended(_) if live.record().attention.is_none() => {
+            return Err(Rejection::NotOpen);
+        }
+        AttemptState::Ended(_) => check_attempt_limit(live)?,
+        AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::CleaningUp { .. }
+        | AttemptState::Parked(_) => {}
+    }
+    if overridden
+        || completion_contract::unmet_task_requirements(&live.spec, live.newest_attempt())
+            .is_empty()
+    {
+        Ok(())
+    } else {
+        Err(Rejection::ContractUnmet)
+    }
+}
+
+fn reopen_finished(finished: FinishedTask) -> LiveTask {
+    let mut live = LiveTask::new(finished.spec, finished.record, TimerSet::default());
+    live.mark_reopened();
+    live
+}

@@ -1,0 +1,91 @@
+//! Conversations as scheduling sees them: their key, and where each ran last.
+//!
+//! A conversation is a client's name, so it means something only within its tenant. Where it ran is a preference
+//! and may be forgotten; that it is busy is a rule, kept in `fences`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::ids::{DaemonId, TenantId};
+use crate::task::spec::TaskSpec;
+
+/// Remembered places; the oldest go first.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// A conversation's name within its tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConversationKey {
+    pub tenant: TenantId,
+    pub name: Arc<str>,
+}
+
+impl ConversationKey {
+    pub fn from_spec(spec: &TaskSpec) -> Option<Self> {
+        let name = spec.conversation_id.as_deref()?;
+        Some(Self {
+            tenant: spec.tenant.clone(),
+            name: name.into(),
+        })
+    }
+
+    /// A name for those who must tell conversations of all tenants apart and need to know neither.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        digest.update((self.tenant.as_str().len() as u64).to_be_bytes());
+        digest.update(self.tenant.as_str());
+        digest.update(&*self.name);
+        digest.finalize().into()
+    }
+}
+
+/// Which daemon ran a conversation last: its files and the agent's own memory are there.
+#[derive(Clone, Debug, Default)]
+pub struct ConversationAffinity {
+    last: BTreeMap<ConversationKey, DaemonId>,
+    order: VecDeque<ConversationKey>,
+}
+
+impl ConversationAffinity {
+    pub fn remember(&mut self, key: &ConversationKey, daemon: DaemonId) {
+        if self.last.insert(key.clone(), daemon).is_some() {
+            return;
+        }
+        self.order.push_back(key.clone());
+        if self.order.len() > MAX_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.last.remove(&oldest);
+        }
+    }
+
+    pub fn last_daemon(&self, key: &ConversationKey) -> Option<DaemonId> {
+        self.last.get(key).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::samples::tenant;
+
+    #[test]
+    fn places_are_remembered_per_tenant_and_up_to_a_bound() {
+        let key = |tenant_name: &str, name: usize| ConversationKey {
+            tenant: tenant(tenant_name),
+            name: name.to_string().into(),
+        };
+        let daemon = DaemonId(Uuid::from_u128(7));
+        let mut affinity = ConversationAffinity::default();
+        for n in 0..=MAX_REMEMBERED {
+            affinity.remember(&key("a", n), daemon);
+        }
+        assert_eq!(affinity.last_daemon(&key("a", 0)), None);
+        assert_eq!(affinity.last_daemon(&key("a", 1)), Some(daemon));
+        assert_eq!(affinity.last_daemon(&key("b", 1)), None);
+        assert_eq!(affinity.last.len(), affinity.order.len());
+    }
+}

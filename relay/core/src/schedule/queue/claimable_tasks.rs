@@ -1,0 +1,48 @@
+//! What agents may claim: by tenant and scope, the most urgent first, then first come, first served.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::tenant_lanes::{QueuePlace, QueueSeq};
+use crate::ids::{TaskId, TenantId};
+
+/// What agents of one scope may claim, in order.
+type ClaimOrder = BTreeMap<(Reverse<u8>, QueueSeq), TaskId>;
+
+#[derive(Debug, Default)]
+pub(super) struct ClaimableTasks {
+    scopes: BTreeMap<(TenantId, Arc<str>), ClaimOrder>,
+}
+
+impl ClaimableTasks {
+    pub(super) fn insert(&mut self, place: &QueuePlace, scope: &Arc<str>, task: TaskId) {
+        let of_scope = self.scopes.entry(key(place, scope)).or_default();
+        of_scope.insert((place.priority, place.seq), task);
+    }
+
+    pub(super) fn remove(&mut self, place: &QueuePlace, scope: &Arc<str>) {
+        let key = key(place, scope);
+        if let Some(of_scope) = self.scopes.get_mut(&key) {
+            of_scope.remove(&(place.priority, place.seq));
+            if of_scope.is_empty() {
+                self.scopes.remove(&key);
+            }
+        }
+    }
+
+    pub(super) fn in_scope<'a>(
+        &'a self,
+        tenant: &TenantId,
+        scope: &str,
+    ) -> impl Iterator<Item = TaskId> + 'a {
+        let of_scope = self.scopes.get(&(tenant.clone(), Arc::from(scope)));
+        of_scope
+            .into_iter()
+            .flat_map(|tasks| tasks.values().copied())
+    }
+}
+
+fn key(place: &QueuePlace, scope: &Arc<str>) -> (TenantId, Arc<str>) {
+    (place.tenant.clone(), Arc::clone(scope))
+}

@@ -1,0 +1,80 @@
+//! How much waits and runs, for operators: counts and ages of what the caller may see. Changes nothing, and walks no task:
+//! counts are kept where tasks move (`open.rs`).
+
+use crate::core_state::{Core, CoreTurn};
+use crate::ids::{RequestId, TenantScope};
+use crate::io::effects::{CommitDependency, CoreReply, SchedulerView};
+use crate::schedule::open_task_limits::OpenTaskLimits;
+
+impl Core {
+    pub(crate) fn reply_scheduler_status(
+        &self,
+        request: RequestId,
+        scope: &TenantScope,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let (counts, oldest) = self.open_limits.counts(scope);
+        let holds = u64::from(self.scheduler.active_suspension().is_some());
+        let view = SchedulerView {
+            open: counts.open,
+            pending: counts.pending,
+            queued: counts.queued,
+            running: counts.running,
+            needs_attention: counts.needs_attention,
+            paused_tasks: counts.paused,
+            pending_inputs: counts.inputs,
+            inherited: counts.inherited * holds,
+            oldest_queued_ms: oldest.map_or(0, |since| turn.now.wall.0.saturating_sub(since.0)),
+            ..self.standing(scope)
+        };
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Scheduler(Box::new(view)),
+        );
+    }
+
+    /// What is no task's: pauses and daemons.
+    fn standing(&self, scope: &TenantScope) -> SchedulerView {
+        let tenants = self.pauses.active_pauses();
+        let theirs = tenants.filter(|(tenant, _)| scope.covers(tenant));
+        let changes = self.pauses.changes.iter();
+        let visible = changes.filter(|change| match &change.scope {
+            TenantScope::All => true,
+            TenantScope::One(tenant) => scope.covers(tenant),
+        });
+        let online = self.roster.iter().filter(|daemon| {
+            let works_for_them = match scope {
+                TenantScope::All => true,
+                TenantScope::One(tenant) => daemon.scope.covers(tenant),
+            };
+            works_for_them && self.roster.session_of(daemon.id).is_some()
+        });
+        let slots: Vec<u64> = online.map(|d| u64::from(d.free_slots())).collect();
+        SchedulerView {
+            paused: self.scheduler.paused.clone(),
+            tenants: theirs
+                .map(|(tenant, pause)| (tenant.clone(), pause.clone()))
+                .collect(),
+            changes: visible.cloned().collect(),
+            open_limit: self.config.max_open_tasks as u64,
+            daemons_online: slots.len() as u64,
+            free_slots: slots.iter().sum(),
+            ..SchedulerView::default()
+        }
+    }
+
+    /// For judges: whether the counts that are kept are those of the tasks that there are.
+    pub fn counts_are_true(&self) -> bool {
+        let mut recount = OpenTaskLimits::default();
+        for live in self.tasks.values() {
+            // Once no hold stands it is no longer kept up to date, and not told.
+            let inherited = match self.scheduler.active_suspension() {
+                Some(_) => self.scheduler.suspension_of(live.id()).is_some(),
+                None => self.open_limits.is_inherited(live.id()),
+            };
+            recount.update_task(&live.spec, live.record(), inherited);
+        }
+        self.open_limits.equals_recount(&recount)
+    }
+}

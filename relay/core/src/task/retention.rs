@@ -1,0 +1,201 @@
+//! Retention's half in the core: a finished task is let go once nothing can still be said about it, and a daemon once
+//! nothing can still come from it. When that should be, and how much, is the shell's to choose; here is what must hold.
+
+use std::sync::Arc;
+
+use crate::core_state::{Core, CoreTurn};
+use crate::ids::{DaemonId, RequestId, TaskId, TenantScope, TokenId};
+use crate::io::command::{RemovableTask, RequestActor};
+use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::io::rejection::Rejection;
+use crate::record::{DaemonRecord, ForgottenDaemon};
+use crate::task::size_limits;
+use crate::time::{ClockReading, WallTime};
+
+/// What is stored of a daemon says when it was last seen at least as exactly as this.
+const LAST_SEEN_ACCURACY_MS: u64 = 24 * 60 * 60 * 1_000;
+
+impl Core {
+    /// Removes those of the named tasks that may go; the reply tells which.
+    pub(crate) fn remove_finished(
+        &mut self,
+        request: RequestId,
+        finished: Vec<RemovableTask>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let mut removed: Vec<TaskId> = Vec::with_capacity(finished.len());
+        for one in finished {
+            let twice = removed.contains(&one.record.task);
+            if twice || !self.may_remove_task(&one, turn.now) {
+                continue;
+            }
+            removed.push(one.record.task);
+            turn.push_change(RecordChange::RemoveTask {
+                tenant: one.record.tenant.clone(),
+                task: one.record.task,
+                idempotency_key: one.idempotency_key,
+                body: one.body,
+                checkpoints: one.record.checkpoint_count,
+            });
+        }
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Removed(removed),
+        );
+    }
+
+    fn may_remove_task(&self, one: &RemovableTask, now: ClockReading) -> bool {
+        let record = &one.record;
+        let over = record.state.is_terminal() && !self.is_live(record.task);
+        let awaited = self.awaits_late_end(record, now) && !mutant!(AwaitedRemoved);
+        let guarded = self.fences.has_task(record.task) && !mutant!(FencedRemoved);
+        over && !awaited && !guarded
+    }
+
+    /// Forgets daemons that were away for `unseen_ms` and hold nothing, and dates those that are here.
+    pub(crate) fn forget_daemons(
+        &mut self,
+        request: RequestId,
+        unseen_ms: u64,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let here = self
+            .daemon_registry
+            .values()
+            .filter(|record| self.is_connected(record.daemon));
+        let stale =
+            here.filter(|record| unseen_for(record, turn.now.wall) >= LAST_SEEN_ACCURACY_MS);
+        for daemon in daemon_ids(stale) {
+            self.mark_daemon_seen(daemon, turn.now);
+            let record = self.daemon_registry.get(daemon).cloned();
+            turn.effects
+                .changes
+                .extend(record.map(RecordChange::PutDaemon));
+        }
+        let gone = self
+            .daemon_registry
+            .values()
+            .filter(|record| self.may_forget_daemon(record, unseen_ms, turn.now.wall));
+        let gone = daemon_ids(gone);
+        for daemon in &gone {
+            self.forget_daemon(*daemon, turn);
+        }
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Forgotten(gone.len()),
+        );
+    }
+
+    /// Makes room for one more daemon of this credential; false if it has as many as it may.
+    pub(crate) fn make_room_for_daemon(
+        &mut self,
+        daemon: DaemonId,
+        token: TokenId,
+        turn: &mut CoreTurn<'_>,
+    ) -> bool {
+        if self.daemon_registry.get(daemon).is_some() {
+            return true;
+        }
+        let of_token = || {
+            self.daemon_registry
+                .values()
+                .filter(|record| record.token == token)
+        };
+        if of_token().count() < self.config.max_daemons_per_token {
+            return true;
+        }
+        // Whoever may still bring a result of its last attempt keeps its id.
+        let away_ms = LAST_SEEN_ACCURACY_MS + self.config.adopt_late_ms;
+        let may_go =
+            of_token().filter(|record| self.may_forget_daemon(record, away_ms, turn.now.wall));
+        let Some(longest_away) = may_go.min_by_key(|record| (record.last_seen, record.daemon))
+        else {
+            return false;
+        };
+        let longest_away = longest_away.daemon;
+        self.forget_daemon(longest_away, turn);
+        true
+    }
+
+    /// An operator says that it is gone for good. Who forgets one that runs would let it come back as a stranger, and
+    /// what it runs would be nobody's.
+    pub(crate) fn forget_daemon_on_request(
+        &mut self,
+        request: RequestId,
+        scope: &TenantScope,
+        daemon: DaemonId,
+        by: RequestActor,
+        mut reason: Arc<str>,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let view = self.daemon_view(daemon, turn.now);
+        let Some(view) = view.filter(|_| self.may_operate_daemon(scope, daemon)) else {
+            return turn.refuse(request, Rejection::UnknownDaemon);
+        };
+        if self.is_connected(daemon) {
+            return turn.refuse(request, Rejection::DaemonConnected);
+        }
+        if self.has_attempts_or_fences(daemon) {
+            return turn.refuse(request, Rejection::DaemonHolds);
+        }
+        size_limits::clip(&mut reason, size_limits::MAX_NOTE_BYTES);
+        self.forgotten_daemons.record_forgotten(ForgottenDaemon {
+            daemon,
+            scope: view.record.scope.clone(),
+            name: view.record.name.clone(),
+            last_seen: view.record.last_seen,
+            by: by.name,
+            reason,
+            at: turn.now.wall,
+        });
+        self.forget_daemon(daemon, turn);
+        turn.push_change(RecordChange::PutForgotten(self.forgotten_daemons.clone()));
+        turn.reply(
+            request,
+            CommitDependency::Everything,
+            CoreReply::Daemon(Box::new(view)),
+        );
+    }
+
+    /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.
+    pub(crate) fn mark_daemon_seen(&mut self, daemon: DaemonId, now: ClockReading) {
+        self.daemon_registry.set_last_seen(daemon, now.wall);
+    }
+
+    fn may_forget_daemon(&self, record: &DaemonRecord, unseen_ms: u64, now: WallTime) -> bool {
+        let away = !self.is_connected(record.daemon);
+        let long = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
+        // An operator's mark must not be lost with the record: the daemon would come back and take work.
+        let marked = record.drained.is_some() && !mutant!(DrainForgotten);
+        away && long && !marked && !self.has_attempts_or_fences(record.daemon)
+    }
+
+    fn is_connected(&self, daemon: DaemonId) -> bool {
+        self.roster.session_of(daemon).is_some()
+    }
+
+    fn has_attempts_or_fences(&self, daemon: DaemonId) -> bool {
+        let held = self
+            .roster
+            .get(daemon)
+            .is_some_and(|daemon| !daemon.held_attempts.is_empty());
+        held || self.fences.has_daemon(daemon)
+    }
+
+    fn forget_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
+        if let Some(record) = self.daemon_registry.remove(daemon) {
+            self.roster.forget_daemon(daemon);
+            turn.push_change(RecordChange::DropDaemon(record));
+        }
+    }
+}
+
+fn unseen_for(record: &DaemonRecord, now: WallTime) -> u64 {
+    now.0.saturating_sub(record.last_seen.0)
+}
+
+fn daemon_ids<'a>(records: impl Iterator<Item = &'a Arc<DaemonRecord>>) -> Vec<DaemonId> {
+    records.map(|record| record.daemon).collect()
+}

@@ -1,0 +1,286 @@
+//! Submit: one task per idempotency key, within the bounds, or refused before anything is written.
+
+use std::sync::Arc;
+
+use crate::attempt::timers::{TimerFact, TimerSet};
+use crate::core_state::{Core, CoreTurn};
+use crate::ids::{AttemptId, TaskId};
+use crate::io::command::{PriorSubmission, SubmitTask};
+use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::io::rejection::{ExceededBound, Rejection};
+use crate::record::{
+    AttemptRecord, EndState, IdempotencyRecord, RetryCounters, TaskRecord, TaskState, TaskTimeline,
+    TimelineEventKind, TraceIds,
+};
+use crate::task::live_task::LiveTask;
+use crate::task::size_limits;
+use crate::task::spec::{DispatchPolicy, TaskSpec};
+use crate::time::{IdSource, WallTime};
+
+impl Core {
+    pub(crate) fn submit_task(&mut self, submit: SubmitTask, turn: &mut CoreTurn<'_>) {
+        match self.find_prior_submission(&submit) {
+            Ok(Some(prior)) => return self.answer_repeated_submit(&submit, &prior, turn),
+            Ok(None) => {}
+            Err(code) => return turn.refuse(submit.request, code),
+        }
+        if let Err(code) = self.admit_task(&submit.spec) {
+            return turn.refuse(submit.request, code);
+        }
+        let live = self.open_task(&submit, turn);
+        let record = self.put_back_task(live, turn);
+        turn.reply(
+            submit.request,
+            CommitDependency::Task(submit.task),
+            CoreReply::Submitted {
+                record,
+                created: true,
+            },
+        );
+    }
+
+    /// A new task with its first attempt in line. It was admitted.
+    pub(crate) fn open_task(
+        &mut self,
+        submit: &SubmitTask,
+        turn: &mut CoreTurn<'_>,
+    ) -> Box<LiveTask> {
+        let spec = Arc::clone(&submit.spec);
+        turn.push_change(RecordChange::PutSpec {
+            task: submit.task,
+            spec: Arc::clone(&spec),
+        });
+        if let Some(key) = &spec.idempotency_key {
+            let record = IdempotencyRecord {
+                task: submit.task,
+                digest: submit.digest,
+            };
+            self.idempotency_keys
+                .insert((spec.tenant.clone(), key.clone()), record.clone());
+            turn.push_change(RecordChange::PutIdempotency {
+                tenant: spec.tenant.clone(),
+                key: key.clone(),
+                record,
+            });
+        }
+        let record = new_task_record(submit.task, &spec, turn.now.wall, turn.id_source);
+        let mut live = Box::new(LiveTask::new(spec, Arc::new(record), TimerSet::default()));
+        live.add_event(TimelineEventKind::Submitted, None);
+        self.queue_attempt(&mut live, false, turn);
+        live
+    }
+
+    /// What is known of this key: live tasks are ours to know, finished ones the store's. One that cannot be read may stand for a
+    /// task: another one would be the second.
+    pub(crate) fn find_prior_submission(
+        &self,
+        submit: &SubmitTask,
+    ) -> Result<Option<PriorSubmission>, Rejection> {
+        let key = submit.spec.idempotency_key.as_ref();
+        let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
+            return Ok(None);
+        };
+        if let Some(known) = self
+            .idempotency_keys
+            .get(&(submit.spec.tenant.clone(), key.clone()))
+        {
+            return Ok(Some(PriorSubmission {
+                task: known.task,
+                digest: known.digest,
+                finished: None,
+            }));
+        }
+        let stored = submit
+            .prior_submission
+            .as_ref()
+            .map_err(|_| Rejection::Unreadable)?;
+        Ok(stored.as_ref().map(|prior| PriorSubmission {
+            task: prior.task,
+            digest: prior.digest,
+            finished: prior.finished.clone(),
+        }))
+    }
+
+    fn answer_repeated_submit(
+        &self,
+        submit: &SubmitTask,
+        prior: &PriorSubmission,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
+            return turn.refuse(submit.request, Rejection::IdempotencyConflict);
+        }
+        let live = self.tasks.get(&prior.task).map(|live| live.shared_record());
+        match live.or_else(|| prior.finished.clone()) {
+            Some(record) => {
+                turn.reply(
+                    submit.request,
+                    CommitDependency::Task(prior.task),
+                    CoreReply::Submitted {
+                        record,
+                        created: false,
+                    },
+                );
+            }
+            None => turn.refuse(submit.request, Rejection::UnknownTask),
+        }
+    }
+
+    pub(crate) fn admit_task(&self, spec: &TaskSpec) -> Result<(), Rejection> {
+        self.check_open_limits(spec)?;
+        match spec.dispatch_policy {
+            DispatchPolicy::Queue => Ok(()),
+            DispatchPolicy::FailFast if self.could_place(spec) => Ok(()),
+            DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
+        }
+    }
+
+    /// The bounds on open tasks, for whatever opens one.
+    pub(crate) fn check_open_limits(&self, spec: &TaskSpec) -> Result<(), Rejection> {
+        if self.tasks.len() >= self.config.max_open_tasks && !mutant!(BoundIgnored) {
+            return Err(Rejection::QueueFull(ExceededBound::Tasks));
+        }
+        self.open_limits.check_room_for_task(spec, &self.config)?;
+        if self.open_limits.open_count_of(&spec.tenant) >= self.config.max_open_tasks_per_tenant {
+            return Err(Rejection::TenantQueueFull(ExceededBound::Tasks));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn queue_attempt(
+        &mut self,
+        live: &mut LiveTask,
+        asked: bool,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let id = AttemptId(turn.id_source.new_id());
+        self.queue_attempt_as(id, live, asked, turn);
+    }
+
+    /// Attempt N+1, queued. The one place that makes attempts; the id is new, which is what fences the old one.
+    pub(crate) fn queue_attempt_as(
+        &mut self,
+        id: AttemptId,
+        live: &mut LiveTask,
+        asked: bool,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let previous = live
+            .record()
+            .newest_attempt()
+            .map(|newest| (newest.id, newest.number));
+        let reused = previous.filter(|_| mutant!(AttemptIdReused));
+        let id = reused.map_or(id, |(earlier, _)| earlier);
+        let number = previous.map_or(1, |(_, number)| number + 1);
+        let mut attempt =
+            AttemptRecord::queued(id, number, span_id(turn.id_source.new_id()), turn.now.wall);
+        attempt.previous = previous.map(|(id, _)| id);
+        attempt.requested_by_person = asked;
+        attempt.fresh_conversation = live
+            .record()
+            .newest_attempt()
+            .is_some_and(needs_fresh_conversation);
+        let record = live.record_mut();
+        if let Some(last) = record.attempts.last_mut() {
+            last.successor = Some(id);
+            // What a person had to say holds until somebody says something else.
+            attempt.resume = last.resume.take();
+            size_limits::trim_earlier_attempt(last);
+        }
+        record.attempts.push(attempt);
+        record.retry = None;
+        record.attention = None;
+        live.retry_at = None;
+        live.ackable_seq = 0;
+        live.timers = TimerSet::default();
+        let limits = LiveTask::timer_limits(&live.spec, &self.config);
+        live.timers
+            .on_fact(&TimerFact::Queued, turn.now.monotonic, &limits);
+        if self.is_queue_timer_paused(live) {
+            live.timers
+                .on_fact(&TimerFact::Paused, turn.now.monotonic, &limits);
+        }
+        live.add_event(TimelineEventKind::Queued, None);
+        self.enqueue_task(live);
+    }
+}
+
+/// What was given back without a try is still to be begun anew.
+fn needs_fresh_conversation(last: &AttemptRecord) -> bool {
+    let end = last.state.end();
+    last.fresh_conversation && end.is_some_and(|end| end.state == EndState::Released)
+}
+
+fn new_task_record(
+    task: TaskId,
+    spec: &TaskSpec,
+    now: WallTime,
+    mint: &mut dyn IdSource,
+) -> TaskRecord {
+    TaskRecord {
+        tenant: spec.tenant.clone(),
+        task,
+        revision: 0,
+        state: TaskState::Pending,
+        created: now,
+        updated: now,
+        ended: None,
+        attempts: Vec::with_capacity(1),
+        cancel: None,
+        attention: None,
+        retry: None,
+        counters: RetryCounters::default(),
+        paused: None,
+        retry_stop_reason: None,
+        checkpoint_count: 0,
+        checkpointed_revision: 0,
+        timeline: TaskTimeline::default(),
+        trace: trace_ids(spec, mint),
+    }
+}
+
+/// The caller's trace goes on; without one a trace begins here.
+fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
+    let root_span = span_id(mint.new_id());
+    match spec.traceparent.as_deref().and_then(parse_traceparent) {
+        Some((trace_id, parent, sampled)) => TraceIds {
+            trace_id,
+            root_span,
+            parent_span: Some(parent),
+            sampled,
+        },
+        None => TraceIds {
+            trace_id: *mint.new_id().as_bytes(),
+            root_span,
+            parent_span: None,
+            sampled: true,
+        },
+    }
+}
+
+/// The second half of a fresh id: that is where its randomness is.
+fn span_id(id: uuid::Uuid) -> [u8; 8] {
+    (id.as_u64_pair().1 | 1).to_be_bytes()
+}
+
+/// `00-<32 hex>-<16 hex>-<2 hex>`; anything else, and all-zero ids, count as absent.
+fn parse_traceparent(text: &str) -> Option<([u8; 16], [u8; 8], bool)> {
+    let mut parts = text.split('-');
+    let (version, trace, span, flags) =
+        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let shaped = version == "00" && parts.next().is_none() && flags.len() == 2;
+    let lower = |part: &str, len| {
+        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if !shaped || !lower(trace, 32) || !lower(span, 16) || !lower(flags, 2) {
+        return None;
+    }
+    let trace_id = u128::from_str_radix(trace, 16).ok().filter(|id| *id != 0)?;
+    let span_id = u64::from_str_radix(span, 16).ok().filter(|id| *id != 0)?;
+    let flags = u8::from_str_radix(flags, 16).ok()?;
+    Some((
+        trace_id.to_be_bytes(),
+        span_id.to_be_bytes(),
+        flags & 1 == 1,
+    ))
+}

@@ -1,0 +1,484 @@
+//! What agents say about leases that they hold themselves: the order of the checks, and what each verb does.
+
+use std::sync::Arc;
+
+use crate::ids::{AttemptId, TaskId};
+use crate::io::command::{AgentLeaseVerb, AgentPrincipal, CompletedBody, LeaseToken};
+use crate::io::rejection::Rejection;
+use crate::operator::task_operation::TaskOperation;
+use crate::record::{
+    AttemptStateKind, EndState, EndedBy, FailureCode, TaskState, TerminationReceipt, TimelineEvent,
+    TimelineEventKind,
+};
+use crate::samples;
+use crate::task::spec::{
+    CompletionContract, MissingPolicy, RequiredArtifact, RetryPolicy, TaskSpec, UnsafeLossPolicy,
+};
+use crate::tests::harness::{
+    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb, fail,
+};
+
+fn verbs() -> Vec<AgentLeaseVerb> {
+    vec![
+        AgentLeaseVerb::Renew,
+        AgentLeaseVerb::Release { reason: None },
+        complete_verb(b"done"),
+        fail(FailureCode::AgentExit),
+        AgentLeaseVerb::Cancel { reason: None },
+    ]
+}
+
+fn lease_of_other_agent(hand: &AgentLeaseHandle) -> AgentLeaseHandle {
+    AgentLeaseHandle {
+        agent: agent(66),
+        ..hand.clone()
+    }
+}
+
+fn lease_with_forged_token(hand: &AgentLeaseHandle) -> AgentLeaseHandle {
+    AgentLeaseHandle {
+        token: LeaseToken([0; 32]),
+        ..hand.clone()
+    }
+}
+
+/// The first check that fails names the code, for every verb, and nothing is written.
+#[test]
+fn each_verb_is_checked_in_the_same_order() {
+    for verb in verbs() {
+        let mut world = CoreHarness::new();
+        let hand = world.claimed_task(&agent(1));
+        let elsewhere = AgentPrincipal {
+            tenant: samples::tenant("other"),
+            ..agent(1)
+        };
+        let cases = [
+            (
+                AgentLeaseHandle {
+                    task: TaskId(uuid::Uuid::from_u128(9)),
+                    ..lease_with_forged_token(&hand)
+                },
+                Rejection::UnknownTask,
+            ),
+            (
+                AgentLeaseHandle {
+                    agent: elsewhere,
+                    ..hand.clone()
+                },
+                Rejection::UnknownTask,
+            ),
+            (
+                AgentLeaseHandle {
+                    attempt: AttemptId(uuid::Uuid::from_u128(9)),
+                    ..lease_with_forged_token(&hand)
+                },
+                Rejection::UnknownAttempt,
+            ),
+            (
+                lease_of_other_agent(&lease_with_forged_token(&hand)),
+                Rejection::UnknownAttempt,
+            ),
+            (lease_of_other_agent(&hand), Rejection::UnknownAttempt),
+            (lease_with_forged_token(&hand), Rejection::BadProof),
+        ];
+        for (wrong, code) in cases {
+            let before = (world.task(hand.task), world.writes);
+            assert_eq!(
+                world.call_as_agent(&wrong, verb.clone()).unwrap_err(),
+                code,
+                "{verb:?}"
+            );
+            assert_eq!(before, (world.task(hand.task), world.writes), "{verb:?}");
+        }
+        world.pass(TTL + GRACE);
+        assert_eq!(
+            world
+                .call_as_agent(&lease_with_forged_token(&hand), verb.clone())
+                .unwrap_err(),
+            Rejection::BadProof
+        );
+        let late = world.call_as_agent(&hand, verb.clone()).unwrap_err();
+        assert_eq!(late, Rejection::LeaseExpired, "{verb:?}");
+    }
+}
+
+#[test]
+fn at_its_limit_a_lease_is_over_whether_or_not_the_sweep_has_seen_it() {
+    for verb in verbs() {
+        let mut world = CoreHarness::new();
+        let hand = world.claimed_task(&agent(1));
+        // The loop is busy with requests and has not come round to its timers yet.
+        for _ in 0..(TTL + GRACE) / 500 {
+            world.skip_time(500);
+            world.inspect(hand.task).unwrap();
+        }
+        assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
+        let late = world.call_as_agent(&hand, verb).unwrap_err();
+        assert_eq!(late, Rejection::LeaseExpired);
+        assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
+        assert_eq!(
+            world.complete_by_agent(&hand).unwrap_err(),
+            Rejection::LeaseExpired
+        );
+    }
+}
+
+#[test]
+fn a_lease_lasts_as_long_as_it_is_renewed_and_no_longer() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let before = world.writes;
+    for _ in 0..10 {
+        world.pass(TTL - 1_000);
+        assert_eq!(world.renew(&hand), Ok((TTL, false)));
+    }
+    assert!(world.writes - before < 12, "a renewal writes nothing");
+    world.pass(TTL + GRACE - 1);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
+    world.pass(1);
+    assert_eq!(
+        world.end_code(hand.task, 1),
+        Some(FailureCode::LeaseExpired)
+    );
+    assert_eq!(
+        world.state(hand.task),
+        TaskState::NeedsAttention,
+        "it may have had effects"
+    );
+    assert!(world.store.fences.is_empty(), "its time is over");
+}
+
+#[test]
+fn a_loss_that_is_retried_can_be_claimed_by_another_and_makes_no_task_poison() {
+    let mut world = CoreHarness::new();
+    let spec = TaskSpec {
+        retry: RetryPolicy {
+            when_unsafe: UnsafeLossPolicy::Retry,
+            ..samples::task_spec().retry
+        },
+        ..agent_task_spec()
+    };
+    let first = world.start(&agent(1), spec, "k").unwrap();
+    world.pass(TTL + GRACE + 60_000);
+    let second = world.claim(&agent(2), None).unwrap().unwrap();
+    assert_eq!(
+        (second.task, world.newest(first.task).number),
+        (first.task, 2)
+    );
+    assert_eq!(
+        world.complete_by_agent(&first).unwrap_err(),
+        Rejection::LeaseExpired
+    );
+    assert_eq!(
+        world.renew(&lease_of_other_agent(&second)),
+        Err(Rejection::UnknownAttempt)
+    );
+    world.pass(TTL + GRACE);
+    let record = world.task(first.task);
+    assert_eq!(
+        (record.counters.losses, record.counters.daemons_lost.len()),
+        (2, 0)
+    );
+}
+
+#[test]
+fn a_completion_is_final_and_the_same_call_again_is_answered_again() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let record = world.complete_by_agent(&hand).unwrap();
+    assert_eq!(record.state, TaskState::Completed);
+    let end = record.newest_attempt().unwrap().state.end().unwrap();
+    assert_eq!(
+        (end.ended_by, end.receipt),
+        (EndedBy::Agent, TerminationReceipt::Confirmed)
+    );
+    let again = world.complete_by_agent(&hand).unwrap();
+    assert_eq!(again, record);
+    world.restart();
+    assert_eq!(world.complete_by_agent(&hand).unwrap(), record);
+    let other = world
+        .end_by_agent(&hand, complete_verb(b"other"))
+        .unwrap_err();
+    assert_eq!(other, Rejection::TaskTerminal);
+    assert_eq!(
+        world
+            .complete_by_agent(&lease_with_forged_token(&hand))
+            .unwrap_err(),
+        Rejection::BadProof
+    );
+    let stranger = lease_of_other_agent(&hand);
+    assert_eq!(
+        world.complete_by_agent(&stranger).unwrap_err(),
+        Rejection::UnknownAttempt
+    );
+}
+
+#[test]
+fn what_was_given_back_is_queued_again_at_once_and_its_old_holder_is_fenced() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let reason = Some("out of time".into());
+    let released = AgentLeaseVerb::Release { reason };
+    let record = world.end_by_agent(&hand, released.clone()).unwrap();
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Queued, 2)
+    );
+    assert!(world.store.fences.is_empty(), "it says that it has stopped");
+    assert_eq!(
+        world.end_by_agent(&hand, released).unwrap().attempts.len(),
+        2
+    );
+    let next = world.claim(&agent(2), None).unwrap().unwrap();
+    assert_ne!(next.attempt, hand.attempt);
+    assert_eq!(
+        world.complete_by_agent(&hand).unwrap_err(),
+        Rejection::NotLeased
+    );
+    assert_eq!(world.renew(&hand), Err(Rejection::NotLeased));
+    world.complete_by_agent(&next).unwrap();
+}
+
+#[test]
+fn a_failure_is_retried_only_if_its_cause_may_pass() {
+    for (code, state) in [
+        (FailureCode::ProviderError, TaskState::Pending),
+        (
+            FailureCode::Other("agent_reported".into()),
+            TaskState::Failed,
+        ),
+    ] {
+        let mut world = CoreHarness::new();
+        let hand = world.claimed_task(&agent(1));
+        let record = world.end_by_agent(&hand, fail(code.clone())).unwrap();
+        assert_eq!(record.state, state);
+        assert_eq!(
+            world.end_by_agent(&hand, fail(code)).unwrap().state,
+            state,
+            "asked again"
+        );
+        world.pass(120_000);
+        let next = world.claim(&agent(2), None).unwrap();
+        assert_eq!(next.is_some(), state == TaskState::Pending);
+    }
+}
+
+#[test]
+fn a_cancel_is_told_by_renew_which_renews_nothing_then_and_confirmed_by_cancel() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.pass(10_000);
+    let asked = world.cancel(hand.task).unwrap();
+    assert_eq!(asked.state, TaskState::Running);
+    assert_eq!(world.renew(&hand), Ok((TTL - 10_000, true)));
+    let told = world.task(hand.task).cancel.clone().unwrap();
+    assert!(told.delivered.is_some() && told.confirmed.is_none());
+    assert_eq!(
+        world.complete_by_agent(&hand).unwrap_err(),
+        Rejection::BeingCanceled
+    );
+    let record = world
+        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+        .unwrap();
+    assert_eq!(record.state, TaskState::Canceled);
+    assert!(record.cancel.as_ref().unwrap().confirmed.is_some());
+    assert!(world.store.fences.is_empty());
+    assert_eq!(
+        world
+            .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+            .unwrap(),
+        record
+    );
+}
+
+#[test]
+fn an_agent_that_does_not_hear_a_cancel_delays_it_by_its_lease_at_most() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.cancel(hand.task).unwrap();
+    let mut left = TTL + GRACE;
+    while left > 2_000 {
+        world.pass(2_000);
+        left -= 2_000;
+        assert!(world.renew(&hand).unwrap().1);
+    }
+    world.pass(left);
+    assert_eq!(world.state(hand.task), TaskState::Canceled);
+}
+
+#[test]
+fn a_holder_may_cancel_its_task_itself() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let reason = Some("not wanted any more".into());
+    let record = world
+        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason })
+        .unwrap();
+    let cancel = record.cancel.as_ref().unwrap();
+    assert_eq!(
+        (record.state, &*cancel.by),
+        (TaskState::Canceled, "agent-1")
+    );
+    assert!(cancel.confirmed.is_some() && world.store.fences.is_empty());
+    let end = record.newest_attempt().unwrap().state.end().unwrap();
+    assert_eq!(
+        (end.state, end.ended_by),
+        (EndState::Canceled, EndedBy::Agent)
+    );
+}
+
+#[test]
+fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
+    let mut world = CoreHarness::new();
+    let spec = TaskSpec {
+        contract: Some(CompletionContract {
+            artifacts: vec![RequiredArtifact {
+                path: "report.md".into(),
+                min_size: None,
+                sha256: None,
+            }],
+            missing_policy: MissingPolicy::Reject,
+        }),
+        ..agent_task_spec()
+    };
+    let hand = world.start(&agent(1), spec, "k").unwrap();
+    assert_eq!(
+        world.complete_by_agent(&hand).unwrap_err(),
+        Rejection::ContractUnmet
+    );
+    let refused = |event: &Arc<TimelineEvent>| {
+        matches!(
+            event.kind,
+            TimelineEventKind::CompletionRefused { missing: 1 }
+        )
+    };
+    let stored = world.task(hand.task);
+    let on_record = stored.timeline.events.iter().any(refused);
+    assert!(on_record, "with what it lacked");
+    assert_eq!(world.renew(&hand), Ok((TTL, false)), "it is still leased");
+    let AgentLeaseVerb::Complete(mut completed, _) = complete_verb(b"done") else {
+        panic!("not a completion");
+    };
+    completed
+        .artifacts
+        .push(crate::goal::completion_contract::FoundArtifact {
+            path: "report.md".into(),
+            exists: true,
+            is_file: true,
+            size: 1,
+            sha256: None,
+            modified: None,
+            resolved: None,
+            problem: None,
+        });
+    let record = world
+        .end_by_agent(&hand, AgentLeaseVerb::Complete(completed, None))
+        .unwrap();
+    assert_eq!(record.state, TaskState::Completed);
+}
+
+#[test]
+fn a_relay_that_was_away_gives_the_lease_in_full_and_hears_the_agent_on() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.pass(TTL - 1_000);
+    world.restart();
+    world.pass(TTL + GRACE - 1);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
+    assert_eq!(world.renew(&hand), Ok((TTL, false)));
+    assert!(world.claim(&agent(2), Some(hand.task)).is_err());
+    world.complete_by_agent(&hand).unwrap();
+}
+
+#[test]
+fn a_stalled_relay_credits_agents_too() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.pass(TTL - 10_000);
+    world.skip_time(GRACE + 10_000);
+    world.send_input(crate::io::command::CoreCommand::Tick);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
+    assert_eq!(world.renew(&hand), Ok((TTL, false)));
+    // Stalls alone keep nobody alive for ever.
+    for _ in 0..8 {
+        world.skip_time(TTL);
+        world.send_input(crate::io::command::CoreCommand::Tick);
+    }
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
+}
+
+/// What a stalled relay gave to an earlier holder is not taken off its successor.
+#[test]
+fn each_holder_is_credited_for_itself() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    for _ in 0..8 {
+        world.skip_time(TTL);
+        world.send_input(crate::io::command::CoreCommand::Tick);
+    }
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
+    let next = world.pick_up(&agent(2), hand.task, None).unwrap();
+    world.skip_time(TTL + GRACE);
+    world.send_input(crate::io::command::CoreCommand::Tick);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
+    assert_eq!(world.renew(&next), Ok((TTL, false)));
+}
+
+#[test]
+fn a_lease_of_another_life_of_the_data_speaks_for_nothing() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.restart_as_incarnation(86_400_000, 2);
+    for verb in verbs() {
+        let refused = world.call_as_agent(&hand, verb).unwrap_err();
+        assert_eq!(refused, Rejection::StaleIncarnation);
+    }
+    assert!(world.claim(&agent(2), Some(hand.task)).is_err());
+    world.pass(TTL + GRACE);
+    assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
+}
+
+#[test]
+fn daemons_touch_nothing_that_an_agent_holds() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let before = world.task(hand.task);
+    let mut machine = world.connect_daemon(1);
+    let mut work = {
+        let both = world.submit(samples::task_spec());
+        let work = world.take_started();
+        assert_eq!(work.frame_ref.task, both);
+        work
+    };
+    work.frame_ref.task = hand.task;
+    work.frame_ref.attempt = hand.attempt;
+    work.token = hand.token.clone();
+    world.frame(&mut work, crate::tests::harness::completed());
+    world.beat(&machine, &[&work]);
+    machine.boot = "boot-2";
+    world.reconnect(
+        &mut machine,
+        &[(&work, crate::io::command::ActiveAttemptState::Running)],
+    );
+    assert_eq!(world.task(hand.task), before);
+    world.complete_by_agent(&hand).unwrap();
+}
+
+#[test]
+fn what_an_operator_completed_is_not_the_agents_own_completion() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    let by_hand = TaskOperation::Complete {
+        overridden: true,
+        result: None,
+    };
+    assert_eq!(
+        world.operate(hand.task, by_hand).unwrap().state,
+        TaskState::Completed
+    );
+    let nothing = AgentLeaseVerb::Complete(CompletedBody::default(), None);
+    assert_eq!(
+        world.end_by_agent(&hand, nothing).unwrap_err(),
+        Rejection::TaskTerminal
+    );
+}

@@ -1,0 +1,223 @@
+//! Parked work that changes hands: an agent blocks, another one picks it up, and nobody else can.
+
+use crate::goal::progress::{
+    BlockDraft, CheckpointDraft, GoalReport, ProgressUpdate, SanitizedText,
+};
+use crate::io::command::{AgentLeaseVerb, AgentPrincipal};
+use crate::io::effects::CoreReply;
+use crate::io::rejection::Rejection;
+use crate::record::{AttemptState, AttemptStateKind, ParkCause, TaskState, TimelineEventKind};
+use crate::task::spec::TaskSpec;
+use crate::tests::harness::{
+    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb,
+};
+
+fn block(reason: &str) -> AgentLeaseVerb {
+    AgentLeaseVerb::Goal(GoalReport::Block(SanitizedText::new(BlockDraft {
+        reason: reason.into(),
+        hint: None,
+        checkpoint: None,
+    })))
+}
+
+fn checkpoint(summary: &str) -> AgentLeaseVerb {
+    AgentLeaseVerb::Goal(GoalReport::Checkpoint(SanitizedText::new(
+        CheckpointDraft {
+            summary: summary.into(),
+            ..CheckpointDraft::default()
+        },
+    )))
+}
+
+fn progress(item: &str) -> AgentLeaseVerb {
+    AgentLeaseVerb::Goal(GoalReport::Progress(SanitizedText::new(ProgressUpdate {
+        completed: vec![item.into()],
+        ..ProgressUpdate::default()
+    })))
+}
+
+fn block_claimed_task(world: &mut CoreHarness) -> AgentLeaseHandle {
+    let hand = world.claimed_task(&agent(1));
+    let parked = world.call_as_agent(&hand, block("which branch?")).unwrap();
+    assert!(
+        matches!(parked, CoreReply::Checkpointed { .. }),
+        "{parked:?}"
+    );
+    hand
+}
+
+#[test]
+fn a_block_gives_up_the_lease_with_all_that_belongs_to_it_and_is_proof_that_the_agent_stopped() {
+    let mut world = CoreHarness::new();
+    let hand = block_claimed_task(&mut world);
+    let parked = world.newest(hand.task);
+    assert_eq!(world.state(hand.task), TaskState::NeedsAttention);
+    assert!(matches!(&parked.state, AttemptState::Parked(p) if p.cause == ParkCause::Blocked));
+    assert!(parked.lease.is_none() && world.store.fences.is_empty());
+    let attention = world.task(hand.task).attention.clone().unwrap();
+    assert!(&*attention.reason == "which branch?" && attention.checkpoint.is_some());
+    for verb in [
+        AgentLeaseVerb::Renew,
+        complete_verb(b"done"),
+        block("again"),
+    ] {
+        let refused = world.call_as_agent(&hand, verb).unwrap_err();
+        assert_eq!(refused, Rejection::NotLeased);
+    }
+    assert!(
+        world.claim(&agent(2), None).unwrap().is_none(),
+        "it is not for anybody to claim"
+    );
+}
+
+#[test]
+fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write() {
+    let mut world = CoreHarness::new();
+    let hand = block_claimed_task(&mut world);
+    let winner = world
+        .pick_up(&agent(2), hand.task, Some(hand.attempt))
+        .unwrap();
+    let record = world.task(hand.task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Running, 2)
+    );
+    assert_eq!(record.attempts[0].state.kind(), AttemptStateKind::HandedOff);
+    assert_eq!(record.attempts[0].successor, Some(winner.attempt));
+    assert_eq!(record.attempts[0].handed_off_to.as_deref(), Some("agent-2"));
+    let told = record.timeline.events.iter();
+    let told = told.filter(|event| matches!(event.kind, TimelineEventKind::PickedUp { .. }));
+    assert_eq!(told.count(), 1);
+    for seen in [Some(hand.attempt), None] {
+        for n in 3..=9 {
+            let refused = world.pick_up(&agent(n), hand.task, seen).unwrap_err();
+            assert_eq!(refused, Rejection::HandedOff);
+        }
+    }
+    world.complete_by_agent(&winner).unwrap();
+    let over = world.pick_up(&agent(3), hand.task, None).unwrap_err();
+    assert_eq!(over, Rejection::AlreadyFinished);
+}
+
+/// A task may wait for a person with an attempt that has ended, and then nothing of it is handed off.
+#[test]
+fn who_comes_too_late_learns_who_was_first_also_where_the_attempt_had_ended() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    world.pass(TTL + GRACE);
+    assert_eq!(world.state(hand.task), TaskState::NeedsAttention);
+    let seen = Some(hand.attempt);
+    world.pick_up(&agent(2), hand.task, seen).unwrap();
+    let record = world.task(hand.task);
+    assert_eq!(record.attempts[0].state.kind(), AttemptStateKind::Lost);
+    assert_eq!(record.attempts[0].handed_off_to.as_deref(), Some("agent-2"));
+    for seen in [seen, None] {
+        let refused = world.pick_up(&agent(3), hand.task, seen).unwrap_err();
+        assert_eq!(refused, Rejection::HandedOff);
+    }
+}
+
+#[test]
+fn what_its_taker_blocks_again_can_be_picked_up_again_and_only_that() {
+    let mut world = CoreHarness::new();
+    let first = block_claimed_task(&mut world);
+    let second = world.pick_up(&agent(2), first.task, None).unwrap();
+    world.call_as_agent(&second, block("and now?")).unwrap();
+    let stale = world
+        .pick_up(&agent(3), first.task, Some(first.attempt))
+        .unwrap_err();
+    assert_eq!(stale, Rejection::HandedOff);
+    let third = world
+        .pick_up(&agent(3), first.task, Some(second.attempt))
+        .unwrap();
+    assert_eq!(world.newest(first.task).number, 3);
+    world.complete_by_agent(&third).unwrap();
+}
+
+#[test]
+fn only_agents_of_its_scope_pick_it_up_and_only_when_it_is_parked() {
+    let mut world = CoreHarness::new();
+    let hand = block_claimed_task(&mut world);
+    let stranger = AgentPrincipal {
+        scope: "writers".into(),
+        ..agent(2)
+    };
+    let refused = world.pick_up(&stranger, hand.task, None).unwrap_err();
+    assert_eq!(refused, Rejection::UnknownTask);
+    let waiting = world.submit(agent_task_spec());
+    let refused = world.pick_up(&agent(2), waiting, None).unwrap_err();
+    assert_eq!(refused, Rejection::NotParked);
+}
+
+#[test]
+fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let both = TaskSpec {
+        agent_held: false,
+        ..agent_task_spec()
+    };
+    let task = world.submit(both);
+    let mut work = world.take_started();
+    let stuck = BlockDraft {
+        reason: "stuck".into(),
+        ..BlockDraft::default()
+    };
+    let word = GoalReport::Block(SanitizedText::new(stuck));
+    world.frame(&mut work, crate::io::command::FrameBody::Goal(word));
+    assert_eq!(world.state(task), TaskState::NeedsAttention);
+    let early = world.pick_up(&agent(1), task, None).unwrap_err();
+    assert_eq!(early, Rejection::NotClaimable);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    let hand = world.pick_up(&agent(1), task, None).unwrap();
+    world.complete_by_agent(&hand).unwrap();
+}
+
+#[test]
+fn checkpoints_and_progress_of_a_holder_stay_with_the_task_and_feed_no_timer() {
+    let mut world = CoreHarness::new();
+    let hand = world.claimed_task(&agent(1));
+    for n in 1..=3 {
+        let written = world
+            .call_as_agent(&hand, checkpoint(&format!("step {n}")))
+            .unwrap();
+        let CoreReply::Checkpointed { checkpoint, .. } = written else {
+            panic!("not a checkpoint: {written:?}");
+        };
+        assert_eq!((checkpoint.number, &*checkpoint.by), (n, "agent-1"));
+        world
+            .call_as_agent(&hand, progress(&format!("item {n}")))
+            .unwrap();
+    }
+    let ends = world.core.tasks[&hand.task].lease_ends_at();
+    world.pass(10_000);
+    world.call_as_agent(&hand, progress("item 4")).unwrap();
+    assert_eq!(
+        world.core.tasks[&hand.task].lease_ends_at(),
+        ends,
+        "only Renew renews"
+    );
+    world.call_as_agent(&hand, block("help")).unwrap();
+    world.restart();
+    let next = world.pick_up(&agent(2), hand.task, None).unwrap();
+    let known = world.store.progress[&hand.task].clone();
+    assert_eq!(
+        (
+            known.completed.len(),
+            world.task(hand.task).checkpoint_count
+        ),
+        (4, 4)
+    );
+    let last_words = SanitizedText::new(ProgressUpdate {
+        summary: Some("all done".into()),
+        ..ProgressUpdate::default()
+    });
+    let AgentLeaseVerb::Complete(completed, _) = complete_verb(b"done") else {
+        panic!("not a completion");
+    };
+    world
+        .end_by_agent(&next, AgentLeaseVerb::Complete(completed, Some(last_words)))
+        .unwrap();
+    assert_eq!(&*world.store.progress[&hand.task].summary, "all done");
+}

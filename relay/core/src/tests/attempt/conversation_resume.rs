@@ -1,0 +1,128 @@
+//! Conversations over attempts: what the next attempt goes on with, and what happens when the agent has forgotten it.
+
+use crate::io::command::FrameBody;
+use crate::io::effects::DaemonMessage;
+use crate::record::{FailureCode, RejectCode, TaskState, TimelineEventKind};
+use crate::tests::harness::{CoreHarness, errored, spec};
+
+fn unresumed_frame(session: &str) -> FrameBody {
+    let mut failure = errored(FailureCode::ResumeFailed, 1);
+    if let FrameBody::Errored(body) = &mut failure {
+        body.agent_session_id = Some(session.into());
+    }
+    failure
+}
+
+fn offered_session(
+    world: &mut CoreHarness,
+    machine: &crate::tests::harness::TestDaemon,
+) -> (Option<String>, bool) {
+    let told = world.take_messages(machine).into_iter();
+    let mut dispatches = told.filter_map(|message| match message {
+        DaemonMessage::Dispatch(dispatch) => {
+            let session = dispatch.agent_session_id.as_deref().map(str::to_owned);
+            Some((session, dispatch.fresh_conversation))
+        }
+        _other => None,
+    });
+    dispatches.next().expect("it is offered")
+}
+
+#[test]
+fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let mut spec = spec();
+    spec.retry.max_attempts = 1;
+    spec.conversation_id = Some("talk".into());
+    let task = world.submit(spec);
+    let mut work = world.take_started();
+    world.take_messages(&machine);
+    world.frame(&mut work, unresumed_frame("gone"));
+    assert_eq!(offered_session(&mut world, &machine), (None, true));
+    let record = world.task(task);
+    assert_eq!(record.counters.failures, 0);
+    assert!(record.attempts[1].fresh_conversation && !record.attempts[0].fresh_conversation);
+    let events = &record.timeline.events;
+    assert!(
+        events
+            .iter()
+            .any(|event| event.kind == TimelineEventKind::ResumeFallback)
+    );
+
+    // Once: the same word again is a failure like any other.
+    let mut work = world.take_started();
+    world.frame(&mut work, unresumed_frame("gone"));
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Failed, 2)
+    );
+    assert_eq!(record.counters.failures, 1);
+}
+
+#[test]
+fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let other = world.connect_daemon(2);
+    let mut spec = spec();
+    spec.retry.backoff_initial_ms = 0;
+    let task = world.submit(spec);
+    let mut work = world.take_started();
+    world.frame(&mut work, unresumed_frame("gone"));
+    let mut work = world.dispatch();
+    let rejected = FrameBody::Rejected {
+        code: RejectCode::Invalid,
+        message: None,
+    };
+    world.take_messages(&machine);
+    world.take_messages(&other);
+    world.frame(&mut work, rejected);
+    assert!(
+        world.newest(task).fresh_conversation,
+        "given back without a try, it is still to begin anew"
+    );
+    let mut work = world.take_started();
+    let mut failure = errored(FailureCode::AgentExit, 1);
+    if let FrameBody::Errored(body) = &mut failure {
+        body.agent_session_id = Some("new".into());
+    }
+    world.frame(&mut work, failure);
+    world.take_messages(&machine);
+    world.take_messages(&other);
+    world.pass(1);
+    let told = [&machine, &other].map(|machine| {
+        let told = world.take_messages(machine).into_iter();
+        let mut told = told.filter_map(|message| match message {
+            DaemonMessage::Dispatch(dispatch) => {
+                Some((dispatch.agent_session_id, dispatch.fresh_conversation))
+            }
+            _other => None,
+        });
+        told.next()
+    });
+    let told = told.into_iter().flatten().next().expect("it is offered");
+    assert_eq!(told, (Some("new".into()), false));
+}
+
+#[test]
+fn nothing_begins_anew_once_something_was_visible() {
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let task = world.submit(spec());
+    let mut work = world.take_started();
+    world.frame(
+        &mut work,
+        FrameBody::ToolStarted {
+            id: "t".into(),
+            name: "bash".into(),
+        },
+    );
+    world.frame(&mut work, unresumed_frame("gone"));
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Failed, 1)
+    );
+}

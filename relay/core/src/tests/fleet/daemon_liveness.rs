@@ -1,0 +1,176 @@
+//! Whether a daemon is there: silence is measured by the pace it was told, and one that does not hear is not alive.
+
+use crate::io::command::{CoreCommand, HeartbeatMessage};
+use crate::io::effects::{CloseReason, Delivery};
+use crate::record::AttemptStateKind;
+use crate::task::spec::TaskSpec;
+use crate::tests::harness::{CoreHarness, DispatchedAttempt, TestDaemon, spec};
+
+const HEARTBEAT_MS: u64 = 5_000;
+
+fn closed(world: &mut CoreHarness) -> Option<CloseReason> {
+    let sent = std::mem::take(&mut world.deliveries);
+    sent.into_iter().find_map(|send| match send {
+        Delivery::CloseSession { reason, .. } => Some(reason),
+        _ => None,
+    })
+}
+
+fn beat(
+    world: &mut CoreHarness,
+    machine: &TestDaemon,
+    works: &[&DispatchedAttempt],
+    (seq, heard_seq): (u64, Option<u64>),
+) {
+    let renewals = works
+        .iter()
+        .map(|work| (work.frame_ref.attempt, work.token.clone()));
+    let heartbeat = HeartbeatMessage {
+        seq,
+        received_ack_seq: heard_seq,
+        renewals: renewals.collect(),
+        free_slots: 4,
+        draining: false,
+        unfit: false,
+        load: None,
+    };
+    world.send_input(CoreCommand::Heartbeat {
+        session: machine.session,
+        heartbeat,
+    });
+}
+
+#[test]
+fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    let work = world.take_started();
+    // Told to beat every two seconds from here on.
+    world.beat(&machine, &[&work]);
+    world.pass(4_499);
+    assert_eq!(closed(&mut world), None);
+    world.pass(1);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptStateKind::Starting,
+        "losing a stream ends nothing"
+    );
+}
+
+#[test]
+fn a_short_lease_that_is_taken_between_two_heartbeats_is_missed_by_its_own_pace() {
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    world.take_started();
+    // No heartbeat has told it so, but whoever takes such a lease beats every two seconds.
+    world.pass(4_499);
+    assert_eq!(closed(&mut world), None);
+    world.pass(1);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+}
+
+#[test]
+fn a_pace_that_slows_down_again_is_believed() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    let mut work = world.take_started();
+    let running = crate::io::command::ActiveAttemptState::Running;
+    world.reconnect(&mut machine, &[(&work.clone(), running)]);
+    work.session = machine.session;
+    world.frame(&mut work, crate::tests::harness::completed());
+    world.beat(&machine, &[]);
+    closed(&mut world);
+    world.pass(2 * HEARTBEAT_MS);
+    assert_eq!(closed(&mut world), None);
+}
+
+#[test]
+fn a_daemon_that_sends_and_does_not_hear_is_hung_up_on_and_gets_no_work() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    beat(&mut world, &machine, &[], (1, Some(0)));
+    world.pass(HEARTBEAT_MS);
+    beat(&mut world, &machine, &[], (2, Some(0)));
+    assert_eq!(closed(&mut world), None, "one answer may be on its way");
+    world.pass(HEARTBEAT_MS);
+    beat(&mut world, &machine, &[], (3, Some(0)));
+    assert_eq!(closed(&mut world), Some(CloseReason::NotReceiving));
+    world.submit(spec());
+    assert!(world.dispatches().is_empty());
+}
+
+#[test]
+fn a_stream_that_has_not_shown_that_it_hears_gets_no_work() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    world.pass(2 * HEARTBEAT_MS + 500);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+    // It says Hello and cannot hear Welcome, so it sends no heartbeat.
+    machine.session = world.new_session();
+    world.open(&machine, Vec::new(), |_| {});
+    let task = world.submit(spec());
+    assert!(world.dispatches().is_empty());
+    world.pass(2 * HEARTBEAT_MS + 499);
+    assert!(world.dispatches().is_empty() && closed(&mut world).is_none());
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
+    world.send_first_heartbeat(&machine);
+    assert_eq!(
+        world.dispatches().len(),
+        1,
+        "at once, when it is known to hear"
+    );
+    let record = world.task(task);
+    assert_eq!(record.counters.dispatches, 1);
+}
+
+#[test]
+fn a_stream_that_never_shows_that_it_hears_is_hung_up_on() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    machine.session = world.new_session();
+    world.open(&machine, Vec::new(), |_| {});
+    world.deliveries.clear();
+    world.pass(2 * HEARTBEAT_MS + 500);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+}
+
+#[test]
+fn one_that_hears_late_or_does_not_say_is_left_alone() {
+    let mut world = CoreHarness::new();
+    let (late, mute) = (world.connect_daemon(1), world.connect_daemon(2));
+    for seq in 1..6 {
+        // Its answers are always one behind.
+        beat(&mut world, &late, &[], (seq, Some(seq.saturating_sub(2))));
+        beat(&mut world, &mute, &[], (seq, None));
+        world.pass(HEARTBEAT_MS);
+    }
+    assert_eq!(closed(&mut world), None);
+}
+
+#[test]
+fn a_relay_that_was_away_blames_no_daemon_for_it() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    world.submit(spec());
+    let work = world.take_started();
+    beat(&mut world, &machine, &[&work], (1, Some(0)));
+    // The loop stood still before its answer left, and daemons went on sending.
+    world.skip_time(3 * HEARTBEAT_MS);
+    for seq in 2..4 {
+        beat(&mut world, &machine, &[&work], (seq, Some(0)));
+    }
+    assert_eq!(closed(&mut world), None);
+}

@@ -1,0 +1,226 @@
+//! Operators' verbs on daemons: a reason, a daemon of theirs, not too often, and on record with before and after.
+
+use crate::ids::{DaemonId, DaemonRef, TenantScope};
+use crate::io::command::CoreCommand;
+use crate::io::effects::CoreReply;
+use crate::io::rejection::Rejection;
+use crate::record::{DaemonChange, DaemonCondition, DaemonOperation};
+use crate::samples::tenant;
+use crate::tests::harness::{CoreHarness, TestDaemon, actor, daemon_operation};
+
+const ACTIVE_STANDING: DaemonCondition = DaemonCondition {
+    drained: false,
+    connected: true,
+};
+
+impl CoreHarness {
+    fn operate_daemon(
+        &mut self,
+        machine: &TestDaemon,
+        operation: DaemonOperation,
+        reason: &str,
+    ) -> Result<(), Rejection> {
+        let word = daemon_operation(machine.daemon, operation).with_reason(reason);
+        match self.send_request(|request| word.input(request))? {
+            CoreReply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
+            other => panic!("not the daemon: {other:?}"),
+        }
+    }
+
+    fn find(&mut self, named: &str, scope: &TenantScope) -> Result<DaemonId, Rejection> {
+        let named = match named.parse() {
+            Ok(id) => DaemonRef::Id(id),
+            Err(_) => DaemonRef::Name(named.into()),
+        };
+        let look = |shown| {
+            let (scope, named) = (scope.clone(), named.clone());
+            move |request| CoreCommand::FindDaemon {
+                request,
+                scope,
+                named,
+                shown,
+            }
+        };
+        let shown = match self.send_request(look(true)) {
+            Ok(CoreReply::Daemon(view)) => Ok(view.record.daemon),
+            Ok(other) => panic!("not a daemon: {other:?}"),
+            Err(code) => Err(code),
+        };
+        let found = match self.send_request(look(false)) {
+            Ok(CoreReply::FoundDaemon(daemon)) => Ok(daemon),
+            Ok(other) => panic!("not a daemon's id: {other:?}"),
+            Err(code) => Err(code),
+        };
+        assert_eq!(shown, found);
+        found
+    }
+
+    fn changes(&self) -> &[DaemonChange] {
+        &self.store.daemon_changes.changes
+    }
+}
+
+#[test]
+fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let drained = DaemonCondition {
+        drained: true,
+        ..ACTIVE_STANDING
+    };
+    world
+        .operate_daemon(&machine, DaemonOperation::Drain, "a new disk")
+        .unwrap();
+    world
+        .operate_daemon(&machine, DaemonOperation::Drain, "once more")
+        .unwrap();
+    world
+        .operate_daemon(&machine, DaemonOperation::Undrain, "")
+        .unwrap();
+    world
+        .operate_daemon(&machine, DaemonOperation::Disconnect, "it is odd")
+        .unwrap();
+    world
+        .operate_daemon(&machine, DaemonOperation::Disconnect, "it is gone")
+        .unwrap();
+    world.restart();
+    let seen: Vec<_> = world
+        .changes()
+        .iter()
+        .map(|change| {
+            (
+                change.operation,
+                &*change.reason,
+                change.before,
+                change.after,
+            )
+        })
+        .collect();
+    let away = DaemonCondition {
+        connected: false,
+        ..ACTIVE_STANDING
+    };
+    // What changed nothing is not on record.
+    assert_eq!(
+        seen,
+        [
+            (
+                DaemonOperation::Drain,
+                "a new disk",
+                ACTIVE_STANDING,
+                drained
+            ),
+            (DaemonOperation::Undrain, "", drained, ACTIVE_STANDING),
+            (
+                DaemonOperation::Disconnect,
+                "it is odd",
+                ACTIVE_STANDING,
+                away
+            ),
+        ]
+    );
+    let first = &world.changes()[0];
+    assert_eq!((first.daemon, &first.by), (machine.daemon, &actor().name));
+}
+
+#[test]
+fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let nobody = DaemonId(uuid::Uuid::from_u128(99));
+    for operation in [DaemonOperation::Drain, DaemonOperation::Disconnect] {
+        for daemon in [machine.daemon, nobody] {
+            let word = daemon_operation(daemon, operation).with_reason(" \t");
+            let refused = world.send_request(|request| word.input(request));
+            assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
+        }
+        let word = daemon_operation(machine.daemon, operation).of(TenantScope::One(tenant("acme")));
+        let refused = world.send_request(|request| word.input(request));
+        assert_eq!(refused.unwrap_err(), Rejection::UnknownDaemon);
+    }
+    assert!(world.changes().is_empty());
+}
+
+#[test]
+fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused_and_changes_nothing() {
+    let mut world = CoreHarness::new();
+    let (machine, other) = (world.connect_daemon(1), world.connect_daemon(2));
+    for n in 0..10 {
+        let operation = if n % 2 == 0 {
+            DaemonOperation::Drain
+        } else {
+            DaemonOperation::Undrain
+        };
+        world
+            .operate_daemon(&machine, operation, "a script")
+            .unwrap();
+    }
+    let refused = world.operate_daemon(&machine, DaemonOperation::Drain, "a script");
+    assert_eq!(refused, Err(Rejection::RateLimited));
+    assert_eq!(world.changes().len(), 10);
+    let another = world.operate_daemon(&other, DaemonOperation::Drain, "a script");
+    assert_eq!(another, Ok(()));
+    world.pass(60_000);
+    let later = world.operate_daemon(&machine, DaemonOperation::Drain, "a script");
+    assert_eq!(later, Ok(()));
+}
+
+#[test]
+fn the_newest_changes_are_kept() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    for n in 0..130 {
+        let operation = if n % 2 == 0 {
+            DaemonOperation::Drain
+        } else {
+            DaemonOperation::Undrain
+        };
+        let why = n.to_string();
+        world.operate_daemon(&machine, operation, &why).unwrap();
+        world.pass(10_000);
+    }
+    let changes = world.changes();
+    assert_eq!((changes.len(), &*changes[0].reason), (128, "2"));
+}
+
+#[test]
+fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
+    let mut world = CoreHarness::new();
+    let (all, acme) = (TenantScope::All, TenantScope::One(tenant("acme")));
+    let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
+    let id = first.daemon.to_string();
+    assert_eq!(world.find(&id, &all), Ok(first.daemon));
+    assert_eq!(world.find("daemon-2", &acme), Ok(second.daemon));
+    let nobody = DaemonId(uuid::Uuid::from_u128(99)).to_string();
+    for missing in ["daemon", &nobody] {
+        assert_eq!(world.find(missing, &all), Err(Rejection::UnknownDaemon));
+    }
+
+    world.disconnect(&second);
+    let foreign = TenantScope::One(tenant("globex"));
+    let second = TestDaemon {
+        session: world.new_session(),
+        ..second
+    };
+    let renamed = |hello: &mut crate::io::command::DaemonHello| {
+        hello.name = "daemon-1".into();
+        hello.scope = foreign.clone();
+    };
+    world.connect_with(&second, Vec::new(), renamed);
+    for _ in 0..2 {
+        let gone = world.find("daemon-2", &all);
+        assert_eq!(gone, Err(Rejection::UnknownDaemon), "its name of before");
+        let twice = world.find("daemon-1", &all);
+        assert_eq!(twice, Err(Rejection::AmbiguousDaemon));
+        assert_eq!(
+            world.find("daemon-1", &acme),
+            Ok(first.daemon),
+            "who cannot see the other one is not told of it"
+        );
+        let hidden = world.find(&second.daemon.to_string(), &acme);
+        assert_eq!(hidden, Err(Rejection::UnknownDaemon));
+        world.restart();
+    }
+    world.forget(&second, TenantScope::All).unwrap();
+    assert_eq!(world.find("daemon-1", &all), Ok(first.daemon));
+}

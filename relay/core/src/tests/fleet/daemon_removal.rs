@@ -1,0 +1,102 @@
+//! Daemons that an operator takes off the record: only such as nothing can come from, and not without a word of it.
+
+use crate::ids::TenantScope;
+use crate::io::command::CoreCommand;
+use crate::io::effects::CoreReply;
+use crate::io::rejection::Rejection;
+use crate::samples;
+use crate::tests::harness::{CoreHarness, GRACE, TTL, TestDaemon, actor, completed, spec};
+
+impl CoreHarness {
+    pub(crate) fn forget(
+        &mut self,
+        machine: &TestDaemon,
+        scope: TenantScope,
+    ) -> Result<(), Rejection> {
+        let (daemon, by) = (machine.daemon, actor());
+        let reason = "scrapped".into();
+        let reply = self.send_request(|request| CoreCommand::ForgetDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+            reason,
+        })?;
+        match reply {
+            CoreReply::Daemon(view) if view.record.daemon == daemon => Ok(()),
+            other => panic!("not the daemon that was forgotten: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    world.submit(spec());
+    world.take_started();
+    let all = || TenantScope::All;
+    let refused = |world: &mut CoreHarness, code| {
+        assert_eq!(world.forget(&machine, all()), Err(code));
+        assert!(world.store.forgotten.daemons.is_empty());
+    };
+    refused(&mut world, Rejection::DaemonConnected);
+    world.disconnect(&machine);
+    refused(&mut world, Rejection::DaemonHolds);
+    world.pass(TTL + GRACE);
+    let own = TenantScope::One(samples::tenant("acme"));
+    assert_eq!(
+        world.forget(&machine, own),
+        Err(Rejection::UnknownDaemon),
+        "a shared daemon is no tenant's to forget"
+    );
+    assert_eq!(world.forget(&machine, all()), Ok(()));
+    for _ in 0..2 {
+        let audit = &world.store.forgotten.daemons;
+        assert_eq!((audit.len(), audit[0].daemon), (1, machine.daemon));
+        assert_eq!(
+            (&*audit[0].by, &*audit[0].reason),
+            (&*actor().name, "scrapped")
+        );
+        assert_eq!(
+            world.forget(&machine, all()),
+            Err(Rejection::UnknownDaemon),
+            "it is not on record"
+        );
+        world.restart();
+    }
+    let other = world.connect_daemon(2);
+    world.disconnect(&other);
+    assert_eq!(world.forget(&other, all()), Ok(()));
+    assert_eq!(
+        world.store.forgotten.daemons.len(),
+        2,
+        "a restart knows the audit"
+    );
+}
+
+#[test]
+fn a_forgotten_daemon_that_returns_is_a_new_one_that_works() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    world.disconnect(&machine);
+    world.forget(&machine, TenantScope::All).unwrap();
+    world.connect_daemon(1);
+    let task = world.submit(spec());
+    let mut work = world.take_started();
+    world.frame(&mut work, completed());
+    assert!(world.state(task).is_terminal());
+}
+
+#[test]
+fn the_newest_words_are_kept() {
+    let mut world = CoreHarness::new();
+    for number in 1..=130 {
+        let machine = world.connect_daemon(number);
+        world.disconnect(&machine);
+        world.forget(&machine, TenantScope::All).unwrap();
+    }
+    let audit = world.store.forgotten.daemons.iter();
+    let kept: Vec<u128> = audit.map(|one| one.daemon.0.as_u128()).collect();
+    assert!(kept.iter().copied().eq(3..=130), "{kept:?}");
+}

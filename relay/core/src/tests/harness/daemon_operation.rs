@@ -1,0 +1,51 @@
+//! Operators' words on daemons.
+
+use std::sync::Arc;
+
+use super::actor;
+use crate::ids::{DaemonId, RequestId, TenantScope};
+use crate::io::command::CoreCommand;
+use crate::operator::daemon_operation::OperateDaemon;
+use crate::record::DaemonOperation;
+
+/// A word before it is said: of somebody who reaches all daemons, with a reason.
+pub(in crate::tests) struct DaemonOperationRequest {
+    daemon: DaemonId,
+    operation: DaemonOperation,
+    scope: TenantScope,
+    reason: Arc<str>,
+}
+
+pub(in crate::tests) fn daemon_operation(
+    daemon: DaemonId,
+    operation: DaemonOperation,
+) -> DaemonOperationRequest {
+    DaemonOperationRequest {
+        daemon,
+        operation,
+        scope: TenantScope::All,
+        reason: "to look at it".into(),
+    }
+}
+
+impl DaemonOperationRequest {
+    pub(in crate::tests) fn of(self, scope: TenantScope) -> Self {
+        Self { scope, ..self }
+    }
+
+    pub(in crate::tests) fn with_reason(self, reason: &str) -> Self {
+        let reason = reason.into();
+        Self { reason, ..self }
+    }
+
+    pub(in crate::tests) fn input(self, request: RequestId) -> CoreCommand {
+        CoreCommand::OperateDaemon(Box::new(OperateDaemon {
+            request,
+            scope: self.scope,
+            daemon: self.daemon,
+            by: actor(),
+            reason: self.reason,
+            operation: self.operation,
+        }))
+    }
+}

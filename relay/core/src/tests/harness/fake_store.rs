@@ -1,0 +1,168 @@
+//! What was written, as a store would keep it; it refuses what a store must never be asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::ids::{AttemptId, DaemonId, TaskId, TenantId};
+use crate::io::command::FinishedTask;
+use crate::io::effects::RecordChange;
+use crate::record::{
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
+    IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
+};
+use crate::recovery::damage::RecordDamage;
+use crate::task::spec::TaskSpec;
+use crate::{RecoveredState, StoredLookup, UnreadableRecord};
+
+#[derive(Default)]
+pub(in crate::tests) struct FakeStore {
+    pub(in crate::tests) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
+    pub(in crate::tests) live: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(in crate::tests) done: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(in crate::tests) fences: BTreeMap<AttemptId, FenceRecord>,
+    pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    pub(in crate::tests) scheduler: SchedulerRecord,
+    pub(in crate::tests) forgotten: ForgottenDaemonsRecord,
+    /// Tasks whose stored progress means nothing.
+    pub(in crate::tests) damaged: BTreeSet<TaskId>,
+    pub(in crate::tests) daemon_changes: DaemonChangesRecord,
+    pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
+    pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
+    pub(in crate::tests) pauses: PausesRecord,
+    /// What the next boot finds unreadable.
+    pub(in crate::tests) damage: RecordDamage,
+}
+
+impl FakeStore {
+    /// What the shell would say of its progress.
+    pub(in crate::tests) fn stored_progress(
+        &self,
+        task: TaskId,
+    ) -> StoredLookup<Arc<ProgressRecord>> {
+        if self.damaged.contains(&task) {
+            return Err(UnreadableRecord);
+        }
+        Ok(self.progress.get(&task).cloned())
+    }
+
+    /// What a boot would find.
+    pub(super) fn recovered(&self) -> RecoveredState {
+        let task =
+            |(id, record): (&TaskId, &Arc<TaskRecord>)| (self.specs[id].clone(), record.clone());
+        RecoveredState {
+            tasks: self.live.iter().map(task).collect(),
+            daemons: self.daemons.values().cloned().collect(),
+            scheduler: self.scheduler.clone(),
+            forgotten: self.forgotten.clone(),
+            daemon_changes: self.daemon_changes.clone(),
+            pauses: self.pauses.clone(),
+            fences: self.fences.values().cloned().collect(),
+            idempotency: self
+                .keys
+                .iter()
+                .map(|((t, k), r)| (t.clone(), k.clone(), r.clone()))
+                .collect(),
+            damage: self.damage.clone(),
+        }
+    }
+
+    pub(in crate::tests) fn finished(&self, task: TaskId) -> Option<FinishedTask> {
+        let record = self.done.get(&task)?.clone();
+        Some(FinishedTask {
+            record,
+            spec: self.specs[&task].clone(),
+        })
+    }
+
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm per write, and each only says where it goes"
+    )]
+    pub(super) fn apply(&mut self, write: RecordChange) {
+        match write {
+            RecordChange::PutSpec { task, spec } => {
+                assert!(
+                    self.specs.insert(task, spec).is_none(),
+                    "a spec is written once"
+                );
+            }
+            RecordChange::PutLive(record) => {
+                assert!(
+                    !self.done.contains_key(&record.task),
+                    "a finished task came back without Reopen"
+                );
+                self.live.insert(record.task, record);
+            }
+            RecordChange::PutDone(record) => {
+                self.live.remove(&record.task);
+                self.done.insert(record.task, record);
+            }
+            RecordChange::Reopen(record) => {
+                assert!(
+                    self.done.remove(&record.task).is_some(),
+                    "only finished tasks are reopened"
+                );
+                self.live.insert(record.task, record);
+            }
+            RecordChange::PutIdempotency {
+                tenant,
+                key,
+                record,
+            } => {
+                self.keys.insert((tenant, key), record);
+            }
+            RecordChange::PutDaemon(record) => {
+                self.daemons.insert(record.daemon, record);
+            }
+            RecordChange::PutScheduler(record) => self.scheduler = record,
+            RecordChange::PutFence(record) => {
+                self.fences.insert(record.attempt, record);
+            }
+            RecordChange::DropFence(attempt) => {
+                self.fences.remove(&attempt);
+            }
+            RecordChange::RemoveTask {
+                tenant,
+                task,
+                idempotency_key,
+                body: _,
+                checkpoints: _,
+            } => {
+                self.progress.remove(&task);
+                self.checkpoints.retain(|(of, _), _| *of != task);
+                assert!(
+                    !self.live.contains_key(&task),
+                    "what is live is never removed"
+                );
+                assert!(
+                    self.done.remove(&task).is_some(),
+                    "only finished tasks are removed"
+                );
+                self.specs.remove(&task);
+                if let Some(key) = idempotency_key {
+                    self.keys.remove(&(tenant, key));
+                }
+            }
+            RecordChange::PutProgress(record) => {
+                self.progress.insert(record.task, record);
+            }
+            RecordChange::PutCheckpoint(record) => {
+                let first = self
+                    .checkpoints
+                    .insert((record.task, record.number), record)
+                    .is_none();
+                assert!(first, "a checkpoint is written once");
+            }
+            RecordChange::DropCheckpoint { task, number, .. } => {
+                assert!(self.checkpoints.remove(&(task, number)).is_some());
+            }
+            RecordChange::PutForgotten(record) => self.forgotten = record,
+            RecordChange::PutDaemonChanges(record) => self.daemon_changes = record,
+            RecordChange::PutPauses(record) => self.pauses = record,
+            RecordChange::DropDaemon(record) => {
+                self.daemons.remove(&record.daemon);
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! A small world around the core: a clock that is moved by hand, a store that keeps what was written, and shorthand
+//! for what clients and daemons say. It checks after each turn what must always hold.
+
+mod agent_calls;
+mod daemon_operation;
+mod fake_store;
+mod frames;
+mod messages;
+mod parked_task;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::ids::{AttemptId, DaemonId, Incarnation, InstanceId, SessionId};
+use crate::io::command::{CoreCommand, FrameRef, LeaseToken};
+use crate::io::effects::{CoreMetric, DaemonMessage, Delivery, Effects};
+use crate::record::CallFingerprint;
+use crate::samples;
+use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
+use crate::{Core, RecoveredState};
+
+pub(super) use agent_calls::{AgentLeaseHandle, agent, agent_task_spec, complete_verb, fail};
+pub(super) use daemon_operation::daemon_operation;
+use fake_store::FakeStore;
+pub(super) use frames::{actor, canceled, completed, errored, spec, termination_receipt};
+
+/// Ids and secrets that rise by one: every run of a test is the same.
+#[derive(Default)]
+pub(super) struct SequentialIds(u128);
+
+impl IdSource for SequentialIds {
+    fn new_id(&mut self) -> Uuid {
+        self.0 += 1;
+        Uuid::from_u128(self.0 << 64 | self.0)
+    }
+
+    fn new_secret(&mut self) -> [u8; 32] {
+        self.0 += 1;
+        let mut secret = [7; 32];
+        secret[..16].copy_from_slice(&self.0.to_be_bytes());
+        secret
+    }
+
+    fn jitter_millionths(&mut self) -> u32 {
+        500_000
+    }
+}
+
+pub(super) struct CoreHarness {
+    pub(super) core: Core,
+    pub(super) now: ClockReading,
+    pub(super) ids: SequentialIds,
+    pub(super) store: FakeStore,
+    /// Everything sent since the last look.
+    pub(super) deliveries: Vec<Delivery>,
+    pub(super) writes: usize,
+    pub(super) counts: Vec<CoreMetric>,
+    /// What agents' calls are told by, where they may come again.
+    pub(super) mark: Option<CallFingerprint>,
+    config: Config,
+    requests: u64,
+    tokens: BTreeMap<AttemptId, LeaseToken>,
+    dispatched: Vec<DispatchedAttempt>,
+}
+
+/// An attempt as its daemon knows it.
+#[derive(Clone, Debug)]
+pub(super) struct DispatchedAttempt {
+    pub(super) frame_ref: FrameRef,
+    pub(super) session: SessionId,
+    pub(super) token: LeaseToken,
+    pub(super) seq: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct TestDaemon {
+    pub(super) daemon: DaemonId,
+    pub(super) session: SessionId,
+    pub(super) instance: InstanceId,
+    pub(super) boot: &'static str,
+    pub(super) slots: u32,
+}
+
+pub(super) const TTL: u64 = 30_000;
+pub(super) const GRACE: u64 = 5_000;
+pub(super) const SLACK: u64 = 2_000;
+
+impl CoreHarness {
+    pub(super) fn new() -> Self {
+        Self::with(samples::config())
+    }
+
+    pub(super) fn with(config: Config) -> Self {
+        let now = ClockReading {
+            monotonic: MonotonicTime(1_000_000),
+            wall: WallTime(1_700_000_000_000),
+        };
+        let mut ids = SequentialIds::default();
+        let (core, _) = Core::recover(RecoveredState::default(), config.clone(), now, &mut ids);
+        Self {
+            core,
+            now,
+            ids,
+            store: FakeStore::default(),
+            deliveries: Vec::new(),
+            writes: 0,
+            counts: Vec::new(),
+            mark: None,
+            config,
+            requests: 0,
+            tokens: BTreeMap::new(),
+            dispatched: Vec::new(),
+        }
+    }
+
+    /// kill -9 and a new start from what was written; monotonic time starts anew.
+    pub(super) fn restart(&mut self) {
+        self.now.monotonic = MonotonicTime(50);
+        self.now.wall.0 += 3_600_000;
+        self.restart_here();
+    }
+
+    /// A new start from a store that lost its newest writes.
+    pub(super) fn restart_inherited(&mut self, hold_ms: u64) {
+        self.config.inherited_suspension_ms = hold_ms;
+        self.restart();
+    }
+
+    /// The same, and its data has another life: what was leased before speaks for nothing.
+    pub(super) fn restart_as_incarnation(&mut self, hold_ms: u64, incarnation: u128) {
+        self.config.incarnation = Incarnation(Uuid::from_u128(incarnation));
+        self.restart_inherited(hold_ms);
+    }
+
+    /// The same without a break in anybody's clock.
+    pub(super) fn restart_here(&mut self) {
+        let recovered = self.store.recovered();
+        let (core, effects) =
+            Core::recover(recovered, self.config.clone(), self.now, &mut self.ids);
+        self.core = core;
+        self.apply_effects(effects);
+    }
+
+    pub(super) fn send_input(&mut self, input: CoreCommand) {
+        let effects = self.core.handle(input, self.now, &mut self.ids);
+        self.apply_effects(effects);
+        self.check();
+    }
+
+    fn apply_effects(&mut self, effects: Effects) {
+        self.writes += effects.changes.len();
+        self.counts.extend(effects.metrics);
+        for write in effects.changes {
+            self.store.apply(write);
+        }
+        for outgoing in effects.deliveries {
+            if let Delivery::ToSession {
+                session,
+                message: DaemonMessage::Dispatch(dispatch),
+            } = &outgoing.delivery
+            {
+                let re = FrameRef {
+                    task: dispatch.to.task,
+                    attempt: dispatch.to.attempt,
+                    number: dispatch.to.number,
+                    incarnation: self.config.incarnation,
+                };
+                self.tokens.insert(re.attempt, dispatch.token.clone());
+                self.dispatched.push(DispatchedAttempt {
+                    frame_ref: re,
+                    session: *session,
+                    token: dispatch.token.clone(),
+                    seq: 0,
+                });
+            }
+            self.deliveries.push(outgoing.delivery);
+        }
+    }
+
+    /// What must hold after each turn: at most one leased attempt per task and conversation, and numbers that rise.
+    fn check(&self) {
+        assert!(self.core.counts_are_true(), "the counts are not a recount");
+        let mut talks = BTreeSet::new();
+        for (id, record) in &self.store.live {
+            let leased = record
+                .attempts
+                .iter()
+                .filter(|a| a.state.is_leased())
+                .count();
+            assert!(leased <= 1, "{leased} leased attempts in {id}");
+            let open = record
+                .attempts
+                .iter()
+                .rev()
+                .skip(1)
+                .all(|a| a.state.end().is_some());
+            assert!(open, "an old attempt of {id} is open");
+            assert!(!record.state.is_terminal(), "{id} is live and over");
+            let talk = self.store.specs[id].conversation_id.clone();
+            if let Some(talk) = talk.filter(|_| leased == 1) {
+                assert!(
+                    talks.insert(talk.clone()),
+                    "two leased attempts in conversation {talk}"
+                );
+            }
+        }
+        for record in self.store.live.values().chain(self.store.done.values()) {
+            let first = record.timeline.dropped_through + 1;
+            let events = record.timeline.events.iter();
+            let (old, whole): (Vec<_>, Vec<_>) = events.partition(|event| event.revision < first);
+            assert!(old.iter().all(|event| event.is_audit()), "only audits stay");
+            let numbers: Vec<u64> = whole.iter().map(|event| event.revision).collect();
+            assert!(
+                numbers.iter().copied().eq(first..=record.revision),
+                "a gap in {numbers:?}"
+            );
+        }
+    }
+
+    /// Moves the clock, ticking whenever the core asks for it: a healthy loop.
+    pub(super) fn pass(&mut self, ms: u64) {
+        let end = self.now.monotonic + ms;
+        while let Some(due) = self.core.next_deadline().filter(|due| *due <= end) {
+            self.skip_time(due.since(self.now.monotonic).max(1));
+            self.send_input(CoreCommand::Tick);
+            if self.now.monotonic >= end {
+                return;
+            }
+        }
+        self.skip_time(end.since(self.now.monotonic));
+        self.send_input(CoreCommand::Tick);
+    }
+
+    /// Moves the clock while daemons keep renewing what they hold.
+    pub(super) fn advance_renewing(
+        &mut self,
+        ms: u64,
+        machine: &TestDaemon,
+        works: &[&DispatchedAttempt],
+    ) {
+        let mut left = ms;
+        while left > 0 {
+            let step = left.min(4_000);
+            self.pass(step);
+            self.beat(machine, works);
+            left -= step;
+        }
+    }
+
+    /// Moves the clock behind the core's back.
+    pub(super) fn skip_time(&mut self, ms: u64) {
+        self.now.monotonic = self.now.monotonic + ms;
+        self.now.wall.0 += ms;
+    }
+}

@@ -1,0 +1,249 @@
+//! What a hostile reader of the core found: each history once went wrong.
+
+use crate::ids::{SessionId, TenantScope};
+use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody, ProcessTermination};
+use crate::io::effects::{DaemonMessage, SettlementVerdict};
+use crate::io::rejection::Rejection;
+use crate::operator::task_operation::TaskOperation;
+use crate::record::{
+    AttemptStateKind, DaemonOperation, FailureCode, LifecyclePhase, TaskState, TerminationReceipt,
+};
+use crate::task::spec::TaskSpec;
+use crate::tests::harness::{
+    CoreHarness, TTL, actor, completed, daemon_operation, spec, termination_receipt,
+};
+use crate::time::IdSource;
+
+/// One attempt only, so that a failure is the task's end.
+fn once() -> TaskSpec {
+    let mut spec = spec();
+    spec.retry.max_attempts = 1;
+    spec
+}
+
+#[test]
+fn a_stream_that_breaks_during_an_ordinary_exit_costs_no_result() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let task = world.submit(once());
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
+    world.disconnect(&machine);
+    world.pass(TTL / 2);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptStateKind::CleaningUp,
+        "the lease is good"
+    );
+    world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Finished)],
+    );
+    work.session = machine.session;
+    world.pass(3_000);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn a_daemon_that_is_back_and_says_nothing_more_is_still_bounded() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let task = world.submit(once());
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
+    world.disconnect(&machine);
+    world.pass(TTL / 2);
+    world.reconnect(
+        &mut machine,
+        &[(&work.clone(), ActiveAttemptState::Running)],
+    );
+    world.advance_renewing(8_000, &machine, &[&work]);
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::NoResult));
+}
+
+#[test]
+fn a_result_that_comes_after_the_relay_gave_up_on_it_is_adopted() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(once());
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
+    world.advance_renewing(8_000, &machine, &[&work]);
+    assert_eq!(world.state(task), TaskState::Failed);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.counters.failures),
+        (TaskState::Completed, 0)
+    );
+    assert!(record.attempts[0].state.end().unwrap().is_adopted_late);
+}
+
+#[test]
+fn a_finished_cleanup_without_a_receipt_proves_nothing() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let task = world.submit(once());
+    let mut work = world.take_started();
+    world.phase(&mut work, LifecyclePhase::CleanupStarted);
+    world.phase(&mut work, LifecyclePhase::CleanupFinished);
+    world.advance_renewing(8_000, &machine, &[&work]);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(end.receipt, TerminationReceipt::Unconfirmed);
+    assert_eq!(world.store.fences.len(), 1);
+}
+
+#[test]
+fn the_receipt_of_a_killed_attempt_counts_whatever_its_number() {
+    for number in [1, 9] {
+        let mut world = CoreHarness::new();
+        let mut machine = world.connect_daemon(1);
+        let task = world.submit(spec());
+        let mut work = world.take_started();
+        world.cancel(task).unwrap();
+        world.advance_renewing(8_000, &machine, &[&work]);
+        let canceled = world.task(task);
+        assert_eq!(canceled.state, TaskState::Canceled);
+        assert_eq!(canceled.cancel.as_ref().unwrap().confirmed, None);
+        let verdicts = world.reconnect(
+            &mut machine,
+            &[(&work.clone(), ActiveAttemptState::Running)],
+        );
+        let acked = Some(2);
+        let code = Rejection::TaskTerminal;
+        assert_eq!(verdicts, [SettlementVerdict::Kill { code, acked }]);
+        work.session = machine.session;
+        let left = ProcessTermination::default();
+        world.replay(&work, number, FrameBody::Receipt { termination: left });
+        assert_eq!(world.store.fences.len(), 1, "some process is left");
+        let termination = termination_receipt();
+        world.replay(&work, number + 1, FrameBody::Receipt { termination });
+        assert!(world.store.fences.is_empty());
+        assert!(
+            world
+                .task(task)
+                .cancel
+                .as_ref()
+                .unwrap()
+                .confirmed
+                .is_some()
+        );
+    }
+}
+
+#[test]
+fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    world.disconnect(&machine);
+    let daemon = machine.daemon;
+    let drain = daemon_operation(daemon, DaemonOperation::Drain);
+    world.send_request(|request| drain.input(request)).unwrap();
+    world.reconnect(&mut machine, &[]);
+    let marks = |told: Vec<DaemonMessage>| -> Vec<bool> {
+        let marks = told.into_iter().filter_map(|message| match message {
+            DaemonMessage::Drain { withdrawn } => Some(withdrawn),
+            _ => None,
+        });
+        marks.collect()
+    };
+    assert_eq!(marks(world.take_messages(&machine)), [false]);
+    world.disconnect(&machine);
+    let undrain = daemon_operation(daemon, DaemonOperation::Undrain);
+    world
+        .send_request(|request| undrain.input(request))
+        .unwrap();
+    machine.session = SessionId(world.ids.new_id());
+    world.connect_with(&machine, Vec::new(), |hello| hello.draining = true);
+    assert_eq!(marks(world.take_messages(&machine)), [true]);
+    world.reconnect(&mut machine, &[]);
+    assert!(marks(world.take_messages(&machine)).is_empty());
+}
+
+#[test]
+fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
+    let mut world = CoreHarness::new();
+    let task = world.submit(spec());
+    let writes = world.writes;
+    let unpaused = world.operate(task, TaskOperation::Unpause);
+    assert_eq!(unpaused.unwrap_err(), Rejection::NotPaused);
+    assert_eq!(world.writes, writes);
+}
+
+fn pause(world: &mut CoreHarness) {
+    let pause = |request| CoreCommand::PauseScheduler {
+        request,
+        scope: TenantScope::All,
+        by: actor(),
+        reason: "x".into(),
+    };
+    world.send_request(pause).unwrap();
+}
+
+fn unpause(world: &mut CoreHarness) {
+    let by = actor();
+    world
+        .send_request(|request| CoreCommand::UnpauseScheduler {
+            request,
+            scope: TenantScope::All,
+            by,
+            reason: None,
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_pause_costs_no_queue_time_over_a_restart_and_nothing_consumed_is_given_back() {
+    let mut world = CoreHarness::new();
+    let patient = TaskSpec {
+        queue_ms: Some(3_600_000),
+        ..spec()
+    };
+    let before = world.submit(patient.clone());
+    world.pass(1_000_000);
+    pause(&mut world);
+    let within = world.submit(patient);
+    world.pass(24 * 3_600_000);
+    world.restart();
+    world.pass(1_000_000);
+    unpause(&mut world);
+    world.pass(2_000_000);
+    world.restart();
+    world.pass(500_000);
+    for task in [before, within] {
+        assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
+    }
+    world.pass(150_000);
+    assert_eq!(
+        world.attempt_state(before),
+        AttemptStateKind::Parked,
+        "1 + 2 + 0.65 of 3.6 million: what it used before the pause counts"
+    );
+    assert_eq!(world.attempt_state(within), AttemptStateKind::Queued);
+    world.pass(1_000_000);
+    assert_eq!(
+        world.attempt_state(within),
+        AttemptStateKind::Parked,
+        "what it used after the pause counts"
+    );
+}
+
+#[test]
+fn another_boot_proves_nothing_while_the_old_one_is_still_heard() {
+    for (silence, fences) in [(900, 1), (12_000, 0)] {
+        let mut world = CoreHarness::new();
+        let mut machine = world.connect_daemon(1);
+        let task = world.submit(spec());
+        let work = world.take_started();
+        world.beat(&machine, &[&work]);
+        world.pass(silence);
+        machine.instance = crate::ids::InstanceId(world.ids.new_id());
+        machine.boot = "boot-2";
+        world.reconnect(&mut machine, &[]);
+        assert_eq!(world.attempt_state(task), AttemptStateKind::Lost);
+        assert_eq!(world.store.fences.len(), fences, "after {silence} ms");
+        world.reconnect(&mut machine, &[]);
+        assert_eq!(world.store.fences.len(), fences, "nor on its next stream");
+    }
+}

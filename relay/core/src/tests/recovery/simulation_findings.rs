@@ -1,0 +1,96 @@
+//! What the simulation found, each reduced to its few steps.
+
+use crate::ids::SessionId;
+use crate::io::command::{ActiveAttemptState, AttemptFrame, CoreCommand, FrameBody};
+use crate::io::effects::CloseReason;
+use crate::io::effects::{CommitDependency, DaemonMessage, Delivery};
+use crate::io::rejection::Rejection;
+use crate::record::TerminationReceipt;
+use crate::tests::harness::{CoreHarness, spec};
+
+#[test]
+fn a_refusal_waits_for_the_end_that_it_speaks_of() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    world.submit(spec());
+    let work = world.dispatch();
+    world.advance_renewing(11_000, &machine, &[]);
+    let frame = AttemptFrame {
+        session: work.session,
+        frame_ref: work.frame_ref,
+        control_seq: 1,
+        observed: world.now.wall,
+        proof: None,
+        body: FrameBody::Accepted,
+        workspace: None,
+        finished: None,
+        stored_progress: Ok(None),
+    };
+    let effects = world.core.handle(
+        CoreCommand::Frame(Box::new(frame)),
+        world.now,
+        &mut world.ids,
+    );
+    let refusal = effects
+        .deliveries
+        .iter()
+        .find_map(|out| match &out.delivery {
+            Delivery::ToSession {
+                message: DaemonMessage::FrameRejected { code, .. },
+                ..
+            } => Some((*code, out.depends_on)),
+            _ => None,
+        });
+    let expected = (
+        Rejection::StaleAttempt,
+        CommitDependency::Task(work.frame_ref.task),
+    );
+    assert_eq!(
+        refusal,
+        Some(expected),
+        "a crash before the end is durable must not have been told"
+    );
+}
+
+#[test]
+fn a_hello_of_an_overtaken_stream_proves_nothing() {
+    let mut world = CoreHarness::new();
+    let overtaken = SessionId(uuid::Uuid::from_u128(1));
+    let machine = world.connect_daemon(1);
+    let task = world.submit(spec());
+    let work = world.take_started();
+    let mut past = machine.clone();
+    (past.session, past.boot) = (overtaken, "boot-0");
+    world.open(&past, Vec::new(), |_| {});
+    assert!(
+        world.newest(task).state.is_leased(),
+        "the machine runs it under its present boot"
+    );
+    let closed = world.deliveries.iter().any(|send| {
+        matches!(send, Delivery::CloseSession { session, reason: CloseReason::Replaced } if *session == overtaken)
+    });
+    assert!(closed);
+    world.beat(&machine, &[&work]);
+    let renewed = world.take_messages(&machine).iter().any(
+        |message| matches!(message, DaemonMessage::HeartbeatAck { results, .. } if results.len() == 1),
+    );
+    assert!(renewed, "its own stream goes on");
+}
+
+#[test]
+fn a_boot_proves_dead_what_a_daemon_finished_in_another_life_of_the_data() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    let task = world.submit(spec());
+    let work = world.take_started();
+    world.restart_as_incarnation(60_000, 2);
+    machine.boot = "boot-2";
+    world.reconnect(&mut machine, &[(&work, ActiveAttemptState::Finished)]);
+    let first = world.task(task).attempts[0].clone();
+    let receipt = first.state.end().map(|end| end.receipt);
+    assert_eq!(
+        receipt,
+        Some(TerminationReceipt::Confirmed),
+        "its result will not be heard, and its machine has booted since"
+    );
+}

@@ -1,0 +1,53 @@
+//! The shell has no room: nothing is leased, what is leased goes on, and what waits says why.
+
+use crate::ids::TaskId;
+use crate::io::command::CoreCommand;
+use crate::io::effects::{CoreReply, WaitReason};
+use crate::record::TaskState;
+use crate::samples;
+use crate::tests::harness::{CoreHarness, completed, spec};
+
+fn wait_reason(world: &mut CoreHarness, task: TaskId) -> Option<WaitReason> {
+    let tenant = samples::tenant("acme");
+    let inspected = world.send_request(|request| CoreCommand::Inspect {
+        request,
+        tenant,
+        task,
+    });
+    match inspected {
+        Ok(CoreReply::Inspected(view)) => view.wait_reason,
+        other => panic!("not an inspection: {other:?}"),
+    }
+}
+
+#[test]
+fn held_work_waits_for_space_and_leased_work_ends() {
+    let mut world = CoreHarness::new();
+    world.connect_daemon(1);
+    let running = world.submit(spec());
+    let mut work = world.take_started();
+    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
+    let held = world.submit(spec());
+    assert_eq!(world.state(held), TaskState::Queued);
+    assert_eq!(wait_reason(&mut world, held), Some(WaitReason::DiskSpace));
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(running), TaskState::Completed);
+    assert_eq!(world.state(held), TaskState::Queued, "the slot stays free");
+    world.send_input(CoreCommand::SuspendDispatch { suspended: false });
+    let mut work = world.take_started();
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(held), TaskState::Completed);
+}
+
+#[test]
+fn a_start_forgets_the_hold() {
+    let mut world = CoreHarness::new();
+    let mut machine = world.connect_daemon(1);
+    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
+    let held = world.submit(spec());
+    world.restart_here();
+    world.reconnect(&mut machine, &[]);
+    let mut work = world.take_started();
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(held), TaskState::Completed);
+}

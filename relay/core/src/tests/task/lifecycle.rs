@@ -1,0 +1,172 @@
+//! The ordinary life of a task, from submit to its result.
+
+use crate::io::command::OutputSignal;
+use crate::io::effects::{CommitDependency, DaemonMessage, Delivery};
+use crate::record::{
+    AttemptStateKind, EndState, LifecyclePhase, TaskState, TerminationReceipt, TimelineEventKind,
+};
+use crate::tests::harness::{CoreHarness, completed, spec};
+
+#[test]
+fn a_task_goes_from_submit_to_its_result_in_five_writes() {
+    let mut world = CoreHarness::new();
+    let machine = world.connect_daemon(1);
+    let before = world.writes;
+    let task = world.submit(spec());
+    assert_eq!(
+        world.state(task),
+        TaskState::Running,
+        "dispatched in the same turn"
+    );
+    let mut work = world.dispatch();
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
+    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    let told = world.take_messages(&machine);
+    assert!(told.iter().any(|m| matches!(
+        m,
+        DaemonMessage::LeaseConfirmed {
+            granted_ms: 30_000,
+            ..
+        }
+    )));
+    assert!(
+        told.iter()
+            .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. }))
+    );
+    world.frame(&mut work, crate::io::command::FrameBody::Started);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Completed);
+    let end = record.newest_attempt().unwrap().state.end().unwrap();
+    assert_eq!(
+        (end.state, end.receipt),
+        (EndState::Completed, TerminationReceipt::Confirmed)
+    );
+    assert_eq!(
+        record.newest_attempt().unwrap().result.as_deref(),
+        Some(&b"done"[..])
+    );
+    // The spec, then submit, dispatch, accepted with its confirmation, started, completed.
+    assert_eq!(world.writes - before, 6);
+    assert!(world.store.live.is_empty() && world.store.fences.is_empty());
+    assert_eq!(world.core.open_task_count(), 0);
+    assert_eq!(
+        world
+            .core
+            .next_deadline()
+            .map(|at| at > world.now.monotonic),
+        Some(true),
+        "only the session is timed"
+    );
+}
+
+#[test]
+fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let task = world.submit(spec());
+    let mut work = world.take_started();
+    let (session, re) = (work.session, work.frame_ref);
+    let printed = |sign, output_end| {
+        crate::io::command::CoreCommand::Activity(crate::io::command::OutputActivity {
+            session,
+            frame_ref: re,
+            signal: sign,
+            tools: Vec::new(),
+            output_end,
+        })
+    };
+    world.phase(&mut work, LifecyclePhase::AgentStarted);
+    world.send_input(printed(OutputSignal::BeforePrompt, 5));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
+    assert_eq!(world.newest(task).prompt_written, None);
+    world.phase(&mut work, LifecyclePhase::PromptWritten);
+    assert_eq!(world.newest(task).output_end, 5);
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Prompted);
+    world.phase(&mut work, LifecyclePhase::AgentStarted);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptStateKind::Prompted,
+        "backwards changes nothing"
+    );
+    assert!(world.newest(task).retry_safe);
+    world.send_input(printed(OutputSignal::VisibleEvent, 12));
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
+    assert!(!world.newest(task).retry_safe, "people have seen something");
+    let tool = |id: &str| crate::io::command::FrameBody::ToolStarted {
+        id: id.into(),
+        name: "bash".into(),
+    };
+    world.frame(&mut work, tool("a"));
+    world.frame(&mut work, tool("b"));
+    world.frame(
+        &mut work,
+        crate::io::command::FrameBody::ToolFinished { id: "a".into() },
+    );
+    assert_eq!(world.attempt_state(task), AttemptStateKind::ToolRunning);
+    world.frame(
+        &mut work,
+        crate::io::command::FrameBody::ToolFinished { id: "b".into() },
+    );
+    assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
+    world.frame(&mut work, completed());
+    let phases: Vec<&str> = world
+        .task(task)
+        .timeline
+        .events
+        .iter()
+        .map(|event| event.kind.as_str())
+        .collect();
+    assert!(
+        phases.ends_with(&["tool_finished", "tool_finished", "ended"]),
+        "{phases:?}"
+    );
+    assert!(phases.contains(&"first_event_seen") && phases.contains(&"first_visible_event_seen"));
+}
+
+#[test]
+fn nothing_about_a_task_is_sent_before_its_own_write() {
+    let mut world = CoreHarness::new();
+    let _machine = world.connect_daemon(1);
+    let request = crate::ids::RequestId(77);
+    let task = crate::ids::TaskId(uuid::Uuid::from_u128(77));
+    let submit = crate::io::command::SubmitTask {
+        request,
+        task,
+        spec: std::sync::Arc::new(spec()),
+        digest: [0; 32],
+        prior_submission: Ok(None),
+    };
+    let effects = world.core.handle(
+        crate::io::command::CoreCommand::Submit(submit),
+        world.now,
+        &mut world.ids,
+    );
+    for outgoing in &effects.deliveries {
+        match &outgoing.delivery {
+            Delivery::Reply { .. } | Delivery::ToSession { .. } | Delivery::Published { .. } => {
+                assert_eq!(outgoing.depends_on, CommitDependency::Task(task));
+            }
+            Delivery::CloseSession { .. } => panic!("nobody is closed here"),
+        }
+    }
+    let events = effects
+        .deliveries
+        .iter()
+        .filter_map(|outgoing| match &outgoing.delivery {
+            Delivery::Published { events, .. } => {
+                Some(events.iter().map(|e| e.kind.clone()).collect::<Vec<_>>())
+            }
+            _ => None,
+        });
+    let events: Vec<TimelineEventKind> = events.flatten().collect();
+    assert!(matches!(
+        events[..],
+        [
+            TimelineEventKind::Submitted,
+            TimelineEventKind::Queued,
+            TimelineEventKind::Offered { .. }
+        ]
+    ));
+}

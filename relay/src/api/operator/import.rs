@@ -1,0 +1,224 @@
+//! An import into a running relay that has no task.
+//!
+//! The upload is checked and written beside the relay's data while the relay goes on. Only then does the dispatcher take
+//! no more requests, in one step with its look at whether there is still no task; what follows ends with a new start in
+//! any case, and so does not stop when the client leaves.
+
+use std::fs::File;
+use std::io::Write;
+
+use baton_proto::v1;
+use baton_proto::v1::import_request::Item as Sent;
+use baton_proto::v1::import_response::Item;
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tonic::Streaming;
+
+use super::export::{ProgressInterval, progress_message, run_on_own_thread};
+use super::require_all_tenants;
+use crate::api::Api;
+use crate::api::error::fault::ApiFault;
+use crate::api::request::limits::TextLimit;
+use crate::api::request::streams::{ResponseStream, StreamSender};
+use crate::api::request::validate::{InvalidReason, invalid_field};
+use crate::archive::{
+    ImportError, ImportSummary, ImportUpload, StagedImport, VerifyError, VerifyEvent,
+};
+use crate::auth::Principal;
+
+/// The largest chunk, as the proto says.
+const IMPORT_CHUNK_MAX: usize = 1 << 20;
+
+impl Api {
+    pub(crate) async fn handle_import(
+        &self,
+        who: Principal,
+        chunks: Streaming<v1::ImportRequest>,
+    ) -> Result<ResponseStream<v1::ImportResponse>, ApiFault> {
+        require_all_tenants(&who)?;
+        self.check_disk_space()?;
+        let place = self.transfers.acquire()?;
+        // Asked again when it counts; here it saves the upload.
+        if !self.read_store(|reader| reader.has_no_task()).await? {
+            return Err(ApiFault::RelayNotEmpty);
+        }
+        tracing::info!(by = %who.name, "import begins");
+        let api = self.clone();
+        self.open_stream(&who, |feed| api.run_import(chunks, place, feed))
+    }
+
+    async fn run_import(
+        self,
+        chunks: Streaming<v1::ImportRequest>,
+        place: OwnedSemaphorePermit,
+        feed: StreamSender<v1::ImportResponse>,
+    ) -> Result<(), ApiFault> {
+        let (upload, file) =
+            ImportUpload::begin(&self.transfers.data_dir).map_err(|error| import_fault(&error))?;
+        self.receive_upload(chunks, file, &feed).await?;
+        let (api, watcher) = (self.clone(), feed.clone());
+        let staged =
+            run_on_own_thread("relay-import", move || api.stage_upload(upload, &watcher)).await?;
+        let (outcome, imported) = oneshot::channel();
+        let (told, heard) = oneshot::channel();
+        tokio::spawn(self.replace_data(staged, place, outcome, heard));
+        let imported = imported.await.map_err(|_| ApiFault::Internal)??;
+        send_item(&feed, Item::Summary(imported)).await?;
+        drop(told);
+        Ok(())
+    }
+
+    /// Writes the upload to its file, and checks what its sender says of it.
+    async fn receive_upload(
+        &self,
+        mut chunks: Streaming<v1::ImportRequest>,
+        mut file: File,
+        feed: &StreamSender<v1::ImportResponse>,
+    ) -> Result<(), ApiFault> {
+        let (mut hash, mut bytes, mut pace) =
+            (Sha256::new(), 0, ProgressInterval::new(&self.clock));
+        loop {
+            let message = chunks.message().await.map_err(|_| ApiFault::Undecodable)?;
+            let Some(v1::ImportRequest { item: Some(item) }) = message else {
+                return Err(truncated_upload());
+            };
+            let chunk = match item {
+                Sent::Chunk(chunk) if chunk.len() > IMPORT_CHUNK_MAX => {
+                    let limit = TextLimit::Bytes(IMPORT_CHUNK_MAX);
+                    return Err(invalid_field("chunk", InvalidReason::TooLong { limit }).into());
+                }
+                Sent::Chunk(chunk) => chunk,
+                Sent::Sha256(said) if said == *hash.finalize() => return Ok(()),
+                Sent::Sha256(_) => return Err(digest_mismatch()),
+            };
+            hash.update(&chunk);
+            bytes += chunk.len() as u64;
+            file = write_chunk(file, chunk).await?;
+            if pace.is_due() {
+                let progress = v1::TransferProgress {
+                    bytes,
+                    stage: "receiving".to_owned(),
+                    ..v1::TransferProgress::default()
+                };
+                send_item(feed, Item::Progress(progress)).await?;
+            }
+        }
+    }
+
+    fn stage_upload(
+        &self,
+        upload: ImportUpload,
+        feed: &StreamSender<v1::ImportResponse>,
+    ) -> Result<StagedImport, ApiFault> {
+        let mut pace = ProgressInterval::new(&self.clock);
+        let mut watch = |seen: VerifyEvent| match seen {
+            VerifyEvent::Progress(progress) if pace.is_due() => {
+                let item = Some(Item::Progress(progress_message(&progress)));
+                feed.blocking_send(Ok(v1::ImportResponse { item })).is_ok()
+            }
+            // Findings are counted in the summary.
+            VerifyEvent::Progress(_) | VerifyEvent::Finding(_) => !feed.is_closed(),
+        };
+        let staged = upload.stage(self.clock.now().wall, &mut watch);
+        staged.map_err(|error| import_fault(&error))
+    }
+
+    /// The last steps. Once nothing is taken any more the relay starts again, whatever comes of it.
+    async fn replace_data(
+        self,
+        staged: StagedImport,
+        place: OwnedSemaphorePermit,
+        outcome: oneshot::Sender<Result<v1::ImportSummary, ApiFault>>,
+        heard: oneshot::Receiver<()>,
+    ) {
+        match self.dispatcher.stop_accepting().await {
+            Ok(true) => {}
+            refused => {
+                let fault = refused.map_or_else(ApiFault::from, |_| ApiFault::RelayNotEmpty);
+                let _ = outcome.send(Err(fault)); // The client may have gone.
+                return;
+            }
+        }
+        let api = self.clone();
+        let finished = run_on_own_thread("relay-import", move || api.finish_import(staged)).await;
+        let _ = outcome.send(finished); // The client may have gone.
+        // Ends when the client was told, or will not be.
+        let _ = heard.await;
+        drop(place);
+        self.transfers.restart.cancel();
+        self.stop.cancel();
+    }
+
+    fn finish_import(&self, staged: StagedImport) -> Result<v1::ImportSummary, ApiFault> {
+        let finished = staged.finish(self.reader.store());
+        let imported = finished.map_err(|error| import_fault(&error))?;
+        tracing::info!(?imported, "import taken; starting again with it");
+        Ok(import_summary(&imported))
+    }
+}
+
+/// Off the async threads: the disk may take its time.
+async fn write_chunk(mut file: File, chunk: bytes::Bytes) -> Result<File, ApiFault> {
+    let written = tokio::task::spawn_blocking(move || file.write_all(&chunk).map(|()| file)).await;
+    match written {
+        Ok(Ok(file)) => Ok(file),
+        Ok(Err(error)) => Err(ApiFault::ImportFailed {
+            message: error.to_string(),
+        }),
+        Err(_) => Err(ApiFault::Internal),
+    }
+}
+
+async fn send_item(feed: &StreamSender<v1::ImportResponse>, item: Item) -> Result<(), ApiFault> {
+    let message = v1::ImportResponse { item: Some(item) };
+    feed.send(Ok(message)).await.map_err(|_| ApiFault::Stopping)
+}
+
+fn import_summary(imported: &ImportSummary) -> v1::ImportSummary {
+    v1::ImportSummary {
+        records: imported.trailer.puts,
+        tasks: imported.tasks,
+        incarnation: imported.incarnation.to_string(),
+        hold_ms: imported.hold_ms,
+        findings: imported.findings,
+    }
+}
+
+fn truncated_upload() -> ApiFault {
+    ApiFault::InvalidArchive {
+        code: "export_cut_short",
+        message: "the upload ended without its hash".to_owned(),
+    }
+}
+
+fn digest_mismatch() -> ApiFault {
+    ApiFault::InvalidArchive {
+        code: "export_altered",
+        message: "the upload does not match its hash".to_owned(),
+    }
+}
+
+fn import_fault(error: &ImportError) -> ApiFault {
+    match error {
+        ImportError::Check(VerifyError::Archive(fault)) | ImportError::Changed(fault) => {
+            ApiFault::InvalidArchive {
+                code: fault.damage.code(),
+                message: fault.to_string(),
+            }
+        }
+        ImportError::Check(VerifyError::WatcherStopped) => ApiFault::Stopping,
+        ImportError::Check(_)
+        | ImportError::NotWhole { .. }
+        | ImportError::NotEmpty { .. }
+        | ImportError::Interrupted { .. }
+        | ImportError::Io { .. }
+        | ImportError::Store(_)
+        | ImportError::Output(_)
+        | ImportError::Write(_) => {
+            tracing::error!(%error, "the import failed");
+            ApiFault::ImportFailed {
+                message: error.to_string(),
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Pauses of tasks, tenants and all dispatching, and how the scheduler stands.
+
+use baton_core::ids::{RequestId, TaskId, TenantId, TenantScope};
+use baton_core::io::command::CoreCommand;
+use baton_core::io::effects::{CoreReply, SchedulerView};
+use baton_core::io::rejection::Rejection;
+use baton_core::operator::task_operation::TaskOperation;
+use baton_core::record::PauseChange;
+use baton_proto::v1;
+
+use super::force::operator_request;
+use super::require_all_tenants;
+use super::tokens::scope_text;
+use crate::api::error::fault::ApiFault;
+use crate::api::request::validate;
+use crate::api::request::validate::{InvalidReason, invalid_field};
+use crate::api::tasks::unexpected_reply;
+use crate::api::wire::timestamp;
+use crate::api::{Api, actor, optional_reason, required_reason};
+use crate::auth::{AuthFault, Principal, Role};
+
+impl Api {
+    pub(crate) async fn handle_pause(
+        &self,
+        who: Principal,
+        request: v1::PauseRequest,
+    ) -> Result<v1::PauseResponse, ApiFault> {
+        use v1::pause_request::Target;
+        let reason = required_reason(&request.reason)?;
+        let scope = match validate::present("target", request.target)? {
+            Target::TaskId(id) => {
+                let task: TaskId = validate::id("task_id", &id)?;
+                let ask = operator_request(&who, task, reason, TaskOperation::Pause);
+                let already_paused = !self.request_change(ask).await?;
+                return Ok(v1::PauseResponse { already_paused });
+            }
+            Target::Tenant(name) => one_tenant_scope(&who, &name)?,
+            Target::Scheduler(all) => all_tenants_scope(&who, all)?,
+        };
+        let by = actor(&who);
+        tracing::warn!(by = %by.name, %reason, scope = %scope_text(&scope), "dispatching is paused");
+        let ask = move |request| CoreCommand::PauseScheduler {
+            request,
+            scope,
+            by,
+            reason,
+        };
+        let already_paused = !self.request_change(ask).await?;
+        Ok(v1::PauseResponse { already_paused })
+    }
+
+    pub(crate) async fn handle_unpause(
+        &self,
+        who: Principal,
+        request: v1::UnpauseRequest,
+    ) -> Result<v1::UnpauseResponse, ApiFault> {
+        use v1::unpause_request::Target;
+        let reason = optional_reason(request.reason)?;
+        let outcome = match validate::present("target", request.target)? {
+            Target::TaskId(id) => {
+                let task: TaskId = validate::id("task_id", &id)?;
+                let reason = reason.unwrap_or_default();
+                self.request_change(operator_request(&who, task, reason, TaskOperation::Unpause))
+                    .await
+            }
+            Target::Tenant(name) => {
+                self.unpause_scope(&who, one_tenant_scope(&who, &name)?, reason)
+                    .await
+            }
+            Target::Scheduler(all) => {
+                self.unpause_scope(&who, all_tenants_scope(&who, all)?, reason)
+                    .await
+            }
+        };
+        // Idempotent: what is not paused is as it should be.
+        let was_paused = match outcome {
+            Err(ApiFault::Refused(Rejection::NotPaused)) => false,
+            other => other?,
+        };
+        Ok(v1::UnpauseResponse { was_paused })
+    }
+
+    async fn unpause_scope(
+        &self,
+        who: &Principal,
+        scope: TenantScope,
+        reason: Option<std::sync::Arc<str>>,
+    ) -> Result<bool, ApiFault> {
+        let by = actor(who);
+        tracing::warn!(by = %by.name, scope = %scope_text(&scope), "a pause of dispatching ends");
+        let ask = move |request| CoreCommand::UnpauseScheduler {
+            request,
+            scope,
+            by,
+            reason,
+        };
+        self.request_change(ask).await
+    }
+
+    pub(crate) async fn handle_scheduler_status(
+        &self,
+        who: Principal,
+    ) -> Result<v1::SchedulerStatusResponse, ApiFault> {
+        let scope = who.scope.clone();
+        let ask = move |request| CoreCommand::SchedulerStatus { request, scope };
+        match self.dispatcher.request(ask).await {
+            Ok(CoreReply::Scheduler(view)) => Ok(scheduler_message(*view)),
+            other => Err(unexpected_reply(other)),
+        }
+    }
+
+    /// False where it was so before.
+    async fn request_change(
+        &self,
+        ask: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+    ) -> Result<bool, ApiFault> {
+        match self.dispatcher.request(ask).await {
+            Ok(CoreReply::Done | CoreReply::Task(_)) => Ok(true),
+            Ok(CoreReply::Already) => Ok(false),
+            other => Err(unexpected_reply(other)),
+        }
+    }
+}
+
+/// Who belongs to one tenant speaks for that one only.
+fn one_tenant_scope(who: &Principal, name: &str) -> Result<TenantScope, ApiFault> {
+    let rule = "use 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit";
+    let tenant = TenantId::new(name)
+        .ok_or_else(|| invalid_field("tenant", InvalidReason::MalformedName { rule }))?;
+    if who.scope.covers(&tenant) {
+        Ok(TenantScope::One(tenant))
+    } else {
+        Err(ApiFault::ForeignTenant)
+    }
+}
+
+/// All dispatching belongs to nobody's tenant alone, and stopping it is not an operator's daily work.
+fn all_tenants_scope(who: &Principal, all: bool) -> Result<TenantScope, ApiFault> {
+    if !all {
+        return Err(invalid_field("scheduler", InvalidReason::Blank).into());
+    }
+    require_all_tenants(who)?;
+    if who.role != Role::Admin {
+        let (role, may) = (who.role, &[Role::Admin][..]);
+        return Err(AuthFault::Forbidden { role, may }.into());
+    }
+    Ok(TenantScope::All)
+}
+
+fn scheduler_message(view: SchedulerView) -> v1::SchedulerStatusResponse {
+    v1::SchedulerStatusResponse {
+        paused: view.paused.is_some(),
+        pause_reason: view
+            .paused
+            .map(|pause| pause.reason.to_string())
+            .unwrap_or_default(),
+        open_tasks: view.open,
+        open_tasks_limit: view.open_limit,
+        queued: view.queued,
+        running: view.running,
+        pending: view.pending,
+        needs_attention: view.needs_attention,
+        paused_tasks: view.paused_tasks,
+        pending_inputs: view.pending_inputs,
+        oldest_queued_ms: view.oldest_queued_ms,
+        daemons_online: view.daemons_online,
+        free_slots: view.free_slots,
+        paused_tenants: view
+            .tenants
+            .iter()
+            .map(|(tenant, _)| tenant.to_string())
+            .collect(),
+        inherited: view.inherited,
+        pause_changes: view.changes.iter().rev().map(pause_change).collect(),
+    }
+}
+
+fn pause_change(change: &PauseChange) -> v1::PauseChange {
+    v1::PauseChange {
+        tenant: scope_text(&change.scope),
+        paused: change.paused,
+        by: change.by.to_string(),
+        reason: change.reason.to_string(),
+        at: Some(timestamp(change.at)),
+    }
+}

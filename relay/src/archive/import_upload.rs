@@ -1,0 +1,113 @@
+//! An import into a relay that runs and has no tasks: the export is uploaded, checked and written beside the relay's data,
+//! and put in its place by the relay's next start.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use baton_core::time::WallTime;
+
+use super::import::{self, ImportError, ImportStaging, ImportSummary, io_error};
+use super::import_directory;
+use super::verification::{VerifiedArchive, VerifyWatcher, verify_file};
+use crate::store::{KeyRange, RecordKind, ScanPage, Store, StoreChange};
+
+/// Records carried over at one time.
+const PAGE: usize = 256;
+/// What the relay had of its own before: without its tokens, who imports would lock themselves out.
+const CARRIED_KINDS: [RecordKind; 3] = [RecordKind::Profile, RecordKind::Token, RecordKind::Daemon];
+
+/// An upload, until it is staged. Dropping it takes it away again.
+#[derive(Debug)]
+pub(crate) struct ImportUpload {
+    data: PathBuf,
+    file: PathBuf,
+    is_staged: bool,
+}
+
+impl ImportUpload {
+    /// Clears away what an earlier one left, and makes the file that the export is written to.
+    pub(crate) fn begin(data: &Path) -> Result<(Self, File), ImportError> {
+        import_directory::clear(data)?;
+        let dir = import_directory::incoming_dir(data);
+        import::create_private_dir(&dir).map_err(io_error("create", &dir))?;
+        let path = dir.join("upload");
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let file = options.open(&path).map_err(io_error("create", &path))?;
+        let upload = Self {
+            data: data.to_owned(),
+            file: path,
+            is_staged: false,
+        };
+        Ok((upload, file))
+    }
+
+    /// Checks everything, then writes it beside the relay's data. Nothing of it counts yet.
+    pub(crate) fn stage(
+        self,
+        now: WallTime,
+        watch: VerifyWatcher<'_>,
+    ) -> Result<StagedImport, ImportError> {
+        let checked = verify_file(&self.file, watch)?;
+        let mut staging = ImportStaging::begin(&import_directory::incoming_dir(&self.data), now)?;
+        staging.take_all(&self.file, &checked, watch)?;
+        fs::remove_file(&self.file).map_err(io_error("remove", &self.file))?;
+        Ok(StagedImport {
+            staging,
+            upload: self,
+            checked,
+        })
+    }
+}
+
+impl Drop for ImportUpload {
+    fn drop(&mut self) {
+        if !self.is_staged
+            && let Err(error) = import_directory::clear(&self.data)
+        {
+            tracing::warn!(%error, "an import that failed could not be cleared away; the next start does it");
+        }
+    }
+}
+
+/// An import that is whole but for what the relay keeps of its own.
+pub(crate) struct StagedImport {
+    /// Goes before the upload, which takes its files away.
+    staging: ImportStaging,
+    upload: ImportUpload,
+    checked: VerifiedArchive,
+}
+
+impl StagedImport {
+    /// From here on the next start takes it. `own` is the relay's store, to which nobody writes any more.
+    pub(crate) fn finish(mut self, own: &Store) -> Result<ImportSummary, ImportError> {
+        self.carry_over_own_records(own)?;
+        let incarnation = self.staging.finish()?;
+        self.upload.is_staged = true;
+        Ok(import::imported(self.checked, incarnation))
+    }
+
+    fn carry_over_own_records(&mut self, own: &Store) -> Result<(), ImportError> {
+        let unreadable =
+            |error: crate::store::StoreReadError| ImportError::Write(error.to_string());
+        for tenant in own.tenants().map_err(unreadable)? {
+            for kind in CARRIED_KINDS {
+                let (range, mut page) = (KeyRange::of_kind(&tenant, kind), ScanPage::first(PAGE));
+                loop {
+                    let scan = own.scan(&range, &page).map_err(unreadable)?;
+                    page.after = scan.entries.last().map(|(key, _)| key.clone());
+                    for (key, body) in scan.entries {
+                        if !self.staging.has(&key) {
+                            self.staging.add(StoreChange::Put(key, body.to_vec()))?;
+                        }
+                    }
+                    if !scan.has_more {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,470 @@
+//! The loop itself: what wakes it, what it takes in one turn, and how effects become appends and sends.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use baton_core::Core;
+use baton_core::ids::{RequestId, SessionId, TaskId};
+use baton_core::io::command::CoreCommand;
+use baton_core::io::durability_gate::DurabilityGate;
+use baton_core::io::effects::{CloseReason, Delivery, Effects, GatedDelivery, RecordChange};
+use baton_core::record::{TaskRecord, TimelineEvent};
+use baton_core::task::spec::TaskSpec;
+use baton_core::time::IdSource;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::in_flight_limits::InFlightPermit;
+use super::{
+    Dispatcher, DispatcherRequest, HolderMessage, PendingReply, RequestRefusal, SessionDelivery,
+    journal_entries,
+};
+use crate::body_files::BodyFiles;
+use crate::clock::RelayClock;
+use crate::open_inputs::OpenInputIndex;
+use crate::output_sealer::OutputSealer;
+use crate::reader::RecordReader;
+use crate::store::{CommitSeq, Journal, StoreChange};
+use crate::task_watchers::TaskWatchers;
+use crate::telemetry::Telemetry;
+
+/// Inputs of one turn, at least. Frames come first and get more, or submissions would starve the completions that make room.
+const FRAMES_PER_TURN: usize = 512;
+const REQUESTS_PER_TURN: usize = 128;
+/// Writes of one append, about: several appends share a sync anyway.
+const WRITES_PER_APPEND: usize = 256;
+
+/// Who hears what became durable. None of them may hold the loop back.
+#[derive(Clone, Debug)]
+pub(crate) struct PublishTargets {
+    pub(crate) watchers: TaskWatchers,
+    pub(crate) inbox: OpenInputIndex,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) sealer: OutputSealer,
+}
+
+impl PublishTargets {
+    fn publish(
+        &self,
+        spec: &Arc<TaskSpec>,
+        record: &Arc<TaskRecord>,
+        events: &[Arc<TimelineEvent>],
+    ) {
+        self.watchers.publish(record);
+        self.inbox.record_published(spec, record);
+        self.telemetry.record_published(spec, record, events);
+        self.sealer.record_published(record, events);
+    }
+}
+
+/// Everything the loop owns or uses, handed over at start.
+pub(crate) struct DispatchLoopParts {
+    pub(crate) core: Core,
+    /// What recovery decided; performed like any other effects.
+    pub(crate) initial_effects: Effects,
+    pub(crate) journal: Journal,
+    pub(crate) reader: RecordReader,
+    pub(crate) bodies: BodyFiles,
+    pub(crate) clock: RelayClock,
+    pub(crate) id_source: Box<dyn IdSource + Send>,
+    pub(crate) publish_targets: PublishTargets,
+}
+
+pub(crate) struct DispatchLoop {
+    core: Core,
+    journal: Journal,
+    durable: watch::Receiver<CommitSeq>,
+    reader: RecordReader,
+    clock: RelayClock,
+    id_source: Box<dyn IdSource + Send>,
+    publish_targets: PublishTargets,
+    frames: mpsc::Receiver<HolderMessage>,
+    requests: mpsc::Receiver<DispatcherRequest>,
+    gate: DurabilityGate<CommitSeq>,
+    sessions: HashMap<SessionId, mpsc::Sender<SessionDelivery>>,
+    replies: HashMap<RequestId, PendingReply>,
+    /// Direct writes whose callers wait for their commit.
+    direct_writes: Vec<(CommitSeq, oneshot::Sender<Result<(), RequestRefusal>>)>,
+    /// Frames whose windows are free again with their commit.
+    frame_permits: Vec<(CommitSeq, InFlightPermit)>,
+    next_request: u64,
+    pending: PendingEffects,
+    /// No request is taken any more: the relay is about to start again with other data.
+    stopped_accepting: bool,
+}
+
+/// Effects of this turn that were not handed to the journal yet.
+#[derive(Default)]
+struct PendingEffects {
+    writes: Vec<RecordChange>,
+    tasks: Vec<TaskId>,
+    deliveries: Vec<GatedDelivery>,
+    /// Changes that are no business of the core, and who waits for them.
+    direct_changes: Vec<StoreChange>,
+    direct_waiters: Vec<oneshot::Sender<Result<(), RequestRefusal>>>,
+    frame_permits: Vec<InFlightPermit>,
+}
+
+enum LoopWake {
+    Frame(HolderMessage),
+    Request(DispatcherRequest),
+    Deadline,
+    Durable,
+    /// The store has caught up.
+    JournalHasRoom,
+    StoreGone,
+}
+
+impl DispatchLoop {
+    pub(crate) fn new(parts: DispatchLoopParts) -> (Self, Dispatcher) {
+        let DispatchLoopParts {
+            core,
+            initial_effects: first,
+            journal,
+            reader,
+            bodies,
+            clock,
+            id_source: mint,
+            publish_targets: audience,
+        } = parts;
+        let (dispatcher, frames, requests) = Dispatcher::new(
+            bodies,
+            reader.store().clone(),
+            audience.telemetry.lookups().clone(),
+        );
+        let durable = reader.store().subscribe();
+        let mut this = Self {
+            core,
+            journal,
+            durable,
+            reader,
+            clock,
+            id_source: mint,
+            publish_targets: audience,
+            frames,
+            requests,
+            gate: DurabilityGate::default(),
+            sessions: HashMap::new(),
+            replies: HashMap::new(),
+            direct_writes: Vec::new(),
+            frame_permits: Vec::new(),
+            next_request: 0,
+            pending: PendingEffects::default(),
+            stopped_accepting: false,
+        };
+        this.collect(first);
+        (this, dispatcher)
+    }
+
+    /// Runs until `stop`; then finishes what is on its way to the disk and closes the journal.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        self.append_and_deliver();
+        while !stop.is_cancelled() {
+            let wake = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                wake = self.wake() => wake,
+            };
+            if matches!(wake, LoopWake::StoreGone) {
+                return;
+            }
+            self.run_turn(wake);
+        }
+        self.finish().await;
+    }
+
+    /// Waits for the next thing to do. Safe to drop: each branch takes only what it returns.
+    async fn wake(&mut self) -> LoopWake {
+        let deadline = self.core.next_deadline();
+        let clock = self.clock.clone();
+        let room = self.journal.has_room();
+        tokio::select! {
+            biased;
+            // Commits first: they free the sends that clients and daemons wait for.
+            changed = self.durable.changed() => if changed.is_ok() { LoopWake::Durable } else { LoopWake::StoreGone },
+            Some(frame) = self.frames.recv() => LoopWake::Frame(frame),
+            () = sleep_until(&clock, deadline) => LoopWake::Deadline,
+            // A store that falls behind holds back new requests; heartbeats and ends of attempts still get through.
+            Some(request) = self.requests.recv(), if room => LoopWake::Request(request),
+            roomy = self.journal.wait_for_room(), if !room => if roomy.is_ok() { LoopWake::JournalHasRoom } else { LoopWake::StoreGone },
+        }
+    }
+
+    fn run_turn(&mut self, wake: LoopWake) {
+        match wake {
+            LoopWake::Frame(frame) => self.take_frame(frame),
+            LoopWake::Request(request) => self.take_request(request),
+            LoopWake::Deadline
+            | LoopWake::Durable
+            | LoopWake::JournalHasRoom
+            | LoopWake::StoreGone => {}
+        }
+        // Frames that have arrived are handled before any deadline, all of them: a busy loop must not expire a lease that
+        // was renewed. What arrives meanwhile waits for the next turn, or time would stand still under load.
+        let arrived = self.frames.len().max(FRAMES_PER_TURN);
+        for _ in 0..arrived {
+            let Ok(frame) = self.frames.try_recv() else {
+                break;
+            };
+            self.take_frame(frame);
+        }
+        self.tick_if_due();
+        for _ in 0..REQUESTS_PER_TURN {
+            if !self.journal.has_room() {
+                break;
+            }
+            let Ok(request) = self.requests.try_recv() else {
+                break;
+            };
+            self.take_request(request);
+        }
+        self.append_and_deliver();
+        self.release_durable();
+    }
+
+    fn take_frame(&mut self, message: HolderMessage) {
+        match message {
+            HolderMessage::Opened {
+                session,
+                hello,
+                messages,
+            } => {
+                self.sessions.insert(session, messages);
+                self.handle(CoreCommand::SessionOpened { session, hello });
+            }
+            HolderMessage::Input(CoreCommand::SessionClosed { session }) => {
+                self.sessions.remove(&session);
+                self.handle(CoreCommand::SessionClosed { session });
+            }
+            HolderMessage::Input(input) => self.handle(input),
+            HolderMessage::Frame { frame, pass } => {
+                self.handle(CoreCommand::Frame(frame));
+                self.pending.frame_permits.push(pass);
+            }
+            HolderMessage::AgentLeaseCall { make, waiting } => {
+                self.take_request(DispatcherRequest::CoreInput { make, waiting });
+            }
+        }
+    }
+
+    fn take_request(&mut self, request: DispatcherRequest) {
+        match request {
+            // The caller may have gone.
+            DispatcherRequest::CoreInput { waiting, .. } if self.stopped_accepting => {
+                drop(waiting.reply.send(Err(RequestRefusal::Stopping)));
+            }
+            DispatcherRequest::WriteRecords { done, .. } if self.stopped_accepting => {
+                drop(done.send(Err(RequestRefusal::Stopping)))
+            }
+            DispatcherRequest::StopAccepting { retired } => {
+                self.append_pending();
+                self.stopped_accepting |= self.reader.has_no_task();
+                let _ = retired.send(self.stopped_accepting); // The caller may have gone.
+            }
+            DispatcherRequest::CoreInput { make, waiting } => {
+                self.next_request += 1;
+                let request = RequestId(self.next_request);
+                self.replies.insert(request, waiting);
+                self.handle(make(request));
+            }
+            DispatcherRequest::WriteRecords { changes, done } => {
+                self.append_pending();
+                self.pending.direct_changes = changes;
+                self.pending.direct_waiters.push(done);
+            }
+        }
+    }
+
+    fn tick_if_due(&mut self) {
+        let now = self.clock.now();
+        if self
+            .core
+            .next_deadline()
+            .is_some_and(|deadline| deadline <= now.monotonic)
+        {
+            self.handle(CoreCommand::Tick);
+        }
+    }
+
+    fn handle(&mut self, mut input: CoreCommand) {
+        // The store does not know this turn's writes yet, and the core has let go of what they finished.
+        let ended_now =
+            |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
+        // The same goes for progress that was added in this turn.
+        let added_now = input
+            .progress_task()
+            .is_some_and(|task| self.pending.tasks.contains(&task));
+        if added_now || input.named_tasks().into_iter().any(ended_now) {
+            self.append_pending();
+        }
+        self.core.load_stored_records(&mut input, &self.reader);
+        let effects = self
+            .core
+            .handle(input, self.clock.now(), &mut *self.id_source);
+        self.collect(effects);
+    }
+
+    fn collect(&mut self, effects: Effects) {
+        let Effects {
+            changes: writes,
+            deliveries: sends,
+            metrics: counts,
+        } = effects;
+        self.publish_targets.telemetry.add_counts(&counts);
+        for task in writes.iter().filter_map(RecordChange::task) {
+            if self.pending.tasks.last() != Some(&task) {
+                self.pending.tasks.push(task);
+            }
+        }
+        self.pending.writes.extend(writes);
+        self.pending.deliveries.extend(sends);
+        if self.pending.writes.len() >= WRITES_PER_APPEND {
+            self.append_pending();
+        }
+    }
+
+    /// Hands this turn's changes to the journal, then admits its sends.
+    fn append_and_deliver(&mut self) {
+        self.append_pending();
+        // All that this turn's frames wrote was handed in by now, at the latest as the last.
+        let last = self.journal.last();
+        self.frame_permits.extend(
+            self.pending
+                .frame_permits
+                .drain(..)
+                .map(|pass| (last, pass)),
+        );
+        for outgoing in std::mem::take(&mut self.pending.deliveries) {
+            if let Some(send) = self.gate.admit(outgoing) {
+                self.deliver(send);
+            }
+        }
+    }
+
+    fn append_pending(&mut self) {
+        let writes = std::mem::take(&mut self.pending.writes);
+        let mut last = None;
+        for changes in journal_entries::journal_entries(&writes) {
+            last = Some(self.append_entry(changes));
+        }
+        let direct = std::mem::take(&mut self.pending.direct_changes);
+        if !direct.is_empty() {
+            last = Some(self.append_entry(direct));
+        }
+        let Some(commit) = last else {
+            return;
+        };
+        // Where it took several, what depends on an earlier one waits for the last; they are synced together anyway.
+        self.gate.note_appended(commit);
+        for task in self.pending.tasks.drain(..) {
+            self.gate.note_task_write(task, commit);
+        }
+        self.direct_writes.extend(
+            self.pending
+                .direct_waiters
+                .drain(..)
+                .map(|done| (commit, done)),
+        );
+    }
+
+    fn append_entry(&mut self, changes: Vec<StoreChange>) -> CommitSeq {
+        match self.journal.append(changes) {
+            Ok(commit) => commit,
+            Err(error) => {
+                // Memory is now ahead of what can ever be stored; only a restart brings them together again.
+                tracing::error!(%error, "the journal refused an append; stopping");
+                std::process::abort();
+            }
+        }
+    }
+
+    /// Performs what the newest durable commit allows.
+    fn release_durable(&mut self) {
+        let durable = *self.durable.borrow_and_update();
+        for send in self.gate.release(durable) {
+            self.deliver(send);
+        }
+        for (_, done) in self
+            .direct_writes
+            .extract_if(.., |(commit, _)| *commit <= durable)
+        {
+            let _ = done.send(Ok(())); // The caller may have gone.
+        }
+        self.frame_permits.retain(|(commit, _)| *commit > durable);
+    }
+
+    fn deliver(&mut self, send: Delivery) {
+        match send {
+            Delivery::Reply { request, outcome } => {
+                if let Some(PendingReply {
+                    reply,
+                    body_pin: kept,
+                    permit: pass,
+                }) = self.replies.remove(&request)
+                {
+                    // Before the caller's own, which then is the one that waits for the sweep, if any does.
+                    drop((kept, pass));
+                    let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
+                }
+            }
+            Delivery::ToSession { session, message } => {
+                self.send_to_session(session, SessionDelivery::Message(message))
+            }
+            Delivery::CloseSession { session, reason } => self.close_session(session, reason),
+            Delivery::Published {
+                record,
+                spec,
+                events,
+            } => {
+                self.publish_targets.publish(&spec, &record, &events);
+            }
+        }
+    }
+
+    fn send_to_session(&mut self, session: SessionId, message: SessionDelivery) {
+        let Some(messages) = self.sessions.get(&session) else {
+            return;
+        };
+        if let Err(mpsc::error::TrySendError::Full(_)) = messages.try_send(message) {
+            tracing::warn!(session_id = %session, "a daemon does not read its stream; closing it");
+            self.sessions.remove(&session);
+        }
+    }
+
+    fn close_session(&mut self, session: SessionId, reason: CloseReason) {
+        self.send_to_session(session, SessionDelivery::Close(reason));
+        self.sessions.remove(&session);
+    }
+
+    /// Nothing new is taken; what was taken becomes durable and is answered.
+    async fn finish(mut self) {
+        self.frames.close();
+        self.requests.close();
+        self.sessions.clear();
+        self.append_and_deliver();
+        while !self.gate.is_empty() || !self.direct_writes.is_empty() {
+            if self.durable.changed().await.is_err() {
+                break;
+            }
+            self.release_durable();
+        }
+        let journal = self.journal;
+        let closed = tokio::task::spawn_blocking(move || journal.close()).await;
+        if !matches!(closed, Ok(Ok(()))) {
+            tracing::error!("the store did not close cleanly; the next start recovers");
+        }
+    }
+}
+
+async fn sleep_until(clock: &RelayClock, deadline: Option<baton_core::time::MonotonicTime>) {
+    match deadline {
+        Some(deadline) => clock.sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl std::fmt::Debug for DispatchLoop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loop").finish_non_exhaustive()
+    }
+}

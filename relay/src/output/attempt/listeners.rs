@@ -1,0 +1,195 @@
+//! Who listens to one attempt: durable-end watchers, session feeds, and followers with the short tail they share.
+//!
+//! The tail is a few of the newest durable pieces, kept in memory only while someone follows, so that followers who
+//! keep up do not read the disk. It is bounded: who falls behind it reads the disk again.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::ack_feed::DurableEndFeed;
+use crate::output::piece::{OutputEnd, OutputPiece};
+
+/// Payload bytes kept of a followed attempt, whatever others have.
+const TAIL_BYTES: usize = 256 * 1024;
+/// The same while there is room: what a flood brings in one group, or its followers would read all of it from the disk.
+const MAX_TAIL_BYTES: usize = 4 << 20;
+/// Payload bytes in all tails above which each gets the smaller share.
+const ALL_TAILS_BYTES: usize = 32 << 20;
+/// And pieces, because small chunks cost more than their bytes.
+const TAIL_PIECES: usize = 1024;
+
+/// What all tails take together. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TailMemory(Arc<AtomicUsize>);
+
+impl TailMemory {
+    fn take(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn release(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// What one attempt may keep now.
+    fn attempt_share(&self) -> usize {
+        if self.0.load(Ordering::Relaxed) < ALL_TAILS_BYTES {
+            MAX_TAIL_BYTES
+        } else {
+            TAIL_BYTES
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct AttemptListeners {
+    attempt: Uuid,
+    watch: watch::Sender<OutputEnd>,
+    feeds: Vec<Weak<DurableEndFeed>>,
+    pub(crate) followers: u32,
+    tail: VecDeque<OutputPiece>,
+    tail_bytes: usize,
+    room: TailMemory,
+}
+
+impl AttemptListeners {
+    pub(crate) fn new(attempt: Uuid, end: OutputEnd, room: TailMemory) -> Self {
+        Self {
+            attempt,
+            watch: watch::Sender::new(end),
+            feeds: Vec::new(),
+            followers: 0,
+            tail: VecDeque::new(),
+            tail_bytes: 0,
+            room,
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.followers == 0
+            && self.watch.receiver_count() == 0
+            && self.feeds.iter().all(|feed| feed.strong_count() == 0)
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<OutputEnd> {
+        self.watch.subscribe()
+    }
+
+    pub(crate) fn add_feed(&mut self, feed: &Arc<DurableEndFeed>) {
+        self.feeds.retain(|known| {
+            known.strong_count() > 0 && !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed))
+        });
+        self.feeds.push(Arc::downgrade(feed));
+    }
+
+    pub(crate) fn remove_feed(&mut self, feed: &Arc<DurableEndFeed>) {
+        self.feeds
+            .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed)));
+    }
+
+    pub(crate) fn publish_end(&self, end: OutputEnd) {
+        self.watch.send_replace(end);
+        for feed in self.feeds.iter().filter_map(Weak::upgrade) {
+            feed.post_end(self.attempt, end);
+        }
+    }
+
+    /// Keeps a newly durable piece for followers, if there are any.
+    pub(crate) fn push_to_tail(&mut self, piece: &OutputPiece) {
+        if self.followers == 0 {
+            return;
+        }
+        self.tail_bytes += piece.payload_bytes();
+        self.room.take(piece.payload_bytes());
+        self.tail.push_back(piece.clone());
+        while self.tail_bytes > self.room.attempt_share() || self.tail.len() > TAIL_PIECES {
+            let oldest = self
+                .tail
+                .pop_front()
+                .expect("an over-full tail is not empty");
+            self.tail_bytes -= oldest.payload_bytes();
+            self.room.release(oldest.payload_bytes());
+        }
+    }
+
+    pub(crate) fn remove_follower(&mut self) {
+        self.followers -= 1;
+        if self.followers == 0 {
+            self.drop_tail();
+        }
+    }
+
+    fn drop_tail(&mut self) {
+        self.room.release(std::mem::take(&mut self.tail_bytes));
+        self.tail = VecDeque::new();
+    }
+
+    /// The tail from `at` on, when it reaches back that far.
+    pub(crate) fn tail_from(&self, at: u64) -> Option<Vec<OutputPiece>> {
+        if self.tail.front()?.start() > at {
+            return None;
+        }
+        let first = self.tail.partition_point(|piece| piece.end() <= at);
+        let mut pieces: Vec<OutputPiece> = self.tail.range(first..).cloned().collect();
+        let head = pieces.first_mut()?;
+        *head = head.clone().starting_at(at);
+        Some(pieces)
+    }
+}
+
+impl Drop for AttemptListeners {
+    fn drop(&mut self) {
+        self.drop_tail();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn piece(offset: u64, len: usize) -> OutputPiece {
+        OutputPiece::Bytes {
+            offset,
+            after_control_seq: 0,
+            kind: 0,
+            observed_at_ms: 0,
+            bytes: Bytes::from(vec![0; len]),
+        }
+    }
+
+    fn flooded_listeners(room: &TailMemory, bytes: usize) -> AttemptListeners {
+        let mut live = AttemptListeners::new(Uuid::nil(), OutputEnd::default(), room.clone());
+        live.followers = 1;
+        let len = 64 * 1024;
+        for number in 0..bytes / len {
+            live.push_to_tail(&piece((number * len) as u64, len));
+        }
+        live
+    }
+
+    #[test]
+    fn tails_are_long_while_there_is_room_and_short_when_many_are_followed() {
+        let room = TailMemory::default();
+        let followed: Vec<AttemptListeners> =
+            (0..64).map(|_| flooded_listeners(&room, 8 << 20)).collect();
+        assert!(followed[0].tail_bytes <= MAX_TAIL_BYTES && followed[0].tail_bytes > TAIL_BYTES);
+        assert!(followed[63].tail_bytes <= TAIL_BYTES);
+        let all: usize = followed.iter().map(|live| live.tail_bytes).sum();
+        assert_eq!(room.0.load(Ordering::Relaxed), all);
+        assert!(
+            all <= ALL_TAILS_BYTES + MAX_TAIL_BYTES + 64 * TAIL_BYTES,
+            "{all}"
+        );
+        drop(followed);
+        assert_eq!(
+            room.0.load(Ordering::Relaxed),
+            0,
+            "all of it was given back"
+        );
+    }
+}

@@ -1,0 +1,495 @@
+//! Frames of a daemon, from the wire into the core's words. Shape is checked here; meaning is the core's business.
+//!
+//! A fault names the field, so that whoever writes a daemon learns what to mend; it never ends the stream.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use baton_core::goal::completion_contract::FoundArtifact;
+use baton_core::goal::progress;
+use baton_core::goal::progress::{GoalReport, SanitizedText};
+use baton_core::ids::{AttemptId, Incarnation, InputId, TaskId};
+use baton_core::io::command::{
+    CanceledBody, CompletedBody, ErroredBody, FrameBody, FrameRef, LeaseToken, MachineLoad,
+    ProcessTermination,
+};
+use baton_core::record::{
+    FailureCode, LifecyclePhase, ProcessExitStatus, RejectCode, TokenUsage, WorkspaceReport,
+};
+use baton_core::secrets;
+use baton_core::time::WallTime;
+use baton_proto::ShortName;
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::{codes, v1};
+use bytes::Bytes;
+use prost::Message;
+use sha2::{Digest, Sha256};
+
+use super::fault::FrameFault;
+use crate::api::wire;
+use crate::api::wire::enums;
+
+/// Longest text that is kept for people; longer ones are cut at a character.
+const TEXT_MAX: usize = 4096;
+const NOTE_MAX: usize = 256;
+pub(super) const TOOL_ID_MAX: usize = 256;
+const TOOL_INPUT_MAX: usize = 256 * 1024;
+const QUESTION_MAX: usize = 64 * 1024;
+const ARTIFACTS_MAX: usize = baton_contract::PATHS_MAX;
+
+/// What an attempt-scoped frame is to the session.
+#[derive(Debug)]
+pub(super) enum DecodedFrame {
+    Control(FrameBody),
+    Output(v1::Stream),
+    Cut(v1::OutputCut),
+}
+
+pub(super) fn frame_ref(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, FrameFault> {
+    let sent = sent.ok_or(FrameFault::MissingRef)?;
+    Ok(FrameRef {
+        task: TaskId(id("ref.task_id", &sent.task_id)?),
+        attempt: AttemptId(id("ref.attempt_id", &sent.attempt_id)?),
+        number: sent.attempt_number,
+        incarnation: Incarnation(id("ref.incarnation", &sent.incarnation)?),
+    })
+}
+
+/// A block says why. Checked before anything is looked up, so that a blank one learns nothing.
+pub(super) fn check_block_reason(body: Option<&Body>) -> Result<(), FrameFault> {
+    match body {
+        Some(Body::Block(block)) => not_blank("block.reason", &block.reason),
+        Some(_) | None => Ok(()),
+    }
+}
+
+pub(super) fn observed_at(frame: &v1::AttemptFrame) -> WallTime {
+    frame.observed_at.as_ref().map_or(WallTime(0), wall)
+}
+
+pub(super) fn wall(time: &prost_types::Timestamp) -> WallTime {
+    let seconds = u64::try_from(time.seconds).unwrap_or(0);
+    let millis = u64::try_from(time.nanos).unwrap_or(0) / 1_000_000;
+    WallTime(seconds.saturating_mul(1_000).saturating_add(millis))
+}
+
+pub(super) fn lease_token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
+    let bytes: [u8; 32] = sent?.value.as_ref().try_into().ok()?;
+    Some(LeaseToken(bytes))
+}
+
+/// What a frame brings along as proof. One of the wrong size is a wrong one, not an absent one.
+pub(super) fn proof(frame: &v1::AttemptFrame) -> Option<LeaseToken> {
+    let sent = frame.token.as_ref()?;
+    Some(lease_token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
+}
+
+/// How the daemon's machine stands, for display.
+pub(super) fn machine_load(sent: &v1::DaemonLoad) -> MachineLoad {
+    MachineLoad {
+        memory_available_percent: sent.memory_available_percent,
+        load_1m_milli: sent.load_1m.map(|load| (load * 1_000.0) as u64),
+        disk_free_percent: sent.disk_free_percent,
+        unacked_bytes: sent.unacked_bytes,
+    }
+}
+
+/// What a frame says about the place that its attempt runs in.
+pub(super) fn workspace(body: Option<&Body>) -> Option<Box<WorkspaceReport>> {
+    let sent = match body? {
+        Body::Started(started) => started.workspace.as_ref(),
+        Body::Complete(complete) => complete.workspace.as_ref(),
+        Body::Error(error) => error.workspace.as_ref(),
+        Body::Canceled(canceled) => canceled.workspace.as_ref(),
+        Body::Receipt(receipt) => receipt.workspace.as_ref(),
+        Body::Accepted(_)
+        | Body::Rejected(_)
+        | Body::Lifecycle(_)
+        | Body::Stream(_)
+        | Body::OutputCut(_)
+        | Body::PermissionRequest(_)
+        | Body::Question(_)
+        | Body::InputWithdrawn(_)
+        | Body::Progress(_)
+        | Body::Checkpoint(_)
+        | Body::Block(_)
+        | Body::Release(_) => None,
+    }?;
+    Some(Box::new(WorkspaceReport {
+        path: clip(&sent.path).into(),
+        mode: enums::workspace_mode_from_wire(sent.mode()),
+        base_commit: clipped_text(&sent.base_commit),
+        branch: clipped_text(&sent.branch),
+        head_commit: clipped_text(&sent.head_commit),
+        dirty_digest: clipped_text(&sent.dirty_digest),
+        changed_files: sent.changed_files,
+        is_retained: sent.kept,
+    }))
+}
+
+/// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.
+pub(super) fn decode_body(body: Option<Body>, in_lease: bool) -> Result<DecodedFrame, FrameFault> {
+    let Some(body) = body else {
+        return Ok(DecodedFrame::Control(FrameBody::Unknown));
+    };
+    Ok(DecodedFrame::Control(match body {
+        Body::Stream(stream) => return Ok(DecodedFrame::Output(stream)),
+        Body::OutputCut(cut) => return Ok(DecodedFrame::Cut(cut)),
+        Body::Accepted(_) => FrameBody::Accepted,
+        Body::Rejected(rejected) => FrameBody::Rejected {
+            code: RejectCode::parse(rejected.code().short_name()),
+            message: sanitized_text(&rejected.message),
+        },
+        Body::Started(_) => FrameBody::Started,
+        Body::Lifecycle(lifecycle) => phase(&lifecycle)?,
+        Body::PermissionRequest(request) => permission(&request)?,
+        Body::Question(question) => self::question(&question)?,
+        Body::InputWithdrawn(withdrawn) => FrameBody::InputWithdrawn {
+            input: input_id(&withdrawn.input_id)?,
+        },
+        Body::Progress(update) => {
+            check_count(
+                "progress.completed_items",
+                update.completed_items.len(),
+                progress::MAX_ITEMS,
+            )?;
+            check_count(
+                "progress.failed_items",
+                update.failed_items.len(),
+                progress::MAX_ITEMS,
+            )?;
+            check_count(
+                "progress.evidence",
+                update.evidence.len(),
+                progress::MAX_EVIDENCE,
+            )?;
+            let update = SanitizedText::new(wire::goal::progress_from_wire(update));
+            FrameBody::Goal(GoalReport::Progress(update))
+        }
+        Body::Checkpoint(draft) => {
+            not_blank("checkpoint.summary", &draft.summary)?;
+            let draft = SanitizedText::new(wire::goal::checkpoint_from_wire(draft));
+            FrameBody::Goal(GoalReport::Checkpoint(draft))
+        }
+        Body::Block(block) => {
+            let block = SanitizedText::new(wire::goal::block_from_wire(block));
+            FrameBody::Goal(GoalReport::Block(block))
+        }
+        Body::Release(release) => FrameBody::Released {
+            reason: sanitized_text(&release.reason),
+            termination: termination(release.receipt.as_ref()),
+        },
+        Body::Complete(complete) => FrameBody::Completed(completed(complete, in_lease)?),
+        Body::Error(error) => FrameBody::Errored(errored(&error, in_lease)?),
+        Body::Canceled(canceled) => FrameBody::Canceled(self::canceled(&canceled, in_lease)),
+        Body::Receipt(receipt) => FrameBody::Receipt {
+            termination: termination(Some(&receipt)),
+        },
+    }))
+}
+
+/// Output bytes that a terminal frame says there are in all.
+pub(super) fn final_offset(body: &FrameBody) -> Option<u64> {
+    match body {
+        FrameBody::Completed(done) => Some(done.final_offset),
+        FrameBody::Errored(error) => Some(error.final_offset),
+        FrameBody::Canceled(canceled) => Some(canceled.final_offset),
+        FrameBody::Accepted
+        | FrameBody::Rejected { .. }
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::Released { .. }
+        | FrameBody::Receipt { .. }
+        | FrameBody::Goal(_)
+        | FrameBody::Unknown => None,
+    }
+}
+
+fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
+    use v1::LifecyclePhase as Wire;
+    let plain = |phase| FrameBody::Phase {
+        phase,
+        message: timeline_note(&sent.message),
+        deadline: enums::daemon_timer_from_wire(sent.deadline()),
+    };
+    // A number from a newer protocol takes its place in the order and changes nothing.
+    let Ok(wire) = Wire::try_from(sent.phase) else {
+        return Ok(FrameBody::Unknown);
+    };
+    Ok(match wire {
+        Wire::Unspecified => FrameBody::Unknown,
+        Wire::ToolStarted => FrameBody::ToolStarted {
+            id: tool_id(&sent.tool_call_id)?,
+            name: timeline_note(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
+        },
+        Wire::ToolFinished => FrameBody::ToolFinished {
+            id: tool_id(&sent.tool_call_id)?,
+        },
+        Wire::InputReceived => FrameBody::InputReceived {
+            input: input_id(&sent.input_id)?,
+        },
+        Wire::Accepted => plain(LifecyclePhase::Accepted),
+        Wire::Queued => plain(LifecyclePhase::Queued),
+        Wire::Started => plain(LifecyclePhase::Started),
+        Wire::AgentStarted => plain(LifecyclePhase::AgentStarted),
+        Wire::PromptWritten => plain(LifecyclePhase::PromptWritten),
+        Wire::FirstEventSeen => plain(LifecyclePhase::FirstEventSeen),
+        Wire::FirstVisibleEventSeen => plain(LifecyclePhase::FirstVisibleEventSeen),
+        Wire::Streaming => plain(LifecyclePhase::Streaming),
+        Wire::WaitingInput => plain(LifecyclePhase::WaitingInput),
+        Wire::CleanupStarted => plain(LifecyclePhase::CleanupStarted),
+        Wire::CleanupFinished => plain(LifecyclePhase::CleanupFinished),
+        Wire::Heartbeat => plain(LifecyclePhase::Heartbeat),
+        Wire::RetryScheduled => plain(LifecyclePhase::RetryScheduled),
+        Wire::Completed => plain(LifecyclePhase::Completed),
+        Wire::Failed => plain(LifecyclePhase::Failed),
+        Wire::Canceled => plain(LifecyclePhase::Canceled),
+        Wire::TimedOut => plain(LifecyclePhase::TimedOut),
+        Wire::Lost => plain(LifecyclePhase::Lost),
+        Wire::Blocked => plain(LifecyclePhase::Blocked),
+        Wire::Checkpointed => plain(LifecyclePhase::Checkpointed),
+        Wire::Released => plain(LifecyclePhase::Released),
+    })
+}
+
+fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> {
+    not_blank("permission_request.tool_name", &request.tool_name)?;
+    check_size(
+        "permission_request.tool_name",
+        request.tool_name.len(),
+        TOOL_ID_MAX,
+    )?;
+    check_size(
+        "permission_request.tool_call_id",
+        request.tool_call_id.len(),
+        TOOL_ID_MAX,
+    )?;
+    check_size(
+        "permission_request.description",
+        request.description.len(),
+        TEXT_MAX,
+    )?;
+    check_size(
+        "permission_request.tool_input",
+        request.tool_input.len(),
+        TOOL_INPUT_MAX,
+    )?;
+    // The answer is bound to what was shown, so what is shown must be what the agent will run.
+    let digest: [u8; 32] = Sha256::digest(&request.tool_input).into();
+    if request.tool_input_sha256.as_ref() != digest {
+        return Err(FrameFault::DigestMismatch);
+    }
+    Ok(FrameBody::PermissionRequest {
+        input: input_id(&request.input_id)?,
+        tool_name: request.tool_name.as_str().into(),
+        arguments: request.tool_input[..].into(),
+        payload: request.encode_to_vec().into(),
+    })
+}
+
+fn question(question: &v1::Question) -> Result<FrameBody, FrameFault> {
+    not_blank("question.question", &question.question)?;
+    if question
+        .options
+        .iter()
+        .any(|option| option.label.trim().is_empty())
+    {
+        return Err(FrameFault::Blank("question.options.label"));
+    }
+    let payload = question.encode_to_vec();
+    check_size("question", payload.len(), QUESTION_MAX)?;
+    Ok(FrameBody::Question {
+        input: input_id(&question.input_id)?,
+        payload: payload.into(),
+    })
+}
+
+fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<CompletedBody, FrameFault> {
+    check_size(
+        "complete.result",
+        sent.result.len(),
+        codes::MAX_RESULT_BYTES,
+    )?;
+    check_size("complete.artifacts", sent.artifacts.len(), ARTIFACTS_MAX)?;
+    Ok(CompletedBody {
+        result: bytes(&sent.result),
+        usage: usage(sent.usage.as_ref()),
+        agent_session_id: clipped_text(&sent.agent_session_id),
+        artifacts: sent.artifacts.iter().map(artifact).collect(),
+        final_offset: sent.final_offset,
+        output_missing: 0,
+        termination: termination(sent.receipt.as_ref()),
+        killed_after_result: sent.killed_after_result,
+        ended_in_lease: in_lease,
+    })
+}
+
+fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<ErroredBody, FrameFault> {
+    not_blank("error.failure_code", &sent.failure_code)?;
+    check_size(
+        "error.failure_code",
+        sent.failure_code.len(),
+        codes::MAX_CODE_BYTES,
+    )?;
+    Ok(ErroredBody {
+        code: FailureCode::parse(&sent.failure_code),
+        retryable_hint: sent.retryable_hint,
+        message: message_with_stderr(&sent.message, &sent.stderr_tail),
+        user_message: sanitized_text(&sent.user_message),
+        usage: usage(sent.usage.as_ref()),
+        agent_session_id: clipped_text(&sent.agent_session_id),
+        final_offset: sent.final_offset,
+        termination: termination(sent.receipt.as_ref()),
+        ended_in_lease: in_lease,
+    })
+}
+
+fn canceled(sent: &v1::TaskCanceled, in_lease: bool) -> CanceledBody {
+    CanceledBody {
+        reason: sanitized_text(&sent.message),
+        usage: usage(sent.usage.as_ref()),
+        final_offset: sent.final_offset,
+        termination: termination(sent.receipt.as_ref()),
+        ended_in_lease: in_lease,
+    }
+}
+
+fn termination(sent: Option<&v1::TerminationReceipt>) -> ProcessTermination {
+    let Some(sent) = sent else {
+        return ProcessTermination::default();
+    };
+    let exit = sent
+        .exit_code
+        .map(ProcessExitStatus::Code)
+        .or_else(|| sent.signal.map(ProcessExitStatus::Signal));
+    let words = format!("swept {} beyond the group", sent.swept_processes);
+    ProcessTermination {
+        loss: enums::loss_from_wire(sent.loss()),
+        exit,
+        group_empty: sent.group_empty,
+        prompt_written: sent.prompt_written,
+        cleanup: (sent.killed || sent.swept_processes > 0).then(|| {
+            if sent.killed {
+                format!("killed; {words}").into()
+            } else {
+                words.into()
+            }
+        }),
+    }
+}
+
+pub(crate) fn usage(sent: Option<&v1::Usage>) -> TokenUsage {
+    let Some(sent) = sent else {
+        return TokenUsage::default();
+    };
+    TokenUsage {
+        input_tokens: sent.input_tokens,
+        output_tokens: sent.output_tokens,
+        cache_read_tokens: sent.cache_read_tokens,
+        cache_write_tokens: sent.cache_write_tokens,
+        cost_usd: clipped_text(&sent.cost_usd),
+        duration_ms: sent.duration_ms,
+    }
+}
+
+/// What a holder found at a required path, in a frame or in a request.
+pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundArtifact {
+    FoundArtifact {
+        path: clip(&sent.path).into(),
+        exists: sent.exists,
+        is_file: sent.exists && sent.is_file,
+        size: sent.size,
+        sha256: clipped_text(&sent.sha256),
+        modified: sent.modified_at.as_ref().map(wall),
+        resolved: clipped_text(&sent.resolved_path),
+        problem: clipped_text(&sent.problem),
+    }
+}
+
+fn id(field: &'static str, sent: &str) -> Result<uuid::Uuid, FrameFault> {
+    let parsed = sent
+        .parse::<TaskId>()
+        .map_err(|_| FrameFault::MalformedId(field))?;
+    Ok(parsed.0)
+}
+
+fn input_id(sent: &str) -> Result<InputId, FrameFault> {
+    sent.parse()
+        .map_err(|_| FrameFault::MalformedId("input_id"))
+}
+
+fn tool_id(sent: &str) -> Result<Arc<str>, FrameFault> {
+    not_blank("tool_call_id", sent)?;
+    check_size("tool_call_id", sent.len(), TOOL_ID_MAX)?;
+    Ok(sent.into())
+}
+
+fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
+    if sent.trim().is_empty() {
+        Err(FrameFault::Blank(field))
+    } else {
+        Ok(())
+    }
+}
+
+/// Lists are worked through on the dispatcher's loop, so nobody may send one that is longer than what is kept of it.
+fn check_count(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
+    if count <= limit {
+        Ok(())
+    } else {
+        Err(FrameFault::TooMany {
+            field,
+            count,
+            limit,
+        })
+    }
+}
+
+fn check_size(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
+    if size <= limit {
+        Ok(())
+    } else {
+        Err(FrameFault::TooLong { field, size, limit })
+    }
+}
+
+/// The daemon's last words of standard error belong to the message that operators read.
+fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
+    let tail = secrets::redact(tail.trim());
+    if tail.is_empty() {
+        return sanitized_text(message);
+    }
+    let tail = &tail[tail.ceil_char_boundary(tail.len().saturating_sub(TEXT_MAX / 2))..];
+    sanitized_text(&format!("{message}; stderr: {tail}"))
+}
+
+/// Free words about what happened: without credentials, which go before a cut could halve them.
+pub(crate) fn sanitized_text(sent: &str) -> Option<Arc<str>> {
+    clipped_text(&secrets::redact(sent))
+}
+
+fn clipped_text(sent: &str) -> Option<Arc<str>> {
+    (!sent.is_empty()).then(|| clip(sent).into())
+}
+
+/// A remark in the timeline, which is kept short because the record holds hundreds of them.
+fn timeline_note(sent: &str) -> Option<Arc<str>> {
+    let clean = secrets::redact(sent);
+    (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())
+}
+
+fn clip(sent: &str) -> &str {
+    &sent[..sent.floor_char_boundary(TEXT_MAX)]
+}
+
+fn bytes(sent: &Bytes) -> Option<Arc<[u8]>> {
+    (!sent.is_empty()).then(|| sent.as_ref().into())
+}

@@ -1,0 +1,439 @@
+//! Anything that a daemon can send, through the decoder into a real core: it never panics, what is refused changes nothing, nothing waits
+//! for ever, and every record that comes of it is read back as it was written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_core::config::Config;
+use baton_core::ids::{
+    DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantScope, TokenId,
+};
+use baton_core::io::command::{
+    AttemptFrame, CoreCommand, DaemonHello, HeartbeatMessage, SubmitTask,
+};
+use baton_core::io::effects::{AttemptDispatch, DaemonMessage, Delivery, Effects, RecordChange};
+use baton_core::record::{DaemonPlatform, FenceRecord, TaskRecord};
+use baton_core::time::{ClockReading, IdSource, MonotonicTime};
+use baton_core::{Core, RecoveredState};
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use uuid::Uuid;
+
+use super::*;
+use crate::records;
+use crate::test_samples::task_spec;
+
+const INCARNATION: u128 = 7;
+const SESSION: SessionId = SessionId(Uuid::from_u128(40));
+
+struct CountingIdSource(u128);
+
+impl IdSource for CountingIdSource {
+    fn new_id(&mut self) -> Uuid {
+        self.0 += 1;
+        Uuid::from_u128(self.0)
+    }
+
+    fn new_secret(&mut self) -> [u8; 32] {
+        [9; 32]
+    }
+
+    fn jitter_millionths(&mut self) -> u32 {
+        500_000
+    }
+}
+
+/// A core with one task whose first attempt is confirmed to the daemon that speaks.
+struct DecoderFixture {
+    core: Core,
+    now: ClockReading,
+    id_source: CountingIdSource,
+    dispatch: AttemptDispatch,
+    next_seq: u64,
+}
+
+impl DecoderFixture {
+    fn new() -> Self {
+        let incarnation = Incarnation(Uuid::from_u128(INCARNATION));
+        let config = Config::new(incarnation, RelayEpoch(1));
+        let now = ClockReading {
+            monotonic: MonotonicTime(1_000_000),
+            wall: WallTime(1_800_000_000_000),
+        };
+        let mut mint = CountingIdSource(1_000);
+        let (mut core, _) = Core::recover(RecoveredState::default(), config, now, &mut mint);
+        let hello = Box::new(hello());
+        let session = SESSION;
+        core.handle(
+            CoreCommand::SessionOpened { session, hello },
+            now,
+            &mut mint,
+        );
+        // It has read Welcome.
+        let heartbeat = HeartbeatMessage {
+            seq: 1,
+            received_ack_seq: None,
+            renewals: Vec::new(),
+            free_slots: 1,
+            draining: false,
+            unfit: false,
+            load: None,
+        };
+        core.handle(
+            CoreCommand::Heartbeat { session, heartbeat },
+            now,
+            &mut mint,
+        );
+        let submit = CoreCommand::Submit(SubmitTask {
+            request: RequestId(1),
+            task: TaskId(Uuid::from_u128(500)),
+            spec: Arc::new(task_spec()),
+            digest: [1; 32],
+            prior_submission: Ok(None),
+        });
+        let effects = core.handle(submit, now, &mut mint);
+        let dispatch = dispatch_in(effects).expect("the daemon has room");
+        let mut bench = Self {
+            core,
+            now,
+            id_source: mint,
+            dispatch,
+            next_seq: 1,
+        };
+        let accepted = bench.frame(Some(Body::Accepted(v1::TaskAccepted::default())));
+        let (_, effects) = bench.handle_frame(accepted).expect("a good frame");
+        assert!(!effects.changes.is_empty());
+        bench
+    }
+
+    /// A whole frame of this attempt under the next number.
+    fn frame(&self, body: Option<Body>) -> v1::AttemptFrame {
+        let to = &self.dispatch.to;
+        v1::AttemptFrame {
+            r#ref: Some(v1::AttemptRef {
+                task_id: to.task.to_string(),
+                attempt_id: to.attempt.to_string(),
+                attempt_number: to.number,
+                incarnation: Uuid::from_u128(INCARNATION).to_string(),
+                ..v1::AttemptRef::default()
+            }),
+            control_seq: self.next_seq,
+            within_lease: true,
+            body,
+            ..v1::AttemptFrame::default()
+        }
+    }
+
+    /// As a session does it: decoded, and passed on if it is a control frame.
+    fn handle_frame(&mut self, mut frame: v1::AttemptFrame) -> Result<(u64, Effects), FrameFault> {
+        let re = frame_ref(frame.r#ref.as_ref())?;
+        let control_seq = frame.control_seq;
+        let workspace = workspace(frame.body.as_ref());
+        let DecodedFrame::Control(body) = decode_body(frame.body.take(), frame.within_lease)?
+        else {
+            return Ok((control_seq, Effects::default()));
+        };
+        let frame = AttemptFrame {
+            session: SESSION,
+            frame_ref: re,
+            control_seq,
+            observed: observed_at(&frame),
+            proof: proof(&frame),
+            body,
+            workspace,
+            finished: None,
+            stored_progress: Ok(None),
+        };
+        let input = CoreCommand::Frame(Box::new(frame));
+        let effects = self.core.handle(input, self.now, &mut self.id_source);
+        Ok((control_seq, effects))
+    }
+}
+
+fn hello() -> DaemonHello {
+    DaemonHello {
+        active: Vec::new(),
+        daemon: DaemonId(Uuid::from_u128(30)),
+        scope: TenantScope::All,
+        token: TokenId(Uuid::from_u128(31)),
+        instance: InstanceId(Uuid::from_u128(32)),
+        boot_id: "boot".into(),
+        name: "worker".into(),
+        version: "1".into(),
+        platform: DaemonPlatform::default(),
+        slots: 4,
+        labels: BTreeMap::new(),
+        capabilities: Vec::new(),
+        agents: vec!["claude".into()],
+        workspaces: Vec::new(),
+        draining: false,
+    }
+}
+
+fn dispatch_in(effects: Effects) -> Option<AttemptDispatch> {
+    effects
+        .deliveries
+        .into_iter()
+        .find_map(|outgoing| match outgoing.delivery {
+            Delivery::ToSession {
+                message: DaemonMessage::Dispatch(dispatch),
+                ..
+            } => Some(*dispatch),
+            _ => None,
+        })
+}
+
+fn is_refused(effects: &Effects) -> bool {
+    effects.deliveries.iter().any(|outgoing| {
+        let Delivery::ToSession { message, .. } = &outgoing.delivery else {
+            return false;
+        };
+        matches!(message, DaemonMessage::FrameRejected { .. })
+    })
+}
+
+/// Every record as the store would have it, read again.
+fn read_back(writes: &[RecordChange]) {
+    for write in writes {
+        match write {
+            RecordChange::PutLive(record)
+            | RecordChange::PutDone(record)
+            | RecordChange::Reopen(record) => {
+                let bytes = records::encode(&**record);
+                let found: TaskRecord = records::decode("task", &bytes).unwrap();
+                assert_eq!(found, **record);
+            }
+            RecordChange::PutFence(record) => {
+                let found: FenceRecord =
+                    records::decode("fence", &records::encode(record)).unwrap();
+                assert_eq!(found, *record);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Words as peers send them: ordinary, blank, long, odd.
+fn any_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        Just(String::new()),
+        Just(" ".into()),
+        select(vec!["t1", "t2", "bash", "agent_exit", "lease_expired"]).prop_map(str::to_owned),
+        "\\PC{1,20}",
+        (250usize..5_000).prop_map(|length| "ä".repeat(length)),
+    ]
+}
+
+fn input_id() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => (1..4u128).prop_map(|id| Uuid::from_u128(id).to_string()),
+        1 => any_text(),
+    ]
+}
+
+fn receipt() -> impl Strategy<Value = Option<v1::TerminationReceipt>> {
+    let one = (
+        any::<Option<i32>>(),
+        any::<Option<i32>>(),
+        any::<[bool; 2]>(),
+        any::<Option<bool>>(),
+    );
+    proptest::option::of(one.prop_map(
+        |(exit_code, signal, [group_empty, killed], prompt_written)| v1::TerminationReceipt {
+            exit_code,
+            signal,
+            group_empty,
+            killed,
+            prompt_written,
+            ..v1::TerminationReceipt::default()
+        },
+    ))
+}
+
+fn any_input_request() -> impl Strategy<Value = Body> {
+    let permission = (input_id(), any_text(), any_text(), any::<bool>()).prop_map(
+        |(input_id, tool_name, words, fits)| {
+            let tool_input = Bytes::from(words);
+            let digest = Sha256::digest(&tool_input);
+            Body::PermissionRequest(v1::PermissionRequest {
+                input_id,
+                tool_name,
+                tool_input_sha256: Bytes::copy_from_slice(if fits { &digest } else { &[] }),
+                tool_input,
+                ..v1::PermissionRequest::default()
+            })
+        },
+    );
+    let question = (input_id(), any_text()).prop_map(|(input_id, question)| {
+        Body::Question(v1::Question {
+            input_id,
+            question,
+            ..v1::Question::default()
+        })
+    });
+    let withdrawn = input_id().prop_map(|input_id| {
+        Body::InputWithdrawn(v1::InputWithdrawn {
+            input_id,
+            ..v1::InputWithdrawn::default()
+        })
+    });
+    prop_oneof![permission, question, withdrawn]
+}
+
+fn any_end() -> impl Strategy<Value = Body> {
+    let complete =
+        (receipt(), any_text(), any::<u64>()).prop_map(|(receipt, result, final_offset)| {
+            Body::Complete(v1::TaskComplete {
+                receipt,
+                result: result.into(),
+                final_offset,
+                ..v1::TaskComplete::default()
+            })
+        });
+    let error = (receipt(), any_text(), any_text(), any::<Option<bool>>()).prop_map(
+        |(receipt, failure_code, stderr_tail, retryable_hint)| {
+            Body::Error(v1::TaskError {
+                receipt,
+                failure_code,
+                stderr_tail,
+                retryable_hint,
+                ..v1::TaskError::default()
+            })
+        },
+    );
+    let canceled = receipt().prop_map(|receipt| {
+        Body::Canceled(v1::TaskCanceled {
+            receipt,
+            ..v1::TaskCanceled::default()
+        })
+    });
+    let bare = receipt().prop_map(|receipt| Body::Receipt(receipt.unwrap_or_default()));
+    prop_oneof![complete, error, canceled, bare]
+}
+
+fn any_body() -> impl Strategy<Value = Option<Body>> {
+    let lifecycle = (-2..30i32, any_text(), any_text(), input_id()).prop_map(
+        |(phase, tool_call_id, message, input_id)| {
+            Body::Lifecycle(v1::TaskLifecycle {
+                phase,
+                tool_call_id,
+                message,
+                input_id,
+                ..v1::TaskLifecycle::default()
+            })
+        },
+    );
+    let rejected = (-1..20i32, any_text())
+        .prop_map(|(code, message)| Body::Rejected(v1::TaskRejected { code, message }));
+    prop_oneof![
+        1 => Just(None),
+        1 => Just(Some(Body::Accepted(v1::TaskAccepted::default()))),
+        2 => Just(Some(Body::Started(v1::TaskStarted::default()))),
+        8 => lifecycle.prop_map(Some),
+        4 => any_input_request().prop_map(Some),
+        1 => rejected.prop_map(Some),
+        2 => any_end().prop_map(Some),
+    ]
+}
+
+/// How a frame differs from an honest one.
+#[derive(Clone, Debug)]
+enum FrameTampering {
+    Honest,
+    Number(u64),
+    Token(Vec<u8>),
+    Foreign(u8),
+    /// Bytes on the wire that are not those which were sent.
+    Bytes(Vec<(Index, u8)>),
+}
+
+fn any_tampering() -> impl Strategy<Value = FrameTampering> {
+    prop_oneof![
+        6 => Just(FrameTampering::Honest),
+        1 => (0..12u64).prop_map(FrameTampering::Number),
+        1 => proptest::collection::vec(any::<u8>(), 0..40).prop_map(FrameTampering::Token),
+        1 => (0..3u8).prop_map(FrameTampering::Foreign),
+        2 => proptest::collection::vec((any::<Index>(), 1..=255u8), 1..4).prop_map(FrameTampering::Bytes),
+    ]
+}
+
+/// None where the bytes are no message any more: the transport ends such a stream.
+fn tampered(mut frame: v1::AttemptFrame, twist: FrameTampering) -> Option<v1::AttemptFrame> {
+    match twist {
+        FrameTampering::Honest => {}
+        FrameTampering::Number(number) => frame.control_seq = number,
+        FrameTampering::Token(bytes) => {
+            frame.token = Some(v1::LeaseToken {
+                value: bytes.into(),
+            })
+        }
+        FrameTampering::Foreign(which) => {
+            let foreign = Uuid::from_u128(99).to_string();
+            let re = frame.r#ref.get_or_insert_default();
+            match which {
+                0 => re.attempt_id = foreign,
+                1 => re.task_id = foreign,
+                _ => re.incarnation = foreign,
+            }
+        }
+        FrameTampering::Bytes(changes) => {
+            let mut bytes = frame.encode_to_vec();
+            let length = bytes.len();
+            for (place, by) in changes {
+                bytes[place.index(length)] ^= by;
+            }
+            return v1::AttemptFrame::decode(&bytes[..]).ok();
+        }
+    }
+    Some(frame)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_a_daemon_sends_the_core_holds_and_what_is_refused_changes_nothing(
+        frames in proptest::collection::vec((any_body(), any_tampering()), 1..25),
+    ) {
+        let mut bench = DecoderFixture::new();
+        bench.next_seq = 2;
+        for (body, twist) in frames {
+            let Some(frame) = tampered(bench.frame(body), twist) else {
+                continue;
+            };
+            let Ok((seq, effects)) = bench.handle_frame(frame) else {
+                continue;
+            };
+            if is_refused(&effects) {
+                prop_assert!(effects.changes.is_empty(), "refused, and wrote {:?}", effects.changes);
+            } else if seq == bench.next_seq {
+                bench.next_seq += 1;
+            }
+            read_back(&effects.changes);
+            prop_assert_eq!(bench.core.find_untimed_task(), None);
+            prop_assert!(bench.core.open_task_count() <= 1);
+        }
+    }
+}
+
+/// The property would hold of a decoder that refuses everything.
+#[test]
+fn an_honest_end_is_heard() {
+    let mut bench = DecoderFixture::new();
+    bench.next_seq = 2;
+    let receipt = Some(v1::TerminationReceipt {
+        exit_code: Some(0),
+        group_empty: true,
+        ..v1::TerminationReceipt::default()
+    });
+    let end = bench.frame(Some(Body::Complete(v1::TaskComplete {
+        receipt,
+        ..v1::TaskComplete::default()
+    })));
+    let (_, effects) = bench.handle_frame(end).unwrap();
+    assert!(matches!(
+        effects.changes[..],
+        [RecordChange::PutDone(_), ..]
+    ));
+    assert_eq!(bench.core.open_task_count(), 0);
+}

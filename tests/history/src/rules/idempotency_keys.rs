@@ -1,0 +1,102 @@
+//! S7: one idempotency key of one tenant is one task with one body.
+
+use std::collections::BTreeMap;
+
+use super::IndexedHistory;
+use crate::history::LocatedLine;
+use crate::history_line::{CallOutcome, ClientOperation, Observation};
+use crate::verdict::RuleViolation;
+
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = Vec::new();
+    let mut keys: BTreeMap<(&str, &str), (&str, &Option<String>, &LocatedLine)> = BTreeMap::new();
+    for asked in case
+        .calls
+        .iter()
+        .filter(|asked| asked.operation == ClientOperation::Submit)
+    {
+        let Observation::Call {
+            key: Some(key),
+            body,
+            ..
+        } = &asked.call.line.observation
+        else {
+            continue;
+        };
+        let Some(answer) = asked.answer else { continue };
+        let Observation::Answer {
+            outcome: CallOutcome::Ok,
+            task: Some(task),
+            ..
+        } = &answer.line.observation
+        else {
+            continue;
+        };
+        // A key lives as long as its task.
+        if case.removed.contains(task.as_str()) {
+            continue;
+        }
+        let (known, meaning, first) = *keys
+            .entry((asked.tenant, key))
+            .or_insert((task, body, answer));
+        if known != task {
+            let what = format!("key {key} was taken for it and for {known}");
+            found.push(RuleViolation::new("S7", task, what, &[first, answer]));
+        } else if meaning != body {
+            let what = format!("key {key} was taken for two bodies");
+            found.push(RuleViolation::new(
+                "S7",
+                task,
+                what,
+                &[first, asked.call, answer],
+            ));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::history_line::CallOutcome;
+    use crate::sample_run;
+    use crate::sample_run::{answer, expect_violation, submit_with_key};
+
+    #[test]
+    fn one_key_for_two_tasks_is_found() {
+        let mut run = sample_run::sound_run();
+        run.relay
+            .push(sample_run::record("acme", "t3", "completed", &[]));
+        for (number, task) in [(9, "t1"), (10, "t3")] {
+            run.client
+                .push(submit_with_key(number, "acme", "k", "body"));
+            run.client
+                .push(answer(number, CallOutcome::Ok, Some(task), 1, "queued"));
+        }
+        expect_violation(&run, "S7", "t3", "client.jsonl");
+    }
+
+    #[test]
+    fn one_key_for_two_bodies_is_found() {
+        let mut run = sample_run::sound_run();
+        for (number, body) in [(9, "this"), (10, "that")] {
+            run.client.push(submit_with_key(number, "acme", "k", body));
+            run.client
+                .push(answer(number, CallOutcome::Ok, Some("t1"), 1, "queued"));
+        }
+        expect_violation(&run, "S7", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn a_key_of_another_tenant_is_another_key() {
+        let mut run = sample_run::sound_run();
+        run.relay
+            .push(sample_run::record("bolt", "t3", "completed", &[]));
+        run.client.push(submit_with_key(9, "acme", "k", "body"));
+        run.client
+            .push(answer(9, CallOutcome::Ok, Some("t1"), 1, "queued"));
+        run.client.push(submit_with_key(10, "bolt", "k", "body"));
+        run.client
+            .push(answer(10, CallOutcome::Ok, Some("t3"), 1, "queued"));
+        assert!(run.verdict().is_clean(), "{}", run.verdict());
+    }
+}

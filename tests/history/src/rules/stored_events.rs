@@ -1,0 +1,188 @@
+//! S5: what anybody was told is implied by what is stored. Offers and confirmations are in the task's record; each event that a watcher saw is
+//! the one that is stored under its revision; and each answer fits the event of its revision.
+
+use super::IndexedHistory;
+use crate::history::LocatedLine;
+use crate::history_line::{CallOutcome, HistoryEvent, Observation};
+use crate::verdict::RuleViolation;
+
+pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = Vec::new();
+    let mut watches = std::collections::BTreeMap::new();
+    for seen in &case.history.located_lines {
+        match &seen.line.observation {
+            Observation::Offered { task, attempt, .. } => {
+                found.extend(unstored_attempt_event(case, seen, task, attempt, "offered"));
+            }
+            Observation::Confirmed { task, attempt } => {
+                found.extend(unstored_attempt_event(
+                    case,
+                    seen,
+                    task,
+                    attempt,
+                    "confirmed",
+                ));
+            }
+            Observation::Granted { task, attempt, .. } => {
+                found.extend(unstored_attempt_event(
+                    case,
+                    seen,
+                    task,
+                    attempt,
+                    "confirmed",
+                ));
+            }
+            Observation::WatchOpened { watch, task, .. } => {
+                watches.insert((seen.line.who.as_str(), *watch), task.as_str());
+            }
+            Observation::Watched { watch, event } => {
+                if let Some(task) = watches.get(&(seen.line.who.as_str(), *watch)) {
+                    found.extend(different_stored_event(case, seen, task, event));
+                }
+            }
+            Observation::Answer {
+                outcome: CallOutcome::Ok,
+                task: Some(task),
+                revision: Some(revision),
+                state: Some(state),
+                ..
+            } => found.extend(different_stored_state(case, seen, task, *revision, state)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Nothing is said where the record no longer has its oldest events.
+fn unstored_attempt_event(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
+    task: &str,
+    attempt: &str,
+    kind: &str,
+) -> Option<RuleViolation> {
+    if case.removed.contains(task) {
+        return None;
+    }
+    let Some(timeline) = case.timelines.get(task) else {
+        let what = format!("{attempt} was {kind}, and nothing is stored of its task");
+        return Some(RuleViolation::new("S5", task, what, &[seen]));
+    };
+    let whole = timeline.contains_key(&1);
+    let stored = timeline
+        .values()
+        .any(|(_, event)| event.attempt == attempt && event.kind == kind);
+    // A settlement confirms without an event of its own.
+    let known = timeline.values().any(|(_, event)| event.attempt == attempt);
+    if !whole || stored || (kind == "confirmed" && known) {
+        return None;
+    }
+    let what = format!("{attempt} was {kind} to a daemon, and that is not stored");
+    Some(RuleViolation::new("S5", task, what, &[seen]))
+}
+
+fn different_stored_event(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
+    task: &str,
+    event: &HistoryEvent,
+) -> Option<RuleViolation> {
+    if case.removed.contains(task) {
+        return None;
+    }
+    let timeline = case.timelines.get(task)?;
+    match timeline.get(&event.revision) {
+        Some((_, stored)) if *stored == event => None,
+        Some((stored_at, stored)) => {
+            let what = format!(
+                "a watcher was told {} at revision {}, and {} is stored",
+                event.kind, event.revision, stored.kind
+            );
+            Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
+        }
+        // Older ones are dropped in time; newer ones cannot be missing.
+        None if timeline.keys().next() > Some(&event.revision) => None,
+        None => {
+            let what = format!(
+                "a watcher was told of revision {}, which is not stored",
+                event.revision
+            );
+            Some(RuleViolation::new("S5", task, what, &[seen]))
+        }
+    }
+}
+
+fn different_stored_state(
+    case: &IndexedHistory<'_>,
+    seen: &LocatedLine,
+    task: &str,
+    revision: u64,
+    state: &str,
+) -> Option<RuleViolation> {
+    let (stored_at, stored) = case.timelines.get(task)?.get(&revision)?;
+    if case.removed.contains(task) || stored.task_state == state {
+        return None;
+    }
+    let what = format!(
+        "it was told to be {state} at revision {revision}, and {} is stored",
+        stored.task_state
+    );
+    Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::history_line::{CallOutcome, ClientOperation};
+    use crate::sample_run;
+    use crate::sample_run::{answer, call, expect_violation};
+
+    #[test]
+    fn an_offer_that_is_not_stored_is_found() {
+        let mut run = sample_run::sound_run();
+        run.daemon.push(sample_run::offered("acme", "t1", "a5"));
+        expect_violation(&run, "S5", "t1", "daemon.jsonl");
+    }
+
+    #[test]
+    fn an_offer_of_a_task_that_is_not_stored_is_found() {
+        let mut run = sample_run::sound_run();
+        run.daemon.push(sample_run::offered("acme", "t6", "a6"));
+        expect_violation(&run, "S5", "t6", "daemon.jsonl");
+    }
+
+    #[test]
+    fn an_event_that_is_not_the_stored_one_is_found() {
+        let mut run = sample_run::sound_run();
+        run.client
+            .push(sample_run::watch_opened(3, "acme", "t1", 1));
+        run.client
+            .push(sample_run::watched(3, 2, "ended", "a1", "failed", "failed"));
+        expect_violation(&run, "S5", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn an_event_that_was_told_and_is_gone_is_found() {
+        let mut run = sample_run::sound_run();
+        run.client
+            .push(sample_run::watch_opened(3, "acme", "t1", 49));
+        run.client.push(sample_run::watched(
+            3,
+            50,
+            "receipt_arrived",
+            "a1",
+            "completed",
+            "completed",
+        ));
+        expect_violation(&run, "S5", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_its_revision_is_found() {
+        let mut run = sample_run::sound_run();
+        run.client
+            .push(call(9, ClientOperation::Get, "acme", Some("t1")));
+        run.client
+            .push(answer(9, CallOutcome::Ok, Some("t1"), 3, "completed"));
+        expect_violation(&run, "S5", "t1", "client.jsonl");
+    }
+}

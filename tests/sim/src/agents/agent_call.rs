@@ -1,0 +1,339 @@
+//! How the calls of agents travel: each way takes its time, a request or an answer may get lost, a relay that is down hears
+//! nothing, and whoever hears nothing says the same again.
+
+use std::sync::Arc;
+
+use baton_core::goal::progress::GoalReport;
+use baton_core::ids::{AttemptId, RequestId, TaskId};
+use baton_core::io::command::{
+    AgentLeaseCall, AgentLeaseVerb, CoreCommand, FrameRef, LeaseToken, SubmitTask,
+};
+use baton_core::io::effects::{AgentLeaseGrant, CoreReply};
+use baton_core::io::rejection::Rejection;
+use baton_core::task::spec::TaskSpec;
+use baton_core::time::IdSource;
+
+use crate::agents::lease_holding_agent::SimAgentLease;
+use crate::clients::sim_clients::SimClientRequest;
+use crate::clients::task_specs::spec_digest;
+use crate::simulation::{ScheduledEvent, Simulation};
+
+/// Nobody waits longer for an answer.
+const ANSWER_TIMEOUT_MS: u64 = 5_000;
+const MAX_CALL_TRIES: u32 = 4;
+
+#[derive(Clone, Debug)]
+pub(crate) struct PendingAgentCall {
+    pub(crate) sent_at: u64,
+    pub(crate) request: AgentRequest,
+    tries: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum AgentRequest {
+    Claim(Option<TaskId>),
+    Start(Arc<TaskSpec>),
+    PickUp {
+        task: TaskId,
+        /// The parked attempt that it saw.
+        seen: Option<AttemptId>,
+    },
+    LeaseCall {
+        re: FrameRef,
+        token: LeaseToken,
+        verb: Box<AgentLeaseVerb>,
+    },
+}
+
+impl PendingAgentCall {
+    /// Renewals go on beside whatever it does.
+    pub(crate) fn blocks_agent(&self) -> bool {
+        !is_renewal(&self.request)
+    }
+}
+
+fn is_renewal(wish: &AgentRequest) -> bool {
+    matches!(wish, AgentRequest::LeaseCall { verb, .. } if matches!(**verb, AgentLeaseVerb::Renew))
+}
+
+impl Simulation {
+    pub(crate) fn send_agent_call(&mut self, agent: usize, wish: AgentRequest) {
+        let travel = self.pick_travel_ms();
+        self.send_agent_call_try(agent, wish, 1, travel);
+    }
+
+    /// The call takes this long to get there.
+    pub(crate) fn send_agent_call_try(
+        &mut self,
+        agent: usize,
+        wish: AgentRequest,
+        tries: u32,
+        travel: u64,
+    ) {
+        self.counts.calls += 1;
+        let call = self.clients.next_request();
+        let sent_at = self.now;
+        let made = PendingAgentCall {
+            sent_at,
+            request: wish,
+            tries,
+        };
+        self.record_agent_request(agent, call, &made.request);
+        self.agents[agent].pending_calls.insert(call, made);
+        self.schedule(
+            sent_at + ANSWER_TIMEOUT_MS,
+            ScheduledEvent::AnswerTimeout { agent, call },
+        );
+        if !self.is_message_lost() {
+            self.schedule(
+                sent_at + travel,
+                ScheduledEvent::CallArrival { agent, call },
+            );
+        }
+    }
+
+    fn pick_travel_ms(&mut self) -> u64 {
+        let slow = !self.healing && self.rng.chance(5);
+        let most = if slow { 4_000 } else { self.options.delay_ms };
+        self.rng.between(1, most)
+    }
+
+    fn is_message_lost(&mut self) -> bool {
+        self.options.careless_agents && !self.healing && self.rng.chance(6)
+    }
+
+    /// The request is at the relay. Calls of agents pass with the frames of daemons.
+    pub(crate) fn deliver_agent_call(&mut self, agent: usize, call: u64) {
+        let made = self.agents[agent].pending_calls.get(&call).cloned();
+        let Some(made) = made.filter(|_| self.relay.core.is_some()) else {
+            return;
+        };
+        let input = self.core_input_of(agent, RequestId(call), made.request);
+        self.track_agent_request(call, SimClientRequest::AgentCall(agent));
+        self.send_agent_input(input);
+    }
+
+    fn core_input_of(
+        &mut self,
+        agent: usize,
+        request: RequestId,
+        wish: AgentRequest,
+    ) -> CoreCommand {
+        let agent = self.agents[agent].agent.clone();
+        match wish {
+            AgentRequest::Claim(task) => CoreCommand::Claim {
+                request,
+                agent,
+                task,
+                fingerprint: None,
+                finished: None,
+            },
+            AgentRequest::Start(spec) => CoreCommand::Start {
+                submit: SubmitTask {
+                    request,
+                    task: TaskId(self.id_source.new_id()),
+                    digest: spec_digest(&spec),
+                    spec,
+                    prior_submission: Ok(None),
+                },
+                agent,
+                fingerprint: None,
+            },
+            AgentRequest::PickUp { task, seen } => CoreCommand::PickUp {
+                request,
+                agent,
+                task,
+                attempt: seen,
+                reason: None,
+                fingerprint: None,
+                finished: None,
+            },
+            AgentRequest::LeaseCall { re, token, verb } => {
+                CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
+                    request,
+                    agent,
+                    task: re.task,
+                    attempt: re.attempt,
+                    proof: token,
+                    fingerprint: None,
+                    verb: *verb,
+                    stored_progress: Ok(None),
+                    finished: None,
+                }))
+            }
+        }
+    }
+
+    /// What the relay has acknowledged counts, whether or not anybody hears of it.
+    pub(crate) fn record_agent_reply(
+        &mut self,
+        agent: usize,
+        call: u64,
+        outcome: Result<CoreReply, Rejection>,
+    ) {
+        let wish = self.agents[agent]
+            .pending_calls
+            .get(&call)
+            .map(|call| &call.request);
+        let picks_up = matches!(wish, Some(AgentRequest::PickUp { .. }));
+        let promised = &mut self.clients.acknowledged_goals;
+        match &outcome {
+            Ok(CoreReply::Granted(Some(grant))) if picks_up => {
+                promised.record_hand_off(&grant.record)
+            }
+            Ok(CoreReply::Progressed { progress, .. }) => promised.record_progress(progress),
+            Ok(CoreReply::Task(_)) => self.counts.agent_ends += 1,
+            Ok(CoreReply::Checkpointed { checkpoint, .. }) => {
+                promised.record_checkpoint(checkpoint)
+            }
+            _ => {}
+        }
+        if let Ok(CoreReply::Granted(Some(grant))) = &outcome {
+            let attempt = grant.to.attempt;
+            let first = self.dispatched.insert(attempt);
+            assert!(first, "S2: {attempt} was granted twice");
+            let (spec, record) = (Arc::clone(&grant.spec), Arc::clone(&grant.record));
+            self.record_agent_task(&spec, &record);
+        }
+        self.send_agent_answer(agent, call, outcome);
+    }
+
+    /// The relay has answered.
+    fn send_agent_answer(
+        &mut self,
+        agent: usize,
+        call: u64,
+        outcome: Result<CoreReply, Rejection>,
+    ) {
+        if self.is_message_lost() {
+            self.counts.lost_answers += 1;
+            return;
+        }
+        self.agents[agent].answers_in_flight.insert(call, outcome);
+        let at = self.now + self.pick_travel_ms();
+        self.schedule(at, ScheduledEvent::AnswerArrival { agent, call });
+    }
+
+    /// No answer came: it may have happened or not, so it is said again.
+    pub(crate) fn retry_unanswered_call(&mut self, agent: usize, call: u64) {
+        let Some(made) = self.agents[agent].pending_calls.remove(&call) else {
+            return;
+        };
+        self.agents[agent].answers_in_flight.remove(&call);
+        if !is_renewal(&made.request) && (made.tries < MAX_CALL_TRIES || self.healing) {
+            self.counts.repeated_calls += 1;
+            let travel = self.pick_travel_ms();
+            self.send_agent_call_try(agent, made.request, made.tries + 1, travel);
+        } else if let AgentRequest::LeaseCall { re, .. } = made.request {
+            self.drop_agent_lease_if(agent, re.attempt, !is_renewal(&made.request));
+        }
+    }
+
+    fn drop_agent_lease_if(&mut self, agent: usize, attempt: AttemptId, over: bool) {
+        if over {
+            self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt);
+        }
+    }
+
+    pub(crate) fn handle_agent_answer(&mut self, agent: usize, call: u64) {
+        let answer = self.agents[agent].answers_in_flight.remove(&call);
+        let made = self.agents[agent].pending_calls.remove(&call);
+        let (Some(answer), Some(made)) = (answer, made) else {
+            return;
+        };
+        self.record_agent_answer(agent, call, &made.request, &answer);
+        match made.request {
+            AgentRequest::Claim(_) | AgentRequest::Start(_) | AgentRequest::PickUp { .. } => {
+                if let Ok(CoreReply::Granted(Some(grant))) = answer {
+                    self.accept_agent_grant(agent, made.sent_at, *grant);
+                }
+            }
+            AgentRequest::LeaseCall { re, token, verb } => {
+                let grips = &self.agents[agent].leases;
+                let own =
+                    |grip: &&SimAgentLease| grip.re.attempt == re.attempt && grip.token == token;
+                if grips.iter().any(|grip| own(&grip)) {
+                    self.apply_lease_answer(agent, made.sent_at, re.attempt, &verb, answer);
+                }
+            }
+        }
+    }
+
+    fn accept_agent_grant(&mut self, agent: usize, sent_at: u64, grant: AgentLeaseGrant) {
+        self.counts.grants += 1;
+        let grip = SimAgentLease {
+            re: FrameRef {
+                task: grant.to.task,
+                attempt: grant.to.attempt,
+                number: grant.to.number,
+                incarnation: self.granting_incarnation(grant.to.attempt),
+            },
+            token: grant.token,
+            spec: grant.spec,
+            expires_at: sent_at + grant.granted_ms,
+            renew_ms: grant.renew_ms,
+            renew_at: sent_at + grant.renew_ms,
+            stopped: false,
+            cancel_requested: false,
+        };
+        self.add_agent_lease(agent, sent_at, grip);
+    }
+
+    /// What it was told about a lease that it has.
+    fn apply_lease_answer(
+        &mut self,
+        agent: usize,
+        sent_at: u64,
+        attempt: AttemptId,
+        verb: &AgentLeaseVerb,
+        answer: Result<CoreReply, Rejection>,
+    ) {
+        let over = ends_attempt(verb);
+        match answer {
+            Ok(CoreReply::Renewed {
+                granted_ms,
+                cancel_requested,
+                ..
+            }) => self.extend_agent_lease(agent, attempt, sent_at + granted_ms, cancel_requested),
+            Ok(_) if over => self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt),
+            Ok(_) => {}
+            Err(Rejection::BeingCanceled | Rejection::BeingEnded) => {
+                self.mark_cancel_requested(agent, attempt);
+            }
+            Err(Rejection::ContractUnmet) => self.counts.refused_results += 1,
+            Err(_) => self.drop_agent_leases(agent, |grip| grip.re.attempt == attempt),
+        }
+    }
+
+    fn mark_cancel_requested(&mut self, agent: usize, attempt: AttemptId) {
+        let mut grips = self.agents[agent].leases.iter_mut();
+        if let Some(grip) = grips.find(|grip| grip.re.attempt == attempt) {
+            grip.cancel_requested = true;
+        }
+    }
+
+    fn extend_agent_lease(&mut self, agent: usize, attempt: AttemptId, until: u64, told: bool) {
+        self.counts.agent_renewals += 1;
+        let mut grips = self.agents[agent].leases.iter_mut();
+        let Some(grip) = grips.find(|grip| grip.re.attempt == attempt) else {
+            return;
+        };
+        grip.cancel_requested |= told;
+        grip.expires_at = grip.expires_at.max(until);
+        let until = grip.expires_at;
+        self.schedule(until, ScheduledEvent::AgentLeaseExpiry { agent });
+    }
+}
+
+/// Whoever says this has stopped.
+pub(crate) fn ends_attempt(verb: &AgentLeaseVerb) -> bool {
+    match verb {
+        AgentLeaseVerb::Complete(..)
+        | AgentLeaseVerb::Fail(_)
+        | AgentLeaseVerb::Release { .. }
+        | AgentLeaseVerb::Cancel { .. }
+        | AgentLeaseVerb::Goal(GoalReport::Block(_)) => true,
+        AgentLeaseVerb::Renew
+        | AgentLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => false,
+    }
+}

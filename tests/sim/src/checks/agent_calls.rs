@@ -1,0 +1,448 @@
+//! Judges what the relay makes of the calls of agents, and of whoever sends a parked task on: only the holder's own token changes
+//! anything, an expired lease is over, a parked task goes on once, and who comes too late learns that.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_core::goal::parked_tasks::ParkedListCursor;
+use baton_core::ids::{AttemptId, Incarnation, RequestId, TaskId, TenantId};
+use baton_core::io::command::{AgentLeaseCall, AgentLeaseVerb, CoreCommand, LeaseToken};
+use baton_core::io::effects::{CoreReply, Delivery, Effects};
+use baton_core::io::rejection::Rejection;
+use baton_core::record::{AttemptRecord, AttemptState, TaskRecord};
+
+use crate::checks::input_effects::assert_attempts_unchanged;
+use crate::simulation::Simulation;
+
+/// What the relay granted to agents, by its own clock.
+#[derive(Debug, Default)]
+pub(crate) struct AgentGrants {
+    tokens: BTreeMap<AttemptId, (LeaseToken, Incarnation)>,
+    counted: BTreeMap<AttemptId, CountedGrant>,
+}
+
+/// A grant as the relay must count it, as long as it neither starts again nor stalls.
+#[derive(Clone, Copy, Debug)]
+struct CountedGrant {
+    boot: u64,
+    stall: u64,
+    at: u64,
+    granted_ms: u64,
+}
+
+/// A call and what was true before it.
+#[derive(Debug)]
+pub(crate) struct LeaseCallCheck {
+    request: RequestId,
+    attempt: AttemptId,
+    right: CallerRight,
+    is_renewal: bool,
+    task: Arc<TaskRecord>,
+}
+
+#[derive(Debug)]
+enum CallerRight {
+    /// Its own lease; whether that is over, where this is sure.
+    OwnLease {
+        expired: Option<bool>,
+    },
+    /// It was its own.
+    EndedLease,
+    NoRight(&'static str),
+}
+
+/// Somebody wants a parked task to go on.
+#[derive(Debug)]
+pub(crate) struct HandOffCheck {
+    request: RequestId,
+    seen: Option<AttemptId>,
+    is_pick_up: bool,
+    task: Arc<TaskRecord>,
+}
+
+/// Somebody looks at what waits for a person.
+#[derive(Debug)]
+pub(crate) struct ParkedListCheck {
+    request: RequestId,
+    tenant: TenantId,
+    scope: Option<Arc<str>>,
+    after: Option<ParkedListCursor>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+pub(crate) enum RequestCheck {
+    LeaseCall(LeaseCallCheck),
+    HandOff(HandOffCheck),
+    ParkedList(ParkedListCheck),
+}
+
+impl Simulation {
+    pub(crate) fn request_check(&self, input: &CoreCommand) -> Option<RequestCheck> {
+        let record = |task: &TaskId| self.relay.store.view.record(*task).cloned();
+        Some(match input {
+            CoreCommand::AgentLeaseCall(call) => {
+                RequestCheck::LeaseCall(self.lease_call_check(call, record(&call.task)?))
+            }
+            CoreCommand::PickUp {
+                request,
+                task,
+                attempt,
+                ..
+            } => RequestCheck::HandOff(HandOffCheck {
+                request: *request,
+                seen: *attempt,
+                is_pick_up: true,
+                task: record(task)?,
+            }),
+            CoreCommand::Resume {
+                request,
+                task,
+                attempt,
+                ..
+            } => RequestCheck::HandOff(HandOffCheck {
+                request: *request,
+                seen: *attempt,
+                is_pick_up: false,
+                task: record(task)?,
+            }),
+            CoreCommand::ListParked {
+                request,
+                tenant,
+                agent_scope,
+                after,
+                limit,
+                ..
+            } => RequestCheck::ParkedList(ParkedListCheck {
+                request: *request,
+                tenant: tenant.clone(),
+                scope: agent_scope.clone(),
+                after: *after,
+                limit: *limit,
+            }),
+            _ => return None,
+        })
+    }
+
+    fn lease_call_check(&self, call: &AgentLeaseCall, task: Arc<TaskRecord>) -> LeaseCallCheck {
+        let right = match task.attempt(call.attempt) {
+            Some(attempt) => self.caller_right(call, &task, attempt),
+            None => CallerRight::NoRight("of no attempt"),
+        };
+        LeaseCallCheck {
+            request: call.request,
+            attempt: call.attempt,
+            right,
+            is_renewal: matches!(call.verb, AgentLeaseVerb::Renew),
+            task,
+        }
+    }
+
+    fn caller_right(
+        &self,
+        call: &AgentLeaseCall,
+        task: &TaskRecord,
+        attempt: &AttemptRecord,
+    ) -> CallerRight {
+        let token = self.relay.agent_grants.tokens.get(&attempt.id);
+        let holder = attempt.agent_holder().map(|agent| agent.token);
+        if holder != Some(call.agent.token) || task.tenant != call.agent.tenant {
+            CallerRight::NoRight("of another's attempt")
+        } else if token.is_none_or(|(token, _)| *token != call.proof) {
+            CallerRight::NoRight("with a wrong token")
+        } else if token.is_some_and(|(_, life)| *life != self.relay.incarnation()) {
+            CallerRight::NoRight("of another life of the data")
+        } else if attempt.state.is_leased() {
+            let over = self.has_lease_expired(attempt);
+            CallerRight::OwnLease { expired: over }
+        } else {
+            CallerRight::EndedLease
+        }
+    }
+
+    fn has_lease_expired(&self, attempt: &AttemptRecord) -> Option<bool> {
+        let counted = self.relay.agent_grants.counted.get(&attempt.id)?;
+        if (counted.boot, counted.stall) != (self.relay.boot, self.relay.stall_count) {
+            return None;
+        }
+        let ttl = attempt.lease.as_ref().map_or(0, |lease| lease.ttl_ms);
+        let grace = self.options.grace_ms.max(ttl / 1_000);
+        let (age, granted) = (self.now - counted.at, counted.granted_ms);
+        if age < granted {
+            Some(false)
+        } else {
+            (age > granted + grace).then_some(true)
+        }
+    }
+
+    /// In which life of the data an agent got its lease.
+    pub(crate) fn granting_incarnation(&self, attempt: AttemptId) -> Incarnation {
+        let known = self.relay.agent_grants.tokens.get(&attempt);
+        known.map_or_else(|| self.relay.incarnation(), |(_, life)| *life)
+    }
+
+    pub(crate) fn record_agent_grants(&mut self, effects: &Effects) {
+        for outgoing in &effects.deliveries {
+            if let Delivery::Reply {
+                outcome: Ok(CoreReply::Granted(Some(grant))),
+                ..
+            } = &outgoing.delivery
+            {
+                let (attempt, life) = (grant.to.attempt, self.relay.incarnation());
+                let token = (grant.token.clone(), life);
+                // One that was not durable before a crash was told to nobody.
+                self.relay.agent_grants.tokens.insert(attempt, token);
+                self.count_granted_lease(attempt, grant.granted_ms);
+            }
+        }
+    }
+
+    fn count_granted_lease(&mut self, attempt: AttemptId, granted_ms: u64) {
+        let counted = CountedGrant {
+            boot: self.relay.boot,
+            stall: self.relay.stall_count,
+            at: self.now,
+            granted_ms,
+        };
+        self.relay.agent_grants.counted.insert(attempt, counted);
+        self.renewed_in_stall
+            .insert(attempt, self.relay.stall_count);
+    }
+
+    pub(crate) fn check_request(&mut self, asking: Option<&RequestCheck>, effects: &Effects) {
+        match asking {
+            Some(RequestCheck::LeaseCall(called)) => {
+                let outcome = reply_outcome(effects, called.request);
+                self.check_lease_call(called, outcome);
+            }
+            Some(RequestCheck::HandOff(asked)) => {
+                if let Some(outcome) = reply_outcome(effects, asked.request) {
+                    self.check_hand_off(asked, outcome);
+                }
+            }
+            Some(RequestCheck::ParkedList(listing)) => {
+                if let Some(Ok(CoreReply::Parked(rows))) = reply_outcome(effects, listing.request) {
+                    let rows: Vec<TaskId> = rows.iter().map(|(task, _)| task.task).collect();
+                    self.check_parked_list(listing, &rows);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn check_lease_call(
+        &mut self,
+        called: &LeaseCallCheck,
+        outcome: Option<&Result<CoreReply, Rejection>>,
+    ) {
+        let Some(outcome) = outcome else { return };
+        let attempt = called.attempt;
+        let view = &self.relay.store.view;
+        let Some(after) = view.record(called.task.task).cloned() else {
+            return;
+        };
+        match called.right {
+            CallerRight::NoRight(why) => {
+                assert!(outcome.is_err(), "S3: a call {why} was taken: {outcome:?}");
+                self.counts.refused_calls += 1;
+                assert_task_unchanged(&called.task, &after, why);
+            }
+            CallerRight::EndedLease => {
+                let again = matches!(outcome, Err(_) | Ok(CoreReply::Task(_)));
+                assert!(again, "S3: {attempt} is over and was heard: {outcome:?}");
+                assert_task_unchanged(&called.task, &after, "of a lease that is over");
+            }
+            CallerRight::OwnLease { expired: over } => {
+                check_own_lease(called, over, outcome);
+                let other = |was: &AttemptRecord| was.id != attempt;
+                assert_attempts_unchanged(&called.task, &after, &other, "of another attempt");
+            }
+        }
+        if let Ok(CoreReply::Renewed {
+            granted_ms,
+            cancel_requested,
+            ..
+        }) = outcome
+        {
+            let canceled = called.task.cancel.is_some();
+            assert!(
+                !canceled || *cancel_requested,
+                "cancel: {attempt} was renewed and not told"
+            );
+            if !cancel_requested {
+                self.count_granted_lease(attempt, *granted_ms);
+            }
+            self.check_agent_total_time(&after, attempt);
+        }
+    }
+
+    fn check_hand_off(&mut self, asked: &HandOffCheck, outcome: &Result<CoreReply, Rejection>) {
+        let (before, task) = (&asked.task, asked.task.task);
+        let parked = before
+            .newest_attempt()
+            .filter(|_| before.attention.is_some());
+        let seen = asked.seen.and_then(|seen| before.attempt(seen));
+        let late = seen.is_some_and(|seen| seen.handed_off_to.is_some());
+        match outcome {
+            Ok(_) => {
+                let stood = parked.unwrap_or_else(|| panic!("hand-off: {task} was not parked"));
+                let fits = asked.seen.is_none_or(|seen| seen == stood.id);
+                assert!(
+                    fits,
+                    "hand-off: {task} stood elsewhere than {:?}",
+                    asked.seen
+                );
+                self.counts.pick_ups += u64::from(asked.is_pick_up);
+            }
+            Err(code) => {
+                let foreign =
+                    *code == Rejection::UnknownTask || *code == Rejection::AlreadyFinished;
+                let canceled = *code == Rejection::BeingCanceled && before.cancel.is_some();
+                assert!(
+                    !late || *code == Rejection::HandedOff || foreign || canceled,
+                    "hand-off: who came too late for {task} was told {code:?}"
+                );
+                self.check_refused_hand_off(before, *code);
+                let refused = matches!(code, Rejection::HandedOff | Rejection::NotParked);
+                let stands = parked.is_some_and(|stood| asked.seen.is_none_or(|id| id == stood.id));
+                assert!(
+                    !(refused && stands),
+                    "hand-off: {task} is parked, and {code:?}"
+                );
+            }
+        }
+    }
+
+    /// Whoever is too late can be told who was not.
+    fn check_refused_hand_off(&mut self, before: &TaskRecord, code: Rejection) {
+        if code != Rejection::HandedOff {
+            return;
+        }
+        self.counts.losers += 1;
+        let mut attempts = before.attempts.iter();
+        assert!(
+            attempts.any(|attempt| attempt.handed_off_to.is_some()),
+            "hand-off: nobody knows who has {}",
+            before.task
+        );
+    }
+
+    /// Each task that waits for a person once, newest first, and no other.
+    fn check_parked_list(&mut self, listing: &ParkedListCheck, rows: &[TaskId]) {
+        let view = &self.relay.store.view;
+        let own = view
+            .live
+            .values()
+            .filter(|task| task.tenant == listing.tenant);
+        let waiting = own.filter_map(|task| {
+            let since = task.attention.as_ref()?.since;
+            let spec = view.specs.get(&task.task)?;
+            let wanted =
+                listing.scope.is_none() || spec.agent_scope.as_deref() == listing.scope.as_deref();
+            wanted.then_some((std::cmp::Reverse(since), task.task))
+        });
+        let mut waiting: Vec<ParkedListCursor> = waiting.collect();
+        waiting.sort_unstable();
+        let behind = waiting
+            .iter()
+            .filter(|place| listing.after.is_none_or(|after| **place > after));
+        let expected: Vec<TaskId> = behind.map(|(_, task)| *task).take(listing.limit).collect();
+        self.counts.listings += u64::from(!expected.is_empty());
+        assert_eq!(rows, expected, "hand-off: the list is not what waits");
+    }
+
+    /// L4: an agent's lease is given up only when the agent has counted it down, and not by a relay that was away.
+    pub(crate) fn check_agent_lease_loss(&self, task: TaskId, attempt: &AttemptRecord) {
+        if attempt.agent_holder().is_none() {
+            return;
+        }
+        if let Some(until) = self.active_lease_expiry(task, attempt.id) {
+            assert!(
+                until <= self.now
+                    || self.granting_incarnation(attempt.id) != self.relay.incarnation(),
+                "L4: {} was given up at {}, and its agent may go on until {until}",
+                attempt.id,
+                self.now
+            );
+        }
+        let first =
+            self.renewed_in_stall.get(&attempt.id) == Some(&self.relay.stall_count.wrapping_sub(1));
+        assert!(
+            !(self.relay.is_first_turn_after_stall && first),
+            "L4: the relay was away and gave up {}",
+            attempt.id
+        );
+    }
+}
+
+fn check_own_lease(
+    called: &LeaseCallCheck,
+    over: Option<bool>,
+    outcome: &Result<CoreReply, Rejection>,
+) {
+    use Rejection::{
+        BadProof, LeaseExpired, NotLeased, StaleIncarnation, TaskTerminal, UnknownAttempt,
+        UnknownTask,
+    };
+    let attempt = called.attempt;
+    let unheard = matches!(
+        outcome,
+        Err(BadProof
+            | LeaseExpired
+            | NotLeased
+            | StaleIncarnation
+            | TaskTerminal
+            | UnknownAttempt
+            | UnknownTask)
+    );
+    match over {
+        Some(true) => assert!(
+            matches!(outcome, Err(LeaseExpired)),
+            "S3: the lease of {attempt} was over, and it was told {outcome:?}"
+        ),
+        Some(false) => assert!(!unheard, "L4: {attempt} was not heard: {outcome:?}"),
+        None => {}
+    }
+    let ends_total = called.is_renewal && outcome.is_ok();
+    let cleaning = called.task.attempt(attempt).map(|a| &a.state);
+    let cleaning = matches!(cleaning, Some(AttemptState::CleaningUp { .. }));
+    if let (
+        true,
+        true,
+        Ok(CoreReply::Renewed {
+            cancel_requested, ..
+        }),
+    ) = (ends_total, cleaning, outcome)
+    {
+        assert!(
+            *cancel_requested,
+            "cancel: {attempt} is to stop and was not told"
+        );
+    }
+}
+
+fn reply_outcome(effects: &Effects, asked: RequestId) -> Option<&Result<CoreReply, Rejection>> {
+    effects
+        .deliveries
+        .iter()
+        .find_map(|outgoing| match &outgoing.delivery {
+            Delivery::Reply { request, outcome } if *request == asked => Some(outcome),
+            Delivery::Reply { .. }
+            | Delivery::ToSession { .. }
+            | Delivery::CloseSession { .. }
+            | Delivery::Published { .. } => None,
+        })
+}
+
+/// Nothing is different; but what waits may have been placed in the same turn.
+fn assert_task_unchanged(old: &TaskRecord, new: &TaskRecord, why: &str) {
+    assert_attempts_unchanged(old, new, &|_| true, why);
+    let waits = old
+        .newest_attempt()
+        .is_some_and(|newest| newest.state == AttemptState::Queued);
+    assert!(
+        waits || *old == *new,
+        "S3: a call {why} changed {}",
+        old.task
+    );
+}

@@ -1,0 +1,13 @@
+//! Simulated daemons: sessions, attempts, shims, outbox and disk. Decisions by time come from baton_daemon_core.
+//! Disk, transcript and processes are models.
+//! It must not read the relay's store except to check a promise about it.
+
+pub(crate) mod agent_process;
+pub(crate) mod lease_grant;
+pub(crate) mod outbox_disk;
+pub(crate) mod outbox_sender;
+pub(crate) mod reconnect;
+pub(crate) mod relay_message_handler;
+pub(crate) mod sim_attempt;
+pub(crate) mod sim_daemon;
+pub(crate) mod sim_shim;

@@ -1,0 +1,73 @@
+//! The relay's data are replaced by an older copy: a restored backup, an import, an accepted loss.
+//!
+//! What was granted since is unknown to the new life of the data, and runs on until its own limits. What clients were told
+//! since is gone, as they were warned; everything else must still hold.
+
+use std::sync::Arc;
+
+use baton_core::io::command::{CoreCommand, RequestActor};
+
+use crate::clients::sim_clients::client_actor;
+use crate::simulation::Simulation;
+
+impl Simulation {
+    pub(crate) fn import_old_data(&mut self) {
+        if self.relay.core.is_none() || self.relay.store.backup_count() == 0 {
+            return;
+        }
+        self.crash_relay();
+        self.counts.imports += 1;
+        let copy = self.rng.random_index(self.relay.store.backup_count());
+        self.add_trace(|| format!("the data are those of copy {copy}"));
+        self.relay.store.restore_backup(copy);
+        self.relay.incarnation += 1;
+        self.relay.has_unknown_grants = true;
+        self.relay.clear_inherited_task();
+        let state = self.relay.store.durable.clone();
+        self.clients.forget_lost_data(&state);
+        self.confirmed_at.clear();
+        // Nothing tells of a conversation whose open turns are all gone.
+        let alive = &mut self.running;
+        let open = |attempt| {
+            let task = alive.tasks.iter().find(|(_, other)| **other == attempt);
+            task.is_some_and(|(task, _)| state.live.contains_key(task))
+        };
+        alive.conversations.retain(|_, attempt| open(*attempt));
+    }
+
+    /// An operator looks at the machines and sees that nothing runs there any more that this relay did not start.
+    pub(crate) fn release_inherited_tasks(&mut self) {
+        let incarnation = self.relay.incarnation();
+        let held = self
+            .daemons
+            .iter()
+            .flat_map(|daemon| daemon.attempts.values());
+        let old = held.filter(|held| held.re.incarnation != incarnation);
+        let mut running = old.filter(|held| held.processes_alive || !held.ended);
+        let at_work =
+            running.next().is_some() || self.has_agents_of_earlier_incarnation(incarnation);
+        if self
+            .relay
+            .store
+            .view
+            .scheduler
+            .active_suspension()
+            .is_none()
+            || at_work
+        {
+            return;
+        }
+        self.counts.releases += 1;
+        let by = RequestActor {
+            name: "olga".into(),
+            operator: true,
+            ..client_actor()
+        };
+        let reason = Arc::from("nothing of before runs");
+        self.send_request(|request| CoreCommand::ReleaseInherited {
+            request,
+            by,
+            reason,
+        });
+    }
+}

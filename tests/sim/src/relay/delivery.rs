@@ -1,0 +1,72 @@
+//! What the relay's gate lets go: to streams, to whoever asked, and to watchers.
+
+use baton_core::io::command::CoreCommand;
+use baton_core::io::effects::{DaemonMessage, Delivery};
+
+use crate::checks::durable_delivery;
+use crate::simulation::Simulation;
+use crate::stream::DownstreamItem;
+
+impl Simulation {
+    /// What the core says, and what the session adds to it: how much output is stored.
+    fn send_core_message(&mut self, conn: usize, message: DaemonMessage) {
+        match &message {
+            DaemonMessage::Ack { attempt, .. } => {
+                let (attempt, offset) = (*attempt, self.relay.output_log.durable_end(*attempt));
+                self.send_to_daemon(conn, DownstreamItem::OutputAck { attempt, offset });
+            }
+            DaemonMessage::Welcome { settlements, .. } => {
+                let known = settlements.iter().map(|one| {
+                    let offset = self.relay.output_log.durable_end(one.attempt);
+                    (one.attempt, offset)
+                });
+                let known = known.collect();
+                self.send_to_daemon(conn, DownstreamItem::Offsets(known));
+            }
+            _ => {}
+        }
+        self.send_to_daemon(conn, DownstreamItem::Message(message));
+    }
+
+    pub(crate) fn deliver(&mut self, send: Delivery) {
+        durable_delivery::check(&self.relay.store.durable, &send, self.now);
+        match send {
+            Delivery::Reply { request, outcome } => self.handle_reply(request, outcome),
+            Delivery::ToSession { session, message } => {
+                let conn = self
+                    .streams
+                    .iter()
+                    .rposition(|c| c.session == session && c.relay_open);
+                match (conn, message) {
+                    (Some(conn), message) => self.send_core_message(conn, message),
+                    (None, DaemonMessage::Dispatch(dispatch)) if self.rng.chance(50) => {
+                        let attempt = dispatch.to.attempt;
+                        self.relay
+                            .inbox
+                            .push_back((CoreCommand::DeliveryFailed { session, attempt }, None));
+                        self.wake_relay();
+                    }
+                    (None, _) => {}
+                }
+            }
+            Delivery::CloseSession { session, .. } => {
+                let conn = self
+                    .streams
+                    .iter()
+                    .rposition(|c| c.session == session && c.relay_open);
+                if let Some(conn) = conn {
+                    self.close_from_relay(conn);
+                    let closed = CoreCommand::SessionClosed { session };
+                    self.relay.inbox.push_back((closed, None));
+                    self.wake_relay();
+                }
+            }
+            Delivery::Published { record, events, .. } => {
+                self.notify_watchers(&record, events.iter().map(AsRef::as_ref));
+                for event in events {
+                    self.count_timeline_event(&event);
+                }
+            }
+        }
+    }
+}

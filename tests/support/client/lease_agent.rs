@@ -1,0 +1,237 @@
+//! An agent that holds its leases itself: the service `Agents` with a credential of its own.
+
+use baton_proto::v1::{
+    AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
+    AgentFailRequest, AgentGrant, AgentLease, AgentProgressRequest, AgentReleaseRequest,
+    BlockDraft, Checkpoint, CheckpointDraft, ClaimRequest, CreateTokenRequest, PickUpRequest,
+    Progress, ProgressUpdate, RenewRequest, RenewResponse, Role, StartRequest, Task, TaskSpec,
+};
+use tonic::Status;
+
+use crate::client::test_client::TestClient;
+use crate::wait::wait_within;
+
+/// Work that only agents of this scope may have.
+pub fn agent_scope_spec(scope: &str) -> TaskSpec {
+    TaskSpec {
+        agent: "anyone".to_owned(),
+        prompt: "do it".to_owned(),
+        agent_scope: scope.to_owned(),
+        agent_held: true,
+        ..TaskSpec::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct LeaseAgent {
+    pub client: TestClient,
+    pub name: String,
+}
+
+/// A lease as its holder knows it.
+#[derive(Clone, Debug)]
+pub struct GrantedLease {
+    pub task_id: String,
+    pub attempt_id: String,
+    pub lease_ref: AgentLease,
+    pub granted_ms: u64,
+    pub renew_ms: u64,
+}
+
+impl GrantedLease {
+    pub fn of_grant(grant: AgentGrant) -> Self {
+        let re = grant.r#ref.expect("a grant names its attempt");
+        Self {
+            lease_ref: AgentLease {
+                task_id: re.task_id.clone(),
+                attempt_id: re.attempt_id.clone(),
+                token: grant.token,
+            },
+            task_id: re.task_id,
+            attempt_id: re.attempt_id,
+            granted_ms: grant.granted_ms,
+            renew_ms: grant.renew_ms,
+        }
+    }
+
+    pub fn token_bytes(&self) -> Vec<u8> {
+        let token = self.lease_ref.token.clone().expect("a lease has a token");
+        token.value.to_vec()
+    }
+
+    /// The secret in every spelling in which it could leak.
+    pub fn token_spellings(&self) -> Vec<Vec<u8>> {
+        let token = self.token_bytes();
+        let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+        vec![token, hex.to_uppercase().into(), hex.into()]
+    }
+}
+
+impl LeaseAgent {
+    /// With a new token of the administrator's tenant.
+    pub async fn new(admin: &TestClient, name: &str, scope: &str) -> Self {
+        Self::of_tenant(admin, "", name, scope).await
+    }
+
+    pub async fn of_tenant(admin: &TestClient, tenant: &str, name: &str, scope: &str) -> Self {
+        let request = CreateTokenRequest {
+            name: name.to_owned(),
+            tenant: tenant.to_owned(),
+            role: Role::Agent.into(),
+            agent_scope: scope.to_owned(),
+            ttl_ms: None,
+        };
+        let made = wait_within("a token", admin.operator().create_token(request)).await;
+        let made = made.expect("an administrator makes tokens").into_inner();
+        let secret = made.secret.expect("a new token has a secret").value;
+        Self {
+            client: admin.with_token(&secret),
+            name: name.to_owned(),
+        }
+    }
+
+    pub async fn start(&self, spec: TaskSpec, key: &str) -> Result<GrantedLease, Status> {
+        let request = StartRequest {
+            spec: Some(spec),
+            idempotency_key: key.to_owned(),
+            ..StartRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Start", agents.start(request)).await?;
+        let grant = answer.into_inner().grant;
+        Ok(GrantedLease::of_grant(
+            grant.expect("Start grants or refuses"),
+        ))
+    }
+
+    /// An empty id claims the first that is free.
+    pub async fn claim(&self, task_id: &str) -> Result<Option<GrantedLease>, Status> {
+        let request = ClaimRequest {
+            task_id: task_id.to_owned(),
+            ..ClaimRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Claim", agents.claim(request)).await?;
+        Ok(answer.into_inner().grant.map(GrantedLease::of_grant))
+    }
+
+    pub async fn pick_up(&self, task_id: &str, attempt_id: &str) -> Result<GrantedLease, Status> {
+        let request = PickUpRequest {
+            task_id: task_id.to_owned(),
+            attempt_id: attempt_id.to_owned(),
+            reason: String::new(),
+            ..PickUpRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to PickUp", agents.pick_up(request)).await?;
+        let grant = answer.into_inner().grant;
+        Ok(GrantedLease::of_grant(
+            grant.expect("PickUp grants or refuses"),
+        ))
+    }
+
+    pub async fn checkpoint(
+        &self,
+        lease: &GrantedLease,
+        summary: &str,
+    ) -> Result<Checkpoint, Status> {
+        let request = AgentCheckpointRequest {
+            lease: Some(lease.lease_ref.clone()),
+            checkpoint: Some(CheckpointDraft {
+                summary: summary.to_owned(),
+                ..CheckpointDraft::default()
+            }),
+            ..AgentCheckpointRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Checkpoint", agents.checkpoint(request)).await?;
+        let written = answer.into_inner().checkpoint;
+        Ok(written.expect("an answer shows the checkpoint"))
+    }
+
+    pub async fn progress(&self, lease: &GrantedLease, item: &str) -> Result<Progress, Status> {
+        let request = AgentProgressRequest {
+            lease: Some(lease.lease_ref.clone()),
+            update: Some(ProgressUpdate {
+                completed_items: vec![item.to_owned()],
+                ..ProgressUpdate::default()
+            }),
+            ..AgentProgressRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Progress", agents.progress(request)).await?;
+        let progress = answer.into_inner().progress;
+        Ok(progress.expect("an answer shows the progress"))
+    }
+
+    pub async fn block(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
+        let request = AgentBlockRequest {
+            lease: Some(lease.lease_ref.clone()),
+            block: Some(BlockDraft {
+                reason: reason.to_owned(),
+                ..BlockDraft::default()
+            }),
+            ..AgentBlockRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Block", agents.block(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
+    }
+
+    pub async fn renew(&self, lease: &GrantedLease) -> Result<RenewResponse, Status> {
+        let request = RenewRequest {
+            lease: Some(lease.lease_ref.clone()),
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Renew", agents.renew(request)).await?;
+        Ok(answer.into_inner())
+    }
+
+    pub async fn release(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
+        let request = AgentReleaseRequest {
+            lease: Some(lease.lease_ref.clone()),
+            reason: reason.to_owned(),
+            ..AgentReleaseRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Release", agents.release(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
+    }
+
+    pub async fn complete(&self, lease: &GrantedLease, result: &str) -> Result<Task, Status> {
+        let request = AgentCompleteRequest {
+            lease: Some(lease.lease_ref.clone()),
+            result: result.to_owned().into(),
+            ..AgentCompleteRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Complete", agents.complete(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
+    }
+
+    pub async fn fail(&self, lease: &GrantedLease, message: &str) -> Result<Task, Status> {
+        let request = AgentFailRequest {
+            lease: Some(lease.lease_ref.clone()),
+            message: message.to_owned(),
+            ..AgentFailRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Fail", agents.fail(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
+    }
+
+    pub async fn cancel(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
+        let request = AgentCancelRequest {
+            lease: Some(lease.lease_ref.clone()),
+            reason: reason.to_owned(),
+            ..AgentCancelRequest::default()
+        };
+        let mut agents = self.client.agents();
+        let answer = wait_within("an answer to Cancel", agents.cancel(request)).await?;
+        Ok(expect_task(answer.into_inner().task))
+    }
+}
+
+fn expect_task(task: Option<Task>) -> Task {
+    task.expect("an answer shows the task")
+}

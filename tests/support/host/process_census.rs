@@ -1,0 +1,118 @@
+//! Who is alive: processes found in /proc by a marker in their environment, whatever session or parent they have.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::wait::poll_until;
+
+/// Set by tests on the tasks they submit; every process of the task inherits it.
+pub const MARKER_VARIABLE: &str = "CENSUS_MARK";
+
+/// The mark as it stands in the environment: two runs of the tests do not count each other's processes.
+pub(crate) fn process_marker(mark: &str) -> String {
+    format!("{mark}-{}", std::process::id())
+}
+
+/// A living process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveProcess {
+    pub pid: u32,
+    pub command_line: String,
+}
+
+/// Names the attempt in the environment of all its processes.
+const ATTEMPT_VARIABLE: &str = "BATON_ATTEMPT_ID";
+
+/// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
+pub fn marked_processes(mark: &str) -> Vec<LiveProcess> {
+    processes_by_variable(MARKER_VARIABLE)
+        .remove(&process_marker(mark))
+        .unwrap_or_default()
+}
+
+/// Living processes of an attempt, its shim among them.
+pub fn attempt_processes(attempt_id: &str) -> Vec<LiveProcess> {
+    processes_by_attempt()
+        .remove(attempt_id)
+        .unwrap_or_default()
+}
+
+/// The same of all attempts on this machine, by the attempt's id: one look for many.
+pub fn processes_by_attempt() -> BTreeMap<String, Vec<LiveProcess>> {
+    processes_by_variable(ATTEMPT_VARIABLE)
+}
+
+/// A variable of an attempt's agent: the first of its processes that has it.
+pub fn attempt_variable(attempt_id: &str, name: &str) -> Option<String> {
+    let processes = attempt_processes(attempt_id).into_iter();
+    let paths = processes.map(|process| PathBuf::from(format!("/proc/{}", process.pid)));
+    paths
+        .filter_map(|path| environment_variable(&path, name))
+        .next()
+}
+
+/// The shim of an attempt: the one of its processes that has nothing of the task's environment.
+pub fn attempt_shim(attempt_id: &str) -> Option<LiveProcess> {
+    let is_shim = |process: &LiveProcess| {
+        let path = PathBuf::from(format!("/proc/{}", process.pid));
+        environment_variable(&path, MARKER_VARIABLE).is_none()
+    };
+    attempt_processes(attempt_id).into_iter().find(is_shim)
+}
+
+fn processes_by_variable(name: &str) -> BTreeMap<String, Vec<LiveProcess>> {
+    let mut living: BTreeMap<String, Vec<LiveProcess>> = BTreeMap::new();
+    for (pid, path) in all_processes() {
+        if let Some(value) = environment_variable(&path, name) {
+            let command_line = command_line(&path);
+            let process = LiveProcess { pid, command_line };
+            living.entry(value).or_default().push(process);
+        }
+    }
+    living
+}
+
+fn environment_variable(path: &Path, name: &str) -> Option<String> {
+    let environment = fs::read(path.join("environ")).ok()?;
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    Some(String::from_utf8_lossy(value).into_owned())
+}
+
+/// Returns once no process carries the mark.
+pub async fn wait_until_marked_gone(mark: &str) {
+    poll_until(&format!("all processes of {mark} to be gone"), || {
+        marked_processes(mark).is_empty().then_some(())
+    })
+    .await;
+}
+
+/// Children of this process that ended and were not waited for.
+pub fn zombies_of(parent: u32) -> Vec<u32> {
+    let is_ours = |path: &PathBuf| {
+        let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
+        // The name may hold anything, so fields are counted after its closing parenthesis.
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = rest.split_whitespace();
+        fields.next() == Some("Z") && fields.next() == Some(&parent.to_string())
+    };
+    all_processes()
+        .filter(|(_, path)| is_ours(path))
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+fn all_processes() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = fs::read_dir("/proc").expect("this machine has /proc");
+    entries.flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    })
+}
+
+fn command_line(path: &Path) -> String {
+    let bytes = fs::read(path.join("cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
+}
