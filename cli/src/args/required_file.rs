@@ -1,7 +1,7 @@
 //! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Refused here for what the relay would refuse
 //! it for, so that a typing error costs no round trip.
 
-use baton_contract::{FileReceipt, RequiredFile, UnmetRequirement, check_path, unmet_requirements};
+use baton_validation::{FileReceipt, RequiredFile, UnmetRequirement, check_path, unmet_requirements};
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
 
 use crate::args::size;

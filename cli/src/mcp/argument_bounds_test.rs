@@ -1,7 +1,7 @@
 //! Test only: every bound of every tool, at its limit and one beyond it, against the schema's check and against a real relay that
 //! is asked although the check would have refused. Made from the fields themselves, so none can be forgotten.
 
-use baton_contract::bounds::{MESSAGE, NAME, REASON, TextLimit};
+use baton_validation::limits::{MESSAGE, NAME, REASON, TextLimit};
 use baton_daemon::Clock;
 use baton_proto::v1::{CreateTokenRequest, Role};
 use baton_proto::verbs::{ToolOperation, agent_tools};
@@ -91,7 +91,7 @@ fn boundary_values(shape: &ArgumentShape) -> Vec<BoundaryValues> {
         }
         ArgumentShape::Path => {
             let path = |length: usize| Value::from("p".repeat(length));
-            let most = baton_contract::PATH_BYTES_MAX;
+            let most = baton_validation::PATH_BYTES_MAX;
             vec![BoundaryValues::new(
                 [path(most)],
                 [path(most + 1), "../x".into()],

@@ -1,8 +1,8 @@
 //! What a tool takes: fields of one of a few shapes. The JSON schema that a client is shown and the check that its
 //! arguments meet are made from the same description, so neither can say what the other does not.
 
-use baton_contract::bounds::{self, TextLimit};
-use baton_contract::check_path;
+use baton_validation::limits::{self, TextLimit};
+use baton_validation::check_path;
 use serde_json::{Map, Value, json};
 
 /// One argument, or one member of an object.
@@ -165,7 +165,7 @@ impl ArgumentShape {
                 json!({"type": "string", "maxLength": most.limit(), "pattern": NAME_PATTERN})
             }
             ArgumentShape::Path => {
-                let most = baton_contract::PATH_BYTES_MAX;
+                let most = baton_validation::PATH_BYTES_MAX;
                 json!({"type": "string", "minLength": 1, "maxLength": most})
             }
             ArgumentShape::Sha256 => json!({"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
@@ -184,9 +184,9 @@ impl ArgumentShape {
             ArgumentShape::Object(fields) => Value::Object(object_schema(fields)),
             ArgumentShape::Labels => json!({
                 "type": "object",
-                "maxProperties": bounds::MAX_LABELS,
+                "maxProperties": limits::MAX_LABELS,
                 "propertyNames": {"pattern": "^[A-Za-z0-9._/-]{1,63}$"},
-                "additionalProperties": {"type": "string", "maxLength": bounds::LABEL_VALUE.limit()},
+                "additionalProperties": {"type": "string", "maxLength": limits::LABEL_VALUE.limit()},
             }),
         }
     }
@@ -216,7 +216,7 @@ impl ArgumentShape {
             (ArgumentShape::Name(most), Value::String(text)) => {
                 check_text(text, *most, at)?;
                 let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
-                match bounds::is_name(text) {
+                match limits::is_name(text) {
                     true => Ok(()),
                     false => argument_error("malformed_name", at, rule),
                 }
@@ -225,7 +225,7 @@ impl ArgumentShape {
                 Ok(()) => Ok(()),
                 Err(fault) => argument_error("bad_path", at, fault.fix_hint()),
             },
-            (ArgumentShape::Sha256, Value::String(text)) => match bounds::is_sha256_hex(text) {
+            (ArgumentShape::Sha256, Value::String(text)) => match limits::is_sha256_hex(text) {
                 true => Ok(()),
                 false => {
                     argument_error("bad_digest", at, "it is not a SHA-256 of 64 digits 0-9a-f")
@@ -315,7 +315,7 @@ pub(super) fn check_text(text: &str, most: TextLimit, at: &str) -> Result<(), Ar
 }
 
 fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentError> {
-    let most = bounds::MAX_LABELS;
+    let most = limits::MAX_LABELS;
     if given.len() > most {
         let why = format!("it has {} entries, and may have {most}", given.len());
         return argument_error("too_many", at, why);
@@ -325,11 +325,11 @@ fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentErro
         let Value::String(value) = value else {
             return argument_error("wrong_type", &at, "it must be a string");
         };
-        if !bounds::is_label_key(key) {
+        if !limits::is_label_key(key) {
             let rule = "a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'";
             return argument_error("bad_label", &at, rule);
         }
-        if !bounds::is_label_value(value) {
+        if !limits::is_label_value(value) {
             let rule = "a value has at most 256 bytes and no control characters";
             return argument_error("bad_label", &at, rule);
         }

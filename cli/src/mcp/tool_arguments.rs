@@ -1,7 +1,7 @@
 //! The arguments of each tool, by the bounds that the relay has too. What they become on the wire is in `requests`.
 
-use baton_contract::PATHS_MAX;
-use baton_contract::bounds::{self, TextLimit};
+use baton_validation::PATHS_MAX;
+use baton_validation::limits::{self, TextLimit};
 use baton_proto::codes;
 use baton_proto::verbs::ToolOperation;
 
@@ -10,33 +10,33 @@ use super::argument_schema::{
 };
 
 const ID: ArgumentShape = ArgumentShape::Id;
-const REASON: ArgumentShape = ArgumentShape::NonBlankText(bounds::REASON);
-const NOTE: ArgumentShape = ArgumentShape::Text(bounds::REASON);
+const REASON: ArgumentShape = ArgumentShape::NonBlankText(limits::REASON);
+const NOTE: ArgumentShape = ArgumentShape::Text(limits::REASON);
 /// Of whoever takes a task or gives it back.
-const OPTIONAL_REASON: ArgumentShape = ArgumentShape::OptionalText(bounds::REASON);
-const ITEM: ArgumentShape = ArgumentShape::NonBlankText(bounds::ITEM);
-const STATE_REF: ArgumentShape = ArgumentShape::NonBlankText(bounds::STATE_REF);
+const OPTIONAL_REASON: ArgumentShape = ArgumentShape::OptionalText(limits::REASON);
+const ITEM: ArgumentShape = ArgumentShape::NonBlankText(limits::ITEM);
+const STATE_REF: ArgumentShape = ArgumentShape::NonBlankText(limits::STATE_REF);
 const RESULT: TextLimit = TextLimit::Bytes(codes::MAX_RESULT_BYTES);
 const FAILURE_CODE: TextLimit = TextLimit::Bytes(codes::MAX_CODE_BYTES);
 
-const CRITERION: ArgumentShape = ArgumentShape::NonBlankText(bounds::SUCCESS_CRITERION);
+const CRITERION: ArgumentShape = ArgumentShape::NonBlankText(limits::SUCCESS_CRITERION);
 
 const EVIDENCE: ArgumentShape = ArgumentShape::Object(&[
     field(
         "kind",
-        ArgumentShape::NonBlankText(bounds::EVIDENCE_KIND),
+        ArgumentShape::NonBlankText(limits::EVIDENCE_KIND),
         "journal, screenshot, contract, task, url, file, or another word.",
     )
     .required(),
     field(
         "ref",
-        ArgumentShape::NonBlankText(bounds::EVIDENCE_REF),
+        ArgumentShape::NonBlankText(limits::EVIDENCE_REF),
         "Where it is.",
     )
     .required(),
     field(
         "summary",
-        ArgumentShape::Text(bounds::EVIDENCE_SUMMARY),
+        ArgumentShape::Text(limits::EVIDENCE_SUMMARY),
         "One line about it.",
     ),
 ]);
@@ -44,7 +44,7 @@ const FAILED_ITEM: ArgumentShape = ArgumentShape::Object(&[
     field("item", ITEM, "What did not work out.").required(),
     field(
         "reason",
-        ArgumentShape::NonBlankText(bounds::ITEM_REASON),
+        ArgumentShape::NonBlankText(limits::ITEM_REASON),
         "Why.",
     )
     .required(),
@@ -60,7 +60,7 @@ const ARTIFACT: ArgumentShape = ArgumentShape::Object(&[
         "min_size",
         ArgumentShape::Number {
             least: 0,
-            most: bounds::MAX_FILE_BYTES,
+            most: limits::MAX_FILE_BYTES,
         },
         "Smallest size in bytes.",
     ),
@@ -70,14 +70,14 @@ const ARTIFACT: ArgumentShape = ArgumentShape::Object(&[
 const OWN_TASK: ArgumentField = field("task_id", ID, "The task; left out, the one that is held.");
 const CURSOR: ArgumentField = field(
     "cursor",
-    ArgumentShape::Text(bounds::CURSOR),
+    ArgumentShape::Text(limits::CURSOR),
     "Where to go on.",
 );
 const EVIDENCE_LIST: ArgumentField = field(
     "evidence",
     ArgumentShape::List {
         of: &EVIDENCE,
-        most: bounds::MAX_EVIDENCE,
+        most: limits::MAX_EVIDENCE,
     },
     "References to proof.",
 );
@@ -85,20 +85,20 @@ const STATE_REFS: ArgumentField = field(
     "state_refs",
     ArgumentShape::List {
         of: &STATE_REF,
-        most: bounds::MAX_STATE_REFS,
+        most: limits::MAX_STATE_REFS,
     },
     "Paths of larger state, never its contents.",
 );
 const PAGE_TOKEN: ArgumentField = field(
     "page_token",
-    ArgumentShape::Text(bounds::PAGE_TOKEN),
+    ArgumentShape::Text(limits::PAGE_TOKEN),
     "next_page_token of the page before.",
 );
 const PAGE_SIZE: ArgumentField = field(
     "page_size",
     ArgumentShape::Number {
         least: 1,
-        most: bounds::PAGE_MAX as u64,
+        most: limits::PAGE_MAX as u64,
     },
     "How many at most.",
 );
@@ -121,26 +121,26 @@ const POLICIES: [&str; 3] = ["reject", "fail", "park"];
 const START: [ArgumentField; 9] = [
     field(
         "goal",
-        ArgumentShape::NonBlankText(bounds::GOAL),
+        ArgumentShape::NonBlankText(limits::GOAL),
         "What is to be reached.",
     )
     .required(),
     field(
         "prompt",
-        ArgumentShape::Text(bounds::PROMPT),
+        ArgumentShape::Text(limits::PROMPT),
         "What has to be done in detail; left out, the goal says it.",
     ),
     field(
         "success_criteria",
         ArgumentShape::List {
             of: &CRITERION,
-            most: bounds::MAX_SUCCESS_CRITERIA,
+            most: limits::MAX_SUCCESS_CRITERIA,
         },
         "How one can tell that it is reached.",
     ),
     field(
         "agent_scope",
-        ArgumentShape::OptionalText(bounds::NAME),
+        ArgumentShape::OptionalText(limits::NAME),
         "Agents of this scope may go on with it later; left out, those of this token's.",
     ),
     field("labels", ArgumentShape::Labels, "Notes to find it by."),
@@ -160,14 +160,14 @@ const START: [ArgumentField; 9] = [
     field(
         "lease_seconds",
         ArgumentShape::Number {
-            least: bounds::LEASE_TTL_MIN_MS / 1_000,
-            most: bounds::LEASE_TTL_MAX_MS / 1_000,
+            least: limits::LEASE_TTL_MIN_MS / 1_000,
+            most: limits::LEASE_TTL_MAX_MS / 1_000,
         },
         "How long the lease lasts without a renewal.",
     ),
     field(
         "idempotency_key",
-        ArgumentShape::OptionalText(bounds::IDEMPOTENCY_KEY),
+        ArgumentShape::OptionalText(limits::IDEMPOTENCY_KEY),
         "The same key never makes a second task; left out, every call makes one.",
     ),
 ];
@@ -193,14 +193,14 @@ const PROGRESS: [ArgumentField; 6] = [
     OWN_TASK,
     field(
         "summary",
-        ArgumentShape::Text(bounds::SUMMARY),
+        ArgumentShape::Text(limits::SUMMARY),
         "Where the work stands; replaces what was said before.",
     ),
     field(
         "completed_items",
         ArgumentShape::List {
             of: &ITEM,
-            most: bounds::MAX_ITEMS,
+            most: limits::MAX_ITEMS,
         },
         "What is done since.",
     ),
@@ -208,13 +208,13 @@ const PROGRESS: [ArgumentField; 6] = [
         "failed_items",
         ArgumentShape::List {
             of: &FAILED_ITEM,
-            most: bounds::MAX_ITEMS,
+            most: limits::MAX_ITEMS,
         },
         "What did not work out, and why.",
     ),
     field(
         "cursor",
-        ArgumentShape::Text(bounds::CURSOR),
+        ArgumentShape::Text(limits::CURSOR),
         "Where to go on; replaces what was said before.",
     ),
     EVIDENCE_LIST,
@@ -223,7 +223,7 @@ const CHECKPOINT: [ArgumentField; 6] = [
     OWN_TASK,
     field(
         "summary",
-        ArgumentShape::NonBlankText(bounds::SUMMARY),
+        ArgumentShape::NonBlankText(limits::SUMMARY),
         "What was done, for whoever goes on.",
     )
     .required(),
@@ -231,7 +231,7 @@ const CHECKPOINT: [ArgumentField; 6] = [
     EVIDENCE_LIST,
     field(
         "agent_session_id",
-        ArgumentShape::Text(bounds::EXTERNAL_ID),
+        ArgumentShape::Text(limits::EXTERNAL_ID),
         "The agent's own id of its conversation, to resume it.",
     ),
     STATE_REFS,
@@ -243,7 +243,7 @@ const BLOCK: [ArgumentField; 7] = [
     field("resume_hint", NOTE, "What would help."),
     field(
         "summary",
-        ArgumentShape::Text(bounds::SUMMARY),
+        ArgumentShape::Text(limits::SUMMARY),
         "What was done so far, for the checkpoint that is written with it.",
     ),
     CURSOR,
@@ -255,7 +255,7 @@ const COMPLETE: [ArgumentField; 6] = [
     field("outcome", ArgumentShape::OneOf(&OUTCOMES), "How the task ends.").required(),
     field(
         "summary",
-        ArgumentShape::NonBlankText(bounds::SUMMARY),
+        ArgumentShape::NonBlankText(limits::SUMMARY),
         "What was done; of a failed task: why, in at most 4096 characters; of a canceled one: why, in at most 2048.",
     )
     .required(),
@@ -281,13 +281,13 @@ const LIST: [ArgumentField; 5] = [
         "states",
         ArgumentShape::List {
             of: &STATE,
-            most: bounds::MAX_FILTER_STATES,
+            most: limits::MAX_FILTER_STATES,
         },
         "Any of these; left out, all.",
     ),
     field(
         "agent",
-        ArgumentShape::Text(bounds::NAME),
+        ArgumentShape::Text(limits::NAME),
         "Only tasks of this agent.",
     ),
     field(
@@ -301,7 +301,7 @@ const LIST: [ArgumentField; 5] = [
 const LIST_BLOCKED: [ArgumentField; 3] = [
     field(
         "agent_scope",
-        ArgumentShape::OptionalText(bounds::NAME),
+        ArgumentShape::OptionalText(limits::NAME),
         "Only tasks of this scope.",
     ),
     PAGE_SIZE,
@@ -343,11 +343,11 @@ pub(super) fn check_arguments(
     check_object(argument_fields(call), &args.0, "")?;
     match (call, args.text("outcome").as_str()) {
         (ToolOperation::Complete, "failed") => {
-            check_text(&args.text("summary"), bounds::MESSAGE, "summary")?;
-            check_text(&args.text("result"), bounds::MESSAGE, "result")
+            check_text(&args.text("summary"), limits::MESSAGE, "summary")?;
+            check_text(&args.text("result"), limits::MESSAGE, "result")
         }
         (ToolOperation::Complete, "canceled") => {
-            check_text(&args.text("summary"), bounds::REASON, "summary")
+            check_text(&args.text("summary"), limits::REASON, "summary")
         }
         _other => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
 
-use baton_contract::UnmetRequirement;
+use baton_validation::UnmetRequirement;
 
 use super::AttemptTask;
 use crate::receipts;

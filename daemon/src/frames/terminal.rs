@@ -101,7 +101,7 @@ pub(crate) fn terminal_frame(
             message: failed.message.clone(),
             user_message: failed.user_message.clone(),
             retryable_hint: failed.retryable,
-            stderr_tail: baton_secrets::redact(&ending.stderr_tail).into_owned(),
+            stderr_tail: baton_redaction::redact(&ending.stderr_tail).into_owned(),
             agent_session_id: failed.used.conversation.clone(),
             usage: agent_frame::wire_usage(&failed.used),
             timer: failed
@@ -158,7 +158,7 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: TerminalFields) -> Body {
         message: "the worker's disk took no more of the attempt's frames; see the daemon's log"
             .to_owned(),
         user_message: "the worker's disk is full".to_owned(),
-        stderr_tail: baton_secrets::redact(stderr_tail).into_owned(),
+        stderr_tail: baton_redaction::redact(stderr_tail).into_owned(),
         workspace,
         ..TaskError::default()
     })
@@ -174,7 +174,7 @@ pub(crate) fn too_long(stderr_tail: &str, closing: TerminalFields) -> Body {
         failure_code: baton_proto::codes::OUTPUT_INVALID.to_owned(),
         message: format!("{message}; see the daemon's log"),
         user_message: message.to_owned(),
-        stderr_tail: baton_secrets::redact(stderr_tail).into_owned(),
+        stderr_tail: baton_redaction::redact(stderr_tail).into_owned(),
         workspace,
         ..TaskError::default()
     })

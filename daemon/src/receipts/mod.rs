@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use baton_contract::{
+use baton_validation::{
     FileReceipt, InvalidPath, PATHS_MAX, RequiredFile, UnmetRequirement, check_path,
     unmet_requirements,
 };

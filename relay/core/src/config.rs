@@ -71,7 +71,7 @@ impl Config {
             total_ms: 2 * 60 * 60 * 1_000,
             queue_ms: 24 * 60 * 60 * 1_000,
             cleanup_term_ms: 2_000,
-            max_lease_ms: baton_contract::bounds::LEASE_TTL_MAX_MS,
+            max_lease_ms: baton_validation::limits::LEASE_TTL_MAX_MS,
             max_extension_ms: 10 * 60 * 1_000,
             max_open_tasks: 100_000,
             max_open_bytes: 1 << 30,

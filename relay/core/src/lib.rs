@@ -31,4 +31,4 @@ mod tests;
 pub use crate::core_state::{Core, RecoveredState};
 pub use crate::io::stored_lookup::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
 /// What must not be kept of words about work.
-pub use baton_secrets as secrets;
+pub use baton_redaction as redaction;

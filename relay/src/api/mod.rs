@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use baton_core::config::Config;
 use baton_core::io::command::RequestActor;
-use baton_core::secrets;
+use baton_core::redaction;
 use baton_core::time::WallTime;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -122,11 +122,11 @@ fn actor(principal: &Principal) -> RequestActor {
 /// Empty is no reason. Without credentials, like all words that are kept about work.
 fn optional_reason(reason: String) -> Result<Option<Arc<str>>, ApiFault> {
     let reason = request::validate::optional("reason", reason, request::limits::REASON)?;
-    Ok(reason.map(|reason| secrets::redact(&reason).into()))
+    Ok(reason.map(|reason| redaction::redact(&reason).into()))
 }
 
 /// Checked before anything is looked up.
 fn required_reason(reason: &str) -> Result<Arc<str>, ApiFault> {
     request::validate::not_blank("reason", reason, request::limits::REASON)?;
-    Ok(secrets::redact(reason).into())
+    Ok(redaction::redact(reason).into())
 }

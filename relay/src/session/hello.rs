@@ -17,7 +17,7 @@ const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
 const ITEMS_MAX: usize = 64;
 /// What tasks may ask for, a daemon may have.
-const ITEM_BYTES_MAX: usize = baton_contract::bounds::LABEL_VALUE.limit();
+const ITEM_BYTES_MAX: usize = baton_validation::limits::LABEL_VALUE.limit();
 /// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
 const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use baton_contract::UnmetRequirement;
+use baton_validation::UnmetRequirement;
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +98,7 @@ impl AgentSession {
             tool_call_id: String::new(),
             before_prompt: false,
         };
-        let missing = baton_contract::summarize_unmet(unmet, MAX_SHOWN_BYTES);
+        let missing = baton_validation::summarize_unmet(unmet, MAX_SHOWN_BYTES);
         let text = format!("{missing}. The agent was told, and has another turn.");
         let text = self.format_output(&label, text);
         AgentSessionEvent::Output(label, text)

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use baton_contract::UnmetRequirement;
+use baton_validation::UnmetRequirement;
 use baton_proto::worker::FoldSnapshot;
 use bytes::Bytes;
 

@@ -96,11 +96,11 @@ impl AgentScript {
     }
 }
 
-fn missing() -> Vec<baton_contract::UnmetRequirement> {
-    vec![baton_contract::UnmetRequirement {
+fn missing() -> Vec<baton_validation::UnmetRequirement> {
+    vec![baton_validation::UnmetRequirement {
         index: 0,
         path: "out/a".to_owned(),
-        reason: baton_contract::UnmetReason::Missing,
+        reason: baton_validation::UnmetReason::Missing,
     }]
 }
 

@@ -10,7 +10,7 @@ use crate::task::spec::{DeadlineProfile, RequestedProfile, TaskSpec, TurnKind};
 
 /// The lease ttl of a task that asked for none.
 pub const DEFAULT_LEASE_TTL_MS: u64 = 30_000;
-pub use baton_contract::bounds::LEASE_TTL_MIN_MS;
+pub use baton_validation::limits::LEASE_TTL_MIN_MS;
 
 const HOUR_MS: u64 = 3_600_000;
 /// The whole of a turn that only fetches or names something.

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use baton_contract::{FileReceipt, RequiredFile, summarize_unmet, unmet_requirements};
-pub use baton_contract::{UnmetReason, UnmetRequirement};
+use baton_validation::{FileReceipt, RequiredFile, summarize_unmet, unmet_requirements};
+pub use baton_validation::{UnmetReason, UnmetRequirement};
 
 use crate::record::{ArtifactEvidence, AttemptRecord};
 use crate::task::size_limits;

@@ -6,28 +6,28 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use baton_contract::bounds;
+use baton_validation::limits;
 
 use crate::ids::{TaskId, TenantId};
 use crate::record::{EvidenceItem, FailedItem, ProgressRecord};
-use crate::secrets;
+use crate::redaction;
 use crate::time::WallTime;
 
-pub const SUMMARY_CHARS: usize = bounds::SUMMARY.limit();
-pub const CURSOR_CHARS: usize = bounds::CURSOR.limit();
-pub const ITEM_CHARS: usize = bounds::ITEM.limit();
+pub const SUMMARY_CHARS: usize = limits::SUMMARY.limit();
+pub const CURSOR_CHARS: usize = limits::CURSOR.limit();
+pub const ITEM_CHARS: usize = limits::ITEM.limit();
 /// Why an item failed.
-pub const REASON_CHARS: usize = bounds::ITEM_REASON.limit();
-pub const EVIDENCE_KIND_CHARS: usize = bounds::EVIDENCE_KIND.limit();
-pub const EVIDENCE_REF_CHARS: usize = bounds::EVIDENCE_REF.limit();
-pub const EVIDENCE_CHARS: usize = bounds::EVIDENCE_SUMMARY.limit();
+pub const REASON_CHARS: usize = limits::ITEM_REASON.limit();
+pub const EVIDENCE_KIND_CHARS: usize = limits::EVIDENCE_KIND.limit();
+pub const EVIDENCE_REF_CHARS: usize = limits::EVIDENCE_REF.limit();
+pub const EVIDENCE_CHARS: usize = limits::EVIDENCE_SUMMARY.limit();
 /// Why a task was blocked, and what would help.
-pub const BLOCK_CHARS: usize = bounds::REASON.limit();
-pub const MAX_ITEMS: usize = bounds::MAX_ITEMS;
-pub const MAX_EVIDENCE: usize = bounds::MAX_EVIDENCE;
-pub const MAX_STATE_REFS: usize = bounds::MAX_STATE_REFS;
-pub const STATE_REF_CHARS: usize = bounds::STATE_REF.limit();
-const AGENT_SESSION_BYTES: usize = bounds::EXTERNAL_ID.limit();
+pub const BLOCK_CHARS: usize = limits::REASON.limit();
+pub const MAX_ITEMS: usize = limits::MAX_ITEMS;
+pub const MAX_EVIDENCE: usize = limits::MAX_EVIDENCE;
+pub const MAX_STATE_REFS: usize = limits::MAX_STATE_REFS;
+pub const STATE_REF_CHARS: usize = limits::STATE_REF.limit();
+const AGENT_SESSION_BYTES: usize = limits::EXTERNAL_ID.limit();
 /// Of a checkpoint, the newest within this many bytes together.
 const CHECKPOINT_EVIDENCE_BYTES: usize = 48 * 1024;
 const STATE_REFS_BYTES: usize = 32 * 1024;
@@ -249,7 +249,7 @@ fn sanitize_evidence(evidence: &mut [EvidenceItem]) -> bool {
 
 /// Credentials first: a cut could leave half of one, which no longer looks like it.
 fn sanitize_text(text: &mut Arc<str>, chars: usize) -> bool {
-    let redacted = secrets::redact_in_place(text);
+    let redacted = redaction::redact_in_place(text);
     if let Some((end, _)) = text.char_indices().nth(chars) {
         *text = text[..end].into();
     }

@@ -1,6 +1,6 @@
 //! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
 
-use baton_contract::{UnmetRequirement, summarize_unmet};
+use baton_validation::{UnmetRequirement, summarize_unmet};
 use baton_core::io::rejection::Rejection;
 use baton_core::record::InputDecision;
 use baton_core::time::WallTime;

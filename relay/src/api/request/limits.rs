@@ -1,11 +1,11 @@
 //! Every limit on what a client may send, in one place. The protos state the same numbers. Those that clients are shown
-//! before they ask stand in `baton_contract::bounds`.
+//! before they ask stand in `baton_validation::limits`.
 //!
 //! A request over a limit is refused whole: nothing is cut to fit.
 
 use std::ops::RangeInclusive;
 
-pub use baton_contract::bounds::{
+pub use baton_validation::limits::{
     CURSOR, EVIDENCE_KIND, EVIDENCE_REF, EVIDENCE_SUMMARY, EXTERNAL_ID, GOAL, IDEMPOTENCY_KEY,
     ITEM, ITEM_REASON, MAX_EVIDENCE, MAX_FILTER_STATES, MAX_ITEMS, MAX_LABELS, MAX_STATE_REFS,
     MAX_SUCCESS_CRITERIA, MESSAGE, NAME, PAGE_MAX, PAGE_TOKEN, PROMPT, REASON, STATE_REF,
@@ -21,7 +21,7 @@ pub const PROFILE_NAME: TextLimit = TextLimit::Bytes(64);
 pub const TOKEN_NAME: TextLimit = TextLimit::Chars(128);
 pub const FAILURE_CODE: TextLimit = TextLimit::Bytes(baton_proto::codes::MAX_CODE_BYTES);
 pub const PATH: TextLimit = TextLimit::Bytes(4096);
-pub const ARTIFACT_PATH: TextLimit = TextLimit::Bytes(baton_contract::PATH_BYTES_MAX);
+pub const ARTIFACT_PATH: TextLimit = TextLimit::Bytes(baton_validation::PATH_BYTES_MAX);
 /// A label of a question's option.
 pub const OPTION_LABEL: TextLimit = TextLimit::Chars(256);
 pub const ANSWER: TextLimit = TextLimit::Chars(8192);
@@ -36,7 +36,7 @@ pub const ENV_ITEMS: usize = 64;
 pub const ENV_BYTES: usize = 64 * 1024;
 pub const CONTEXT_REFS: usize = 256;
 pub const CAPABILITIES: usize = 64;
-pub const ARTIFACTS: usize = baton_contract::PATHS_MAX;
+pub const ARTIFACTS: usize = baton_validation::PATHS_MAX;
 /// Rules of one task, and the two halves of each.
 pub const PERMISSION_RULES: usize = 256;
 pub const RULE_TOOL: TextLimit = TextLimit::Bytes(256);

@@ -3,7 +3,8 @@
 //! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
 //! silently, and nothing here reads state, so a bad request cannot leave a trace.
 
-use baton_contract::{InvalidPath, bounds, check_path};
+use baton_validation::limits as shared_limits;
+use baton_validation::{InvalidPath, check_path};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -142,7 +143,7 @@ pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> ValidationResul
 pub fn name(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     not_blank(field, value, limit)?;
     let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
-    bounds::is_name(value)
+    shared_limits::is_name(value)
         .then_some(())
         .ok_or_else(|| invalid_field(field, InvalidReason::MalformedName { rule }))
 }
@@ -170,10 +171,10 @@ pub fn labels(
 
 fn label(field: &str, key: &str, value: &str) -> ValidationResult<()> {
     let bad = |rule| Err(invalid_field(field, InvalidReason::BadLabel { rule }));
-    if !bounds::is_label_key(key) {
+    if !shared_limits::is_label_key(key) {
         return bad("a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'");
     }
-    if !bounds::is_label_value(value) {
+    if !shared_limits::is_label_value(value) {
         return bad("a value has at most 256 bytes and no control characters");
     }
     Ok(())
@@ -240,7 +241,7 @@ pub fn artifact_path(field: &str, path: &str) -> ValidationResult<()> {
 }
 
 pub fn sha256_hex(field: &str, text: &str) -> ValidationResult<()> {
-    bounds::is_sha256_hex(text)
+    shared_limits::is_sha256_hex(text)
         .then_some(())
         .ok_or_else(|| invalid_field(field, InvalidReason::BadDigest))
 }

@@ -3,11 +3,11 @@
 //! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
 //! refused as not built instead.
 
-use baton_contract::bounds;
+use baton_validation::limits::MAX_FILE_BYTES;
 use baton_core::attempt::deadline_profile;
 use baton_core::config::Config;
 use baton_core::ids::DaemonId;
-use baton_core::secrets;
+use baton_core::redaction;
 use baton_core::task::spec::{
     AgentOptions, CompletionContract, DeadlineProfile, PermissionRule, PlacementTarget,
     RequestedProfile, RequiredArtifact, RetryPolicy, TaskSpec, TurnKind, WorkspaceSpec,
@@ -52,7 +52,7 @@ pub(crate) fn parse_submission(
         tenant: principal.tenant.clone(),
         submitted_by: principal.name.to_string(),
         idempotency_key,
-        goal: secrets::redact(&sent.goal).into_owned(),
+        goal: redaction::redact(&sent.goal).into_owned(),
         prompt: sent.prompt,
         agent: sent.agent,
         options: options(sent.options.unwrap_or_default())?,
@@ -364,7 +364,7 @@ fn success_criteria(given: Vec<String>) -> ValidationResult<Vec<String>> {
     for criterion in &given {
         validate::not_blank(field, criterion, limits::SUCCESS_CRITERION)?;
     }
-    let clean = |criterion: &String| secrets::redact(criterion).into_owned();
+    let clean = |criterion: &String| redaction::redact(criterion).into_owned();
     Ok(given.iter().map(clean).collect())
 }
 
@@ -397,7 +397,7 @@ fn required_artifact(sent: v1::RequiredArtifact) -> ValidationResult<RequiredArt
     }
     let field = "spec.contract.required_artifacts.min_size";
     let min_size = sent.min_size.unwrap_or(0);
-    validate::in_range(field, min_size, &(0..=bounds::MAX_FILE_BYTES))?;
+    validate::in_range(field, min_size, &(0..=MAX_FILE_BYTES))?;
     Ok(RequiredArtifact {
         path: sent.path,
         min_size: sent.min_size,

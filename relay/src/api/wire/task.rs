@@ -9,7 +9,7 @@ use baton_core::record::{
     PausesRecord, PendingEnd, ProcessExitStatus, SchedulerRecord, TaskAttention, TaskRecord,
     TaskState, TerminationReceipt, TimerKind, TokenUsage, WorkspaceReport,
 };
-use baton_core::secrets;
+use baton_core::redaction;
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::WallTime;
 use baton_proto::{TraceParent, v1};
@@ -110,7 +110,7 @@ fn summary_line(spec: &TaskSpec) -> String {
             .take(4 * SUMMARY_CHARS)
             .collect::<String>(),
     };
-    let clean = secrets::redact(&words);
+    let clean = redaction::redact(&words);
     let line: Vec<&str> = clean.split_whitespace().collect();
     line.join(" ").chars().take(SUMMARY_CHARS).collect()
 }

@@ -18,7 +18,7 @@ use baton_core::io::command::{
 use baton_core::record::{
     FailureCode, LifecyclePhase, ProcessExitStatus, RejectCode, TokenUsage, WorkspaceReport,
 };
-use baton_core::secrets;
+use baton_core::redaction;
 use baton_core::time::WallTime;
 use baton_proto::ShortName;
 use baton_proto::v1::attempt_frame::Body;
@@ -37,7 +37,7 @@ const NOTE_MAX: usize = 256;
 pub(super) const TOOL_ID_MAX: usize = 256;
 const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
-const ARTIFACTS_MAX: usize = baton_contract::PATHS_MAX;
+const ARTIFACTS_MAX: usize = baton_validation::PATHS_MAX;
 
 /// What an attempt-scoped frame is to the session.
 #[derive(Debug)]
@@ -463,7 +463,7 @@ fn check_size(field: &'static str, size: usize, limit: usize) -> Result<(), Fram
 
 /// The daemon's last words of standard error belong to the message that operators read.
 fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
-    let tail = secrets::redact(tail.trim());
+    let tail = redaction::redact(tail.trim());
     if tail.is_empty() {
         return sanitized_text(message);
     }
@@ -473,7 +473,7 @@ fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
 
 /// Free words about what happened: without credentials, which go before a cut could halve them.
 pub(crate) fn sanitized_text(sent: &str) -> Option<Arc<str>> {
-    clipped_text(&secrets::redact(sent))
+    clipped_text(&redaction::redact(sent))
 }
 
 fn clipped_text(sent: &str) -> Option<Arc<str>> {
@@ -482,7 +482,7 @@ fn clipped_text(sent: &str) -> Option<Arc<str>> {
 
 /// A remark in the timeline, which is kept short because the record holds hundreds of them.
 fn timeline_note(sent: &str) -> Option<Arc<str>> {
-    let clean = secrets::redact(sent);
+    let clean = redaction::redact(sent);
     (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())
 }
 

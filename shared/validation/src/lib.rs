@@ -3,11 +3,11 @@
 //! wants to know beforehand asks the same function. Beside it stand the bounds of all that clients say, for the same
 //! reason.
 
-pub mod bounds;
-mod judge;
-mod path;
+pub mod limits;
+mod required_files;
+mod required_path;
 
-pub use judge::{
+pub use required_files::{
     FileReceipt, RequiredFile, UnmetReason, UnmetRequirement, summarize_unmet, unmet_requirements,
 };
-pub use path::{InvalidPath, PATH_BYTES_MAX, PATHS_MAX, check_path};
+pub use required_path::{InvalidPath, PATH_BYTES_MAX, PATHS_MAX, check_path};

@@ -4,14 +4,14 @@
 //! Only shapes that are credentials beyond doubt: a key's name must be a whole name, and nothing is taken for being long
 //! and random, or trace ids, digests and token counts would go too.
 
-mod shapes;
+mod credential_patterns;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use regex_lite::Captures;
 
-use shapes::{CREDENTIAL_PATTERNS, CredentialPattern};
+use credential_patterns::{CREDENTIAL_PATTERNS, CredentialPattern};
 
 const REDACTED: &str = "[redacted]";
 
