@@ -1,5 +1,6 @@
-//! The course of a child's life as the shim decides it: runs, settles, is cleared away, drains, is over. Pure:
-//! moments and facts go in, the stage and the next moment to look come out.
+//! State machine of one child process as the shim drives it: running, settling after an exit,
+//! clearing its processes, draining its output, ended. Pure: times and observations are
+//! arguments, and the result is the stage and the time of the next wake-up.
 
 use std::time::Duration;
 
@@ -8,26 +9,26 @@ use crate::termination_sequence::{
 };
 use crate::time::BootTime;
 
-/// After an exit, what the child left running may still be writing its last lines.
+/// After an exit, processes that the child started may still be writing their last lines.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
-/// How long output is waited for when nobody is left to write it.
+/// How long to wait for remaining output once no process is left to write it.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// The longest lease that a relay can be told to grant.
+/// The longest lease that a relay can be configured to grant.
 const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// When the shim acts by itself.
+/// When the shim ends the child on its own, without an order from the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseDeadlines {
     pub term_at: BootTime,
     pub kill_at: BootTime,
     pub limit: BootTime,
-    /// Of the grant with this limit; only passed on.
+    /// Length of the grant with this limit. The shim only passes it on.
     pub granted_ms: u64,
 }
 
 impl LeaseDeadlines {
-    /// No relay grants more, so whoever says so is mistaken.
+    /// Caps the deadlines. No relay grants a longer lease, so a longer one is an error.
     fn capped_at_longest(self, now: BootTime) -> Self {
         let last = now.after(MAX_LEASE);
         Self {
@@ -38,7 +39,7 @@ impl LeaseDeadlines {
         }
     }
 
-    /// Each moment moves forward only.
+    /// Each deadline can only move forward.
     fn extend(&mut self, newer: Self) {
         if newer.limit >= self.limit {
             self.granted_ms = newer.granted_ms;
@@ -49,7 +50,7 @@ impl LeaseDeadlines {
     }
 }
 
-/// What ended the child.
+/// Why the child was ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildEndCause {
     Child,
@@ -61,7 +62,7 @@ pub enum ChildEndCause {
 pub struct ChildLifecycle {
     lease: LeaseDeadlines,
     cleanup_term: Duration,
-    /// KILL of an order to stop.
+    /// When an order to stop demands KILL.
     stop_kill_at: Option<BootTime>,
     exited_at: Option<BootTime>,
     stage: LifecycleStage,
@@ -70,25 +71,26 @@ pub struct ChildLifecycle {
 #[derive(Clone, Copy, Debug)]
 enum LifecycleStage {
     Running,
-    /// The child ended by itself: its output comes first, then its leftovers go.
+    /// The child exited by itself. Its output is read first, then its remaining processes are
+    /// ended.
     Settling {
         until: BootTime,
     },
     Clearing {
-        by: ChildEndCause,
-        ladder: TerminationSequence,
-        /// KILL at the latest, as it was when this began.
+        cause: ChildEndCause,
+        sequence: TerminationSequence,
+        /// Latest time of KILL, fixed when clearing began.
         grace_until: BootTime,
         next_scan_at: BootTime,
     },
     Draining {
-        by: ChildEndCause,
-        cleared: TerminationOutcome,
+        cause: ChildEndCause,
+        outcome: TerminationOutcome,
         until: BootTime,
     },
     Over {
-        by: ChildEndCause,
-        cleared: TerminationOutcome,
+        cause: ChildEndCause,
+        outcome: TerminationOutcome,
     },
 }
 
@@ -107,7 +109,7 @@ impl ChildLifecycle {
         self.lease
     }
 
-    /// When the child itself was seen dead.
+    /// When the child's own exit was observed.
     pub fn exited_at(&self) -> Option<BootTime> {
         self.exited_at
     }
@@ -116,7 +118,7 @@ impl ChildLifecycle {
         self.lease.extend(newer.capped_at_longest(now));
     }
 
-    /// A later order can only bring KILL forward.
+    /// A later order can only move KILL to an earlier time.
     pub fn on_stop(&mut self, kill_at: BootTime) {
         if mutant!(StopForgotten) {
             return;
@@ -131,8 +133,9 @@ impl ChildLifecycle {
         self.exited_at.get_or_insert(now);
     }
 
-    /// Moves on as far as time and facts allow. An exit that has happened wins over an order or a lease end of
-    /// the same moment. `drained` says that no output is to come.
+    /// Moves to the next stages that time and observations allow. An exit takes precedence over
+    /// an order or an expired lease at the same time. `drained` means that no more output will
+    /// come.
     pub fn advance(&mut self, now: BootTime, drained: bool) {
         let next = match self.stage {
             LifecycleStage::Running if self.exited_at.is_some() => LifecycleStage::Settling {
@@ -149,9 +152,11 @@ impl ChildLifecycle {
             {
                 self.begin_clearing(ChildEndCause::Child, now)
             }
-            LifecycleStage::Draining { by, cleared, until } if drained || now >= until => {
-                LifecycleStage::Over { by, cleared }
-            }
+            LifecycleStage::Draining {
+                cause,
+                outcome,
+                until,
+            } if drained || now >= until => LifecycleStage::Over { cause, outcome },
             LifecycleStage::Running
             | LifecycleStage::Settling { .. }
             | LifecycleStage::Clearing { .. }
@@ -162,57 +167,58 @@ impl ChildLifecycle {
         self.advance(now, drained);
     }
 
-    /// Whether the ladder wants a look now, and whether a cheap one is enough.
+    /// The scan that is due now, if any. A scan of the known processes is cheaper than a full
+    /// one.
     pub fn due_scan(&self, now: BootTime) -> Option<ProcessScan> {
         let LifecycleStage::Clearing {
-            ladder,
-            next_scan_at: look_at,
+            sequence,
+            next_scan_at,
             ..
         } = &self.stage
         else {
             return None;
         };
-        let look = if ladder.can_scan_known_only(now, self.kill_at()) {
+        let scan = if sequence.can_scan_known_only(now, self.kill_at()) {
             ProcessScan::KnownOnly
         } else {
             ProcessScan::Full
         };
-        // The moment of KILL does not wait for the next look.
-        let is_due = now >= *look_at || (now >= self.kill_at() && !ladder.is_killing());
-        is_due.then_some(look)
+        // KILL does not wait for the next regular scan.
+        let is_due = now >= *next_scan_at || (now >= self.kill_at() && !sequence.is_killing());
+        is_due.then_some(scan)
     }
 
-    /// Takes in the look that was wanted and says what to send to all who were seen.
-    pub fn on_scan(&mut self, sight: ScanResult, now: BootTime) -> Option<TerminationSignal> {
+    /// Records the result of a scan and returns the signal for every process in it.
+    pub fn on_scan(&mut self, scan: ScanResult, now: BootTime) -> Option<TerminationSignal> {
         let kill_at = self.kill_at();
         let LifecycleStage::Clearing {
-            by,
-            ladder,
-            next_scan_at: look_at,
+            cause,
+            sequence,
+            next_scan_at,
             ..
         } = &mut self.stage
         else {
             return None;
         };
-        let rung = ladder.on_scan(sight, now, kill_at);
-        *look_at = now.after(SCAN_INTERVAL);
-        if let Some(cleared) = ladder.outcome() {
-            // Whoever cannot be killed may hold the pipes open for ever.
-            let wait = if cleared.proved_empty {
+        let signal = sequence.on_scan(scan, now, kill_at);
+        *next_scan_at = now.after(SCAN_INTERVAL);
+        if let Some(outcome) = sequence.outcome() {
+            // A process that cannot be killed may keep the pipes open indefinitely.
+            let wait = if outcome.proved_empty {
                 DRAIN_TIME
             } else {
                 Duration::ZERO
             };
             self.stage = LifecycleStage::Draining {
-                by: *by,
-                cleared,
+                cause: *cause,
+                outcome,
                 until: now.after(wait),
             };
         }
-        rung
+        signal
     }
 
-    /// When to look again if nothing else happens.
+    /// When to wake up if nothing else happens.
     pub fn next_wakeup_at(&self, now: BootTime) -> Option<BootTime> {
         match &self.stage {
             LifecycleStage::Running if self.exited_at.is_some() || self.stop_kill_at.is_some() => {
@@ -221,14 +227,13 @@ impl ChildLifecycle {
             LifecycleStage::Running => Some(self.lease.term_at),
             LifecycleStage::Settling { until } => Some((*until).min(self.lease.term_at)),
             LifecycleStage::Clearing {
-                ladder,
-                next_scan_at: look_at,
+                sequence,
+                next_scan_at,
                 ..
-            } if ladder.is_killing() => Some(*look_at),
-            LifecycleStage::Clearing {
-                next_scan_at: look_at,
-                ..
-            } => Some((*look_at).min(self.kill_at())),
+            } if sequence.is_killing() => Some(*next_scan_at),
+            LifecycleStage::Clearing { next_scan_at, .. } => {
+                Some((*next_scan_at).min(self.kill_at()))
+            }
             LifecycleStage::Draining { until, .. } => Some(*until),
             LifecycleStage::Over { .. } => Some(now),
         }
@@ -239,7 +244,7 @@ impl ChildLifecycle {
         !matches!(self.stage, LifecycleStage::Running)
     }
 
-    /// Nobody is left who could write more.
+    /// No process is left that could write more output.
     pub fn is_draining(&self) -> bool {
         matches!(
             self.stage,
@@ -249,7 +254,7 @@ impl ChildLifecycle {
 
     pub fn outcome(&self) -> Option<(ChildEndCause, TerminationOutcome)> {
         match self.stage {
-            LifecycleStage::Over { by, cleared } => Some((by, cleared)),
+            LifecycleStage::Over { cause, outcome } => Some((cause, outcome)),
             LifecycleStage::Running
             | LifecycleStage::Settling { .. }
             | LifecycleStage::Clearing { .. }
@@ -257,62 +262,59 @@ impl ChildLifecycle {
         }
     }
 
-    fn begin_clearing(&self, by: ChildEndCause, now: BootTime) -> LifecycleStage {
-        let grace = match by {
+    fn begin_clearing(&self, cause: ChildEndCause, now: BootTime) -> LifecycleStage {
+        let grace_until = match cause {
             ChildEndCause::Child => now.after(self.cleanup_term),
-            // A lease that is extended after its TERM went out changes nothing any more.
+            // Extending the lease after TERM was sent does not move KILL.
             ChildEndCause::Lease | ChildEndCause::Order => self.lease.kill_at,
         };
         LifecycleStage::Clearing {
-            by,
-            ladder: TerminationSequence::default(),
-            grace_until: grace,
+            cause,
+            sequence: TerminationSequence::default(),
+            grace_until,
             next_scan_at: now,
         }
     }
 
-    /// Somebody wants it over, or the lease does.
+    /// An order to stop or the end of the lease leaves no more time to settle.
     fn must_end_now(&self, now: BootTime) -> bool {
         self.stop_kill_at.is_some() || now >= self.lease.term_at
     }
 
-    /// When KILL goes out: as early as anybody wants it, and TERM before it.
+    /// When KILL is sent: the earliest time demanded, but after TERM.
     fn kill_at(&self) -> BootTime {
-        let wanted = self.earliest_kill_at();
+        let demanded = self.earliest_kill_at();
         match &self.stage {
-            LifecycleStage::Clearing { ladder, .. } => {
-                ladder.earliest_kill_at(wanted, self.kill_only_from())
+            LifecycleStage::Clearing { sequence, .. } => {
+                sequence.earliest_kill_at(demanded, self.kill_only_from())
             }
             LifecycleStage::Running
             | LifecycleStage::Settling { .. }
             | LifecycleStage::Draining { .. }
-            | LifecycleStage::Over { .. } => wanted,
+            | LifecycleStage::Over { .. } => demanded,
         }
     }
 
-    /// From here on what is left of the lease is for KILL alone.
+    /// From this time on, the rest of the lease is reserved for KILL.
     fn kill_only_from(&self) -> BootTime {
         let lead = self.lease.kill_at.until(self.lease.limit);
         self.lease.kill_at.after(lead / 2)
     }
 
-    /// The earliest of all that speak about KILL.
+    /// The earliest KILL time of the lease, an order and the grace period.
     fn earliest_kill_at(&self) -> BootTime {
         let mut at = self.lease.kill_at;
         if let Some(ordered) = self.stop_kill_at {
             at = at.min(ordered);
         }
-        if let LifecycleStage::Clearing {
-            grace_until: grace, ..
-        } = self.stage
-        {
-            at = at.min(grace);
+        if let LifecycleStage::Clearing { grace_until, .. } = self.stage {
+            at = at.min(grace_until);
         }
         at
     }
 }
 
-/// What the ladder needs to see.
+/// How much of the process table a scan has to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessScan {
     KnownOnly,
@@ -341,141 +343,145 @@ mod tests {
         }
     }
 
-    fn course() -> ChildLifecycle {
+    fn lifecycle() -> ChildLifecycle {
         ChildLifecycle::new(lease(10_000, 12_000), Duration::from_millis(500))
     }
 
-    /// What is sent at this moment when somebody is there to be seen.
-    fn sent(course: &mut ChildLifecycle, now: u64) -> Option<TerminationSignal> {
-        course.advance(at(now), false);
-        course.due_scan(at(now))?;
-        course.on_scan(ONE_PROCESS, at(now))
+    /// The signal that is sent at this time when one process is alive.
+    fn sent(lifecycle: &mut ChildLifecycle, now: u64) -> Option<TerminationSignal> {
+        lifecycle.advance(at(now), false);
+        lifecycle.due_scan(at(now))?;
+        lifecycle.on_scan(ONE_PROCESS, at(now))
     }
 
-    fn ended_by(course: &mut ChildLifecycle, now: u64) -> ChildEndCause {
-        course.on_scan(ScanResult::NoProcess, at(now));
-        course.advance(at(now), true);
-        let (by, cleared) = course.outcome().unwrap();
-        assert!(cleared.proved_empty);
-        by
-    }
-
-    #[test]
-    fn a_lease_ends_by_term_and_kill_at_their_moments() {
-        let mut course = course();
-        assert_eq!(course.next_wakeup_at(at(0)), Some(at(10_000)));
-        assert_eq!(sent(&mut course, 9_999), None);
-        assert_eq!(sent(&mut course, 10_000), Some(TerminationSignal::Term));
-        assert_eq!(course.next_wakeup_at(at(10_000)), Some(at(10_010)));
-        // Too late: TERM is out.
-        course.on_lease(lease(90_000, 99_000), at(10_000));
-        assert_eq!(sent(&mut course, 12_000), Some(TerminationSignal::Kill));
-        assert_eq!(ended_by(&mut course, 12_010), ChildEndCause::Lease);
+    fn ended_by(lifecycle: &mut ChildLifecycle, now: u64) -> ChildEndCause {
+        lifecycle.on_scan(ScanResult::NoProcess, at(now));
+        lifecycle.advance(at(now), true);
+        let (cause, outcome) = lifecycle.outcome().unwrap();
+        assert!(outcome.proved_empty);
+        cause
     }
 
     #[test]
-    fn a_renewal_moves_the_end_and_an_older_one_does_not_move_it_back() {
-        let mut course = course();
-        course.on_lease(lease(20_000, 22_000), at(0));
-        course.on_lease(lease(15_000, 17_000), at(0));
-        assert_eq!(course.lease(), lease(20_000, 22_000));
-        assert_eq!(sent(&mut course, 19_999), None);
-        assert_eq!(sent(&mut course, 20_000), Some(TerminationSignal::Term));
+    fn an_expiring_lease_sends_term_and_then_kill_on_time() {
+        let mut lifecycle = lifecycle();
+        assert_eq!(lifecycle.next_wakeup_at(at(0)), Some(at(10_000)));
+        assert_eq!(sent(&mut lifecycle, 9_999), None);
+        assert_eq!(sent(&mut lifecycle, 10_000), Some(TerminationSignal::Term));
+        assert_eq!(lifecycle.next_wakeup_at(at(10_000)), Some(at(10_010)));
+        // Too late: TERM was already sent.
+        lifecycle.on_lease(lease(90_000, 99_000), at(10_000));
+        assert_eq!(sent(&mut lifecycle, 12_000), Some(TerminationSignal::Kill));
+        assert_eq!(ended_by(&mut lifecycle, 12_010), ChildEndCause::Lease);
     }
 
     #[test]
-    fn no_renewal_lasts_longer_than_a_relay_can_grant() {
-        let mut course = course();
-        course.on_lease(lease(u64::MAX, u64::MAX - 100), at(5_000));
+    fn a_renewal_extends_the_lease_and_an_older_one_does_not_shorten_it() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_lease(lease(20_000, 22_000), at(0));
+        lifecycle.on_lease(lease(15_000, 17_000), at(0));
+        assert_eq!(lifecycle.lease(), lease(20_000, 22_000));
+        assert_eq!(sent(&mut lifecycle, 19_999), None);
+        assert_eq!(sent(&mut lifecycle, 20_000), Some(TerminationSignal::Term));
+    }
+
+    #[test]
+    fn a_renewal_is_capped_at_the_longest_grant() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_lease(lease(u64::MAX, u64::MAX - 100), at(5_000));
         let last = at(5_000).after(MAX_LEASE);
-        let lease = course.lease();
+        let lease = lifecycle.lease();
         assert_eq!([lease.term_at, lease.kill_at, lease.limit], [last; 3]);
     }
 
     #[test]
-    fn an_order_has_its_own_moment_that_only_comes_closer_and_the_lease_is_above_it() {
-        let mut course = course();
-        course.on_stop(at(5_000));
-        assert_eq!(course.next_wakeup_at(at(1_000)), Some(at(1_000)));
-        assert_eq!(sent(&mut course, 1_000), Some(TerminationSignal::Term));
-        course.on_stop(at(4_000));
-        course.on_stop(at(9_000));
-        assert_eq!(sent(&mut course, 3_999), Some(TerminationSignal::Term));
-        assert_eq!(course.next_wakeup_at(at(3_999)), Some(at(4_000)));
-        assert_eq!(sent(&mut course, 4_000), Some(TerminationSignal::Kill));
-        assert_eq!(ended_by(&mut course, 4_010), ChildEndCause::Order);
-        let mut late = self::course();
+    fn a_stop_order_can_only_move_kill_forward_and_never_past_the_lease() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_stop(at(5_000));
+        assert_eq!(lifecycle.next_wakeup_at(at(1_000)), Some(at(1_000)));
+        assert_eq!(sent(&mut lifecycle, 1_000), Some(TerminationSignal::Term));
+        lifecycle.on_stop(at(4_000));
+        lifecycle.on_stop(at(9_000));
+        assert_eq!(sent(&mut lifecycle, 3_999), Some(TerminationSignal::Term));
+        assert_eq!(lifecycle.next_wakeup_at(at(3_999)), Some(at(4_000)));
+        assert_eq!(sent(&mut lifecycle, 4_000), Some(TerminationSignal::Kill));
+        assert_eq!(ended_by(&mut lifecycle, 4_010), ChildEndCause::Order);
+        let mut late = self::lifecycle();
         late.on_stop(at(99_000));
         sent(&mut late, 1_000);
         assert_eq!(sent(&mut late, 12_000), Some(TerminationSignal::Kill));
     }
 
     #[test]
-    fn a_child_that_ended_is_given_time_to_settle_and_its_leftovers_a_grace() {
-        let mut course = course();
-        course.on_exit(at(100));
-        assert_eq!(sent(&mut course, 100), None);
-        assert_eq!(course.next_wakeup_at(at(100)), Some(at(350)));
-        assert_eq!(sent(&mut course, 350), Some(TerminationSignal::Term));
-        assert_eq!(sent(&mut course, 850), Some(TerminationSignal::Kill));
-        assert_eq!(ended_by(&mut course, 860), ChildEndCause::Child);
-        assert_eq!(course.exited_at(), Some(at(100)));
+    fn an_exit_leaves_time_to_settle_and_a_grace_period_for_leftovers() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_exit(at(100));
+        assert_eq!(sent(&mut lifecycle, 100), None);
+        assert_eq!(lifecycle.next_wakeup_at(at(100)), Some(at(350)));
+        assert_eq!(sent(&mut lifecycle, 350), Some(TerminationSignal::Term));
+        assert_eq!(sent(&mut lifecycle, 850), Some(TerminationSignal::Kill));
+        assert_eq!(ended_by(&mut lifecycle, 860), ChildEndCause::Child);
+        assert_eq!(lifecycle.exited_at(), Some(at(100)));
     }
 
     #[test]
-    fn an_exit_of_the_same_moment_wins_and_an_order_cuts_the_settling_short() {
-        let mut course = course();
-        course.on_stop(at(5_000));
-        course.on_exit(at(100));
-        assert_eq!(sent(&mut course, 100), Some(TerminationSignal::Term));
-        assert_eq!(ended_by(&mut course, 110), ChildEndCause::Child);
+    fn an_exit_precedes_an_order_and_an_order_shortens_settling() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_stop(at(5_000));
+        lifecycle.on_exit(at(100));
+        assert_eq!(sent(&mut lifecycle, 100), Some(TerminationSignal::Term));
+        assert_eq!(ended_by(&mut lifecycle, 110), ChildEndCause::Child);
     }
 
     #[test]
-    fn a_suspend_beyond_the_whole_lease_kills_at_the_first_look() {
-        let mut course = course();
-        assert_eq!(sent(&mut course, 3_600_000), Some(TerminationSignal::Kill));
-        assert_eq!(ended_by(&mut course, 3_600_010), ChildEndCause::Lease);
+    fn a_suspend_longer_than_the_lease_kills_at_the_first_scan() {
+        let mut lifecycle = lifecycle();
+        assert_eq!(
+            sent(&mut lifecycle, 3_600_000),
+            Some(TerminationSignal::Kill)
+        );
+        assert_eq!(ended_by(&mut lifecycle, 3_600_010), ChildEndCause::Lease);
     }
 
     #[test]
-    fn output_is_waited_for_when_all_are_gone_but_not_for_ever() {
-        let mut course = course();
-        course.on_exit(at(0));
-        course.advance(at(0), false);
-        course.advance(at(250), false);
-        course.on_scan(ScanResult::NoProcess, at(250));
-        course.advance(at(2_249), false);
-        assert!(course.outcome().is_none() && course.is_draining());
-        course.advance(at(2_250), false);
-        assert!(course.outcome().is_some());
+    fn draining_waits_for_output_for_a_limited_time() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_exit(at(0));
+        lifecycle.advance(at(0), false);
+        lifecycle.advance(at(250), false);
+        lifecycle.on_scan(ScanResult::NoProcess, at(250));
+        lifecycle.advance(at(2_249), false);
+        assert!(lifecycle.outcome().is_none() && lifecycle.is_draining());
+        lifecycle.advance(at(2_250), false);
+        assert!(lifecycle.outcome().is_some());
     }
 
     #[test]
-    fn a_shim_that_comes_too_late_for_the_grace_still_asks_first() {
-        let mut course = course();
-        course.on_stop(at(1_000));
-        assert_eq!(sent(&mut course, 1_200), Some(TerminationSignal::Term));
-        assert_eq!(course.next_wakeup_at(at(1_200)), Some(at(1_210)));
-        assert_eq!(sent(&mut course, 1_209), None);
-        assert_eq!(sent(&mut course, 1_210), Some(TerminationSignal::Kill));
-        // Also a lease, while there is time: KILL is to be done by its limit.
-        let mut late = self::course();
+    fn a_late_shim_still_sends_term_before_kill() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_stop(at(1_000));
+        assert_eq!(sent(&mut lifecycle, 1_200), Some(TerminationSignal::Term));
+        assert_eq!(lifecycle.next_wakeup_at(at(1_200)), Some(at(1_210)));
+        assert_eq!(sent(&mut lifecycle, 1_209), None);
+        assert_eq!(sent(&mut lifecycle, 1_210), Some(TerminationSignal::Kill));
+        // The same holds for a lease: TERM is sent first while KILL can still finish by the
+        // limit.
+        let mut late = self::lifecycle();
         assert_eq!(sent(&mut late, 12_040), Some(TerminationSignal::Term));
         assert_eq!(sent(&mut late, 12_050), Some(TerminationSignal::Kill));
-        let mut too_late = self::course();
+        let mut too_late = self::lifecycle();
         assert_eq!(sent(&mut too_late, 12_050), Some(TerminationSignal::Kill));
     }
 
     #[test]
-    fn what_cannot_be_killed_ends_the_course_without_a_drain() {
-        let mut course = course();
-        course.on_stop(at(0));
-        sent(&mut course, 0);
-        sent(&mut course, 10);
-        sent(&mut course, 60_000);
-        course.advance(at(60_000), false);
-        let (_, cleared) = course.outcome().unwrap();
-        assert!(!cleared.proved_empty && cleared.killed);
+    fn an_unkillable_process_ends_the_lifecycle_without_draining() {
+        let mut lifecycle = lifecycle();
+        lifecycle.on_stop(at(0));
+        sent(&mut lifecycle, 0);
+        sent(&mut lifecycle, 10);
+        sent(&mut lifecycle, 60_000);
+        lifecycle.advance(at(60_000), false);
+        let (_, outcome) = lifecycle.outcome().unwrap();
+        assert!(!outcome.proved_empty && outcome.killed);
     }
 }

@@ -1,22 +1,25 @@
-//! When the next heartbeat is due, which ones are unanswered, and since when a stream counts as dead.
+//! Schedule of heartbeats: when the next one is due, which are unanswered, and when a stream
+//! counts as dead.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::time::BootTime;
 
-/// What the second unanswered heartbeat gets for its answer, when heartbeats are further apart than that. The relay is
-/// given up within two heartbeats and a second of its last word, however long a heartbeat is.
+/// Time for the second unanswered heartbeat's answer when the interval is longer than this. A
+/// dead stream is then found within two intervals and one second of the relay's last answer,
+/// for every interval.
 const SECOND_ANSWER_TIMEOUT: Duration = Duration::from_millis(750);
-/// However short a lease is, heartbeats come no closer together.
+/// Lower bound of the interval, however short the lease.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Which heartbeats are out.
+/// Heartbeats that were sent on one stream and their answers.
 #[derive(Debug)]
 pub struct HeartbeatTracker {
     interval: Duration,
     last_seq: u64,
-    /// The newest one whose answer came; the relay learns from it that this daemon hears.
+    /// The newest heartbeat that was answered. It is sent to the relay as proof that its
+    /// answers arrive.
     last_answered_seq: u64,
     unanswered: VecDeque<(u64, BootTime)>,
     next_at: BootTime,
@@ -34,8 +37,8 @@ impl HeartbeatTracker {
         }
     }
 
-    /// When there is something to do: one is to be sent, or the stream is dead. A short lease brings the next one
-    /// forward: a third of its ttl at most.
+    /// When to act next: send a heartbeat or close a dead stream. A short lease moves the next
+    /// heartbeat forward, to at most a third of its ttl.
     pub fn next_action_at(&self) -> BootTime {
         self.dead_at()
             .map_or(self.next_at, |dead| dead.min(self.next_at))
@@ -49,25 +52,26 @@ impl HeartbeatTracker {
         self.last_answered_seq
     }
 
-    /// The relay follows the shortest lease that is held.
+    /// The relay chooses the interval from the shortest lease that is held.
     pub fn set_interval(&mut self, interval: Duration, now: BootTime) {
         self.interval = interval.max(MIN_INTERVAL);
         self.next_at = self.next_at.min(now.after(self.interval));
     }
 
-    /// A lease of this length is held now.
+    /// A lease of this length is now held.
     pub fn shorten_for_lease(&mut self, ttl: Duration, now: BootTime) {
         let interval = (ttl / 3).max(MIN_INTERVAL);
         self.next_at = self.next_at.min(now.after(interval));
     }
 
-    /// Two are out and neither was answered in its time: nobody is listening.
+    /// Two heartbeats are unanswered and their time is over.
     pub fn is_dead(&self, now: BootTime) -> bool {
         self.dead_at().is_some_and(|at| at <= now) && !mutant!(DeadStreamKept)
     }
 
-    /// The second one gets its time from when it was due, so that one sent earlier shortens nobody's, and from when it was
-    /// sent, so that a machine that slept may hear an answer.
+    /// The second heartbeat's timeout starts when it was due, so that sending it early does not
+    /// shorten it, and not before it was sent, so that an answer can still arrive after a
+    /// suspend.
     fn dead_at(&self) -> Option<BootTime> {
         let (_, oldest) = self.unanswered.front()?;
         let (_, second) = self.unanswered.get(1)?;
@@ -75,7 +79,7 @@ impl HeartbeatTracker {
         Some(from.after(self.interval.min(SECOND_ANSWER_TIMEOUT)))
     }
 
-    /// Numbers the heartbeat that is sent now.
+    /// Records a heartbeat that is sent now and returns its number.
     pub fn record_sent(&mut self, now: BootTime) -> u64 {
         self.last_seq += 1;
         self.unanswered.push_back((self.last_seq, now));
@@ -83,7 +87,7 @@ impl HeartbeatTracker {
         self.last_seq
     }
 
-    /// When the heartbeat was sent that is answered here; later ones stay out.
+    /// When the answered heartbeat was sent. Later heartbeats stay unanswered.
     pub fn record_answer(&mut self, seq: u64) -> Option<BootTime> {
         let at = self.unanswered.iter().position(|(sent, _)| *sent == seq)?;
         let at = match mutant!(LeaseFromNewestBeat) {
@@ -107,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn two_unanswered_heartbeats_mean_a_dead_stream_and_an_answer_revives_it() {
+    fn two_unanswered_heartbeats_mean_a_dead_stream_until_an_answer_comes() {
         let mut beats = HeartbeatTracker::new(Duration::from_secs(5), at(0));
         assert_eq!(beats.next_action_at(), at(0));
         assert_eq!(
@@ -120,7 +124,7 @@ mod tests {
         assert_eq!(
             beats.next_action_at(),
             at(5_750),
-            "two are out; the first is overdue"
+            "two heartbeats are unanswered; the first is overdue"
         );
         assert!(!beats.is_dead(at(5_749)) && beats.is_dead(at(5_750)));
         assert_eq!(beats.record_answer(2), Some(at(3_000)));
@@ -133,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wire_that_drops_everything_is_found_within_two_heartbeats_and_a_second() {
+    fn a_silent_stream_is_dead_within_two_heartbeats_and_a_second() {
         for interval in [100, 1_666, 5_000] {
             let every = Duration::from_millis(interval);
             let mut beats = HeartbeatTracker::new(every, at(0));
             beats.record_sent(at(0));
             beats.record_answer(1);
-            // From here on nothing arrives; whatever falls due is sent.
+            // From here on no answer arrives, and every heartbeat is sent when it is due.
             let mut now = beats.next_action_at();
             let mut sent = 0;
             while !beats.is_dead(now) {
@@ -153,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_one_more_heartbeat_nor_a_suspend_makes_a_stream_dead_before_an_answer_could_come() {
+    fn an_early_heartbeat_or_a_suspend_leaves_time_for_an_answer() {
         let mut beats = HeartbeatTracker::new(Duration::from_secs(5), at(0));
         beats.record_sent(at(0));
         beats.record_sent(at(1));
@@ -161,7 +165,7 @@ mod tests {
         beats.record_answer(2);
         beats.record_sent(at(6_000));
         assert_eq!(beats.next_action_at(), at(11_000));
-        // The machine slept for an hour.
+        // The machine was suspended for an hour.
         beats.record_sent(at(3_600_000));
         assert!(!beats.is_dead(at(3_600_749)) && beats.is_dead(at(3_600_750)));
     }

@@ -1,15 +1,15 @@
-//! One attempt's lease as its holder counts it. Pure.
+//! The lease of one attempt as the daemon counts it. Pure.
 //!
-//! The relay counts from the moment it *received* a renewal and adds grace; the daemon counts from the
-//! moment it *sent* the renewal that was acknowledged. So the daemon's limit always comes first, and
-//! its processes are gone before anyone else may start.
+//! The relay counts from the time it *received* a renewal and adds a grace period. The daemon
+//! counts from the time it *sent* the acknowledged renewal. So the daemon's limit always comes
+//! first, and its processes are gone before another attempt may start.
 
 use std::time::Duration;
 
 use crate::child_lifecycle::LeaseDeadlines;
 use crate::time::{BootTime, whole_millis};
 
-/// Part of the final stretch kept for KILL itself, so that it is done by the limit and not begun there.
+/// Time reserved for KILL before the limit, so that KILL has taken effect at the limit.
 const KILL_LEAD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct LeaseClock {
 }
 
 impl LeaseClock {
-    /// `sent_at` is when the frame went out that this grant answers.
+    /// `sent_at` is when the frame was sent that this grant answers.
     pub fn from_grant(sent_at: BootTime, granted: Duration) -> Self {
         Self {
             limit: limit_from(sent_at, granted),
@@ -27,12 +27,12 @@ impl LeaseClock {
         }
     }
 
-    /// As another daemon left it, with its shim or on disk.
+    /// A lease that an earlier daemon left with its shim or on disk.
     pub fn from_stored(limit: BootTime, granted: Duration) -> Self {
         Self { limit, granted }
     }
 
-    /// As its shim counts it.
+    /// The deadlines that are sent to the shim.
     pub fn shim_deadlines(&self, cleanup_term: Duration) -> LeaseDeadlines {
         LeaseDeadlines {
             term_at: self.term_at(cleanup_term),
@@ -42,7 +42,7 @@ impl LeaseClock {
         }
     }
 
-    /// An answer never shortens the lease: a larger grant that is outstanding still counts.
+    /// An answer never shortens the lease: an earlier, larger grant still counts.
     pub fn renew(&mut self, sent_at: BootTime, granted: Duration) {
         self.granted = granted;
         self.limit = self.limit.max(limit_from(sent_at, granted));
@@ -52,7 +52,7 @@ impl LeaseClock {
         self.limit
     }
 
-    /// Nothing of the attempt may run or be heard any more.
+    /// No process of the attempt may run, and the relay accepts no frame for it.
     pub fn is_expired(&self, now: BootTime) -> bool {
         self.limit <= now && !mutant!(LostRightIgnored)
     }
@@ -61,8 +61,8 @@ impl LeaseClock {
         self.granted
     }
 
-    /// When TERM goes out if no renewal is acknowledged before. A short cleanup_term has its time before KILL, which comes
-    /// before the limit.
+    /// When TERM is sent unless a renewal is acknowledged first. A short `cleanup_term` fits
+    /// entirely before KILL, which itself comes before the limit.
     pub fn term_at(&self, cleanup_term: Duration) -> BootTime {
         if mutant!(TermTooLate) {
             return self.kill_at();
@@ -72,7 +72,7 @@ impl LeaseClock {
         self.limit.before(lead)
     }
 
-    /// When KILL goes out after that, so that nothing is left at the limit.
+    /// When KILL is sent after TERM, so that no process is left at the limit.
     pub fn kill_at(&self) -> BootTime {
         if mutant!(KillAtLimit) {
             return self.limit;
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(lease.limit(), ms(31_000));
         lease.renew(ms(11_000), Duration::from_secs(30));
         assert_eq!(lease.limit(), ms(41_000));
-        // A hold of ten minutes outlives the ordinary renewal that follows it.
+        // A lease extension of ten minutes outlasts the ordinary renewal that follows it.
         lease.renew(ms(12_000), Duration::from_secs(600));
         lease.renew(ms(13_000), Duration::from_secs(30));
         assert_eq!(lease.limit(), ms(612_000));
@@ -140,11 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn the_next_daemon_counts_as_the_one_before_did() {
+    fn a_lease_restored_from_the_shim_equals_the_original() {
         let lease = LeaseClock::from_grant(ms(5_000), Duration::from_secs(30));
-        let told = lease.shim_deadlines(Duration::from_secs(2));
-        assert_eq!((told.term_at, told.kill_at), (ms(33_000), ms(34_800)));
-        let granted = Duration::from_millis(told.granted_ms);
-        assert_eq!(LeaseClock::from_stored(told.limit, granted), lease);
+        let deadlines = lease.shim_deadlines(Duration::from_secs(2));
+        assert_eq!(
+            (deadlines.term_at, deadlines.kill_at),
+            (ms(33_000), ms(34_800))
+        );
+        let granted = Duration::from_millis(deadlines.granted_ms);
+        assert_eq!(LeaseClock::from_stored(deadlines.limit, granted), lease);
     }
 }

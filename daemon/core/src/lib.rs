@@ -1,8 +1,11 @@
-//! What a worker decides, without anything that it does: time, chance and what was seen come in as arguments. `daemon/` does
-//! the rest, and `tests/sim` runs the same code in a seeded world.
+//! Decisions of the daemon without I/O: time, randomness and observations are arguments. The
+//! crate in `daemon/` executes them, and `tests/sim` runs the same code in a simulation with a
+//! seed.
 //!
-//! `outbox` is what an attempt has to say and what of it may leave; `heartbeats` and `lease` count the right to run, `course` and `ladder` end what
-//! has lost it; `stake` and `backoff` say how soon a lost stream is dialed again.
+//! `outbox` queues an attempt's frames and decides which may be sent. `heartbeat_tracker` and
+//! `lease_clock` decide how long an attempt may run. `child_lifecycle` and
+//! `termination_sequence` end its processes. `reconnect_urgency` and `reconnect_delay` decide
+//! how soon a lost stream is reconnected.
 
 #[macro_use]
 pub mod mutants;

@@ -1,9 +1,11 @@
-//! Named one-line breakages of what a worker decides, so that the simulation itself can be tested: each must be found.
+//! Named one-line faults in the daemon's decisions. They test the simulation, which must find
+//! each of them.
 //!
-//! As in `relay/core/src/mutants.rs`: only in builds of the feature `mutants`, one at a time, chosen at run time and for this
-//! thread alone. In every other build `mutant!` is `false`, and the compiler removes what it guards.
+//! As in `relay/core/src/mutants.rs`, they exist only in builds with the feature `mutants`, and
+//! at most one is active, chosen at run time and for the current thread. In every other build
+//! `mutant!` is `false` and the compiler removes the guarded code.
 
-/// Whether this build can be broken.
+/// Whether this build contains the faults.
 pub fn are_built_in() -> bool {
     cfg!(feature = "mutants")
 }
@@ -28,14 +30,14 @@ mod active {
 
     macro_rules! mutants {
         ($($name:ident = $what:literal,)*) => {
-            /// One breakage.
+            /// One fault.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Mutant { $($name,)* }
 
             impl Mutant {
                 pub const ALL: &'static [Mutant] = &[$(Mutant::$name,)*];
 
-                /// What is broken.
+                /// Describes the fault.
                 pub fn what(self) -> &'static str {
                     match self { $(Mutant::$name => $what,)* }
                 }
@@ -44,33 +46,33 @@ mod active {
     }
 
     mutants! {
-        LeaseFromNewestBeat = "a renewal counts from the newest heartbeat and not from the one that it answers",
-        LeaseWithGrace = "a worker counts a lease a quarter longer than it was granted",
-        TermTooLate = "TERM goes out only when KILL is due",
-        KillAtLimit = "KILL goes out at the limit and not before it",
-        TermIsEnough = "what ignores TERM is not killed",
-        StopForgotten = "an order to stop does not bring KILL forward",
-        LostRightIgnored = "an attempt whose lease is over may start and be heard",
-        AckTakesUnacked = "an acknowledgement takes the frame behind it, too",
-        AckTakesOutput = "an acknowledgement inside a chunk takes all of it",
-        ReplaySkipped = "a new stream goes on where the old one broke",
-        CutNotRecorded = "output beyond the bound goes without a word",
-        OutputUnbounded = "unacknowledged output is kept without a bound",
-        SentBeforeStored = "frames leave before the disk has them",
-        SentBeforeSynced = "what nobody could say again leaves before it is synced",
-        ProgressAhead = "the transcript counts as told before its frame is stored",
-        NumbersReused = "after a take-over numbers that the relay knows are used again",
-        ImageForgets = "a new file of the outbox lacks its oldest frame",
-        BackoffIgnoresLease = "a lost stream is dialed as if no lease ran out",
-        BackoffIgnoresLastWords = "results that nobody has heard hurry nobody",
-        DeadStreamKept = "heartbeats that nobody answers end no stream",
+        LeaseFromNewestBeat = "a renewal counts from the newest heartbeat instead of the one it answers",
+        LeaseWithGrace = "the daemon counts a lease a quarter longer than granted",
+        TermTooLate = "TERM is sent only when KILL is due",
+        KillAtLimit = "KILL is sent at the limit instead of before it",
+        TermIsEnough = "a process that ignores TERM is not killed",
+        StopForgotten = "an order to stop does not move KILL to an earlier time",
+        LostRightIgnored = "an attempt with an expired lease may start and send frames",
+        AckTakesUnacked = "an acknowledgement also removes the frame after it",
+        AckTakesOutput = "an acknowledgement inside a chunk removes the whole chunk",
+        ReplaySkipped = "a new stream does not resend unacknowledged frames",
+        CutNotRecorded = "output beyond the limit is dropped without a cut record",
+        OutputUnbounded = "unacknowledged output is kept without a limit",
+        SentBeforeStored = "frames are sent before they are written to disk",
+        SentBeforeSynced = "frames that need a sync are sent before it",
+        ProgressAhead = "the transcript position moves ahead of the stored frame",
+        NumbersReused = "after a take-over, frame numbers that the relay already has are reused",
+        ImageForgets = "a rewritten outbox file lacks its oldest frame",
+        BackoffIgnoresLease = "the reconnect delay ignores the remaining lease",
+        BackoffIgnoresLastWords = "unreported results do not shorten the reconnect delay",
+        DeadStreamKept = "unanswered heartbeats do not end the stream",
     }
 
     thread_local! {
         static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// Breaks the workers of this thread in this way, or mends them.
+    /// Activates this fault for the daemons of the current thread; `None` removes it.
     pub fn activate(mutant: Option<Mutant>) {
         ACTIVE.set(mutant);
     }

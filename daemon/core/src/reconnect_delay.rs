@@ -1,47 +1,48 @@
-//! How long to wait before the next connection attempt. Pure: the random number, the relay's wish and
-//! the leases at stake are arguments.
+//! Delay before the next attempt to connect. Pure: the random number, the relay's retry-after
+//! and the leases at risk are arguments.
 
 use std::time::Duration;
 
-/// Ceiling of the first wait.
+/// Ceiling of the first delay.
 const FIRST_CEILING: Duration = Duration::from_millis(500);
-/// No ceiling grows beyond this.
+/// Upper bound of every ceiling.
 const MAX_CEILING: Duration = Duration::from_secs(60);
 
-/// What the next wait depends on.
+/// Inputs of the next delay.
 #[derive(Clone, Copy, Debug)]
 pub struct ReconnectState {
-    /// Attempts to connect that failed since the last healthy session.
+    /// Failed attempts to connect since the last healthy session.
     pub failures: u32,
-    /// What the relay asked for when it turned the daemon away.
+    /// Delay that the relay asked for when it refused the daemon.
     pub retry_after: Option<Duration>,
     /// Time left on the shortest lease that is still held.
     pub shortest_lease: Option<Duration>,
-    /// The most that a relay which is back may be kept waiting for the last words of attempts.
+    /// Longest time that a relay that is back may wait for unreported results.
     pub max_result_delay: Option<Duration>,
 }
 
 /// Full jitter under a doubling ceiling; `random` is uniform in `0.0..1.0`.
 ///
-/// The relay's wish is a lower bound. A held lease beats both: reconnecting must happen while there is
-/// still time to renew, so a quarter of what is left is the most that is waited. Results that nobody has heard keep the
-/// ceiling low: a relay that comes back waits for them only a little.
+/// The relay's retry-after is a lower bound. A held lease overrides both: the daemon must
+/// reconnect while there is still time to renew, so it waits at most a quarter of the remaining
+/// lease. Unreported results keep the ceiling low, because a relay that comes back waits for
+/// them only briefly.
 pub fn reconnect_delay(retry: ReconnectState, random: f64) -> Duration {
-    let hurried_by = retry
+    let result_ceiling = retry
         .max_result_delay
         .filter(|_| !mutant!(BackoffIgnoresLastWords));
     let ceiling = FIRST_CEILING
         .saturating_mul(1 << retry.failures.min(7))
-        .min(hurried_by.unwrap_or(MAX_CEILING))
+        .min(result_ceiling.unwrap_or(MAX_CEILING))
         .min(MAX_CEILING);
     let jittered = ceiling.mul_f64(random.clamp(0.0, 1.0));
-    let wished = retry
+    let delay = retry
         .retry_after
-        .map_or(jittered, |wish| wish.saturating_add(jittered));
+        .map_or(jittered, |retry_after| retry_after.saturating_add(jittered));
     match retry.shortest_lease {
-        Some(_) if mutant!(BackoffIgnoresLease) => wished,
-        Some(left) => wished.min(left / 4),
-        None => wished,
+        Some(_) if mutant!(BackoffIgnoresLease) => delay,
+        Some(left) => delay.min(left / 4),
+        None => delay,
     }
 }
 
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_relays_wish_is_kept_unless_a_lease_would_run_out() {
+    fn retry_after_is_respected_unless_a_lease_would_expire() {
         let asked = ReconnectState {
             retry_after: Some(Duration::from_secs(20)),
             ..IDLE
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_nobody_has_heard_is_not_kept_for_a_minute() {
+    fn an_unreported_result_lowers_the_reconnect_ceiling() {
         let holding = ReconnectState {
             failures: 9,
             max_result_delay: Some(Duration::from_secs(5)),

@@ -1,43 +1,45 @@
-//! How every process of an attempt is ended: TERM to all that can be seen, a grace, KILL, and again until the
-//! kernel says that nobody is left. Pure: it is told what a look has seen and answers with the signal to send.
+//! Ends every process of an attempt: TERM to all visible processes, a grace period, then KILL,
+//! repeated until the kernel reports that no process is left. Pure: it takes the result of a
+//! scan and returns the signal to send.
 //!
-//! "Nobody" is a proof and no guess. The shim is the subreaper of everything that its child ever started, so
-//! when it has no child left, it has no descendant left.
+//! An empty scan is a proof. The shim is the subreaper of every process that its child started,
+//! so when it has no child left, it has no descendant left.
 
 use std::time::Duration;
 
 use crate::time::BootTime;
 
-/// Between two looks for processes that are to end.
+/// Time between two scans for processes that have to end.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(10);
-/// How long KILL is repeated. What is left then cannot be killed, and the receipt says so.
+/// How long KILL is repeated. A process that is left then cannot be killed, and the receipt
+/// records that.
 pub const KILL_RETRY_LIMIT: Duration = Duration::from_secs(5);
 
-/// What was found of an attempt's processes at its end, and done to them.
+/// What was done to end an attempt's processes, and whether all of them are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TerminationOutcome {
     /// It is proved that no living process is left.
     pub proved_empty: bool,
     /// TERM was sent to a living process.
     pub terminated: bool,
-    /// KILL was needed.
+    /// KILL was sent to a living process.
     pub killed: bool,
-    /// Processes that had to be signalled one by one.
+    /// Processes outside the child's group, which had to be signalled one by one.
     pub signaled_singly: u32,
 }
 
-/// What a look has seen.
+/// What a scan found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanResult {
     /// No process is left.
     NoProcess,
-    /// Those that were signalled last are still there; nobody looked for others.
+    /// The processes signalled last are still alive. The scan did not look for others.
     KnownRemain,
-    /// All that could be seen, and the child as long as nobody waited for it. None of them while somebody is left
-    /// means: look again.
+    /// All visible processes, including the child until it has been reaped. Zero living members
+    /// while a process is left means that the scan must be repeated.
     Members {
         living: usize,
-        /// Of these, how many are not in the child's own process group.
+        /// How many of them are not in the child's own process group.
         outside_group: usize,
     },
 }
@@ -51,40 +53,40 @@ pub enum TerminationSignal {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TerminationSequence {
     outcome: TerminationOutcome,
-    /// The first look: whoever it saw was told to end.
+    /// The first scan. Every process in it got TERM.
     first_scan_at: Option<BootTime>,
     give_up_at: Option<BootTime>,
     is_over: bool,
 }
 
 impl TerminationSequence {
-    /// KILL is never the first word to a process, however late this came to look, unless `last` has come as well: from
-    /// then on there is no time left to ask.
+    /// KILL is never the first signal to a process, however late the first scan is, unless
+    /// `last` has passed too: then there is no time left for TERM.
     pub fn earliest_kill_at(&self, kill_at: BootTime, last: BootTime) -> BootTime {
-        let asked = self
+        let after_term = self
             .first_scan_at
-            .map_or(last, |told| told.after(SCAN_INTERVAL).min(last));
-        kill_at.max(asked)
+            .map_or(last, |scanned_at| scanned_at.after(SCAN_INTERVAL).min(last));
+        kill_at.max(after_term)
     }
 
-    /// Whether a cheap look at those who are known is enough: they were told, and have time left.
+    /// Whether a cheap scan of the known processes is enough: they got TERM and have time left.
     pub fn can_scan_known_only(&self, now: BootTime, kill_at: BootTime) -> bool {
         self.outcome.terminated && now < kill_at
     }
 
-    /// KILL has been reached.
+    /// KILL is due or was sent.
     pub fn is_killing(&self) -> bool {
         self.give_up_at.is_some()
     }
 
-    /// Takes in a look and says what everybody in it must be sent.
+    /// Records a scan and returns the signal for every process in it.
     pub fn on_scan(
         &mut self,
-        sight: ScanResult,
+        scan: ScanResult,
         now: BootTime,
         kill_at: BootTime,
     ) -> Option<TerminationSignal> {
-        match sight {
+        match scan {
             ScanResult::NoProcess => {
                 self.outcome.proved_empty = true;
                 self.is_over = true;
@@ -93,24 +95,24 @@ impl TerminationSequence {
             ScanResult::KnownRemain => None,
             ScanResult::Members {
                 living,
-                outside_group: outside,
+                outside_group,
             } => {
-                let rung = self.next_signal(now, kill_at);
+                let signal = self.next_signal(now, kill_at);
                 if living == 0 {
                     return None;
                 }
-                match rung {
+                match signal {
                     TerminationSignal::Term => self.outcome.terminated = true,
                     TerminationSignal::Kill => self.outcome.killed = true,
                 }
-                let outside = u32::try_from(outside).unwrap_or(u32::MAX);
+                let outside = u32::try_from(outside_group).unwrap_or(u32::MAX);
                 self.outcome.signaled_singly = self.outcome.signaled_singly.max(outside);
-                Some(rung)
+                Some(signal)
             }
         }
     }
 
-    /// What it did, once it is over.
+    /// What was done, once the sequence is over.
     pub fn outcome(&self) -> Option<TerminationOutcome> {
         self.is_over.then_some(self.outcome)
     }
@@ -144,87 +146,91 @@ mod tests {
     }
 
     #[test]
-    fn nobody_left_needs_no_signal() {
-        let mut ladder = TerminationSequence::default();
-        assert_eq!(ladder.on_scan(ScanResult::NoProcess, at(0), KILL_AT), None);
-        let cleared = ladder.outcome().unwrap();
-        assert!(cleared.proved_empty && !cleared.terminated && !cleared.killed);
-    }
-
-    #[test]
-    fn term_first_then_patience_then_kill_until_nobody_is_left() {
-        let mut ladder = TerminationSequence::default();
-        assert!(!ladder.can_scan_known_only(at(0), KILL_AT));
+    fn an_empty_scan_needs_no_signal() {
+        let mut sequence = TerminationSequence::default();
         assert_eq!(
-            ladder.on_scan(members(3, 1), at(0), KILL_AT),
-            Some(TerminationSignal::Term)
-        );
-        assert!(ladder.can_scan_known_only(at(10), KILL_AT));
-        assert_eq!(
-            ladder.on_scan(ScanResult::KnownRemain, at(10), KILL_AT),
+            sequence.on_scan(ScanResult::NoProcess, at(0), KILL_AT),
             None
         );
-        // Somebody forked while the others died: it has not been told yet.
+        let outcome = sequence.outcome().unwrap();
+        assert!(outcome.proved_empty && !outcome.terminated && !outcome.killed);
+    }
+
+    #[test]
+    fn term_then_grace_then_kill_until_no_process_is_left() {
+        let mut sequence = TerminationSequence::default();
+        assert!(!sequence.can_scan_known_only(at(0), KILL_AT));
         assert_eq!(
-            ladder.on_scan(members(1, 0), at(20), KILL_AT),
+            sequence.on_scan(members(3, 1), at(0), KILL_AT),
             Some(TerminationSignal::Term)
         );
-        assert!(!ladder.can_scan_known_only(KILL_AT, KILL_AT));
+        assert!(sequence.can_scan_known_only(at(10), KILL_AT));
         assert_eq!(
-            ladder.on_scan(members(2, 2), KILL_AT, KILL_AT),
+            sequence.on_scan(ScanResult::KnownRemain, at(10), KILL_AT),
+            None
+        );
+        // A process forked while the others died, and has not got TERM yet.
+        assert_eq!(
+            sequence.on_scan(members(1, 0), at(20), KILL_AT),
+            Some(TerminationSignal::Term)
+        );
+        assert!(!sequence.can_scan_known_only(KILL_AT, KILL_AT));
+        assert_eq!(
+            sequence.on_scan(members(2, 2), KILL_AT, KILL_AT),
             Some(TerminationSignal::Kill)
         );
-        assert_eq!(ladder.on_scan(members(0, 0), at(1_010), KILL_AT), None);
-        assert_eq!(ladder.outcome(), None);
-        ladder.on_scan(ScanResult::NoProcess, at(1_020), KILL_AT);
-        let cleared = ladder.outcome().unwrap();
-        assert!(cleared.proved_empty && cleared.terminated && cleared.killed);
-        assert_eq!(cleared.signaled_singly, 2);
+        assert_eq!(sequence.on_scan(members(0, 0), at(1_010), KILL_AT), None);
+        assert_eq!(sequence.outcome(), None);
+        sequence.on_scan(ScanResult::NoProcess, at(1_020), KILL_AT);
+        let outcome = sequence.outcome().unwrap();
+        assert!(outcome.proved_empty && outcome.terminated && outcome.killed);
+        assert_eq!(outcome.signaled_singly, 2);
     }
 
     #[test]
-    fn a_grace_that_is_over_at_once_goes_straight_to_kill() {
-        let mut ladder = TerminationSequence::default();
-        let rung = ladder.on_scan(members(1, 0), at(2_000), KILL_AT);
-        assert_eq!(rung, Some(TerminationSignal::Kill));
+    fn a_grace_period_that_is_already_over_goes_straight_to_kill() {
+        let mut sequence = TerminationSequence::default();
+        let signal = sequence.on_scan(members(1, 0), at(2_000), KILL_AT);
+        assert_eq!(signal, Some(TerminationSignal::Kill));
     }
 
     #[test]
-    fn who_is_seen_for_the_first_time_is_asked_before_it_is_killed_unless_it_is_too_late() {
-        let (mut ladder, last) = (TerminationSequence::default(), at(5_000));
-        assert_eq!(ladder.earliest_kill_at(KILL_AT, last), last);
-        assert_eq!(ladder.earliest_kill_at(KILL_AT, at(900)), KILL_AT);
-        let kill_at = ladder.earliest_kill_at(KILL_AT, last);
-        // Nobody was seen, and somebody is there: time runs from this look on all the same.
-        ladder.on_scan(members(0, 0), at(2_000), kill_at);
-        assert_eq!(ladder.earliest_kill_at(KILL_AT, last), at(2_010));
-        assert_eq!(ladder.earliest_kill_at(at(3_000), last), at(3_000));
-        assert_eq!(ladder.earliest_kill_at(KILL_AT, at(2_004)), at(2_004));
+    fn term_comes_before_kill_unless_it_is_too_late() {
+        let (mut sequence, last) = (TerminationSequence::default(), at(5_000));
+        assert_eq!(sequence.earliest_kill_at(KILL_AT, last), last);
+        assert_eq!(sequence.earliest_kill_at(KILL_AT, at(900)), KILL_AT);
+        let kill_at = sequence.earliest_kill_at(KILL_AT, last);
+        // The scan saw no process although one is left. The time for TERM runs from this scan
+        // on.
+        sequence.on_scan(members(0, 0), at(2_000), kill_at);
+        assert_eq!(sequence.earliest_kill_at(KILL_AT, last), at(2_010));
+        assert_eq!(sequence.earliest_kill_at(at(3_000), last), at(3_000));
+        assert_eq!(sequence.earliest_kill_at(KILL_AT, at(2_004)), at(2_004));
     }
 
     #[test]
-    fn what_cannot_be_killed_is_given_up_and_said() {
-        let mut ladder = TerminationSequence::default();
+    fn an_unkillable_process_is_given_up_and_reported() {
+        let mut sequence = TerminationSequence::default();
         let first = at(2_000);
         let last = first.after(KILL_RETRY_LIMIT);
         assert_eq!(
-            ladder.on_scan(members(1, 0), first, KILL_AT),
+            sequence.on_scan(members(1, 0), first, KILL_AT),
             Some(TerminationSignal::Kill)
         );
-        assert_eq!(ladder.outcome(), None);
+        assert_eq!(sequence.outcome(), None);
         assert_eq!(
-            ladder.on_scan(members(1, 0), last, KILL_AT),
+            sequence.on_scan(members(1, 0), last, KILL_AT),
             Some(TerminationSignal::Kill)
         );
-        assert!(!ladder.outcome().unwrap().proved_empty);
+        assert!(!sequence.outcome().unwrap().proved_empty);
     }
 
     #[test]
-    fn nobody_seen_for_ever_while_somebody_is_left_ends_too() {
-        let mut ladder = TerminationSequence::default();
-        ladder.on_scan(members(0, 0), at(2_000), KILL_AT);
+    fn empty_scans_with_a_process_left_are_given_up_too() {
+        let mut sequence = TerminationSequence::default();
+        sequence.on_scan(members(0, 0), at(2_000), KILL_AT);
         let last = at(2_000).after(KILL_RETRY_LIMIT);
-        assert_eq!(ladder.on_scan(members(0, 0), last, KILL_AT), None);
-        assert!(!ladder.outcome().unwrap().proved_empty);
+        assert_eq!(sequence.on_scan(members(0, 0), last, KILL_AT), None);
+        assert!(!sequence.outcome().unwrap().proved_empty);
     }
 }

@@ -1,9 +1,9 @@
-//! The worker's time line. Who reads the clock is `daemon/src/clock.rs`.
+//! The daemon's time line. `daemon/src/clock.rs` reads the clock.
 
 use std::time::Duration;
 
-/// A point on the daemon's own time line, in milliseconds since boot. Never leaves the machine: shims
-/// count on the same line.
+/// A point in time in milliseconds since boot. It is never sent to another machine; shims on
+/// the same machine use the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootTime(u64);
 
@@ -24,13 +24,13 @@ impl BootTime {
         Self(self.0.saturating_sub(whole_millis(lead)))
     }
 
-    /// Time left until `later`; zero once it has come.
+    /// Time left until `later`; zero once it has passed.
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
     }
 }
 
-/// For messages and files; what is too long to count is the longest.
+/// Milliseconds for messages and files; a longer duration is capped.
 pub fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,32 +1,35 @@
-//! The words of the outbox: a record is something to say, an entry one change of the outbox, as it is kept on the disk.
+//! Data types of the outbox: a record is a frame to send, an entry is one change of the outbox
+//! as it is stored on disk.
 
 use bytes::{Buf, Bytes};
 
-/// Bookkeeping charged per record, so that many tiny chunks are bounded too.
+/// Bookkeeping charged per record, so that the limit also bounds many tiny chunks.
 pub(super) const RECORD_OVERHEAD: usize = 128;
 
-/// Why output will never come.
+/// Why a range of output will never be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputCutReason {
-    /// More was unacknowledged than is kept.
+    /// More output was unacknowledged than the limit allows.
     Overflow,
     /// It was lost with the machine, or with the process that read it.
     WorkerCrash,
-    /// A line that was too long to be read.
+    /// A line was too long to be read.
     LineTooLong,
-    /// The process that read it was killed: nobody knows how much was still to be read, and one byte stands for it.
+    /// The process that read the output was killed. The amount of unread output is unknown, and
+    /// a length of one byte stands for it.
     RecorderLost,
-    /// The worker's disk did not take it.
+    /// The daemon's disk could not store it.
     DiskFull,
 }
 
-/// What a control frame says.
+/// The content of a control frame.
 pub trait ControlBody: Clone {
-    /// Bytes that are charged for it.
+    /// Bytes of memory that it is charged with.
     fn size(&self) -> usize;
 }
 
-/// One record. `C` is the body of a control frame, `L` what a piece of output is, `T` when it was observed.
+/// One frame to send. `C` is the body of a control frame, `L` the label of a piece of output,
+/// `T` the time of observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueuedRecord<C, L, T> {
     Control {
@@ -41,7 +44,7 @@ pub enum QueuedRecord<C, L, T> {
         label: L,
         bytes: Bytes,
     },
-    /// `length` bytes from `offset` on are gone for good.
+    /// `length` bytes from `offset` on are lost.
     Cut {
         offset: u64,
         length: u64,
@@ -51,41 +54,41 @@ pub enum QueuedRecord<C, L, T> {
     },
 }
 
-/// What the relay has in its keeping: everything up to and including these.
+/// What the relay has stored: everything up to and including these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AckedPosition {
     pub control_seq: u64,
     pub output_offset: u64,
 }
 
-/// What must have happened on the disk before a record leaves.
+/// What the disk must have done before a record may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredDurability {
-    /// It survives the daemon.
+    /// Written: the record survives a crash of the daemon.
     Written,
-    /// It survives the machine.
+    /// Synced: the record survives a crash of the machine.
     Synced,
 }
 
-/// How far the attempt's transcript is folded into the records so far.
+/// How much of the attempt's transcript has been turned into records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TranscriptProgress {
-    /// Everything before this position of the transcript.
+    /// Everything before this transcript position has been read.
     pub consumed: u64,
-    /// What the fold must remember at that position; its own business.
+    /// State of the transcript reader at that position, opaque to the outbox.
     pub snapshot: Bytes,
 }
 
 impl TranscriptProgress {
-    pub(super) fn apply_change(&mut self, step: ProgressChange) {
-        self.consumed = self.consumed.max(step.consumed);
-        if let Some(snapshot) = step.snapshot {
+    pub(super) fn apply_change(&mut self, change: ProgressChange) {
+        self.consumed = self.consumed.max(change.consumed);
+        if let Some(snapshot) = change.snapshot {
             self.snapshot = snapshot;
         }
     }
 }
 
-/// Progress as it is stored: the snapshot only where it changed.
+/// Progress as it is stored: the snapshot only when it changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgressChange {
     pub consumed: u64,
@@ -95,26 +98,27 @@ pub struct ProgressChange {
 /// One change of an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutboxEntry<C, L, T> {
-    /// Appended; a cut of output that is kept takes that output's place.
+    /// Appends a record. A cut replaces the buffered output that it covers.
     Frame(QueuedRecord<C, L, T>),
     Acked(AckedPosition),
-    /// Nothing of before is kept.
+    /// Drops every earlier record.
     Reset(OutboxNumbering),
-    /// Control frames before this number are not wanted any more.
+    /// Drops the control frames before this number.
     ControlFramesDropped {
         control_before: u64,
     },
-    /// A daemon took over what another one left.
+    /// A new daemon took the outbox over from an earlier one.
     TakenOver,
-    /// The relay said what it has: what was appended since the take-over is numbered so much higher.
+    /// The relay reported which frames it has. Frames appended since the take-over get numbers
+    /// that are higher by this much.
     Renumbered {
         raised_by: u64,
     },
-    /// Only the progress moved.
+    /// Only the progress changed.
     ProgressOnly,
 }
 
-/// Where the numbers stand.
+/// State of both numberings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutboxNumbering {
     pub last_control_seq: u64,
@@ -123,28 +127,28 @@ pub struct OutboxNumbering {
     pub taken_over_at: Option<u64>,
 }
 
-/// An entry on its way to the disk or from it.
+/// An entry as it is written to the disk or read from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEntry<C, L, T> {
-    /// Rises from entry to entry.
+    /// Increases with every entry.
     pub serial: u64,
     pub required_durability: RequiredDurability,
     pub progress: ProgressChange,
     pub entry: OutboxEntry<C, L, T>,
 }
 
-/// A record and what its leaving waits for.
+/// A record and what has to be durable before it is sent.
 #[derive(Clone, Debug)]
 pub(super) struct PendingRecord<C, L, T> {
     pub(super) record: QueuedRecord<C, L, T>,
     pub(super) serial: u64,
     pub(super) required_durability: RequiredDurability,
-    /// What a control frame is charged with.
+    /// Memory charged for a control frame.
     pub(super) control_memory: usize,
 }
 
 impl<C: ControlBody, L, T> QueuedRecord<C, L, T> {
-    /// Memory that a control frame is charged with.
+    /// Memory charged for a control frame.
     pub(super) fn control_memory(&self) -> usize {
         match self {
             Self::Control { body, .. } => body.size() + RECORD_OVERHEAD,
@@ -154,7 +158,7 @@ impl<C: ControlBody, L, T> QueuedRecord<C, L, T> {
 }
 
 impl<C, L, T> QueuedRecord<C, L, T> {
-    /// Memory that output is charged with.
+    /// Memory charged for output.
     pub(super) fn output_memory(&self) -> usize {
         match self {
             Self::Output { bytes, .. } => bytes.len() + RECORD_OVERHEAD,
@@ -180,7 +184,7 @@ impl<C, L, T> QueuedRecord<C, L, T> {
         }
     }
 
-    /// Numbers above `above` become higher. True for a control frame whose number is one of them.
+    /// Raises the numbers above `above`. True for a control frame that got a new number.
     pub(super) fn renumber(&mut self, above: u64, by: u64) -> bool {
         match self {
             Self::Control { seq: number, .. } => {
@@ -202,44 +206,44 @@ impl<C, L, T> QueuedRecord<C, L, T> {
         }
     }
 
-    /// What of it lies beyond `acked`; an acknowledgement may end inside a chunk.
+    /// The part that is not covered by `acked`. An acknowledgement may end inside a chunk.
     pub(super) fn unacked_part(mut self, acked: AckedPosition) -> Option<Self> {
-        let known = |offset: u64| acked.output_offset.saturating_sub(offset);
-        let is_wanted = match &mut self {
+        let acked_bytes = |offset: u64| acked.output_offset.saturating_sub(offset);
+        let has_unacked_part = match &mut self {
             Self::Control { seq, .. } => *seq > acked.control_seq,
             Self::Output { offset, bytes, .. } => {
-                let known = known(*offset).min(bytes.len() as u64);
-                let is_some_known = known > 0 && mutant!(AckTakesOutput);
-                *offset += known;
-                bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
-                !bytes.is_empty() && !is_some_known
+                let skipped = acked_bytes(*offset).min(bytes.len() as u64);
+                let is_partly_acked = skipped > 0 && mutant!(AckTakesOutput);
+                *offset += skipped;
+                bytes.advance(usize::try_from(skipped).unwrap_or(usize::MAX));
+                !bytes.is_empty() && !is_partly_acked
             }
             Self::Cut { offset, length, .. } => {
-                let known = known(*offset).min(*length);
-                (*offset, *length) = (*offset + known, *length - known);
+                let skipped = acked_bytes(*offset).min(*length);
+                (*offset, *length) = (*offset + skipped, *length - skipped);
                 *length > 0
             }
         };
-        is_wanted.then_some(self)
+        has_unacked_part.then_some(self)
     }
 
-    /// Adds the cut that follows right after this one and has the same cause.
+    /// Adds a cut that directly follows this one and has the same reason.
     pub(super) fn merge_cut(&mut self, later: &Self) -> bool {
         match (self, later) {
             (
                 Self::Cut {
                     offset,
                     length,
-                    reason: why,
+                    reason,
                     ..
                 },
                 Self::Cut {
                     offset: next,
                     length: added,
-                    reason: cause,
+                    reason: next_reason,
                     ..
                 },
-            ) if *offset + *length == *next && why == cause => {
+            ) if *offset + *length == *next && reason == next_reason => {
                 *length += added;
                 true
             }
@@ -249,8 +253,8 @@ impl<C, L, T> QueuedRecord<C, L, T> {
 }
 
 impl<C, L, T: Clone> QueuedRecord<C, L, T> {
-    /// The cut that takes the place of output.
-    pub(super) fn to_cut(&self, why: OutputCutReason) -> Option<Self> {
+    /// The cut that replaces this output.
+    pub(super) fn to_cut(&self, reason: OutputCutReason) -> Option<Self> {
         match self {
             Self::Output {
                 offset,
@@ -261,7 +265,7 @@ impl<C, L, T: Clone> QueuedRecord<C, L, T> {
             } => Some(Self::Cut {
                 offset: *offset,
                 length: bytes.len() as u64,
-                reason: why,
+                reason,
                 after_control_seq: *after_control_seq,
                 observed_at: observed_at.clone(),
             }),

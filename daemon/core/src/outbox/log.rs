@@ -1,5 +1,6 @@
-//! The outbox's side of its file: what is still to be written, what the disk has, and so what may leave. Pure; `writer` does the
-//! writing and reports back.
+//! The outbox's view of its file: which entries still have to be written, which are durable,
+//! and therefore which records may be sent. Pure; the writer in `daemon/src/outbox` does the
+//! I/O and reports back.
 
 use std::collections::VecDeque;
 
@@ -19,13 +20,14 @@ pub struct DurablePosition {
     pub file_bytes: u64,
 }
 
-/// Whether the disk is asked.
+/// Whether records wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogStorage {
     Disk,
-    /// Never.
+    /// The outbox has no file.
     Memory,
-    /// It refused: what is said is said from memory until all of it could be written anew.
+    /// A write failed. Records are sent from memory until the whole outbox has been written to
+    /// a new file.
     Failed,
 }
 
@@ -35,19 +37,19 @@ pub struct OutboxLog<C, L, T> {
     pending: Vec<LoggedEntry<C, L, T>>,
     last_serial: u64,
     durable: DurablePosition,
-    /// The disk has something of it that another daemon would find.
+    /// The disk has entries that a later daemon would find.
     has_stored_entries: bool,
-    /// Progress as the newest entry has it.
+    /// Progress as of the newest entry.
     logged_progress: TranscriptProgress,
-    /// Positions that entries on their way to the disk store.
+    /// Transcript positions of entries that are not written yet.
     progress_marks: VecDeque<(u64, u64)>,
     stored_consumed: u64,
     /// Sizes of the entries that are not written yet.
     unwritten_sizes: VecDeque<(u64, usize)>,
     unwritten_bytes: usize,
-    /// The last serial of a new file that is on its way.
+    /// The last serial of a new file that is being written.
     replacing_through: Option<u64>,
-    /// Size of the file when it was last new.
+    /// Size of the file after its last rewrite.
     rewritten_file_bytes: u64,
 }
 
@@ -77,11 +79,12 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         }
     }
 
-    /// Numbers an entry and keeps it for the disk. `at`: the progress that it makes, if it makes any.
+    /// Numbers an entry and queues it for the disk. `at` is the progress that it stores, if it
+    /// changes any.
     pub(super) fn append(
         &mut self,
         entry: &OutboxEntry<C, L, T>,
-        leaves: RequiredDurability,
+        durability: RequiredDurability,
         at: Option<&TranscriptProgress>,
     ) -> u64 {
         self.last_serial += 1;
@@ -96,7 +99,7 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
             self.mark_progress(serial, &at);
             self.pending.push(LoggedEntry {
                 serial,
-                required_durability: leaves,
+                required_durability: durability,
                 progress: ProgressChange {
                     consumed: at.consumed + u64::from(mutant!(ProgressAhead)),
                     snapshot,
@@ -107,7 +110,7 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         serial
     }
 
-    /// A new file takes the place of the old one and of everything that waits.
+    /// Builds a new file that replaces the old one and every queued entry.
     pub(super) fn replace_all(
         &mut self,
         entries: impl Iterator<Item = (OutboxEntry<C, L, T>, RequiredDurability)>,
@@ -117,11 +120,11 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         self.pending.clear();
         let mut snapshot = Some(at.snapshot.clone());
         let mut file = Vec::new();
-        for (entry, leaves) in entries {
+        for (entry, durability) in entries {
             self.last_serial += 1;
             file.push(LoggedEntry {
                 serial: self.last_serial,
-                required_durability: leaves,
+                required_durability: durability,
                 progress: ProgressChange {
                     consumed: at.consumed,
                     snapshot: snapshot.take(),
@@ -147,7 +150,7 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         self.last_serial = self.last_serial.max(serial);
     }
 
-    /// That was all that the disk had.
+    /// Ends the replay: the disk had no further entry.
     pub(super) fn finish_replay(&mut self, progress: &TranscriptProgress) {
         self.has_stored_entries = true;
         self.logged_progress = progress.clone();
@@ -158,9 +161,9 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         self.storage == LogStorage::Disk && self.logged_progress != *progress
     }
 
-    /// Whether a record may be sent.
-    pub(super) fn may_send(&self, serial: u64, leaves: RequiredDurability) -> bool {
-        match (self.storage, leaves) {
+    /// Whether a record is durable enough to be sent.
+    pub(super) fn may_send(&self, serial: u64, durability: RequiredDurability) -> bool {
+        match (self.storage, durability) {
             (LogStorage::Memory | LogStorage::Failed, _) => true,
             (LogStorage::Disk, _) if mutant!(SentBeforeStored) => true,
             (LogStorage::Disk, RequiredDurability::Synced) if mutant!(SentBeforeSynced) => {
@@ -171,7 +174,7 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         }
     }
 
-    /// Everything that is to be written, once.
+    /// Takes all entries that have to be written; each is returned once.
     pub fn take_pending(&mut self) -> Vec<LoggedEntry<C, L, T>> {
         std::mem::take(&mut self.pending)
     }
@@ -210,13 +213,14 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         }
     }
 
-    /// The new file stands, or could not be made while the old one is as good as before: either way it is not tried again soon.
+    /// The new file was written, or writing it failed and the old file is still valid. Either
+    /// way it is not retried soon.
     pub fn on_replaced(&mut self) {
         self.replacing_through = None;
         self.rewritten_file_bytes = self.durable.file_bytes;
     }
 
-    /// The disk refused. Everything leaves from memory until an image of it could be written.
+    /// A write failed. Records are sent from memory until a new file has been written.
     pub fn on_failed(&mut self) {
         if self.storage == LogStorage::Disk {
             self.storage = LogStorage::Failed;
@@ -231,12 +235,12 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         self.storage == LogStorage::Failed
     }
 
-    /// Whether another daemon would find it. Before that, nothing of it may have left.
+    /// Whether a later daemon would find this outbox. Until then no record may have been sent.
     pub fn has_stored_entries(&self) -> bool {
         self.has_stored_entries
     }
 
-    /// The file is mostly dead: `live` bytes are all that is kept of it.
+    /// Most of the file is obsolete: only `live` bytes of it are still needed.
     pub fn needs_rewrite(&self, live: usize) -> bool {
         let bytes = self.durable.file_bytes;
         self.storage == LogStorage::Disk
@@ -246,7 +250,8 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
             && 2 * live as u64 <= bytes
     }
 
-    /// Bytes that wait for the disk. A slow disk holds the child back by this.
+    /// Bytes that wait for the disk. The child's output is throttled by this when the disk is
+    /// slow.
     pub fn unwritten_bytes(&self) -> usize {
         self.unwritten_bytes
     }
@@ -255,7 +260,8 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         self.last_serial
     }
 
-    /// Entries up to this one survive the daemon, as far as anything does: what is kept in memory only never will.
+    /// Entries up to this one survive the daemon. Entries that are kept in memory only count as
+    /// written, because they will never be stored.
     pub fn written_through(&self) -> u64 {
         match self.storage {
             LogStorage::Disk => self.durable.written,
@@ -263,7 +269,7 @@ impl<C: ControlBody, L: Clone, T: Clone> OutboxLog<C, L, T> {
         }
     }
 
-    /// The transcript before this position is no longer needed, whatever happens to this daemon.
+    /// The transcript before this position is not needed any more, even if this daemon crashes.
     pub fn stored_consumed(&self) -> u64 {
         self.stored_consumed
     }

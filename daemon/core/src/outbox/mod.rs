@@ -1,10 +1,13 @@
-//! What one attempt has to say and the relay has not yet acknowledged. Pure: no I/O, no clock. Two numberings: control frames
-//! by `control_seq`, output by byte offset. Records leave in the order in which they were appended, once the disk has them
-//! (`log` is the gate), are kept until acknowledged and are replayed after a reconnect. Control frames are never dropped. Output
-//! is bounded: the oldest goes first, and what went is itself a record.
+//! Frames of one attempt that the relay has not acknowledged yet. Pure: no I/O, no clock.
 //!
-//! Every change is an [`Entry`]: it is applied here and handed to the disk by the same call, and `restore` applies what the disk
-//! has by the same code, so that there is no second truth.
+//! There are two numberings: control frames by `control_seq`, output by byte offset. Records
+//! are sent in the order in which they were appended, once they are on disk (`log` decides
+//! that). They are kept until acknowledged and sent again after a reconnect. Control frames are
+//! never dropped. Output is bounded: the oldest is dropped first, and a cut record takes its
+//! place.
+//!
+//! Every change is an [`OutboxEntry`]: one call applies it here and queues it for the disk, and
+//! `restore` applies stored entries with the same code. So memory and disk cannot disagree.
 
 use std::collections::VecDeque;
 
@@ -27,32 +30,33 @@ pub const OUTPUT_LIMIT: usize = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Outbox<C, L, T> {
     records: VecDeque<PendingRecord<C, L, T>>,
-    /// Records at the front that went out on the present stream.
+    /// Records at the front that were sent on the current stream.
     sent_count: usize,
     last_control_seq: u64,
     /// Offset of the next output byte.
     end_offset: u64,
     acked: AckedPosition,
-    /// The disk does not know of the newest acknowledgement. It is told with the next change: what is replayed for want of it
-    /// is dropped by the relay.
+    /// The newest acknowledgement is not logged yet. It is logged with the next change. A crash
+    /// before that only replays records that the relay then drops.
     acked_unlogged: bool,
-    /// Another daemon appended up to this number, and the relay has not said since what it has.
+    /// The last number that an earlier daemon appended. `None` once the relay has reported what
+    /// it has.
     taken_over_at: Option<u64>,
     progress: TranscriptProgress,
     output_bytes: usize,
-    /// Charged for control frames.
+    /// Memory charged for control frames.
     control_bytes: usize,
     limit: usize,
     log: OutboxLog<C, L, T>,
 }
 
 impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
-    /// Nothing leaves before the disk has it.
+    /// An outbox with a file: a record is sent only after it is on disk.
     pub fn new(limit: usize) -> Self {
         Self::with_log(limit, OutboxLog::on_disk())
     }
 
-    /// The disk is not asked: for what may be lost with the daemon.
+    /// An outbox without a file, for frames that may be lost with the daemon.
     pub fn in_memory(limit: usize) -> Self {
         Self::with_log(limit, OutboxLog::in_memory())
     }
@@ -74,8 +78,8 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         }
     }
 
-    /// What another daemon left on the disk, taken over by this one. Nothing of it leaves before the disk is asked again: what
-    /// was written may not have been synced.
+    /// Takes over an outbox that an earlier daemon left on disk. Nothing is sent before the
+    /// disk has confirmed it again, because a written entry may not have been synced.
     pub fn restore(limit: usize, entries: impl IntoIterator<Item = LoggedEntry<C, L, T>>) -> Self {
         let mut outbox = Self::new(limit);
         for logged in entries {
@@ -89,15 +93,15 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         outbox
     }
 
-    /// Numbers a control frame and keeps it; the number is returned.
-    pub fn push_control(&mut self, body: C, observed_at: T, leaves: RequiredDurability) -> u64 {
+    /// Appends a control frame and returns its number.
+    pub fn push_control(&mut self, body: C, observed_at: T, durability: RequiredDurability) -> u64 {
         let seq = self.last_control_seq + 1;
         let record = QueuedRecord::Control {
             seq,
             observed_at,
             body,
         };
-        self.commit(OutboxEntry::Frame(record), leaves);
+        self.commit(OutboxEntry::Frame(record), durability);
         seq
     }
 
@@ -116,28 +120,29 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.cut_to_limit();
     }
 
-    /// The next `length` bytes of output will never come.
-    pub fn push_cut(&mut self, length: u64, why: OutputCutReason, observed_at: T) {
+    /// Records that the next `length` bytes of output will never come.
+    pub fn push_cut(&mut self, length: u64, reason: OutputCutReason, observed_at: T) {
         if length == 0 {
             return;
         }
         let record = QueuedRecord::Cut {
             offset: self.end_offset,
             length,
-            reason: why,
+            reason,
             after_control_seq: self.last_control_seq,
             observed_at,
         };
         self.commit(OutboxEntry::Frame(record), RequiredDurability::Written);
     }
 
-    /// How far the transcript is folded once the next record is in; stored with that record. Where one step of the fold comes to
-    /// several records, the position moves with the last of them and the snapshot with each, or a crash in between loses the rest.
+    /// Sets the transcript progress that is stored with the next record. If one step of the
+    /// transcript produces several records, the position moves with the last of them and the
+    /// snapshot with each. Otherwise a crash between them would lose the rest.
     pub fn set_progress(&mut self, progress: TranscriptProgress) {
         self.progress = progress;
     }
 
-    /// Stores how far the transcript is folded, also where that came to no frame.
+    /// Stores the progress when it changed without producing a frame.
     pub fn store_progress(&mut self) {
         if self.log.is_progress_unlogged(&self.progress) {
             self.commit(OutboxEntry::ProgressOnly, RequiredDurability::Written);
@@ -148,19 +153,19 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         &self.progress
     }
 
-    /// The next record to put on the wire, in order; none while the disk does not have it.
+    /// The next record to send, in order; `None` while it is not durable enough.
     pub fn next_unsent(&self) -> Option<&QueuedRecord<C, L, T>> {
-        let kept = self.records.get(self.sent_count)?;
+        let pending = self.records.get(self.sent_count)?;
         self.log
-            .may_send(kept.serial, kept.required_durability)
-            .then_some(&kept.record)
+            .may_send(pending.serial, pending.required_durability)
+            .then_some(&pending.record)
     }
 
     pub fn mark_sent(&mut self) {
         self.sent_count = (self.sent_count + 1).min(self.records.len());
     }
 
-    /// Whatever is not acknowledged goes out again.
+    /// Sends every unacknowledged record again.
     pub fn resend_unacked(&mut self) {
         if mutant!(ReplaySkipped) {
             return;
@@ -168,16 +173,17 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.sent_count = 0;
     }
 
-    /// A new stream, and what the relay has. After a take-over, what was appended since is numbered after that: the relay may know
+    /// Starts a new stream with what the relay reports to have. After a take-over, frames
+    /// appended since then are renumbered to follow the relay's last number: the relay may have
     /// frames that the disk has lost.
     pub fn apply_settlement(&mut self, acked: AckedPosition) {
         if let Some(at) = self.taken_over_at {
-            let known = if mutant!(NumbersReused) {
+            let relay_seq = if mutant!(NumbersReused) {
                 0
             } else {
                 acked.control_seq
             };
-            let raised_by = known.saturating_sub(at);
+            let raised_by = relay_seq.saturating_sub(at);
             self.commit(
                 OutboxEntry::Renumbered { raised_by },
                 RequiredDurability::Synced,
@@ -187,7 +193,8 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.ack(acked);
     }
 
-    /// Cumulative per numbering. Older or impossible numbers change nothing.
+    /// Applies a cumulative acknowledgement of each numbering. Older or impossible numbers
+    /// change nothing.
     pub fn ack(&mut self, acked: AckedPosition) {
         let taken = acked.control_seq + u64::from(mutant!(AckTakesUnacked));
         let control_seq = taken.min(self.last_control_seq);
@@ -202,7 +209,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         }
     }
 
-    /// Nobody wants what is left: forgets it, and goes on numbering after it.
+    /// Drops all unacknowledged records; numbering continues after them.
     pub fn discard_unacked(&mut self) {
         self.ack(AckedPosition {
             control_seq: self.last_control_seq,
@@ -210,7 +217,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         });
     }
 
-    /// Of the control frames only the last is still wanted, and goes out again with all output.
+    /// Drops all control frames except the last, which is sent again with all output.
     pub fn drop_all_but_last_control(&mut self) {
         let control_before = self.last_control_seq;
         self.commit(
@@ -220,7 +227,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.resend_unacked();
     }
 
-    /// Forgets everything and numbers the next control frame `seq`.
+    /// Drops everything and gives the next control frame the number `seq`.
     pub fn restart_at(&mut self, seq: u64) {
         let last = seq.saturating_sub(1);
         let acked = AckedPosition {
@@ -249,27 +256,30 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.end_offset
     }
 
-    /// Bytes of memory held by output that nobody acknowledged.
+    /// Memory of unacknowledged output.
     pub fn output_bytes(&self) -> usize {
         self.output_bytes
     }
 
-    /// Bytes of memory held by control frames that nobody acknowledged. They are never dropped, so whoever has more to say is held
-    /// back by this.
+    /// Memory of unacknowledged control frames. They are never dropped, so the agent's input is
+    /// throttled by this.
     pub fn control_bytes(&self) -> usize {
         self.control_bytes
     }
 
     /// Smallest offset that can still be replayed as bytes.
     pub fn oldest_output_offset(&self) -> u64 {
-        let held = self.records.iter().find_map(|kept| match kept.record {
-            QueuedRecord::Output { offset, .. } => Some(offset),
-            QueuedRecord::Control { .. } | QueuedRecord::Cut { .. } => None,
-        });
-        held.unwrap_or(self.end_offset)
+        let oldest = self
+            .records
+            .iter()
+            .find_map(|pending| match pending.record {
+                QueuedRecord::Output { offset, .. } => Some(offset),
+                QueuedRecord::Control { .. } | QueuedRecord::Cut { .. } => None,
+            });
+        oldest.unwrap_or(self.end_offset)
     }
 
-    /// What is to be written, and how the writing goes.
+    /// The outbox's view of its file.
     pub fn log(&self) -> &OutboxLog<C, L, T> {
         &self.log
     }
@@ -278,7 +288,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         &mut self.log
     }
 
-    /// Everything that is kept as the content of a new file; what was to be written before is in it.
+    /// All buffered records as the content of a new file, including those not written yet.
     pub fn rewrite_entries(&mut self) -> Vec<LoggedEntry<C, L, T>> {
         let base = OutboxNumbering {
             last_control_seq: self.last_control_seq,
@@ -291,10 +301,10 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
             .records
             .iter()
             .skip(usize::from(mutant!(ImageForgets)))
-            .map(|kept| {
+            .map(|pending| {
                 (
-                    OutboxEntry::Frame(kept.record.clone()),
-                    kept.required_durability,
+                    OutboxEntry::Frame(pending.record.clone()),
+                    pending.required_durability,
                 )
             });
         let entries =
@@ -302,31 +312,36 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.log.replace_all(entries, &self.progress)
     }
 
-    /// One change: to the disk and to this outbox.
-    fn commit(&mut self, entry: OutboxEntry<C, L, T>, leaves: RequiredDurability) {
+    /// Logs one change and applies it.
+    fn commit(&mut self, entry: OutboxEntry<C, L, T>, durability: RequiredDurability) {
         if std::mem::take(&mut self.acked_unlogged) {
-            // With the progress of before: the disk may stop between the two.
+            // Keeps the earlier progress: the disk may store this entry and fail before the
+            // next one.
             let acked = OutboxEntry::Acked(self.acked);
             self.log.append(&acked, RequiredDurability::Written, None);
         }
-        let serial = self.log.append(&entry, leaves, Some(&self.progress));
-        self.apply(entry, serial, leaves);
+        let serial = self.log.append(&entry, durability, Some(&self.progress));
+        self.apply(entry, serial, durability);
     }
 
-    fn apply(&mut self, entry: OutboxEntry<C, L, T>, serial: u64, leaves: RequiredDurability) {
+    fn apply(&mut self, entry: OutboxEntry<C, L, T>, serial: u64, durability: RequiredDurability) {
         match entry {
             OutboxEntry::Frame(record) => self.apply_frame(PendingRecord {
                 control_memory: record.control_memory(),
                 record,
                 serial,
-                required_durability: leaves,
+                required_durability: durability,
             }),
             OutboxEntry::Acked(acked) => self.apply_acked(acked),
             OutboxEntry::Reset(base) => self.apply_reset(base),
             OutboxEntry::ControlFramesDropped { control_before } => {
                 self.records
-                    .retain(|kept| !kept.record.is_control_before(control_before));
-                self.control_bytes = self.records.iter().map(|kept| kept.control_memory).sum();
+                    .retain(|pending| !pending.record.is_control_before(control_before));
+                self.control_bytes = self
+                    .records
+                    .iter()
+                    .map(|pending| pending.control_memory)
+                    .sum();
                 self.sent_count = 0;
             }
             OutboxEntry::TakenOver => {
@@ -337,21 +352,21 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         }
     }
 
-    fn apply_frame(&mut self, kept: PendingRecord<C, L, T>) {
-        match &kept.record {
+    fn apply_frame(&mut self, pending: PendingRecord<C, L, T>) {
+        match &pending.record {
             QueuedRecord::Control { seq, .. } => {
                 self.last_control_seq = self.last_control_seq.max(*seq);
-                self.control_bytes += kept.control_memory;
-                self.records.push_back(kept);
+                self.control_bytes += pending.control_memory;
+                self.records.push_back(pending);
             }
             QueuedRecord::Output { offset, bytes, .. } => {
                 self.end_offset = self.end_offset.max(offset + bytes.len() as u64);
-                self.output_bytes += kept.record.output_memory();
-                self.records.push_back(kept);
+                self.output_bytes += pending.record.output_memory();
+                self.records.push_back(pending);
             }
             QueuedRecord::Cut { offset, length, .. } => {
                 self.end_offset = self.end_offset.max(offset + length);
-                self.insert_cut(kept);
+                self.insert_cut(pending);
             }
         }
     }
@@ -365,14 +380,16 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.taken_over_at = base.taken_over_at;
     }
 
-    /// The new numbers must be on the disk before anything leaves under them, or the next daemon would raise them again.
+    /// The new numbers must be on disk before a frame is sent with them. Otherwise the next
+    /// daemon would raise them again.
     fn apply_renumbering(&mut self, raised_by: u64, serial: u64) {
         let Some(above) = self.taken_over_at.take() else {
             return;
         };
-        for kept in &mut self.records {
-            if kept.record.renumber(above, raised_by) {
-                (kept.serial, kept.required_durability) = (serial, RequiredDurability::Synced);
+        for pending in &mut self.records {
+            if pending.record.renumber(above, raised_by) {
+                (pending.serial, pending.required_durability) =
+                    (serial, RequiredDurability::Synced);
             }
         }
         self.last_control_seq += raised_by;
@@ -380,20 +397,20 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
 
     fn apply_acked(&mut self, acked: AckedPosition) {
         self.acked = acked;
-        let mut kept_sent = 0;
-        let (mut held, mut untold) = (0, 0);
+        let mut still_sent = 0;
+        let (mut output_bytes, mut control_bytes) = (0, 0);
         let mut left = VecDeque::with_capacity(self.records.len());
-        for (index, kept) in self.records.drain(..).enumerate() {
-            let Some(record) = kept.record.unacked_part(acked) else {
+        for (index, pending) in self.records.drain(..).enumerate() {
+            let Some(record) = pending.record.unacked_part(acked) else {
                 continue;
             };
-            kept_sent += usize::from(index < self.sent_count);
-            held += record.output_memory();
-            untold += kept.control_memory;
-            left.push_back(PendingRecord { record, ..kept });
+            still_sent += usize::from(index < self.sent_count);
+            output_bytes += record.output_memory();
+            control_bytes += pending.control_memory;
+            left.push_back(PendingRecord { record, ..pending });
         }
-        (self.records, self.sent_count) = (left, kept_sent);
-        (self.output_bytes, self.control_bytes) = (held, untold);
+        (self.records, self.sent_count) = (left, still_sent);
+        (self.output_bytes, self.control_bytes) = (output_bytes, control_bytes);
     }
 
     fn cut_to_limit(&mut self) {
@@ -407,7 +424,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
     fn cut_oldest_output(&mut self) -> bool {
         let count = self.records.len();
         let mut older = self.records.iter().take(count.saturating_sub(1));
-        let cut = older.find_map(|kept| kept.record.to_cut(OutputCutReason::Overflow));
+        let cut = older.find_map(|pending| pending.record.to_cut(OutputCutReason::Overflow));
         match cut {
             Some(cut) => {
                 self.commit(OutboxEntry::Frame(cut), RequiredDurability::Written);
@@ -417,12 +434,13 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         }
     }
 
-    /// A cut takes the place of the output that it covers; where none is kept it stands behind everything.
+    /// A cut replaces the output that it covers. If that output is not buffered, the cut is
+    /// appended.
     fn insert_cut(&mut self, cut: PendingRecord<C, L, T>) {
         let covered = self
             .records
             .iter()
-            .position(|kept| kept.record.is_covered_by(&cut.record));
+            .position(|pending| pending.record.is_covered_by(&cut.record));
         let Some(index) = covered else {
             self.records.push_back(cut);
             return;
@@ -436,7 +454,7 @@ impl<C: ControlBody, L: Clone, T: Clone> Outbox<C, L, T> {
         self.merge_cut(index);
     }
 
-    /// Joins the cut at `index` to a cut right before it, unless one of them is already on the wire.
+    /// Joins the cut at `index` to a cut directly before it, unless only one of them was sent.
     fn merge_cut(&mut self, index: usize) {
         let both_sent = index < self.sent_count;
         let neither_sent = index > self.sent_count;

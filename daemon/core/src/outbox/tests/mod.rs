@@ -1,4 +1,5 @@
-//! Numbering, the gate, acknowledgement, replay, the bound, and taking over; `world` tries all of them in any order.
+//! Numbering, durability before sending, acknowledgement, replay, the output limit and
+//! take-over. `simulation` combines all of them in random order.
 
 use super::entry::RECORD_OVERHEAD;
 use super::*;
@@ -22,7 +23,7 @@ fn control(outbox: &mut TestOutbox, body: u64) -> u64 {
     outbox.push_control(body, (), RequiredDurability::Written)
 }
 
-/// Writes everything and syncs it; returns what the file would hold.
+/// Writes everything and syncs it; returns the content of the file.
 fn write_and_sync(outbox: &mut TestOutbox) -> Vec<LoggedEntry<u64, (), ()>> {
     let entries = outbox.log_mut().take_pending();
     let last = entries.last().map_or(0, |logged| logged.serial);
@@ -51,7 +52,7 @@ fn acked(control_seq: u64, output_offset: u64) -> AckedPosition {
 }
 
 #[test]
-fn two_numberings_leave_in_one_order_and_are_acked_apart() {
+fn control_and_output_are_sent_in_one_order_and_acked_separately() {
     let mut outbox = TestOutbox::in_memory(OUTPUT_LIMIT);
     assert_eq!(control(&mut outbox, 10), 1);
     push_text(&mut outbox, "hello ");
@@ -91,7 +92,7 @@ fn two_numberings_leave_in_one_order_and_are_acked_apart() {
 }
 
 #[test]
-fn beyond_the_bound_the_oldest_output_becomes_one_cut_and_control_stays() {
+fn past_the_limit_the_oldest_output_becomes_one_cut_and_control_stays() {
     let mut outbox = TestOutbox::new(3 * (10 + RECORD_OVERHEAD));
     control(&mut outbox, 1);
     for _ in 0..6 {
@@ -122,7 +123,7 @@ fn beyond_the_bound_the_oldest_output_becomes_one_cut_and_control_stays() {
 }
 
 #[test]
-fn nothing_leaves_before_the_disk_has_it_and_what_counts_waits_for_the_sync() {
+fn records_are_sent_after_the_write_and_important_ones_after_the_sync() {
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     control(&mut outbox, 1);
     push_text(&mut outbox, "text");
@@ -148,7 +149,7 @@ fn nothing_leaves_before_the_disk_has_it_and_what_counts_waits_for_the_sync() {
 }
 
 #[test]
-fn a_disk_that_refuses_opens_the_gate_and_a_new_file_closes_it_again() {
+fn after_a_write_error_records_are_sent_from_memory_until_a_rewrite() {
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     control(&mut outbox, 1);
     outbox.log_mut().take_pending();
@@ -167,13 +168,17 @@ fn a_disk_that_refuses_opens_the_gate_and_a_new_file_closes_it_again() {
     assert_eq!(send_all(&mut outbox).len(), 1);
     let mut restored = TestOutbox::restore(OUTPUT_LIMIT, file);
     assert_eq!(restored.last_control_seq(), 2);
-    assert_eq!(restored.next_unsent(), None, "the disk is asked again");
+    assert_eq!(
+        restored.next_unsent(),
+        None,
+        "entries must be confirmed by the disk again"
+    );
     let written = restored.log_mut().take_pending()[0].serial;
     restored.log_mut().on_durable(DurablePosition {
         written,
         ..DurablePosition::default()
     });
-    assert_eq!(send_all(&mut restored).len(), 1, "one needs more than that");
+    assert_eq!(send_all(&mut restored).len(), 1, "one record needs a sync");
     restored.log_mut().on_durable(DurablePosition {
         written,
         synced: written,
@@ -183,7 +188,7 @@ fn a_disk_that_refuses_opens_the_gate_and_a_new_file_closes_it_again() {
 }
 
 #[test]
-fn progress_is_stored_with_the_records_and_told_once_it_is_written() {
+fn progress_is_stored_with_records_and_reported_once_written() {
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     let progress = |consumed, snapshot: &'static str| TranscriptProgress {
         consumed,
@@ -219,7 +224,7 @@ fn progress_is_stored_with_the_records_and_told_once_it_is_written() {
 }
 
 #[test]
-fn frames_that_only_the_relay_still_knows_are_counted_before_new_ones_are_numbered() {
+fn new_frames_are_numbered_after_frames_that_only_the_relay_has() {
     let mut first = TestOutbox::new(OUTPUT_LIMIT);
     for body in 1..=5 {
         control(&mut first, body);
@@ -227,7 +232,8 @@ fn frames_that_only_the_relay_still_knows_are_counted_before_new_ones_are_number
     let mut file = write_and_sync(&mut first);
     send_all(&mut first);
     file.truncate(3);
-    // The machine lost two records that the relay has. Two daemons die before they can ask.
+    // The machine lost two records that the relay has. Two daemons die before they reach the
+    // relay.
     let mut second = TestOutbox::restore(OUTPUT_LIMIT, file.clone());
     second.push_control(90, (), RequiredDurability::Synced);
     file.extend(write_and_sync(&mut second));
@@ -246,7 +252,7 @@ fn frames_that_only_the_relay_still_knows_are_counted_before_new_ones_are_number
     assert_eq!(
         third.next_unsent(),
         None,
-        "the number is not safe before its record is"
+        "a renumbered frame waits for the sync"
     );
     all(&mut third, 1_000, 1_000);
     let sent = send_all(&mut third);
@@ -261,7 +267,7 @@ fn frames_that_only_the_relay_still_knows_are_counted_before_new_ones_are_number
         ),
         "{sent:?}"
     );
-    // Settled is settled: the next daemon keeps the number.
+    // The renumbering is settled: the next daemon keeps the number.
     file.extend(third.log_mut().take_pending());
     let mut fourth = TestOutbox::restore(OUTPUT_LIMIT, file);
     fourth.apply_settlement(acked(5, 0));
@@ -271,7 +277,7 @@ fn frames_that_only_the_relay_still_knows_are_counted_before_new_ones_are_number
 }
 
 #[test]
-fn a_mostly_dead_file_is_rewritten_once_and_not_again_before_it_has_doubled() {
+fn a_mostly_obsolete_file_is_rewritten_and_next_when_it_has_doubled() {
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     push_text(&mut outbox, "text");
     let written = outbox.log_mut().take_pending().len() as u64;
@@ -283,10 +289,16 @@ fn a_mostly_dead_file_is_rewritten_once_and_not_again_before_it_has_doubled() {
         });
     };
     on_durable(&mut outbox, written, 1 << 20);
-    assert!(!outbox.log().needs_rewrite(600_000), "more than half lives");
+    assert!(
+        !outbox.log().needs_rewrite(600_000),
+        "more than half is still needed"
+    );
     assert!(outbox.log().needs_rewrite(outbox.output_bytes()));
     let image = outbox.rewrite_entries();
-    assert!(!outbox.log().needs_rewrite(0), "one is on its way");
+    assert!(
+        !outbox.log().needs_rewrite(0),
+        "a rewrite is already running"
+    );
     on_durable(&mut outbox, image.last().unwrap().serial, 900_000);
     on_durable(&mut outbox, 0, 1_100_000);
     assert!(!outbox.log().needs_rewrite(0));
@@ -295,7 +307,7 @@ fn a_mostly_dead_file_is_rewritten_once_and_not_again_before_it_has_doubled() {
 }
 
 #[test]
-fn of_a_fenced_end_the_last_word_and_the_output_before_it_stay_wanted() {
+fn a_fenced_end_keeps_its_last_control_frame_and_all_output() {
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     control(&mut outbox, 1);
     push_text(&mut outbox, "text");
@@ -328,7 +340,7 @@ fn of_a_fenced_end_the_last_word_and_the_output_before_it_stay_wanted() {
 }
 
 #[test]
-fn control_frames_are_charged_until_they_are_acknowledged_or_forgotten() {
+fn control_frames_are_charged_until_acknowledged_or_dropped() {
     let each = 8 + RECORD_OVERHEAD;
     let mut outbox = TestOutbox::new(OUTPUT_LIMIT);
     for body in 0..4 {

@@ -1,5 +1,6 @@
-//! Any order of appending, writing, syncing, sending, acknowledging, losing streams, killing the daemon, cutting the power, filling the
-//! disk and rewriting the file. A script stands for the transcript: its position is what is consumed.
+//! Random sequences of appending, writing, syncing, sending, acknowledging, stream loss, daemon
+//! crash, power loss, full disk and file rewrite. A script stands in for the transcript, and
+//! its index is the transcript position.
 
 use proptest::prelude::*;
 
@@ -9,7 +10,7 @@ const LIMIT: usize = 2_000;
 
 #[derive(Clone, Debug)]
 enum OutboxTestStep {
-    /// Folds the next items of the script.
+    /// Reads the next items of the script.
     Fold(usize),
     Write(usize),
     Sync,
@@ -20,11 +21,11 @@ enum OutboxTestStep {
     },
     Reconnect,
     Rewrite,
-    /// kill -9 of the daemon: what was written is there.
+    /// kill -9 of the daemon: written entries survive.
     Kill,
-    /// The machine loses some of what was not synced.
+    /// The machine loses some of the entries that were not synced.
     PowerLoss(usize),
-    /// The disk refuses, and takes everything anew later.
+    /// Writes fail until a later rewrite succeeds.
     DiskFull,
     Repair,
 }
@@ -51,7 +52,7 @@ fn machine_step() -> impl Strategy<Value = OutboxTestStep> {
     ]
 }
 
-/// What the child does: item `i` is control frame `i`, or output that is all `i`.
+/// What the child does: item `i` is control frame `i`, or output whose bytes are all `i`.
 #[derive(Clone, Copy, Debug)]
 enum ScriptItem {
     Control { synced: bool },
@@ -65,12 +66,12 @@ fn item() -> impl Strategy<Value = ScriptItem> {
     ]
 }
 
-/// A relay that applies what continues its knowledge and would notice a hole.
+/// A relay that applies frames that continue what it has, and fails on a gap.
 #[derive(Default)]
 struct OutboxTestRelay {
     known: AckedPosition,
     bodies: Vec<u64>,
-    /// One item per byte; a cut one is `None`.
+    /// One item per byte; `None` for a cut byte.
     output: Vec<Option<u64>>,
 }
 
@@ -101,12 +102,12 @@ impl OutboxTestRelay {
 struct OutboxSimulation {
     script: Vec<ScriptItem>,
     outbox: TestOutbox,
-    /// On its way to the disk.
+    /// Entries that are not written yet.
     queue: Vec<LoggedEntry<u64, (), ()>>,
     disk: Vec<LoggedEntry<u64, (), ()>>,
     synced: usize,
     relay: OutboxTestRelay,
-    /// Frames may have been seen by the relay and be unknown to the disk.
+    /// The relay may have frames that the disk has lost.
     may_have_lost_frames: bool,
 }
 
@@ -168,12 +169,12 @@ impl OutboxSimulation {
             });
             match item {
                 ScriptItem::Control { synced } => {
-                    let leaves = if *synced {
+                    let durability = if *synced {
                         RequiredDurability::Synced
                     } else {
                         RequiredDurability::Written
                     };
-                    self.outbox.push_control(index as u64, (), leaves);
+                    self.outbox.push_control(index as u64, (), durability);
                 }
                 ScriptItem::Output(length) => {
                     let bytes = Bytes::from(vec![index as u8; *length]);
@@ -209,7 +210,8 @@ impl OutboxSimulation {
         self.outbox.log_mut().on_durable(durable);
     }
 
-    /// What waits is written first, as the writer does it: the new file must not be older than the old one.
+    /// Writes queued entries first, as the writer does: the new file must not be older than the
+    /// old one.
     fn rewrite(&mut self) {
         if !self.outbox.log().has_failed() {
             self.write(usize::MAX);
@@ -219,7 +221,8 @@ impl OutboxSimulation {
         self.sync();
     }
 
-    /// The next daemon: reads the disk, syncs it, and asks the relay before it sends anything.
+    /// Starts the next daemon: reads the disk, syncs it, and learns the relay's position before
+    /// it sends anything.
     fn restart(&mut self) {
         self.may_have_lost_frames |= self.outbox.log().has_failed();
         self.queue.clear();
@@ -241,7 +244,7 @@ impl OutboxSimulation {
         }
     }
 
-    /// Whoever takes over from the disk as it is would say the same.
+    /// A daemon that restored the current disk would have this record too.
     fn assert_stored(&self, record: &QueuedRecord<u64, (), ()>) {
         let mut next = TestOutbox::restore(LIMIT, self.disk.clone());
         next.log_mut().on_failed();
@@ -274,11 +277,11 @@ impl OutboxSimulation {
             .collect();
         let mut once = self.relay.bodies.clone();
         if self.may_have_lost_frames {
-            // What the disk forgot is folded again and said again, never left out.
+            // Frames that the disk lost are produced and sent again, never left out.
             let mut seen = std::collections::BTreeSet::new();
             once.retain(|body| seen.insert(*body));
         }
-        assert_eq!(once, wanted, "control frames, each once and in order");
+        assert_eq!(once, wanted, "every control frame once and in order");
         let printed = (0u64..)
             .zip(&self.script)
             .flat_map(|(index, item)| match item {
@@ -312,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn whatever_happens_to_the_daemon_the_relay_hears_everything_once_and_in_order(
+    fn daemon_crashes_deliver_everything_once_and_in_order(
         script in prop::collection::vec(item(), 0..60),
         steps in prop::collection::vec(daemon_step(), 1..120),
     ) {
@@ -324,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_happens_to_the_machine_nothing_is_left_out(
+    fn machine_crashes_lose_no_frame(
         script in prop::collection::vec(item(), 0..60),
         steps in prop::collection::vec(machine_step(), 1..120),
     ) {
