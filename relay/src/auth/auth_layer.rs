@@ -1,7 +1,9 @@
-//! The tower layer that authenticates every RPC and puts its `Principal` into the request's extensions.
+//! The tower layer that authenticates every RPC and puts its `Principal` into the request's
+//! extensions.
 //!
-//! It runs before decoding, so a stranger costs one header parse and one hash. Health and reflection are public:
-//! load balancers and tools ask them without a credential, and they tell nothing about anyone's tasks.
+//! It runs before decoding, so an unauthenticated call costs one header parse and one hash.
+//! Health and reflection are public: load balancers and tools call them without a credential,
+//! and they reveal nothing about tasks.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,6 +21,7 @@ use crate::api::error::status;
 use crate::api::request::unimplemented::unimplemented_rpc;
 use crate::api::request::validate::{InvalidReason, invalid_field};
 
+/// Authenticates and authorizes every call.
 #[derive(Clone, Debug)]
 pub struct AuthLayer {
     tokens: TokenTable,
@@ -29,13 +32,13 @@ impl AuthLayer {
         Self { tokens }
     }
 
-    /// The caller, or nobody where anybody may call.
+    /// Checks the credential and the role. Returns `None` for a public RPC.
     fn authorize(&self, request: &Request<Body>) -> Result<Option<Principal>, ApiFault> {
         let path = request.uri().path();
         let roles = match access(path) {
             RpcAccess::Public => return Ok(None),
             RpcAccess::Roles(roles) => roles,
-            // Whoever asks for what does not exist learns so only with a credential.
+            // Only an authenticated caller learns that an RPC does not exist.
             RpcAccess::Unlisted => return Ok(Some(self.authenticate(request)?)),
         };
         let principal = self.authenticate(request)?;
@@ -54,7 +57,7 @@ impl AuthLayer {
         let principal = bearer_token(headers)
             .and_then(|token| self.tokens.authenticate(&token))
             .ok_or(AuthFault::Unauthenticated)?;
-        // Whatever becomes of the call, the connection is no stranger's.
+        // The connection counts as authenticated even if this call fails later.
         if let Some(peer) = request.extensions().get::<ConnectionPeer>() {
             peer.mark_authenticated();
         }
@@ -65,7 +68,8 @@ impl AuthLayer {
     }
 }
 
-/// Whoever reaches all tenants says with this which one a call is about; to others it can only name their own.
+/// Selects the tenant of a call. Only a credential that covers several tenants can name another
+/// than its own.
 const TENANT_HEADER: &str = "baton-tenant";
 
 fn select_tenant(mut principal: Principal, name: &str) -> Result<Principal, ApiFault> {
@@ -122,7 +126,7 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         match self.layer.authorize(&request) {
             Ok(principal) => {
-                // Gone from here on, so that no log or span can pick it up.
+                // Removed so that no log or span can record the token.
                 request.headers_mut().remove(AUTHORIZATION);
                 if let Some(principal) = principal {
                     request.extensions_mut().insert(principal);

@@ -1,7 +1,8 @@
-//! First credentials: what makes a fresh relay usable on its own machine without asking anybody.
+//! First credentials: they make a new relay usable on its own machine without an administrator.
 //!
-//! Token files are 0600 in the data directory, where the CLI looks by itself. The file is durable before the record,
-//! so a crash in between leaves a file that proves nothing and the next start makes a new one.
+//! Token files have mode 0600 and lie in the data directory, where the CLI looks by default.
+//! The file is durable before the record. A crash in between leaves a file whose token is
+//! unknown, and the next start replaces it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,18 +17,20 @@ use super::{Role, Token, TokenRecord, TokenTable};
 pub const ADMIN_TOKEN_FILE: &str = "admin.token";
 pub const DAEMON_TOKEN_FILE: &str = "daemon.token";
 
-/// Which local credentials a start makes.
+/// Which local credentials a start creates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootstrapTokens {
-    /// An administrator's, if the relay knows no token at all.
+    /// An administrator token, if the relay has no token at all.
     #[default]
     FirstAdmin,
-    /// An administrator's and a daemon's, each unless its file still holds a usable one: for `baton up`.
+    /// An administrator token and a daemon token, for `baton up`. A file with a usable token is
+    /// left as it is.
     AdminAndDaemon,
     Nothing,
 }
 
-/// Mints what is missing and writes its file. The caller makes the records durable and then inserts them into `tokens`.
+/// Creates the missing tokens and writes their files. The caller makes the records durable and
+/// then inserts them into `tokens`.
 pub fn make_missing_tokens(
     wanted: BootstrapTokens,
     data: &Path,
@@ -53,7 +56,7 @@ pub fn make_missing_tokens(
         .collect()
 }
 
-/// A new local administrator for data that came from elsewhere. The caller makes the record durable.
+/// Creates a local administrator token for imported data. The caller makes the record durable.
 pub fn make_local_admin(data: &Path, wall: WallTime) -> io::Result<TokenRecord> {
     make_token(Role::Admin, &data.join(ADMIN_TOKEN_FILE), wall)
 }
@@ -82,10 +85,11 @@ fn make_token(role: Role, file: &Path, wall: WallTime) -> io::Result<TokenRecord
     })
 }
 
-/// Replaces the file as a whole; it is never readable by others, not even for a moment.
+/// Replaces the file with a rename. The new file is created with mode 0600, so other users can
+/// never read it.
 fn write_private(path: &Path, token: &Token) -> io::Result<()> {
-    let fresh = temp_path(path);
-    match fs::remove_file(&fresh) {
+    let temporary = temp_path(path);
+    match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
@@ -93,10 +97,10 @@ fn write_private(path: &Path, token: &Token) -> io::Result<()> {
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(&fresh)?;
+        .open(&temporary)?;
     writeln!(file, "{}", token.reveal())?;
     file.sync_all()?;
-    fs::rename(&fresh, path)?;
+    fs::rename(&temporary, path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
     File::open(directory)?.sync_all()
 }
@@ -168,7 +172,7 @@ mod tests {
             WallTime(5),
         )
         .unwrap();
-        assert_eq!(made.len(), 2, "revoked ones are replaced for `baton up`");
+        assert_eq!(made.len(), 2, "`baton up` replaces revoked tokens");
         let made = make_missing_tokens(
             BootstrapTokens::FirstAdmin,
             dir.path(),
@@ -176,6 +180,9 @@ mod tests {
             WallTime(5),
         )
         .unwrap();
-        assert!(made.is_empty(), "but never for a relay that has tokens");
+        assert!(
+            made.is_empty(),
+            "a relay that has tokens gets no first administrator"
+        );
     }
 }

@@ -1,11 +1,12 @@
-//! What is known of the peer of one connection: whether it ever showed a credential, and whether a call of its own is under
-//! way without one. The listener ends connections of strangers by it.
+//! State of the peer of one connection: whether it ever sent a valid credential, and whether it
+//! has a public call open. The listener uses it to close connections that stay unauthenticated.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Of one connection; clones share it. It is among the extensions of each of the connection's requests.
+/// State of one connection. Clones share it. It is in the extensions of every request of the
+/// connection.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionPeer(Arc<PeerState>);
 
@@ -18,16 +19,16 @@ struct PeerState {
 #[derive(Debug, Default)]
 struct OpenCalls {
     running: usize,
-    /// Who waits for the last of them.
+    /// Woken when the last running call ends.
     waker: Option<Waker>,
 }
 
-/// One call of a stranger; over when it is dropped.
+/// One call without a credential. It counts as open until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct UnauthenticatedCall(ConnectionPeer);
 
 impl ConnectionPeer {
-    /// It showed a credential that is good.
+    /// Records that the peer sent a valid credential.
     pub(crate) fn mark_authenticated(&self) {
         self.0.authenticated.store(true, Ordering::Relaxed);
     }
@@ -41,7 +42,7 @@ impl ConnectionPeer {
         UnauthenticatedCall(self.clone())
     }
 
-    /// Ready when no call is under way; else the last of them wakes.
+    /// Ready when no call is open. Otherwise the end of the last call wakes the task.
     pub(crate) fn poll_idle(&self, cx: &Context<'_>) -> Poll<()> {
         let mut calls = self.lock();
         if calls.running == 0 {
@@ -51,7 +52,7 @@ impl ConnectionPeer {
         Poll::Pending
     }
 
-    // Every change is complete before a panic can happen.
+    // A poisoned lock is safe to use: every change is complete before a panic can happen.
     fn lock(&self) -> MutexGuard<'_, OpenCalls> {
         self.0.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }

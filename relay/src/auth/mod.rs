@@ -1,7 +1,8 @@
 //! Who may call what: tokens, the principals behind them, roles and the permission table.
 //!
-//! Authentication happens once per RPC in a tower layer, before any handler; handlers read the `Principal` from the
-//! request and take the tenant from it. Nothing here reads tasks or builds a Status.
+//! Authentication happens once per RPC in a tower layer, before any handler. Handlers read the
+//! `Principal` from the request and take the tenant from it. Nothing in this folder reads tasks
+//! or builds a Status.
 
 pub mod auth_layer;
 pub mod bootstrap;
@@ -19,26 +20,30 @@ pub use role::Role;
 pub use token::{Token, TokenRecord};
 pub use token_table::TokenTable;
 
-/// Why a caller was turned away. What it is advised stands in `api/status.rs`.
+/// Why a call was refused. `api/error/status.rs` adds the hint for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthFault {
-    /// No credential, or one that is malformed, unknown, wrong, expired or revoked: all look alike outside.
+    /// No credential, or one that is malformed, unknown, wrong, expired or revoked. Callers
+    /// cannot distinguish these cases.
     #[error("the call carries no valid token")]
     Unauthenticated,
-    /// A good credential whose role may not call this.
-    #[error("a token of role {role} may not do this; {} may", listed(may))]
+    /// The credential is valid, but its role may not call this RPC.
+    #[error(
+        "a token of role {role} may not make this call; allowed roles: {}",
+        joined_names(may)
+    )]
     Forbidden {
         role: Role,
-        /// Who may instead.
+        /// The roles that may make the call.
         may: &'static [Role],
     },
-    /// The credential ended while a stream that it opened was live.
+    /// The credential was revoked or expired while a stream that it opened was live.
     #[error("the token was revoked or has expired")]
     CredentialEnded,
 }
 
-/// `admin, operator`.
-fn listed(roles: &[Role]) -> String {
+/// Role names as `admin, operator`.
+fn joined_names(roles: &[Role]) -> String {
     let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
     names.join(", ")
 }

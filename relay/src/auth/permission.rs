@@ -1,22 +1,24 @@
-//! The permission table: which role may call which RPC. One row per RPC, and no other place decides this.
+//! The permission table: which role may call which RPC. It has one row per RPC and is the only
+//! place that decides this.
 //!
-//! A test reads the published descriptors, so an RPC without a row, or a row without an RPC, fails the build. What a
-//! role may see *within* a call (its tenant, its agent scope) is the handlers' and the core's matter.
+//! A test reads the published descriptors, so an RPC without a row, or a row without an RPC,
+//! fails the build. Handlers and the core decide what a role may see *within* a call (its
+//! tenant, its agent scope).
 
 use super::Role;
 use Role::{Admin, Agent, Answerer, Daemon, Operator, ReadOnly, Submitter};
 
-/// What a path needs.
+/// What a call to a path requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RpcAccess {
-    /// Anybody, without a credential.
+    /// No credential.
     Public,
     Roles(&'static [Role]),
-    /// Not in the table, so no handler exists.
+    /// The path is not in the table, so no handler exists.
     Unlisted,
 }
 
-/// Load balancers and tools ask these; they know nothing of tenants.
+/// Services for load balancers and tools. Their answers contain nothing of a tenant.
 const PUBLIC: [&str; 3] = [
     "/grpc.health.v1.Health/",
     "/grpc.reflection.v1.ServerReflection/",
@@ -27,7 +29,7 @@ const READ: &[Role] = &[Admin, Operator, Submitter, Answerer, Agent, ReadOnly];
 const READ_INPUTS: &[Role] = &[Admin, Operator, Submitter, Answerer, ReadOnly];
 const READ_FLEET: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
 const INSPECT: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
-/// Who am I, and is the relay well: every credential may ask.
+/// For `RelayInfo`: every credential may ask for its own identity and the state of the relay.
 const ANYONE: &[Role] = &Role::ALL;
 const SUBMIT: &[Role] = &[Admin, Operator, Submitter];
 const ANSWER: &[Role] = &[Admin, Operator, Submitter, Answerer];
@@ -137,8 +139,8 @@ mod tests {
         assert_eq!(listed, published);
     }
 
-    /// Calls that the same roles may make, in one row.
-    fn documented() -> String {
+    /// The table in Markdown. Calls with the same roles share one row.
+    fn markdown_table() -> String {
         let mut groups: Vec<(&[Role], Vec<String>)> = Vec::new();
         for (path, roles) in TABLE {
             let call = path.trim_start_matches("/baton.v1.").replace('/', ".");
@@ -160,23 +162,23 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_book_has_this_very_table() {
-        let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
-        let book = std::fs::read_to_string(book).unwrap();
-        let table = documented();
-        assert!(book.contains(&table), "docs/operating.md lacks:\n{table}");
+    fn the_operating_manual_contains_the_permission_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
+        let manual = std::fs::read_to_string(path).unwrap();
+        let table = markdown_table();
+        assert!(manual.contains(&table), "docs/operating.md lacks:\n{table}");
     }
 
     #[test]
-    fn roles_stay_apart() {
+    fn no_role_exceeds_its_permissions() {
         let may = |role: Role| -> BTreeSet<&str> {
             let rows = TABLE.iter().filter(|(_, roles)| roles.contains(&role));
             rows.map(|(path, _)| *path).collect()
         };
-        let whoami = "/baton.v1.Operator/RelayInfo";
+        let relay_info = "/baton.v1.Operator/RelayInfo";
         assert_eq!(
             may(Daemon),
-            BTreeSet::from([whoami, "/baton.v1.DaemonLink/Link"])
+            BTreeSet::from([relay_info, "/baton.v1.DaemonLink/Link"])
         );
         assert!(!may(Admin).contains("/baton.v1.DaemonLink/Link"));
         assert!(may(Operator).is_subset(&may(Admin)));

@@ -1,6 +1,7 @@
-//! Who is calling: made from a proved token by the authentication layer, carried in request extensions.
+//! The caller of an RPC. The authentication layer makes it from a valid token and puts it into
+//! the request extensions.
 //!
-//! The tenant of every read and write comes from here and never from a message.
+//! The tenant of every read and write comes from the principal and never from a message.
 
 use std::sync::Arc;
 
@@ -13,12 +14,14 @@ use super::role::Role;
 use super::token::TokenRecord;
 use crate::clock::RelayClock;
 
-/// Where a credential of all tenants works when it acts as a client.
+/// Tenant of a credential that covers all tenants, unless the call selects another one.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// How often a live stream compares its credential's expiry with the wall clock; revocation needs no polling.
+/// How often a live stream compares its credential's expiry with the wall clock. Revocation
+/// needs no polling.
 const EXPIRY_CHECK_MS: u64 = 2_000;
 
+/// An authenticated caller.
 #[derive(Clone, Debug)]
 pub struct Principal {
     pub token: TokenId,
@@ -28,7 +31,7 @@ pub struct Principal {
     pub scope: TenantScope,
     /// Tenant of this caller's own tasks.
     pub tenant: TenantId,
-    /// Only for role agent.
+    /// Set only for role agent.
     pub agent_scope: Option<Arc<str>>,
     expires_at: Option<WallTime>,
     revoked: CancellationToken,
@@ -48,13 +51,15 @@ impl Principal {
         }
     }
 
-    /// Whether a task of its tenant is there for it. An agent sees the work of its scope; anything else is unknown to it.
+    /// Whether the caller may see a task of its tenant. An agent sees only tasks of its agent
+    /// scope; the others count as unknown.
     pub(crate) fn can_see(&self, spec: &TaskSpec) -> bool {
         let scope = self.agent_scope.as_deref();
         scope.is_none_or(|scope| spec.agent_scope.as_deref() == Some(scope))
     }
 
-    /// Completes when this credential is revoked or expires. Live streams select on it and close. Cancel safe.
+    /// Completes when this credential is revoked or expires; live streams then close. Cancel
+    /// safe.
     pub async fn ended(&self, clock: &RelayClock) {
         tokio::select! {
             () = self.revoked.cancelled() => {}

@@ -1,23 +1,23 @@
-//! What a credential may be used for, in one word each.
+//! The roles of credentials: what a token may be used for.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The stored number of each is its position: append only.
+/// Role of a credential. Its position in the enum is stored, so new roles are only appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
-    /// Everything, tokens included.
+    /// May call everything, including token management.
     Admin,
-    /// Tasks, inputs, daemons and profiles of its tenant.
+    /// Manages tasks, inputs, daemons and profiles of its tenant.
     Operator,
     /// Submits work and follows it.
     Submitter,
-    /// Answers what people are asked, and reads.
+    /// Answers permission requests and questions, and reads.
     Answerer,
     /// An agent that holds leases itself, within its agent scope.
     Agent,
-    /// A worker machine: its own link and nothing else.
+    /// A worker machine. It may open its own daemon link and nothing else.
     Daemon,
     ReadOnly,
 }
@@ -45,7 +45,8 @@ impl Role {
         }
     }
 
-    /// Whether a token of this role may cover every tenant: administrators and shared fleets only.
+    /// Whether a token of this role may cover every tenant. Only administrators and the daemons
+    /// of a shared fleet need that.
     pub fn may_span_tenants(self) -> bool {
         match self {
             Role::Admin | Role::Daemon => true,

@@ -1,7 +1,8 @@
 //! Credentials: `btn_<id>_<secret>`, of which only the SHA-256 of the secret is ever stored.
 //!
-//! The secret has 256 random bits, so a plain hash cannot be searched; it is compared in constant time. This file
-//! mints, parses and proves tokens; who may do what stands in `permission.rs`.
+//! The secret has 256 random bits, so a plain hash is safe against guessing. Hashes are
+//! compared in constant time. This file generates, parses and verifies tokens; `permission.rs`
+//! decides which calls they allow.
 
 use std::fmt;
 
@@ -19,20 +20,20 @@ use super::role::Role;
 const PREFIX: &str = "btn_";
 const SECRET_BYTES: usize = 32;
 
-/// What the store keeps of a token. The secret is not in it.
+/// A token as it is stored. It contains the hash of the secret, not the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRecord {
     pub id: TokenId,
     pub name: String,
     pub scope: TenantScope,
     pub role: Role,
-    /// For role agent: tasks with this scope are the ones it may claim and pick up.
+    /// Only for role agent: the scope of the tasks that it may claim and pick up.
     pub agent_scope: Option<String>,
     pub secret_sha256: [u8; 32],
     pub created_at: WallTime,
     pub expires_at: Option<WallTime>,
     pub revoked_at: Option<WallTime>,
-    /// Name of the credential that made it; `bootstrap` for the first ones.
+    /// Name of the credential that created it; `bootstrap` for the first tokens.
     pub created_by: String,
 }
 
@@ -42,7 +43,7 @@ impl TokenRecord {
     }
 }
 
-/// The whole token as its owner holds it. Shown once, by `reveal`; its Debug shows the public half only.
+/// A whole token with its secret. `reveal` shows it once; Debug shows only the public half.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     pub id: TokenId,
@@ -57,7 +58,7 @@ impl Token {
         }
     }
 
-    /// Strict: one spelling per token, so that what was handed out is what comes back.
+    /// Accepts exactly one spelling of each token: the one that `reveal` returns.
     pub fn parse(text: &str) -> Option<Self> {
         let (id, secret) = text.strip_prefix(PREFIX)?.split_once('_')?;
         let id = Uuid::try_parse(id)
@@ -79,7 +80,7 @@ impl Token {
         Sha256::digest(self.secret).into()
     }
 
-    /// Constant time in the secret.
+    /// Compares in constant time, so that timing reveals nothing about the secret.
     pub fn matches(&self, secret_sha256: &[u8; 32]) -> bool {
         self.secret_sha256().ct_eq(secret_sha256).into()
     }
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_comes_back_as_it_was_handed_out_and_debug_hides_its_secret() {
+    fn a_token_round_trips_as_text_and_debug_hides_its_secret() {
         for _ in 0..64 {
             let token = Token::generate();
             let text = token.reveal();

@@ -1,7 +1,8 @@
-//! Every known token in memory, so that authentication never touches the disk.
+//! All tokens in memory, so that authentication never reads the disk.
 //!
-//! Loaded at start; changed only after the store has made the change durable (`insert`, `revoke`). Holds hashes, no
-//! secrets. Revoking wakes the streams that the token holds open.
+//! The table is loaded at start and changed only after the store has made the change durable
+//! (`insert`, `revoke`). It contains hashes, no secrets. Revoking a token wakes the streams
+//! that it opened.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -14,10 +15,11 @@ use super::principal::Principal;
 use super::token::{Token, TokenRecord};
 use crate::clock::RelayClock;
 
-/// Compared with when the id is unknown, so that unknown and wrong cost the same. Nothing hashes to it on purpose.
+/// Compared with when the id is unknown, so that an unknown id takes as long as a wrong secret.
+/// No secret is known to hash to it.
 const NO_HASH: [u8; 32] = [0; 32];
 
-/// Clones share one table.
+/// Table of all tokens. Clones share it.
 #[derive(Clone, Debug)]
 pub struct TokenTable {
     entries: Arc<RwLock<HashMap<TokenId, TokenEntry>>>,
@@ -32,9 +34,8 @@ struct TokenEntry {
 
 impl TokenTable {
     pub fn load(records: impl IntoIterator<Item = TokenRecord>, clock: RelayClock) -> Self {
-        let known = Arc::default();
         let tokens = Self {
-            entries: known,
+            entries: Arc::default(),
             clock,
         };
         records.into_iter().for_each(|record| tokens.insert(record));
@@ -47,50 +48,51 @@ impl TokenTable {
 
     /// The caller has made `record` durable.
     pub fn insert(&self, record: TokenRecord) {
-        let known = TokenEntry {
+        let entry = TokenEntry {
             revoked: CancellationToken::new(),
             record: Arc::new(record),
         };
-        self.write().insert(known.record.id, known);
+        self.write().insert(entry.record.id, entry);
     }
 
     /// The caller has made the revocation durable. Ends the token's live streams.
     pub fn revoke(&self, id: TokenId, at: WallTime) {
-        if let Some(known) = self.write().get_mut(&id) {
-            Arc::make_mut(&mut known.record).revoked_at = Some(at);
-            known.revoked.cancel();
+        if let Some(entry) = self.write().get_mut(&id) {
+            Arc::make_mut(&mut entry.record).revoked_at = Some(at);
+            entry.revoked.cancel();
         }
     }
 
     pub fn get(&self, id: TokenId) -> Option<Arc<TokenRecord>> {
-        self.read().get(&id).map(|known| known.record.clone())
+        self.read().get(&id).map(|entry| entry.record.clone())
     }
 
-    /// Whether the credential can still be used.
+    /// Whether the token exists and is neither revoked nor expired.
     pub fn is_valid(&self, id: TokenId) -> bool {
         let wall = self.clock.now().wall;
         self.get(id).is_some_and(|record| record.is_usable(wall))
     }
 
-    /// Oldest first.
+    /// All tokens, oldest first.
     pub fn list(&self) -> Vec<Arc<TokenRecord>> {
         let mut records: Vec<_> = self.read().values().map(|k| k.record.clone()).collect();
         records.sort_by_key(|record| record.id);
         records
     }
 
-    /// The principal behind a presented token, or nothing: unknown, wrong, expired and revoked look alike.
+    /// The principal of a presented token. `None` does not reveal whether it is unknown, wrong,
+    /// expired or revoked.
     pub fn authenticate(&self, token: &Token) -> Option<Principal> {
         let wall = self.clock.now().wall;
-        let known = self.read().get(&token.id).cloned();
-        let expected = known.as_ref().map_or(&NO_HASH, |k| &k.record.secret_sha256);
-        let proved = token.matches(expected);
-        known
-            .filter(|known| proved && known.record.is_usable(wall))
-            .map(|known| Principal::new(&known.record, known.revoked))
+        let entry = self.read().get(&token.id).cloned();
+        let expected = entry.as_ref().map_or(&NO_HASH, |k| &k.record.secret_sha256);
+        let secret_matches = token.matches(expected);
+        entry
+            .filter(|entry| secret_matches && entry.record.is_usable(wall))
+            .map(|entry| Principal::new(&entry.record, entry.revoked))
     }
 
-    // A panic while holding the lock leaves a whole map: every change is one insert or one field.
+    // A poisoned lock is safe to use: every change is one insert or one field.
     fn read(&self) -> RwLockReadGuard<'_, HashMap<TokenId, TokenEntry>> {
         self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_known_proved_unexpired_unrevoked_token_is_somebody() {
+    fn only_a_known_unexpired_unrevoked_token_authenticates() {
         let (clock, control) = RelayClock::controlled();
         control.freeze();
         let wall = clock.now().wall;

@@ -1,4 +1,5 @@
-//! From a data directory to a running dispatcher: opens the stores, recovers the core, loads and makes credentials.
+//! The start of a relay: opens the stores, recovers the core, loads or creates credentials and
+//! starts the dispatcher.
 
 use std::io;
 use std::path::Path;
@@ -34,32 +35,32 @@ use crate::store::{FatalHook, MetaKey, OpenedStore, RecordKey, Store, StoreChang
 use crate::task_watchers::{TaskWatchers, WATCHERS_PER_TENANT};
 use crate::telemetry::Telemetry;
 
-/// A relay whose dispatcher runs and which listens to nobody yet.
+/// A relay whose dispatcher runs and which does not serve connections yet.
 pub(super) struct BootedRelay {
     pub(super) api: Api,
     pub(super) output: OutputLog,
-    /// Ends when `finish` is cancelled, or by itself when the store can no longer be written.
+    /// Ends when `finish` is cancelled, or when the store can no longer be written.
     pub(super) dispatch_task: JoinHandle<()>,
     pub(super) finish: CancellationToken,
     pub(super) telemetry: Telemetry,
-    /// What retention works on.
     pub(super) retention_parts: retention::RetentionParts,
     pub(super) space_guard: space::SpaceGuard,
 }
 
-/// What lies on disk, opened.
+/// The opened store, output log and body files.
 struct OpenedData {
     opened: OpenedStore,
     output: OutputLog,
     bodies: BodyFiles,
 }
 
-/// `again` is cancelled, before `stop`, when the relay is to start anew with other data.
+/// Boots the relay. An import cancels `restart`, and then `stop`, so that the relay boots again
+/// with other data.
 pub(super) async fn boot(
     config: &RelayConfig,
     guard: space::SpaceGuard,
     stop: &CancellationToken,
-    again: &CancellationToken,
+    restart: &CancellationToken,
 ) -> Result<BootedRelay, RelayError> {
     let telemetry = Telemetry::start(config.otlp_endpoint.as_deref(), &config.clock)?;
     telemetry.add("disk_full_restarts", "", config.restart_count);
@@ -70,29 +71,29 @@ pub(super) async fn boot(
     } = open_data(config).await?;
     let reader = RecordReader::new(opened.store.clone(), bodies.clone(), &telemetry);
     let settings = core_config(config, &opened);
-    let audience = publish_targets(&telemetry, &output);
-    let (watchers, inbox) = (audience.watchers.clone(), audience.inbox.clone());
+    let targets = publish_targets(&telemetry, &output);
+    let (watchers, inbox) = (targets.watchers.clone(), targets.inbox.clone());
     let finish = CancellationToken::new();
     let RecoveredDispatcher {
         dispatch_loop: dispatch,
         dispatcher,
         ids,
-    } = recover(config, &settings, opened, &reader, bodies.clone(), audience)?;
-    let dispatching = tokio::spawn(dispatch.run(finish.clone()));
+    } = recover(config, &settings, opened, &reader, bodies.clone(), targets)?;
+    let dispatch_task = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = load_credentials(config, &reader, &dispatcher).await?;
     if settings.inherited_suspension_ms > 0 {
         forget_inherited(&dispatcher).await?;
     }
-    let stamp = FrameEncoder {
+    let encoder = FrameEncoder {
         incarnation: settings.incarnation,
         epoch: settings.epoch,
     };
-    let shell = SessionContext {
+    let session_context = SessionContext {
         dispatcher: dispatcher.clone(),
         reader: reader.clone(),
         output: output.clone(),
         clock: config.clock.clone(),
-        encoder: Arc::new(stamp),
+        encoder: Arc::new(encoder),
         telemetry: telemetry.clone(),
         token_table: tokens.clone(),
         admission: HelloAdmission::new(config.hello_rates),
@@ -108,14 +109,14 @@ pub(super) async fn boot(
         clock: config.clock.clone(),
         ids,
         config: Arc::new(settings),
-        session_context: shell,
+        session_context,
         stream_limits: LiveStreamLimits::new(
             config.network.live_streams_per_token,
             WATCHERS_PER_TENANT,
         ),
         started_at: config.clock.now().wall,
         stop: stop.clone(),
-        transfers: DataTransfers::new(&config.data_dir, again.clone()),
+        transfers: DataTransfers::new(&config.data_dir, restart.clone()),
         space: guard.space(),
     };
     let guard = guard.run_first_checks(&space_guard_parts(&api)).await;
@@ -124,14 +125,14 @@ pub(super) async fn boot(
         retention_parts: retention_parts(&api, bodies, &telemetry),
         api,
         output,
-        dispatch_task: dispatching,
+        dispatch_task,
         finish,
         telemetry,
         space_guard: guard,
     })
 }
 
-/// Who hears what became durable.
+/// The recipients of committed changes.
 fn publish_targets(telemetry: &Telemetry, output: &OutputLog) -> PublishTargets {
     PublishTargets {
         watchers: TaskWatchers::default(),
@@ -141,7 +142,7 @@ fn publish_targets(telemetry: &Telemetry, output: &OutputLog) -> PublishTargets 
     }
 }
 
-/// Whom the guard of the disk's space tells.
+/// The parts of the relay that the space guard controls.
 pub(super) fn space_guard_parts(api: &Api) -> space::SpaceParts {
     space::SpaceParts {
         dispatcher: api.dispatcher.clone(),
@@ -150,11 +151,12 @@ pub(super) fn space_guard_parts(api: &Api) -> space::SpaceParts {
     }
 }
 
-/// Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
+/// Deletes the mark of inherited data. The core's first write of this run has stored the
+/// suspension before; after a crash in between, the next start begins the suspension again.
 async fn forget_inherited(dispatcher: &Dispatcher) -> Result<(), RelayError> {
-    let known = StoreChange::Delete(RecordKey::Meta(MetaKey::Inherited));
-    let forgotten = dispatcher.write_records(vec![known]).await;
-    forgotten.map_err(|_| RelayError::Stopped)
+    let delete = StoreChange::Delete(RecordKey::Meta(MetaKey::Inherited));
+    let written = dispatcher.write_records(vec![delete]).await;
+    written.map_err(|_| RelayError::Stopped)
 }
 
 fn retention_parts(
@@ -177,12 +179,12 @@ fn log_unreadable(reader: &RecordReader) {
     if unreadable > 0 {
         warn!(
             unreadable,
-            "records could not be read and were passed over; `baton verify` lists them"
+            "unreadable records were skipped; `baton verify` lists them"
         );
     }
 }
 
-/// The loop that owns the core, not yet running.
+/// The dispatch loop with the recovered core, not yet running.
 struct RecoveredDispatcher {
     dispatch_loop: DispatchLoop,
     dispatcher: Dispatcher,
@@ -195,19 +197,19 @@ fn recover(
     opened: OpenedStore,
     reader: &RecordReader,
     bodies: BodyFiles,
-    audience: PublishTargets,
+    targets: PublishTargets,
 ) -> Result<RecoveredDispatcher, RelayError> {
     let records = reader.recover()?;
     for (_, record) in &records.tasks {
-        audience.inbox.index_record(record);
+        targets.inbox.index_record(record);
     }
     let newest = reader
         .newest_task_id()
         .max(records.scheduler.newest_suspended_task());
     let ids = OrderedIds::starting_above(newest.map(|task| task.0), config.clock.clone());
-    let mut mint = SystemIdSource { ids: ids.clone() };
+    let mut id_source = SystemIdSource { ids: ids.clone() };
     let now = config.clock.now();
-    let (core, first) = Core::recover(records, settings.clone(), now, &mut mint);
+    let (core, first) = Core::recover(records, settings.clone(), now, &mut id_source);
     let (dispatch, dispatcher) = DispatchLoop::new(DispatchLoopParts {
         core,
         initial_effects: first,
@@ -215,8 +217,8 @@ fn recover(
         reader: reader.clone(),
         bodies,
         clock: config.clock.clone(),
-        id_source: Box::new(mint),
-        publish_targets: audience,
+        id_source: Box::new(id_source),
+        publish_targets: targets,
     });
     Ok(RecoveredDispatcher {
         dispatch_loop: dispatch,
@@ -232,7 +234,8 @@ fn core_config(config: &RelayConfig, opened: &OpenedStore) -> Config {
     Config {
         max_open_tasks: config.max_open_tasks,
         max_open_tasks_per_tenant: config.max_open_tasks_per_tenant,
-        // What is not known here may have been a grant: wait until the longest that it can have been is over.
+        // Imported data may lack leases that were granted after its export. No successor starts
+        // until the longest possible grant has run out.
         inherited_suspension_ms: if opened.inherited {
             usual.longest_grant_ms()
         } else {
@@ -242,7 +245,7 @@ fn core_config(config: &RelayConfig, opened: &OpenedStore) -> Config {
     }
 }
 
-/// Opening blocks for as long as recovery takes.
+/// Opens the data on a blocking thread, because recovery may take long.
 async fn open_data(config: &RelayConfig) -> Result<OpenedData, RelayError> {
     let config = config.clone();
     let opened = tokio::task::spawn_blocking(move || open_data_blocking(&config));
@@ -261,7 +264,7 @@ fn open_data_blocking(config: &RelayConfig) -> Result<OpenedData, RelayError> {
     store.on_fatal = fatal_hook(config);
     let opened = Store::open(store)?;
     let abort = Arc::new(|error: &io::Error| {
-        tracing::error!(%error, "output cannot be written; stopping");
+        tracing::error!(%error, "output cannot be written; aborting the relay");
         std::process::abort();
     });
     let mut output = OutputConfig::new(data.join("output"));
@@ -278,8 +281,9 @@ fn open_data_blocking(config: &RelayConfig) -> Result<OpenedData, RelayError> {
     })
 }
 
-/// After a failed write only a start finds out what is really there. The process starts itself again where a full disk was the
-/// reason, whatever sled made of it; anything else is for a supervisor to see.
+/// The reaction to a failed write of the store. Only a new start can determine what was
+/// written. If the disk is full, the process restarts itself, whatever error sled reported. Any
+/// other failure aborts the process, so that its supervisor notices.
 fn fatal_hook(config: &RelayConfig) -> FatalHook {
     let (restart, data, listen) = (
         config.restart_hook.clone(),
@@ -296,7 +300,7 @@ fn fatal_hook(config: &RelayConfig) -> FatalHook {
     })
 }
 
-/// Every known token, and the first ones where there are none.
+/// Loads all tokens, and creates the first ones if needed.
 async fn load_credentials(
     config: &RelayConfig,
     reader: &RecordReader,
@@ -319,7 +323,7 @@ async fn load_credentials(
             .map_err(|_| RelayError::Stopped)?;
     }
     for record in fresh {
-        info!(name = record.name, role = %record.role, "local token made");
+        info!(name = record.name, role = %record.role, "local token created");
         tokens.insert(record);
     }
     Ok(tokens)

@@ -1,16 +1,18 @@
-//! Who may have how many calls at once, counted until an answer has left: nobody can make the relay hold more than its
-//! share, and whoever has no credential, or does not read, takes nothing from the others.
+//! Limits for concurrent calls, by class and by token. A call counts until its answer is sent,
+//! so that a client that does not read, or has no credential, cannot use up the memory or the
+//! calls of others.
 //!
-//! | class | at once | from one token | ends at the latest |
+//! | class | at once | per token | counts until |
 //! |---|---|---|---|
-//! | health checks | 256 | | with the answer, which is short: who watches takes no probe's place |
-//! | public (health's watch, reflection) | 256 | | a minute after its answer began, streams too |
-//! | large answers (get, lists, inspect) | 128 | 32 | 30 s after its answer began |
-//! | other unary calls | the configured limit | a quarter of it | with the answer, which is short |
-//! | streams | by their own limits (`api/streams.rs`, connections) | | |
+//! | health checks | 256 | | the answer; watches are a separate class and cannot displace them |
+//! | public (health watch, reflection) | 256 | | one minute of its answer, streams too |
+//! | large answers (get, lists, inspect) | 128 | 32 | at most 30 s of its answer |
+//! | other unary calls | the configured limit | a quarter of it | the answer |
+//! | streams | own limits (`api/request/streams.rs`, connections) | | |
 //!
-//! A daemon's link is a stream: it is never turned away because clients are busy. A stranger's connection is kept beyond its
-//! time only while it has one of the public calls, so these also bound how many such connections there are.
+//! A daemon's link is a stream, so busy clients never cause its refusal. An unauthenticated
+//! connection outlives its timeout only while it has a public call open, so the limit of public
+//! calls also limits the number of such connections.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -37,14 +39,14 @@ use crate::api::request::streams::{KeyedLimit, KeyedPermit};
 use crate::auth::connection_peer::UnauthenticatedCall;
 use crate::auth::{ConnectionPeer, Principal};
 
-/// Load balancers and supervisors decide by it whether the relay lives.
+/// Load balancers and supervisors use this call to check whether the relay is alive.
 const HEALTH_CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
 const PUBLIC_CALLS_MAX: usize = 256;
 const PUBLIC_ANSWER_TIME: Duration = Duration::from_secs(60);
 const LARGE_ANSWERS_MAX: usize = 128;
 const LARGE_ANSWERS_PER_TOKEN: usize = 32;
 
-/// Answers that may be as long as a message can be.
+/// Calls whose answer may reach the maximum message size.
 const LARGE_ANSWER_PATHS: &[&str] = &[
     "/baton.v1.Tasks/Get",
     "/baton.v1.Tasks/List",
@@ -56,7 +58,7 @@ const LARGE_ANSWER_PATHS: &[&str] = &[
     "/baton.v1.Operator/ListTokens",
 ];
 
-/// One pool, and how much of it one token may have.
+/// Permits for one class of calls, with a limit for each token.
 #[derive(Clone, Debug)]
 struct CallPool {
     permits: Arc<Semaphore>,
@@ -74,32 +76,33 @@ impl CallPool {
     }
 
     fn try_acquire(&self, token: Option<TokenId>) -> Option<CallPoolPermit> {
-        let place = token.map(|token| self.per_token.acquire(token));
-        let place = place.transpose().ok()?;
+        let token_permit = token.map(|token| self.per_token.acquire(token));
+        let token_permit = token_permit.transpose().ok()?;
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some(CallPoolPermit {
             _permit: permit,
-            _token_permit: place,
+            _token_permit: token_permit,
             unauthenticated_call: None,
         })
     }
 
-    /// Completes when nobody has any of it.
+    /// Completes when no permit is in use.
     async fn wait_unused(&self) {
         let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);
-        let _ = self.permits.acquire_many(all).await; // It is never closed.
+        let _ = self.permits.acquire_many(all).await; // Fails only when closed, which never happens.
     }
 }
 
-/// Given back when it is dropped.
+/// A permit of a pool. Dropping it frees the permit.
 #[derive(Debug)]
 struct CallPoolPermit {
     _permit: OwnedSemaphorePermit,
     _token_permit: Option<KeyedPermit<TokenId>>,
-    /// Keeps a stranger's connection until its answer has left.
+    /// Keeps an unauthenticated connection open until its answer is sent.
     unauthenticated_call: Option<UnauthenticatedCall>,
 }
 
+/// The tower layer that limits concurrent calls.
 #[derive(Clone, Debug)]
 pub(super) struct CallLimitLayer {
     checks: CallPool,
@@ -122,17 +125,18 @@ impl CallLimitLayer {
         }
     }
 
-    /// Completes when no call is being answered; streams do not count.
+    /// Completes when no call is being answered. Streams do not count.
     pub(super) async fn wait_answered(&self) {
         self.large.wait_unused().await;
         self.unary.wait_unused().await;
     }
 
-    /// Which pool a call is of, and how long its answer may take to leave where it counts until then. None for streams.
-    fn pool_for(&self, path: &str, known: bool) -> Option<(&CallPool, Option<Duration>)> {
+    /// The pool of a call, and the time limit for sending its answer if the call counts until
+    /// then. `None` for streams.
+    fn pool_for(&self, path: &str, authenticated: bool) -> Option<(&CallPool, Option<Duration>)> {
         if path == HEALTH_CHECK_PATH {
             Some((&self.checks, None))
-        } else if !known {
+        } else if !authenticated {
             Some((&self.public, Some(PUBLIC_ANSWER_TIME)))
         } else if self.streams.contains(path) {
             None
@@ -144,7 +148,7 @@ impl CallLimitLayer {
     }
 }
 
-/// Paths of calls that answer with a stream.
+/// Paths of the calls that answer with a stream.
 fn streaming_calls() -> HashSet<String> {
     let set = FileDescriptorSet::decode(baton_proto::FILE_DESCRIPTOR_SET).unwrap_or_default();
     let mut paths = HashSet::new();
@@ -190,31 +194,34 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let token = request.extensions().get::<Principal>().map(|who| who.token);
-        let Some((share, time)) = self.limits.pool_for(request.uri().path(), token.is_some())
-        else {
+        let token = request
+            .extensions()
+            .get::<Principal>()
+            .map(|caller| caller.token);
+        let Some((pool, time)) = self.limits.pool_for(request.uri().path(), token.is_some()) else {
             return Box::pin(self.inner.call(request));
         };
-        let Some(mut taken) = share.try_acquire(token) else {
+        let Some(mut permit) = pool.try_acquire(token) else {
             return Box::pin(std::future::ready(Err(Overloaded::new().into())));
         };
         let peer = request.extensions().get::<ConnectionPeer>();
-        taken.unauthenticated_call = peer
+        permit.unauthenticated_call = peer
             .filter(|_| token.is_none())
             .map(ConnectionPeer::begin_call);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = answer.await?;
             Ok(match time {
-                Some(time) => response.map(|body| Body::new(TimedBody::new(body, taken, time))),
+                Some(time) => response.map(|body| Body::new(TimedBody::new(body, permit, time))),
                 None => response,
             })
         })
     }
 }
 
-/// A body that counts until it has left, and is let go when that takes too long: who does not read is not even asked for
-/// more by HTTP/2, so somebody else has to look at the time.
+/// A response body that keeps its permit until it is sent, and is dropped when that takes too
+/// long. HTTP/2 does not poll the body of a client that does not read, so a separate task
+/// watches the time.
 struct TimedBody {
     contents: SharedBody,
     _watch: AbortOnDropHandle<()>,
@@ -223,8 +230,8 @@ struct TimedBody {
 type SharedBody = Arc<Mutex<Option<(Body, CallPoolPermit)>>>;
 
 impl TimedBody {
-    fn new(body: Body, taken: CallPoolPermit, time: Duration) -> Self {
-        let contents: SharedBody = Arc::new(Mutex::new(Some((body, taken))));
+    fn new(body: Body, permit: CallPoolPermit, time: Duration) -> Self {
+        let contents: SharedBody = Arc::new(Mutex::new(Some((body, permit))));
         let watched = Arc::clone(&contents);
         let watch = tokio::spawn(async move {
             tokio::time::sleep(time).await;
@@ -237,8 +244,8 @@ impl TimedBody {
     }
 }
 
-fn lock_body(held: &SharedBody) -> MutexGuard<'_, Option<(Body, CallPoolPermit)>> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_body(body: &SharedBody) -> MutexGuard<'_, Option<(Body, CallPoolPermit)>> {
+    body.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl http_body::Body for TimedBody {
@@ -249,8 +256,8 @@ impl http_body::Body for TimedBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let mut held = lock_body(&self.contents);
-        let Some((body, _)) = held.as_mut() else {
+        let mut contents = lock_body(&self.contents);
+        let Some((body, _)) = contents.as_mut() else {
             return Poll::Ready(Some(Err(status::status(&ApiFault::TimedOut))));
         };
         Pin::new(body).poll_frame(cx)
@@ -263,8 +270,9 @@ impl http_body::Body for TimedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = lock_body(&self.contents);
-        held.as_ref()
+        let contents = lock_body(&self.contents);
+        contents
+            .as_ref()
             .map_or_else(SizeHint::default, |(body, _)| body.size_hint())
     }
 }
@@ -274,19 +282,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_and_watches_are_streams_and_everything_else_is_counted() {
-        let shares = CallLimitLayer::new(8, Duration::from_secs(1));
-        let most = |path: &str, known: bool| {
-            shares
-                .pool_for(path, known)
-                .map(|(share, _)| share.capacity)
+    fn streams_are_not_counted_and_every_other_call_is() {
+        let limits = CallLimitLayer::new(8, Duration::from_secs(1));
+        let capacity = |path: &str, authenticated: bool| {
+            limits
+                .pool_for(path, authenticated)
+                .map(|(pool, _)| pool.capacity)
         };
-        assert_eq!(most("/baton.v1.DaemonLink/Link", true), None);
-        assert_eq!(most("/baton.v1.Tasks/Watch", true), None);
-        assert_eq!(most("/baton.v1.Tasks/Submit", true), Some(8));
-        assert_eq!(most("/baton.v1.Tasks/Get", true), Some(LARGE_ANSWERS_MAX));
+        assert_eq!(capacity("/baton.v1.DaemonLink/Link", true), None);
+        assert_eq!(capacity("/baton.v1.Tasks/Watch", true), None);
+        assert_eq!(capacity("/baton.v1.Tasks/Submit", true), Some(8));
         assert_eq!(
-            most("/grpc.health.v1.Health/Watch", false),
+            capacity("/baton.v1.Tasks/Get", true),
+            Some(LARGE_ANSWERS_MAX)
+        );
+        assert_eq!(
+            capacity("/grpc.health.v1.Health/Watch", false),
             Some(PUBLIC_CALLS_MAX)
         );
         for path in LARGE_ANSWER_PATHS {
@@ -299,16 +310,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_token_leaves_room_for_others_and_what_is_dropped_is_given_back() {
-        let share = CallPool::new(4, 2);
+    async fn one_token_cannot_take_the_whole_pool_and_dropped_permits_are_free() {
+        let pool = CallPool::new(4, 2);
         let token = |n: u128| Some(TokenId(uuid::Uuid::from_u128(n)));
         let own: Vec<_> = (0..2)
-            .map(|_| share.try_acquire(token(1)).unwrap())
+            .map(|_| pool.try_acquire(token(1)).unwrap())
             .collect();
-        assert!(share.try_acquire(token(1)).is_none());
-        let other = share.try_acquire(token(2)).unwrap();
+        assert!(pool.try_acquire(token(1)).is_none());
+        let other = pool.try_acquire(token(2)).unwrap();
         drop((own, other));
-        share.wait_unused().await;
-        assert!(share.try_acquire(token(1)).is_some());
+        pool.wait_unused().await;
+        assert!(pool.try_acquire(token(1)).is_some());
     }
 }

@@ -1,7 +1,9 @@
-//! The outermost layer: whatever the layers and tonic refuse leaves as one of our statuses, with its machine code.
+//! The outermost layer: gives every refusal of the inner layers and of tonic a status with a
+//! machine code.
 //!
-//! The layers within it (authentication, load shedding, limits, timeouts) fail with errors, and tonic itself answers
-//! undecodable or oversize messages; none of them may build a status of their own.
+//! The inner layers (authentication, load shedding, limits, timeouts) fail with errors, and
+//! tonic itself answers undecodable or oversize messages. Their statuses would have no machine
+//! code, so they are replaced here.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -46,7 +48,8 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // The layers within are always ready; if one failed all the same, the call fails and is answered.
+        // The inner layers are always ready. If one fails, the call itself fails and gets its
+        // status.
         self.inner.poll_ready(cx).map(|_| Ok(()))
     }
 
@@ -67,12 +70,12 @@ fn fault_of(error: &BoxError) -> ApiFault {
     } else if error.is::<Elapsed>() {
         ApiFault::TimedOut
     } else {
-        error!(%error, "a layer failed");
+        error!(%error, "a server layer failed with an unexpected error");
         ApiFault::Internal
     }
 }
 
-/// An error without details was made by tonic, before or instead of a handler.
+/// Replaces an error status without details: tonic made it, before or instead of a handler.
 fn with_machine_code(response: Response<Body>) -> Response<Body> {
     let made_by_tonic = refused_by_tonic(response.headers());
     made_by_tonic.map_or(response, |fault| status::status(&fault).into_http())
@@ -87,7 +90,7 @@ fn refused_by_tonic(headers: &HeaderMap) -> Option<ApiFault> {
         Code::OutOfRange | Code::ResourceExhausted => Some(ApiFault::MessageTooLarge),
         Code::Unimplemented => Some(ApiFault::UnknownRpc),
         Code::Internal => Some(ApiFault::Undecodable),
-        // Everything else has a meaning that tonic gives it well, such as a canceled call.
-        _as_it_is => None,
+        // The other codes of tonic, such as a canceled call, are correct.
+        _unchanged => None,
     }
 }

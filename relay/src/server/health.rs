@@ -1,4 +1,4 @@
-//! gRPC health that means something: serving while the store commits and the relay does not drain.
+//! gRPC health service: reports serving while the store commits and the relay is not draining.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use tonic_health::server::HealthReporter;
 use crate::space::SpaceStatus;
 use crate::store::{CommitSeq, Store};
 
-/// How often the store is looked at.
+/// How often the store is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A commit that takes longer than this many looks means that the disk hangs.
+/// A commit that is not durable after this many checks means that the disk hangs.
 const STUCK_CHECKS: u32 = 5;
 
-/// "" stands for the whole server, as load balancers ask it.
+/// Reported services. The empty name is the whole server, which load balancers ask for.
 const SERVICES: [&str; 6] = [
     "",
     "baton.v1.Tasks",
@@ -24,11 +24,11 @@ const SERVICES: [&str; 6] = [
     "baton.v1.DaemonLink",
 ];
 
-/// Not a service: serving while new tasks are accepted. A relay without room still serves daemons and readers, which a load
-/// balancer must not take away from them.
+/// Health name for admission, not a gRPC service: serving while new tasks are accepted. A relay
+/// with a full disk still serves daemons and readers, so a load balancer must not remove it.
 const ADMISSION: &str = "baton.admission";
 
-/// Reports until `stop`, and then that it serves no more.
+/// Reports the health until `stop`, then reports that the relay no longer serves.
 pub(super) async fn report_health(
     reporter: HealthReporter,
     store: Store,
@@ -36,12 +36,12 @@ pub(super) async fn report_health(
     stop: CancellationToken,
 ) {
     let mut stuck = StuckCommit::default();
-    let mut told = None;
+    let mut reported = None;
     while !stop.is_cancelled() {
         let serving = stuck.observe(store.durable(), store.appended()) < STUCK_CHECKS;
         let now = (serving, serving && space.accepts_work());
-        if told != Some(now) {
-            told = Some(now);
+        if reported != Some(now) {
+            reported = Some(now);
             set_serving(&reporter, now.0, now.1).await;
         }
         tokio::select! {
@@ -68,7 +68,7 @@ pub(super) async fn set_serving(reporter: &HealthReporter, serving: bool, admitt
         .await;
 }
 
-/// For how many looks the same commit has been on its way to the disk.
+/// Counts for how many checks the same commit has been waiting for the disk.
 #[derive(Debug, Default)]
 struct StuckCommit {
     durable: CommitSeq,

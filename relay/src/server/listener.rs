@@ -1,8 +1,10 @@
-//! Accepts connections under caps that tonic does not have, and can cut them all at the end of a drain.
+//! Accepts connections under limits that tonic does not have, and can cut them all at the end
+//! of a drain.
 //!
-//! A refused connection is closed at once without a byte. A peer that does not speak HTTP/2 in time is cut, since
-//! HTTP/2 keepalive begins only after the preface. One that speaks and shows no credential in time is cut when it has no call
-//! under way: answering pings is no reason to keep a place.
+//! A refused connection is closed at once without a byte. A peer that sends no HTTP/2 preface
+//! in time is cut, because HTTP/2 keepalive begins only after the preface. A peer that sends no
+//! credential in time is cut as soon as it has no call open: answering pings must not be enough
+//! to occupy a connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,16 +26,18 @@ use tracing::{debug, warn};
 use crate::auth::ConnectionPeer;
 use crate::config::NetworkLimits;
 
-/// HTTP/2's preface and an empty SETTINGS frame; TLS sends more than that in its first flight.
+/// Size of the HTTP/2 preface and an empty SETTINGS frame. TLS sends more than that in its
+/// first flight.
 const PREFACE_BYTES: usize = 24 + 9;
 
-/// Between tries when the process is out of descriptors: accepting again at once would spin.
+/// Pause after a failed accept. A process without free file descriptors would otherwise spin.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// For the end of an answer that is still on its way when its call is over.
+/// Time to send the rest of an answer after its call has ended.
 const LAST_ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// A stream of admitted connections. Never ends; tonic drops it when it stops accepting, which closes the socket.
+/// A stream of admitted connections. It never ends; tonic drops it to stop accepting, which
+/// closes the socket.
 #[derive(Debug)]
 pub(super) struct ConnectionListener {
     tcp: TcpListener,
@@ -46,7 +50,7 @@ pub(super) struct ConnectionListener {
 }
 
 impl ConnectionListener {
-    /// Cancelling `cut` fails every read and write of every connection that was accepted here.
+    /// Cancelling `cut` fails every read and write of every connection of this listener.
     pub(super) fn new(tcp: TcpListener, limits: &NetworkLimits, cut: CancellationToken) -> Self {
         Self {
             tcp,
@@ -64,8 +68,8 @@ impl ConnectionListener {
 
     fn admit(&self, tcp: TcpStream, address: IpAddr) -> Option<PeerConnection> {
         let slot = self.slots.clone().try_acquire_owned().ok()?;
-        let place = AddressLimits::acquire(&self.addresses, address)?;
-        // Small frames must not wait for the peer's delayed acknowledgement.
+        let address_permit = AddressLimits::acquire(&self.addresses, address)?;
+        // Without nodelay, small frames would wait for the peer's delayed TCP acknowledgement.
         tcp.set_nodelay(true).ok()?;
         Some(PeerConnection {
             tcp,
@@ -80,7 +84,7 @@ impl ConnectionListener {
             }),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
             _slot: slot,
-            _address_permit: place,
+            _address_permit: address_permit,
         })
     }
 }
@@ -97,7 +101,7 @@ impl Stream for ConnectionListener {
             match ready!(self.tcp.poll_accept(cx)) {
                 Ok((tcp, peer)) => match self.admit(tcp, peer.ip()) {
                     Some(connection) => return Poll::Ready(Some(Ok(connection))),
-                    None => debug!(%peer, "connection refused: too many are open"),
+                    None => debug!(%peer, "connection refused: too many open connections"),
                 },
                 Err(error) => {
                     warn!(%error, "could not accept a connection");
@@ -108,38 +112,39 @@ impl Stream for ConnectionListener {
     }
 }
 
-/// One peer's connection; closing it gives its places back.
+/// One peer's connection. Dropping it frees its slot and its permit of the address.
 #[derive(Debug)]
 pub(super) struct PeerConnection {
     tcp: TcpStream,
     preface: Option<PrefaceProgress>,
     peer: ConnectionPeer,
-    /// None when it is not, or no longer.
+    /// `None` once the peer has authenticated.
     unauthenticated: Option<UnauthenticatedPeer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _slot: OwnedSemaphorePermit,
     _address_permit: AddressPermit,
 }
 
-/// What is still missing before the peer counts as speaking.
+/// Bytes received of the peer's HTTP/2 preface, and its deadline.
 #[derive(Debug)]
 struct PrefaceProgress {
     received: usize,
     deadline: Pin<Box<Sleep>>,
 }
 
-/// How long nobody need know who this is.
+/// How long the connection may stay without a credential, and how it ends then.
 #[derive(Debug)]
 struct UnauthenticatedPeer {
     until: Pin<Box<Sleep>>,
     close_moment: CloseMoment,
 }
 
-/// What is owed to a stranger whose time is over.
+/// When to close an unauthenticated connection whose time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CloseMoment {
     WhenIdle,
-    /// It was in the middle of a call then, whose answer gets a moment to leave; once.
+    /// A call was open at that time. After its end the answer has `LAST_ANSWER_TIME` to be
+    /// sent; this is granted once.
     AfterCall,
     Now,
 }
@@ -165,7 +170,7 @@ impl UnauthenticatedPeer {
 }
 
 impl PeerConnection {
-    /// Registers for every end of patience; an error ends the connection.
+    /// Polls all timeouts of the connection. An error ends it.
     fn poll_timeouts(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Err(io::Error::new(
@@ -173,36 +178,36 @@ impl PeerConnection {
                 "the relay has stopped",
             ));
         }
-        if let Some(greeting) = &mut self.preface
-            && greeting.deadline.as_mut().poll(cx).is_ready()
+        if let Some(preface) = &mut self.preface
+            && preface.deadline.as_mut().poll(cx).is_ready()
         {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the peer did not greet in time",
+                "the peer sent no HTTP/2 preface in time",
             ));
         }
         self.poll_unauthenticated(cx)
     }
 
     fn poll_unauthenticated(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(stranger) = &mut self.unauthenticated else {
+        let Some(unauthenticated) = &mut self.unauthenticated else {
             return Ok(());
         };
         if self.peer.is_authenticated() {
             self.unauthenticated = None;
-        } else if stranger.poll_expired(&self.peer, cx).is_ready() {
+        } else if unauthenticated.poll_expired(&self.peer, cx).is_ready() {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the peer showed no credential in time",
+                "the peer sent no valid credential in time",
             ));
         }
         Ok(())
     }
 
     fn count_received(&mut self, bytes: usize) {
-        if let Some(greeting) = &mut self.preface {
-            greeting.received += bytes;
-            if greeting.received >= PREFACE_BYTES {
+        if let Some(preface) = &mut self.preface {
+            preface.received += bytes;
+            if preface.received >= PREFACE_BYTES {
                 self.preface = None;
             }
         }
@@ -264,14 +269,14 @@ impl Connected for PeerConnection {
     }
 }
 
-/// How many connections each address has open.
+/// Number of open connections of each address, and their limit.
 #[derive(Debug)]
 struct AddressLimits {
     limit: usize,
     open_connections: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// One connection's place among its address's; dropping it gives the place back.
+/// Counts one open connection of an address. Dropping it frees the place.
 #[derive(Debug)]
 struct AddressPermit {
     address: IpAddr,
@@ -334,14 +339,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_address_cannot_take_every_place_and_gives_it_back() {
+    async fn connections_per_address_are_limited_and_freed_on_close() {
         let limits = NetworkLimits {
             connections_per_address: 1,
             ..NetworkLimits::default()
         };
         let (mut listener, address, _cut) = listener(limits).await;
         let _first = TcpStream::connect(address).await.unwrap();
-        let held = listener.next().await.unwrap().unwrap();
+        let served = listener.next().await.unwrap().unwrap();
         let mut refused = TcpStream::connect(address).await.unwrap();
         let mut byte = [0];
         let accepting = async { listener.next().await.unwrap().unwrap() };
@@ -352,15 +357,15 @@ mod tests {
                 assert!(matches!(read, Ok(Ok(0) | Err(_))));
             }
         }
-        drop(held);
+        drop(served);
         let _third = TcpStream::connect(address).await.unwrap();
         tokio::time::timeout(TEST_TIMEOUT, listener.next())
             .await
-            .expect("its place is free again");
+            .expect("the place of the dropped connection is free again");
     }
 
     #[tokio::test]
-    async fn a_peer_that_does_not_greet_in_time_ends() {
+    async fn a_peer_without_a_preface_is_cut_in_time() {
         let limits = NetworkLimits {
             handshake_timeout: Duration::from_millis(20),
             ..NetworkLimits::default()
@@ -372,7 +377,7 @@ mod tests {
         assert_eq!(read.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// Accepts a connection that has greeted, and gives the peer's end of it too.
+    /// Accepts a connection that has sent its preface. Returns both ends.
     async fn connected_pair(
         listener: &mut ConnectionListener,
         address: std::net::SocketAddr,
@@ -390,29 +395,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stranger_goes_when_its_time_is_over_and_its_call_too_and_whoever_was_met_stays() {
+    async fn an_unauthenticated_peer_is_cut_after_its_timeout_and_its_call() {
         let limits = NetworkLimits {
             credential_timeout: Duration::from_millis(100),
             ..NetworkLimits::default()
         };
         let (mut listener, address, _cut) = listener(limits).await;
         let (calling, _first) = connected_pair(&mut listener, address).await;
-        let (mut met, mut second) = connected_pair(&mut listener, address).await;
+        let (mut authenticated, mut second) = connected_pair(&mut listener, address).await;
         let call = calling.peer.begin_call();
-        met.connect_info().mark_authenticated();
+        authenticated.connect_info().mark_authenticated();
         let calling = tokio::spawn(ended(calling));
-        // Its time is over after theirs.
+        // Connected last, so its credential timeout expires after those of the others.
         let (idle, _third) = connected_pair(&mut listener, address).await;
         assert_eq!(ended(idle).await, io::ErrorKind::TimedOut);
         second.write_all(&[7; 64]).await.unwrap();
-        met.read_exact(&mut [0; 64]).await.unwrap();
-        assert!(!calling.is_finished(), "it is in the middle of a call");
+        authenticated.read_exact(&mut [0; 64]).await.unwrap();
+        assert!(!calling.is_finished(), "its call is still open");
         drop(call);
         assert_eq!(calling.await.unwrap(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]
-    async fn cutting_ends_a_connection_that_waits_for_its_peer() {
+    async fn a_cut_ends_a_connection_that_waits_for_its_peer() {
         let (mut listener, address, cut) = listener(NetworkLimits::default()).await;
         let mut greeted = TcpStream::connect(address).await.unwrap();
         greeted.write_all(&[7; 64]).await.unwrap();

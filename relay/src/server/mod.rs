@@ -1,6 +1,8 @@
-//! The relay as a whole: listener, layers, services, and a stop that ends by its deadline whatever peers do.
+//! The relay process: listener, layers, services, and a stop that ends by its deadline even if
+//! peers hang.
 //!
-//! `run` is what the binary calls; tests `start` it on port 0 and `stop` it. Opening and recovery are in `boot.rs`.
+//! The binary calls `run`; tests `start` the relay on port 0 and `stop` it. Opening and
+//! recovery are in `boot.rs`.
 
 mod boot;
 mod call_limits;
@@ -42,17 +44,21 @@ use drain::{serve_until_drained, wait_after_stop};
 use error_status::ErrorStatusLayer;
 use listener::ConnectionListener;
 
-/// Streams that a peer may reset before they were accepted, and that we reset because of its errors: a rapid-reset
-/// attacker is cut after this many, and no honest peer comes near.
+/// Number of streams that a peer may reset before they are accepted. A rapid-reset attack is
+/// cut off at this number, which normal clients do not reach.
 const PENDING_RESETS: usize = 20;
+/// Number of streams that the relay resets because of a peer's errors before it closes the
+/// connection.
 const LOCAL_RESETS: usize = 1024;
-/// Tries to open the store again after an import; each waits half a second for its lock.
+/// Number of tries to open the store after an import. Each waits half a second for the lock of
+/// the store.
 const BOOT_TRIES: usize = 60;
-/// Longest message that is read from somebody without a credential.
+/// Longest message that is read from a caller without a credential.
 const PUBLIC_MESSAGE_BYTES: usize = 16 * 1024;
-/// For spans that the collector has not taken yet.
+/// Time at stop for sending the remaining spans to the collector.
 const SPAN_FLUSH_TIME: Duration = Duration::from_secs(2);
-/// By this time after the drain's deadline the relay has ended, whatever its collector or its peers do.
+/// Time after the drain's deadline by which the relay has ended, even if its collector or its
+/// peers hang.
 const STOP_GRACE: Duration = Duration::from_millis(900);
 
 /// Serves until `stop` completes, then drains.
@@ -64,7 +70,7 @@ pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<
     }
 }
 
-/// A relay that serves. Dropping it without `stop` leaves it running.
+/// A running relay. Dropping the handle without `stop` leaves the relay running.
 #[derive(Debug)]
 pub struct RelayHandle {
     address: SocketAddr,
@@ -74,23 +80,24 @@ pub struct RelayHandle {
 }
 
 impl RelayHandle {
-    /// Where it listens; tells the port that was chosen for port 0.
+    /// The listening address, with the actual port if port 0 was configured.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it counts, until an import gives it other data.
+    /// Counters of the relay. They are replaced when an import restarts it with other data.
     pub fn telemetry(&self) -> &Telemetry {
         &self.telemetry
     }
 
-    /// Drains and ends, at the latest one second after the drain's deadline.
+    /// Drains and stops the relay, at the latest one second after the drain's deadline.
     pub async fn stop(mut self) -> Result<(), RelayError> {
         self.stop.cancel();
         self.ended().await
     }
 
-    /// Completes when the relay has ended by itself, which it does only if its store fails. Cancel safe.
+    /// Completes when the relay has ended. Without `stop` that happens only if its store fails.
+    /// Cancel safe.
     pub async fn ended(&mut self) -> Result<(), RelayError> {
         (&mut self.serving)
             .await
@@ -98,11 +105,12 @@ impl RelayHandle {
     }
 }
 
-/// Opens everything, recovers, and serves in the background. The listener is bound before the store is touched.
+/// Opens the data, recovers, and serves in the background. The listener is bound before the
+/// store is opened.
 pub async fn start(config: RelayConfig) -> Result<RelayHandle, RelayError> {
     config.check()?;
     let tls = config.tls.as_ref().map(load_tls).transpose()?;
-    // What does not fit together is found before anything is opened or announced.
+    // Finds an invalid TLS configuration before the port is bound and the store is opened.
     build_server(&config.network, tls.clone())?;
     let tcp = bind(config.listen).await?;
     let address = tcp.local_addr().map_err(|source| RelayError::Listen {
@@ -114,15 +122,15 @@ pub async fn start(config: RelayConfig) -> Result<RelayHandle, RelayError> {
         ..config
     };
     let stop = CancellationToken::new();
-    let life = ServeCycle::child_of(&stop);
+    let cycle = ServeCycle::child_of(&stop);
     let (guard, tcp) = no_space::wait_for_space(&config, tls.as_ref(), tcp).await?;
-    let booted = match boot::boot(&config, guard, &life.stop, &life.restart).await {
+    let booted = match boot::boot(&config, guard, &cycle.stop, &cycle.restart).await {
         Ok(booted) => booted,
         Err(error) => return Err(restart_if_disk_full(&config, error).await),
     };
     let telemetry = booted.telemetry.clone();
     info!(%address, data = %config.data_dir.display(), "relay listening");
-    let serving = tokio::spawn(serve_cycles(config, tls, tcp, stop.clone(), life, booted));
+    let serving = tokio::spawn(serve_cycles(config, tls, tcp, stop.clone(), cycle, booted));
     Ok(RelayHandle {
         address,
         stop,
@@ -131,24 +139,26 @@ pub async fn start(config: RelayConfig) -> Result<RelayHandle, RelayError> {
     })
 }
 
-/// sled took more to open than there seemed to be: another start may find more.
+/// Restarts the process if the store did not open because the disk is full: sled may need more
+/// space to open than the check before the start assumed, and a later start may find it.
 async fn restart_if_disk_full(config: &RelayConfig, error: RelayError) -> RelayError {
     let full = match &error {
         RelayError::NoRoom => true,
         RelayError::Store(error) => error.is_disk_full(),
-        _of_another_kind => false,
+        _other => false,
     };
     if let Some(restart) = config.restart_hook.as_ref().filter(|_| full) {
-        tracing::error!(%error, "the store did not open");
+        tracing::error!(%error, "the store could not be opened because the disk is full; restarting");
         tokio::time::sleep(space::START_RETRY_INTERVAL).await;
         restart.call(config.listen);
     }
     error
 }
 
-/// From one boot to the end of serving. A relay has one life, unless an import gives it other data.
+/// One cycle from boot to the end of serving. A relay has one cycle, unless an import restarts
+/// it with other data.
 struct ServeCycle {
-    /// Ends with the relay, or by itself when there is to be another life.
+    /// Cancelled when the relay stops, or when an import starts another cycle.
     stop: CancellationToken,
     restart: CancellationToken,
 }
@@ -167,31 +177,32 @@ async fn serve_cycles(
     tls: Option<ServerTlsConfig>,
     mut tcp: TcpListener,
     stop: CancellationToken,
-    mut life: ServeCycle,
+    mut cycle: ServeCycle,
     mut booted: BootedRelay,
 ) -> Result<(), RelayError> {
-    // What was accepted once is not accepted again unasked.
+    // `accept_loss` holds for the first start only; later damage needs a new decision of the
+    // operator.
     config.accept_loss = false;
     loop {
         let serving = ServeTask {
             booted,
             tls: tls.clone(),
-            stop: life.stop.clone(),
+            stop: cycle.stop.clone(),
             drain: config.drain_timeout,
             network: config.network.clone(),
             retention_config: config.retention.clone(),
         };
         serving.run(tcp).await?;
-        if stop.is_cancelled() || !life.restart.is_cancelled() {
+        if stop.is_cancelled() || !cycle.restart.is_cancelled() {
             return Ok(());
         }
-        life = ServeCycle::child_of(&stop);
+        cycle = ServeCycle::child_of(&stop);
         tcp = bind(config.listen).await?;
-        booted = match boot_after_import(&config, &life).await {
+        booted = match boot_after_import(&config, &cycle).await {
             Ok(booted) => booted,
             Err(error) => return Err(restart_if_disk_full(&config, error).await),
         };
-        info!("relay started again with the imported data");
+        info!("relay restarted with the imported data");
     }
 }
 
@@ -200,13 +211,14 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, RelayError> {
     bound.map_err(|source| RelayError::Listen { address, source })
 }
 
-/// The last life's connections and threads may hold the store for a moment longer than its server.
+/// Boots with the imported data. Connections and threads of the previous cycle may keep the
+/// store locked shortly after its server has ended, so a locked store is tried again.
 async fn boot_after_import(
     config: &RelayConfig,
-    life: &ServeCycle,
+    cycle: &ServeCycle,
 ) -> Result<BootedRelay, RelayError> {
     for _ in 0..BOOT_TRIES {
-        match boot_once(config, life).await {
+        match boot_once(config, cycle).await {
             Err(
                 RelayError::Store(store::StoreOpenError::Locked { .. })
                 | RelayError::Import(ImportError::Store(store::StoreOpenError::Locked { .. })),
@@ -214,14 +226,14 @@ async fn boot_after_import(
             booted => return booted,
         }
     }
-    boot_once(config, life).await
+    boot_once(config, cycle).await
 }
 
-async fn boot_once(config: &RelayConfig, life: &ServeCycle) -> Result<BootedRelay, RelayError> {
+async fn boot_once(config: &RelayConfig, cycle: &ServeCycle) -> Result<BootedRelay, RelayError> {
     let Ok(guard) = no_space::release_ballast_for_start(config).await? else {
         return Err(RelayError::NoRoom);
     };
-    boot::boot(config, guard, &life.stop, &life.restart).await
+    boot::boot(config, guard, &cycle.stop, &cycle.restart).await
 }
 
 /// Everything that runs between start and stop.
@@ -242,58 +254,66 @@ impl ServeTask {
             stop,
             drain,
             network,
-            retention_config: kept,
+            retention_config,
         } = self;
         let BootedRelay {
             api,
             output,
-            dispatch_task: mut dispatching,
+            mut dispatch_task,
             finish,
             telemetry,
-            retention_parts: retained,
-            space_guard: guard,
+            retention_parts,
+            space_guard,
         } = booted;
         let (reporter, health) = tonic_health::server::health_reporter();
         let store = api.reader.store().clone();
         let space = api.space.clone();
         tokio::spawn(health::report_health(reporter, store, space, stop.clone()));
-        tokio::spawn(retention::run_retention(kept, retained, finish.clone()));
-        tokio::spawn(guard.watch(boot::space_guard_parts(&api), finish.clone()));
+        tokio::spawn(retention::run_retention(
+            retention_config,
+            retention_parts,
+            finish.clone(),
+        ));
+        tokio::spawn(space_guard.watch(boot::space_guard_parts(&api), finish.clone()));
         let cut = CancellationToken::new();
         let listener = ConnectionListener::new(tcp, &network, cut.clone());
         let routes =
             routes(&api)?.add_service(health.max_decoding_message_size(PUBLIC_MESSAGE_BYTES));
-        let shares = CallLimitLayer::new(network.unary_in_flight, network.unary_timeout);
+        let call_limits = CallLimitLayer::new(network.unary_in_flight, network.unary_timeout);
         let serve = build_server(&network, tls)?
-            .layer(layers(&network, &api, &shares))
+            .layer(layers(&network, &api, &call_limits))
             .add_routes(routes)
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
         drop(api);
-        // On its own: it counts from the order to stop, whoever looks at it when.
-        let over = AbortOnDropHandle::new(tokio::spawn(wait_after_stop(
+        // A task of its own, so that the time counts from the stop request and not from the
+        // first poll.
+        let stop_deadline = AbortOnDropHandle::new(tokio::spawn(wait_after_stop(
             stop.clone(),
             drain + STOP_GRACE,
         )));
         let served = tokio::select! {
-            served = serve_until_drained(serve, &stop, drain, &cut, shares.wait_answered()) => served.map_err(RelayError::Serve),
-            // Without a dispatcher nothing can be answered; the process must end and be started again.
-            _ = &mut dispatching => return Err(RelayError::Stopped),
+            served = serve_until_drained(serve, &stop, drain, &cut, call_limits.wait_answered()) => served.map_err(RelayError::Serve),
+            // Without a dispatcher no call can be answered. The process must end and be
+            // restarted.
+            _ = &mut dispatch_task => return Err(RelayError::Stopped),
         };
         finish.cancel();
-        let last = async {
-            let _ = dispatching.await; // It has logged why, if it did not end well.
+        let close = async {
+            let _ = dispatch_task.await; // The dispatcher has logged its own failure.
             output.close().await;
             telemetry.finish(SPAN_FLUSH_TIME).await;
         };
         tokio::select! {
-            () = last => info!("relay stopped"),
-            _ = over => warn!("relay stopped; its last spans were not taken, or its disk hangs"),
+            () = close => info!("relay stopped"),
+            _ = stop_deadline => warn!(
+                "relay stopped before its data was closed and its last spans were sent; the disk or the OTLP collector is slow"
+            ),
         }
         served
     }
 }
 
-/// Every limit is set here; tonic's own defaults are not relied upon.
+/// Builds the server. Every limit is set explicitly, because tonic's defaults may change.
 fn build_server(
     network: &NetworkLimits,
     tls: Option<ServerTlsConfig>,
@@ -331,12 +351,13 @@ type ServerLayers = ServiceBuilder<
     >,
 >;
 
-/// Outside in. The timeout ends with a response's head, so it binds unary calls and never a stream.
-fn layers(network: &NetworkLimits, api: &Api, shares: &CallLimitLayer) -> ServerLayers {
+/// The layers, outermost first. The timeout ends with the head of a response, so it limits
+/// unary calls and never a stream.
+fn layers(network: &NetworkLimits, api: &Api, call_limits: &CallLimitLayer) -> ServerLayers {
     ServiceBuilder::new()
         .layer(ErrorStatusLayer)
         .layer(AuthLayer::new(api.token_table.clone()))
-        .layer(shares.clone())
+        .layer(call_limits.clone())
         .layer(TimeoutLayer::new(network.unary_timeout))
 }
 
@@ -389,13 +410,13 @@ pub enum RelayError {
     #[error(transparent)]
     Config(#[from] RelayConfigError),
     #[error(
-        "cannot listen on {address}: {source}; choose another --listen, or stop who listens there"
+        "cannot listen on {address}: {source}; choose another --listen address, or stop the process that uses it"
     )]
     Listen {
         address: SocketAddr,
         source: std::io::Error,
     },
-    #[error("cannot use the data directory {}: {source}; give a directory that the relay may write", path.display())]
+    #[error("cannot use the data directory {}: {source}; choose a directory that the relay can write to", path.display())]
     Data {
         path: PathBuf,
         source: std::io::Error,
@@ -403,7 +424,7 @@ pub enum RelayError {
     #[error(transparent)]
     Store(#[from] store::StoreOpenError),
     #[error(
-        "the stored records cannot be read: {0}; look at the disk, or restore a backup with `baton import FILE`"
+        "the stored records cannot be read: {0}; check the disk, or restore a backup with `baton import FILE`"
     )]
     Records(#[from] store::StoreReadError),
     #[error(transparent)]
@@ -412,22 +433,24 @@ pub enum RelayError {
     Output(#[from] crate::output::OutputError),
     #[error(transparent)]
     Telemetry(#[from] crate::telemetry::TelemetryError),
-    #[error("the TLS certificate and key do not fit: {0}; give PEM files that belong together")]
+    #[error(
+        "the TLS certificate and key do not match: {0}; give PEM files of one certificate and its key"
+    )]
     Tls(tonic::transport::Error),
-    #[error("reflection cannot describe the protocol: {0}")]
+    #[error("cannot build the gRPC reflection service: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-    #[error("the server failed: {0}")]
+    #[error("the gRPC server failed: {0}")]
     Serve(tonic::transport::Error),
-    #[error("the disk under the data directory is full; make room and start the relay again")]
+    #[error("the disk of the data directory is full; free some space and start the relay again")]
     NoRoom,
     #[error(
-        "the relay stopped because its store can no longer be written; see its log, then start it again"
+        "the relay stopped because its store can no longer be written; read its log, then start it again"
     )]
     Stopped,
 }
 
 impl RelayError {
-    /// A stable word for programs, where there is one.
+    /// The machine code of this error, if it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Store(error) | Self::Import(ImportError::Store(error)) => Some(error.code()),

@@ -1,4 +1,5 @@
-//! A relay that has no room to start: it listens all the same, and says so to whoever calls, until there is room.
+//! A relay whose disk is too full to start: it listens and answers every call with `disk full`
+//! until there is enough space.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,7 +24,8 @@ use crate::space::{self, SpaceGuard, SpaceShortage};
 
 const HEALTH_PATH_PREFIX: &str = "/grpc.health.";
 
-/// Waits until there is room to open the data, and says so to whoever calls meanwhile.
+/// Waits until there is enough space to open the data. Calls are answered with `disk full`
+/// meanwhile.
 pub(super) async fn wait_for_space(
     config: &RelayConfig,
     tls: Option<&ServerTlsConfig>,
@@ -38,42 +40,42 @@ pub(super) async fn wait_for_space(
             Err(shortage) => shortage,
         };
         let data = config.data_dir.display();
-        tracing::warn!(%data, free, needed, "the disk is full: the relay waits for room to start");
-        let room = CancellationToken::new();
+        tracing::warn!(%data, free, needed, "the disk is full; waiting for free space to start");
+        let enough_space = CancellationToken::new();
         let waited = async {
             while release_ballast_for_start(config).await?.is_err() {
                 tokio::time::sleep(space::START_RETRY_INTERVAL).await;
             }
-            room.cancel();
+            enough_space.cancel();
             Ok(())
         };
-        let answered = serve_no_space(tcp, &config.network, tls.cloned(), room.clone());
+        let answered = serve_no_space(tcp, &config.network, tls.cloned(), enough_space.clone());
         tokio::try_join!(waited, answered)?;
         tcp = bind(config.listen).await?;
     }
 }
 
-/// Gives up ballast where that makes a start possible.
+/// Releases the ballast if that makes a start possible.
 pub(super) async fn release_ballast_for_start(
     config: &RelayConfig,
 ) -> Result<Result<SpaceGuard, SpaceShortage>, RelayError> {
     let data = config.data_dir.clone();
-    let made = tokio::task::spawn_blocking(move || {
+    let released = tokio::task::spawn_blocking(move || {
         private_dir::create_private(&data).and_then(|()| space::free_space_to_start(&data))
     });
-    let made = made.await.map_err(|_| RelayError::Stopped)?;
-    made.map_err(|source| RelayError::Data {
+    let released = released.await.map_err(|_| RelayError::Stopped)?;
+    released.map_err(|source| RelayError::Data {
         path: config.data_dir.clone(),
         source,
     })
 }
 
-/// Answers until `room`. The listener is used up.
+/// Answers calls until `enough_space` is cancelled. Consumes the listener.
 async fn serve_no_space(
     tcp: TcpListener,
     network: &NetworkLimits,
     tls: Option<ServerTlsConfig>,
-    room: CancellationToken,
+    enough_space: CancellationToken,
 ) -> Result<(), RelayError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     health::set_serving(&reporter, false, false).await;
@@ -82,9 +84,15 @@ async fn serve_no_space(
     let serve = build_server(network, tls)?
         .layer(NoSpaceLayer)
         .add_routes(Routes::new(health))
-        .serve_with_incoming_shutdown(listener, room.clone().cancelled_owned());
-    let served =
-        serve_until_drained(serve, &room, Duration::ZERO, &cut, std::future::ready(())).await;
+        .serve_with_incoming_shutdown(listener, enough_space.clone().cancelled_owned());
+    let served = serve_until_drained(
+        serve,
+        &enough_space,
+        Duration::ZERO,
+        &cut,
+        std::future::ready(()),
+    )
+    .await;
     served.map_err(RelayError::Serve)
 }
 

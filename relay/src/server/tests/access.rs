@@ -1,4 +1,4 @@
-//! Who may do what, and what other tenants see: nothing.
+//! Permissions, and isolation of tenants from each other.
 
 use baton_proto::v1;
 use bytes::Bytes;
@@ -11,17 +11,17 @@ use super::{
 };
 
 #[tokio::test]
-async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_not() {
+async fn only_health_and_reflection_need_no_credential_and_no_role() {
     let relay = RelayFixture::new().await;
     let (_, reader) = relay.create_token("acme", v1::Role::ReadOnly).await;
     let (_, daemon) = relay.create_token("*", v1::Role::Daemon).await;
     let list = v1::ListTasksRequest::default;
-    let nobody = (Code::Unauthenticated, "unauthenticated".to_owned());
+    let unauthenticated = (Code::Unauthenticated, "unauthenticated".to_owned());
     let unknown = crate::auth::Token::generate().reveal();
     for token in ["", "btn_x_y", unknown.as_str()] {
         assert_eq!(
             refusal_code(relay.tasks(token).list(list()).await),
-            nobody,
+            unauthenticated,
             "{token:?}"
         );
     }
@@ -67,7 +67,7 @@ async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_n
 }
 
 #[tokio::test]
-async fn administrators_handle_the_tokens_of_their_tenant_only() {
+async fn administrators_manage_only_tokens_of_their_tenant() {
     let relay = RelayFixture::new().await;
     let (own_id, own) = relay.create_token("acme", v1::Role::Admin).await;
     let (_, other) = relay.create_token("globex", v1::Role::Admin).await;
@@ -131,7 +131,7 @@ async fn profiles_belong_to_their_tenant_and_are_kept_as_sent() {
     };
     relay.operator(&own).put_profile(put).await.unwrap();
     let list = v1::ListProfilesRequest {};
-    let mine = relay
+    let own_profiles = relay
         .operator(&own)
         .list_profiles(list)
         .await
@@ -139,18 +139,18 @@ async fn profiles_belong_to_their_tenant_and_are_kept_as_sent() {
         .into_inner()
         .profiles;
     assert_eq!(
-        mine[0].profile,
+        own_profiles[0].profile,
         Some(profile),
-        "zero stays zero, absent stays absent"
+        "zero and absent values are kept as sent"
     );
-    let theirs = relay
+    let other_profiles = relay
         .operator(&other)
         .list_profiles(list)
         .await
         .unwrap()
         .into_inner()
         .profiles;
-    assert!(theirs.is_empty());
+    assert!(other_profiles.is_empty());
     let delete = v1::DeleteProfileRequest {
         name: "calm".into(),
     };
@@ -161,7 +161,7 @@ async fn profiles_belong_to_their_tenant_and_are_kept_as_sent() {
 }
 
 #[tokio::test]
-async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing() {
+async fn a_task_of_another_tenant_is_unknown_and_reads_commit_nothing() {
     let relay = RelayFixture::new().await;
     let (_, own) = relay.create_token("acme", v1::Role::Submitter).await;
     let (_, other) = relay.create_token("globex", v1::Role::Operator).await;
@@ -244,7 +244,7 @@ async fn revoking_a_token_ends_its_live_streams() {
     let ended = loop {
         match in_time("end of the stream", watch.message()).await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("it ended without a word"),
+            Ok(None) => panic!("the stream ended without a status"),
             Err(status) => break status,
         }
     };

@@ -1,4 +1,4 @@
-//! One verb on many tasks.
+//! BulkForce: one verb on many tasks.
 
 use baton_proto::v1;
 use baton_proto::v1::bulk_force_result::Result as RowResult;
@@ -6,7 +6,7 @@ use baton_proto::v1::bulk_force_result::Result as RowResult;
 use super::{RelayFixture, get_request, in_time, spec, submission};
 
 #[tokio::test]
-async fn a_cancel_of_many_is_a_cancel_of_each_however_often_it_comes() {
+async fn a_bulk_cancel_cancels_each_task_and_can_be_repeated() {
     let relay = RelayFixture::new().await;
     let (_, operator) = relay.create_token("acme", v1::Role::Operator).await;
     let mut tasks = Vec::new();
@@ -30,14 +30,14 @@ async fn a_cancel_of_many_is_a_cancel_of_each_however_often_it_comes() {
         }
     }
     for task in tasks {
-        let shown = relay
+        let task = relay
             .tasks(&operator)
             .get(get_request(&task))
             .await
             .unwrap();
-        let cancel = shown.into_inner().task.unwrap().cancel.unwrap();
-        let said = (cancel.by.as_str(), cancel.reason.as_str());
-        assert_eq!(said, ("acme Operator", "the wrong branch"));
+        let cancel = task.into_inner().task.unwrap().cancel.unwrap();
+        let shown = (cancel.by.as_str(), cancel.reason.as_str());
+        assert_eq!(shown, ("acme Operator", "the wrong branch"));
     }
     in_time("stop", relay.relay.stop()).await.unwrap();
 }

@@ -1,4 +1,5 @@
-//! Nobody takes the others' part: not by answers that are never read, not by messages that never end, not by long prompts.
+//! One client cannot use up the limits of the others: unread answers, long messages and health
+//! watches are bounded.
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use super::{
 };
 
 impl RelayFixture {
-    /// A client on a connection of its own that lets the relay send not one byte of an answer.
+    /// A client on a separate connection with a zero window, so that the relay cannot send any
+    /// answer.
     async fn non_reading_client(&self, token: &str) -> v1::tasks_client::TasksClient<TokenChannel> {
         let uri = format!("http://{}", self.relay.address());
         let endpoint = Endpoint::from_shared(uri).unwrap();
@@ -33,20 +35,20 @@ impl RelayFixture {
 }
 
 #[tokio::test]
-async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while() {
+async fn a_client_that_does_not_read_has_few_large_answers_for_a_short_time() {
     let relay =
         RelayFixture::with_config(|config| config.network.unary_timeout = Duration::from_secs(2))
             .await;
     let (_, greedy) = relay.create_token("acme", v1::Role::ReadOnly).await;
     let (_, other) = relay.create_token("acme", v1::Role::Submitter).await;
     let task = relay.submit(&other, submission(spec())).await.task.unwrap();
-    let mute = relay.non_reading_client(&greedy).await;
+    let non_reading = relay.non_reading_client(&greedy).await;
     let mut unread = JoinSet::new();
     let refusal = async {
-        // Each waits for an answer that never comes, until one is refused.
+        // Every call waits for an answer that cannot be sent, until one call is refused.
         loop {
-            let (mut mute, request) = (mute.clone(), get_request(&task.task_id));
-            unread.spawn(async move { mute.get(request).await });
+            let (mut non_reading, request) = (non_reading.clone(), get_request(&task.task_id));
+            unread.spawn(async move { non_reading.get(request).await });
             if let Some(Ok(Err(status))) = unread.try_join_next() {
                 return status;
             }
@@ -63,7 +65,7 @@ async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while
         seen.unwrap().into_inner().task.unwrap().task_id,
         task.task_id
     );
-    // When the time of the unread answers is over, their places are free again.
+    // After the timeout of the unread answers, their permits are free again.
     let again = async {
         while relay
             .tasks(&greedy)
@@ -78,7 +80,7 @@ async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while
 }
 
 #[tokio::test]
-async fn a_stranger_sends_short_messages_only() {
+async fn an_unauthenticated_client_may_send_only_short_messages() {
     let relay = RelayFixture::new().await;
     let long = Bytes::from(vec![0; 1 << 20]);
     let answer = call_raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
@@ -87,12 +89,12 @@ async fn a_stranger_sends_short_messages_only() {
 }
 
 #[tokio::test]
-async fn strangers_who_watch_leave_health_checks_alone() {
+async fn unauthenticated_watches_do_not_displace_health_checks() {
     let relay = RelayFixture::new().await;
     let uri = format!("http://{}", relay.relay.address());
     let mut watching = Vec::new();
     let fill = async {
-        // One of many connections, because each has a limit of its own.
+        // Many connections, because each connection has a limit of its own.
         loop {
             let endpoint = Endpoint::from_shared(uri.clone()).unwrap();
             let mut health = HealthClient::new(endpoint.connect().await.unwrap());

@@ -1,4 +1,4 @@
-//! What a daemon lists in its Hello, and what that costs.
+//! Cost of the attempts that a daemon lists in its Hello.
 
 use baton_proto::v1;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
@@ -9,7 +9,8 @@ use uuid::Uuid;
 use super::{RelayFixture, in_time};
 
 const LISTED: usize = 200;
-/// A task that is not there is looked for among live and finished ones, and once more among live ones.
+/// An unknown task is looked up among live tasks, among finished tasks, and once more among
+/// live tasks.
 const LOOKUPS_EACH: u64 = 3;
 
 impl RelayFixture {
@@ -24,7 +25,7 @@ impl RelayFixture {
 }
 
 #[tokio::test]
-async fn attempts_that_nobody_knows_are_looked_for_once() {
+async fn unknown_attempts_of_a_hello_are_looked_up_once() {
     let relay = RelayFixture::new().await;
     let (_, token) = relay.create_token("acme", v1::Role::Daemon).await;
     let mut operator = relay.operator(&relay.admin);
@@ -52,20 +53,20 @@ async fn attempts_that_nobody_knows_are_looked_for_once() {
     };
     let frame = Some(daemon_frame::Frame::Hello(hello));
     let before = relay.lookup_count();
-    let said = tokio_stream::once(v1::DaemonFrame { frame }).chain(tokio_stream::pending());
+    let frames = tokio_stream::once(v1::DaemonFrame { frame }).chain(tokio_stream::pending());
     let mut client = DaemonLinkClient::new(relay.token_channel(&token));
-    let link = in_time("link", client.link(said)).await.unwrap();
-    let heard = in_time("Welcome", async { link.into_inner().message().await });
-    let heard = heard.await.unwrap().unwrap().frame;
-    let Some(relay_frame::Frame::Welcome(welcome)) = heard else {
-        panic!("{heard:?}");
+    let link = in_time("link", client.link(frames)).await.unwrap();
+    let received = in_time("Welcome", async { link.into_inner().message().await });
+    let received = received.await.unwrap().unwrap().frame;
+    let Some(relay_frame::Frame::Welcome(welcome)) = received else {
+        panic!("{received:?}");
     };
     assert_eq!(welcome.settlements.len(), LISTED);
-    let looks = relay.lookup_count() - before;
+    let lookups = relay.lookup_count() - before;
     let (once, twice) = (
         LISTED as u64 * LOOKUPS_EACH,
         2 * LISTED as u64 * LOOKUPS_EACH,
     );
-    assert!((once..twice).contains(&looks), "{looks} looks");
+    assert!((once..twice).contains(&lookups), "{lookups} lookups");
     in_time("stop", relay.relay.stop()).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Bad requests: each has its own machine code, and none moves the commit sequence.
+//! Invalid requests: each has its own machine code, and none commits anything.
 
 use baton_proto::v1;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use crate::api::request::limits;
 
 type SpecEdit = fn(&mut v1::TaskSpec);
 
-/// Code, field, and how to spoil a good submission so that it is refused with them.
+/// The expected code and field, and the edit that makes a valid submission invalid.
 const BAD_SPECS: [(&str, &str, SpecEdit); 13] = [
     ("missing", "spec.agent", |spec| spec.agent.clear()),
     ("blank", "spec.agent", |spec| spec.agent = "  ".into()),
@@ -58,12 +58,12 @@ const BAD_SPECS: [(&str, &str, SpecEdit); 13] = [
 ];
 
 #[tokio::test]
-async fn a_bad_submission_is_refused_with_its_own_code_and_field_and_commits_nothing() {
+async fn an_invalid_submission_gets_its_code_and_field_and_commits_nothing() {
     let relay = RelayFixture::new().await;
     let before = relay.commit_seq().await;
-    for (code, field, spoil) in BAD_SPECS {
+    for (code, field, edit) in BAD_SPECS {
         let mut spec = spec();
-        spoil(&mut spec);
+        edit(&mut spec);
         let status = relay
             .tasks(&relay.admin)
             .submit(submission(spec))
@@ -82,7 +82,7 @@ async fn a_bad_submission_is_refused_with_its_own_code_and_field_and_commits_not
 }
 
 #[tokio::test]
-async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
+async fn unknown_ids_and_undecodable_messages_commit_nothing() {
     let relay = RelayFixture::new().await;
     let admin = relay.admin.clone();
     let before = relay.commit_seq().await;
@@ -120,7 +120,7 @@ async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
     );
 
     let submit = "/baton.v1.Tasks/Submit";
-    // Field 2 (idempotency_key) with a byte that is no UTF-8.
+    // Field 2 (idempotency_key) with a byte that is not UTF-8.
     let bytes = Bytes::from_static(&[0x12, 0x01, 0xff]);
     assert_eq!(
         refusal_code(call_raw(relay.token_channel(&admin), submit, bytes).await).1,
@@ -143,7 +143,7 @@ async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
 }
 
 #[tokio::test]
-async fn an_item_without_words_is_refused_and_counts_for_nothing() {
+async fn a_blank_progress_item_is_refused_and_commits_nothing() {
     let relay = RelayFixture::new().await;
     let admin = relay.admin.clone();
     let task = relay.submit(&admin, submission(spec())).await.task.unwrap();

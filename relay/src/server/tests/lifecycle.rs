@@ -1,4 +1,4 @@
-//! Start, restart and stop.
+//! Start, restart and stop of a relay.
 
 use std::time::Duration;
 
@@ -40,11 +40,12 @@ async fn a_restart_keeps_tokens_and_makes_no_second_admin() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_by_its_deadline_although_peers_stay() {
+async fn a_drain_ends_by_its_deadline_even_if_peers_stay_connected() {
     let relay = RelayFixture::new().await;
-    let mut mute = TcpStream::connect(relay.relay.address()).await.unwrap();
-    // A preface and an empty SETTINGS frame: an HTTP/2 peer that never says anything again and never reads.
-    mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+    let mut silent_peer = TcpStream::connect(relay.relay.address()).await.unwrap();
+    // A preface and an empty SETTINGS frame: an HTTP/2 peer that then neither sends nor reads.
+    silent_peer
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .unwrap();
     let mut fleet = FleetClient::new(relay.token_channel(&relay.admin));
@@ -62,7 +63,7 @@ async fn a_drain_ends_by_its_deadline_although_peers_stay() {
 }
 
 #[tokio::test]
-async fn a_drain_tells_daemons_and_watchers_and_does_not_wait_for_its_deadline() {
+async fn a_drain_notifies_daemons_and_watchers_and_ends_early() {
     let relay =
         RelayFixture::with_config(|config| config.drain_timeout = Duration::from_secs(3600)).await;
     let (_, token) = relay.create_token("*", v1::Role::Daemon).await;
@@ -85,11 +86,15 @@ async fn a_drain_tells_daemons_and_watchers_and_does_not_wait_for_its_deadline()
     in_time("stop", relay.relay.stop()).await.unwrap();
     let goodbye = daemon.wait_goodbye().await;
     assert_eq!(goodbye.code(), v1::GoodbyeCode::Shutdown);
-    assert_eq!(goodbye.retry_after_ms, Some(500), "all of them will return");
+    assert_eq!(
+        goodbye.retry_after_ms,
+        Some(500),
+        "Goodbye contains the time to reconnect"
+    );
     let ended = loop {
         match in_time("end of the watch", watch.message()).await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("it ended without a word"),
+            Ok(None) => panic!("the watch ended without a status"),
             Err(status) => break status,
         }
     };

@@ -1,4 +1,5 @@
-//! The server as clients meet it: real gRPC over loopback, a real store in a temporary directory.
+//! Tests of the server as clients see it: real gRPC over loopback, a real store in a temporary
+//! directory.
 
 mod access;
 mod bulk_force;
@@ -31,7 +32,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 type TokenChannel = InterceptedService<Channel, BearerInterceptor>;
 
-/// A relay of its own, and its administrator's token.
+/// A relay for one test, with its administrator token.
 struct RelayFixture {
     relay: RelayHandle,
     channel: Channel,
@@ -63,7 +64,7 @@ impl RelayFixture {
         let listen = "127.0.0.1:0".parse().unwrap();
         let mut config = RelayConfig::new(data.path().join("relay"), listen);
         config.drain_timeout = Duration::from_millis(200);
-        // Time stands still, so that no timer commits anything behind a test's back.
+        // The clock is frozen, so that no timer commits anything during a test.
         let (clock, control) = RelayClock::controlled();
         control.freeze();
         config.clock = clock;
@@ -97,7 +98,7 @@ impl RelayFixture {
         OperatorClient::new(self.token_channel(token))
     }
 
-    /// Makes a token of this tenant and role.
+    /// Creates a token of this tenant and role. Returns its id and its secret.
     async fn create_token(&self, tenant: &str, role: v1::Role) -> (String, String) {
         let request = v1::CreateTokenRequest {
             name: format!("{tenant} {role:?}"),

@@ -1,10 +1,10 @@
-//! A client that sends bytes as they are, for messages that no honest client could build.
+//! A gRPC client that sends raw bytes, for messages that a generated client cannot build.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Request, Status};
 
-/// Sends bytes as one message, whatever they are.
+/// Sends the bytes as one message without encoding.
 pub(super) async fn call_raw<C>(
     channel: C,
     path: &'static str,

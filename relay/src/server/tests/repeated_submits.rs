@@ -1,4 +1,4 @@
-//! Who says again what was taken hears of its task, whatever has gone since.
+//! A repeated submission returns its task, even if its profile or daemon was deleted since.
 
 use baton_proto::v1;
 use baton_proto::v1::agents_client::AgentsClient;
@@ -35,23 +35,23 @@ impl RelayFixture {
 
     async fn delete_profile(&self, token: &str) {
         let name = "patient".into();
-        let gone = v1::DeleteProfileRequest { name };
-        self.operator(token).delete_profile(gone).await.unwrap();
+        let delete = v1::DeleteProfileRequest { name };
+        self.operator(token).delete_profile(delete).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_submission_is_known_though_its_profile_has_gone() {
+async fn a_submission_is_repeatable_after_its_profile_is_deleted() {
     let relay = RelayFixture::new().await;
     relay.put_profile(&relay.admin).await;
-    let asked = submit_with_key("k1", with_profile());
-    let first = relay.submit(&relay.admin, asked.clone()).await;
+    let request = submit_with_key("k1", with_profile());
+    let first = relay.submit(&relay.admin, request.clone()).await;
     relay.delete_profile(&relay.admin).await;
 
-    let again = relay.submit(&relay.admin, asked.clone()).await;
+    let again = relay.submit(&relay.admin, request.clone()).await;
     assert!(again.existed && !first.existed);
     assert_eq!(again.task, first.task);
-    let tasks = vec![asked, submit_with_key("k2", with_profile())];
+    let tasks = vec![request, submit_with_key("k2", with_profile())];
     let many = v1::SubmitManyRequest { tasks };
     let answered = relay.tasks(&relay.admin).submit_many(many).await.unwrap();
     let rows = answered.into_inner().results.into_iter();
@@ -76,7 +76,7 @@ async fn a_submission_is_known_though_its_profile_has_gone() {
 }
 
 #[tokio::test]
-async fn a_submission_is_known_though_its_daemon_is_forgotten() {
+async fn a_submission_is_repeatable_after_its_daemon_is_forgotten() {
     let relay = RelayFixture::new().await;
     let (_, token) = relay.create_token("*", v1::Role::Daemon).await;
     let work = relay.submit(&relay.admin, submission(spec())).await;
@@ -86,17 +86,17 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
         daemon: "scripted".into(),
         ..Default::default()
     };
-    let asked = submit_with_key(
+    let request = submit_with_key(
         "k1",
         v1::TaskSpec {
             placement: Some(target),
-            // Which it does not have, so that this waits.
+            // The daemon does not have this agent, so the task stays queued.
             agent: "claude".into(),
             prompt: "review it".into(),
             ..v1::TaskSpec::default()
         },
     );
-    let first = relay.submit(&relay.admin, asked.clone()).await;
+    let first = relay.submit(&relay.admin, request.clone()).await;
     daemon.send(Body::Started(v1::TaskStarted::default())).await;
     daemon.complete(0).await;
     let done: i32 = v1::TaskState::Completed.into();
@@ -122,13 +122,13 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
     })
     .await;
 
-    let again = relay.submit(&relay.admin, asked.clone()).await;
+    let again = relay.submit(&relay.admin, request.clone()).await;
     let id = |answer: &v1::SubmitResponse| answer.task.clone().unwrap().task_id;
     assert!(again.existed);
     assert_eq!(id(&again), id(&first));
     let fresh = v1::SubmitRequest {
         idempotency_key: "k2".into(),
-        ..asked
+        ..request
     };
     let fresh = relay.tasks(&relay.admin).submit(fresh).await;
     assert_eq!(
@@ -139,7 +139,7 @@ async fn a_submission_is_known_though_its_daemon_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_start_that_comes_again_has_its_lease_though_its_profile_has_gone() {
+async fn a_repeated_start_returns_its_lease_after_its_profile_is_deleted() {
     let relay = RelayFixture::new().await;
     let (_, admin) = relay.create_token("acme", v1::Role::Admin).await;
     let (_, agent) = relay.create_token("acme", v1::Role::Agent).await;
@@ -159,8 +159,8 @@ async fn a_start_that_comes_again_has_its_lease_though_its_profile_has_gone() {
     let first = agents.start(start.clone()).await.unwrap().into_inner();
     relay.delete_profile(&admin).await;
     let again = agents.start(start.clone()).await.unwrap().into_inner();
-    let held = |answer: v1::StartResponse| answer.grant.unwrap().r#ref;
-    assert_eq!(held(again), held(first));
+    let lease_ref = |answer: v1::StartResponse| answer.grant.unwrap().r#ref;
+    assert_eq!(lease_ref(again), lease_ref(first));
     let fresh = v1::StartRequest {
         idempotency_key: "k2".into(),
         request_id: "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a12".into(),

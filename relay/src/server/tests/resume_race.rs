@@ -1,4 +1,4 @@
-//! People who send one task on at the same time.
+//! Concurrent resumes of one parked task.
 
 use baton_proto::v1;
 
@@ -27,7 +27,7 @@ impl RelayFixture {
 }
 
 #[tokio::test]
-async fn who_comes_too_late_hears_who_sent_on_what_they_saw() {
+async fn a_late_resume_is_refused_with_the_name_of_the_first_resumer() {
     let relay = RelayFixture::new().await;
     let (_, first) = relay.create_token("acme", v1::Role::Submitter).await;
     let (_, second) = relay.create_token("acme", v1::Role::Operator).await;

@@ -1,4 +1,4 @@
-//! The smallest daemon: one slot, one attempt, frames in the order the test says.
+//! A minimal daemon for tests: one slot, one attempt. The test chooses the order of the frames.
 
 use baton_proto::v1;
 use baton_proto::v1::attempt_command::Body as Command;
@@ -49,7 +49,7 @@ impl SingleAttemptDaemon {
             attempt: v1::AttemptRef::default(),
             control_seq: 0,
         };
-        // Shows that it has read Welcome.
+        // The heartbeat shows that the daemon has read Welcome.
         let beat = daemon_frame::Frame::Heartbeat(v1::Heartbeat {
             seq: 1,
             ..Default::default()
@@ -78,7 +78,7 @@ impl SingleAttemptDaemon {
         }
     }
 
-    /// What the relay says last.
+    /// Waits for the Goodbye that ends the stream.
     pub(super) async fn wait_goodbye(&mut self) -> v1::Goodbye {
         loop {
             let frame = in_time("goodbye", self.relay.message())
@@ -91,7 +91,7 @@ impl SingleAttemptDaemon {
         }
     }
 
-    /// A control frame with the next number.
+    /// Sends a control frame with the next number.
     pub(super) async fn send(&mut self, body: Body) {
         self.control_seq += 1;
         self.write(self.control_seq, body).await;

@@ -1,4 +1,4 @@
-//! Submitting, listing, watching, canceling and reading output.
+//! Submit, list, watch, cancel and output calls.
 
 use baton_proto::v1;
 use baton_proto::v1::attempt_frame::Body;
@@ -9,7 +9,7 @@ use super::single_attempt_daemon::SingleAttemptDaemon;
 use super::{RelayFixture, in_time, refusal_code, spec, submission};
 
 #[tokio::test]
-async fn absent_empty_and_partial_profiles_come_back_as_they_were_sent() {
+async fn absent_empty_and_partial_profiles_are_returned_as_sent() {
     let relay = RelayFixture::new().await;
     let partial = v1::DeadlineProfile {
         stream_idle_ms: Some(7_000),
@@ -43,7 +43,7 @@ async fn absent_empty_and_partial_profiles_come_back_as_they_were_sent() {
         assert_eq!(task.spec.unwrap().profile, sent);
         let effective = task
             .effective_profile
-            .expect("what is enforced is always said");
+            .expect("the effective profile is always shown");
         match sent {
             None => assert_eq!(effective.process_start_ms, Some(15_000)),
             Some(sent) => assert_eq!(effective, sent),
@@ -74,16 +74,16 @@ async fn one_key_makes_one_task_and_fail_fast_without_a_daemon_is_refused() {
         (Code::AlreadyExists, "idempotency_conflict".to_owned())
     );
     let policy = v1::DispatchPolicy::FailFast.into();
-    let impatient = v1::TaskSpec {
+    let fail_fast = v1::TaskSpec {
         dispatch_policy: policy,
         ..spec()
     };
-    let nobody = relay
+    let refused = relay
         .tasks(&relay.admin)
-        .submit(submission(impatient))
+        .submit(submission(fail_fast))
         .await;
     assert_eq!(
-        refusal_code(nobody),
+        refusal_code(refused),
         (Code::Unavailable, "no_daemon".to_owned())
     );
     assert_eq!(relay.commit_seq().await, before);
@@ -109,11 +109,11 @@ async fn a_full_queue_is_refused_and_many_rows_are_answered_in_order() {
         .submit_many(v1::SubmitManyRequest { tasks })
         .await;
     let results = many.unwrap().into_inner().results;
-    let told: Vec<String> = results
+    let outcomes: Vec<String> = results
         .into_iter()
         .map(|row| row_outcome(row.result.unwrap()))
         .collect();
-    assert_eq!(told, ["a", "missing", "b", "c", "queue_full"]);
+    assert_eq!(outcomes, ["a", "missing", "b", "c", "queue_full"]);
     let full = relay.tasks(&relay.admin).submit(row("e")).await;
     assert_eq!(
         refusal_code(full),
@@ -197,7 +197,7 @@ async fn a_watch_shows_history_then_the_cancel_and_ends_with_the_task() {
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
-/// The goal of an accepted row, the machine code of a refused one.
+/// The goal of an accepted row, or the machine code of a refused row.
 fn row_outcome(row: v1::submit_many_result::Result) -> String {
     match row {
         v1::submit_many_result::Result::Accepted(accepted) => accepted.task.unwrap().goal,
@@ -206,7 +206,7 @@ fn row_outcome(row: v1::submit_many_result::Result) -> String {
 }
 
 #[tokio::test]
-async fn output_is_followed_live_to_the_end_of_the_attempt_and_can_be_read_again() {
+async fn output_is_followed_live_to_the_end_and_can_be_read_again() {
     let relay = RelayFixture::new().await;
     let (_, token) = relay.create_token("*", v1::Role::Daemon).await;
     let task_id = relay
@@ -253,7 +253,7 @@ async fn output_is_followed_live_to_the_end_of_the_attempt_and_can_be_read_again
     in_time("stop", relay.relay.stop()).await.unwrap();
 }
 
-/// The text up to the end, and what the end says.
+/// The text up to the end, the final offset, and whether the output is complete.
 async fn read_to_end(stream: &mut tonic::Streaming<v1::ReadOutputResponse>) -> (String, u64, bool) {
     let mut text = String::new();
     loop {

@@ -1,4 +1,4 @@
-//! Whoever never shows a credential does not keep a connection by answering pings.
+//! A peer without a credential cannot keep a connection open by answering pings.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ const PING: u8 = 6;
 const ACK: u8 = 1;
 const EMPTY_SETTINGS: [u8; 9] = [0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
 
-/// Speaks HTTP/2, answers settings and pings as it must, calls nothing; completes when the relay has hung up.
+/// An HTTP/2 peer that answers settings and pings and calls nothing. Completes when the relay
+/// closes the connection.
 async fn only_answers_pings(mut tcp: TcpStream) {
     tcp.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         .await
@@ -47,7 +48,7 @@ async fn only_answers_pings(mut tcp: TcpStream) {
 }
 
 #[tokio::test]
-async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
+async fn an_idle_unauthenticated_connection_ends_and_open_calls_go_on() {
     let relay = RelayFixture::with_config(|config| {
         config.network.credential_timeout = Duration::from_secs(2);
         config.network.keepalive_interval = Duration::from_millis(100);
@@ -65,19 +66,19 @@ async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
         .await
         .unwrap()
         .unwrap();
-    // Of a stranger, on a connection of its own.
+    // A health watch without a credential, on a connection of its own.
     let uri = format!("http://{}", relay.relay.address());
     let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
-    let asked = HealthCheckRequest {
+    let request = HealthCheckRequest {
         service: String::new(),
     };
-    let health = HealthClient::new(channel).watch(asked).await;
+    let health = HealthClient::new(channel).watch(request).await;
     let mut health = health.unwrap().into_inner();
-    let told = in_time("health", health.message()).await.unwrap().unwrap();
-    assert_eq!(told.status(), ServingStatus::Serving);
-    // Opened last, so everybody else's time is over when its own is.
+    let status = in_time("health", health.message()).await.unwrap().unwrap();
+    assert_eq!(status.status(), ServingStatus::Serving);
+    // Connected last, so the timeouts of the other connections are over when this one ends.
     let idle = TcpStream::connect(relay.relay.address()).await.unwrap();
-    in_time("end of the idle stranger", only_answers_pings(idle)).await;
+    in_time("end of the idle connection", only_answers_pings(idle)).await;
     let seen = relay.tasks(&token).get(get_request(&task.task_id)).await;
     assert_eq!(
         seen.unwrap().into_inner().task.unwrap().task_id,
@@ -91,6 +92,6 @@ async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
     let rest = async { while watched.message().await.unwrap().is_some() {} };
     in_time("end of the same watch", rest).await;
     relay.relay.stop().await.unwrap();
-    let told = in_time("health", health.message()).await.unwrap().unwrap();
-    assert_eq!(told.status(), ServingStatus::NotServing);
+    let status = in_time("health", health.message()).await.unwrap().unwrap();
+    assert_eq!(status.status(), ServingStatus::NotServing);
 }
