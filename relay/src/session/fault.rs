@@ -1,24 +1,24 @@
-//! What can be wrong with a stream or a frame. A frame's fault is answered and the stream goes on; a link's fault ends
-//! that stream only, and never an attempt.
+//! Faults of a stream or a frame. A faulty frame is answered with a rejection and the stream
+//! goes on. A link fault ends that stream only, and never an attempt.
 
 use baton_proto::codes::refusals;
 
-/// A frame that means nothing the relay can act on. It changed nothing.
+/// Why a frame is rejected. A rejected frame changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
-    #[error("the frame names no attempt; every attempt frame carries its whole ref")]
+    #[error("the frame has no ref; every attempt frame needs its whole ref")]
     MissingRef,
-    #[error("{0} is not an id; echo the ref of the dispatch unchanged")]
+    #[error("{0} is not an id; send the ref of the dispatch unchanged")]
     MalformedId(&'static str),
     #[error("{0} is blank; it needs a value")]
     Blank(&'static str),
-    #[error("{field} has {size} bytes and may have {limit}")]
+    #[error("{field} has {size} bytes; the limit is {limit}")]
     TooLong {
         field: &'static str,
         size: usize,
         limit: usize,
     },
-    #[error("{field} has {count} entries and may have {limit}; send the rest in further frames")]
+    #[error("{field} has {count} entries; the limit is {limit}; send the rest in further frames")]
     TooMany {
         field: &'static str,
         count: usize,
@@ -26,18 +26,18 @@ pub enum FrameFault {
     },
     #[error("tool_input_sha256 is not the digest of tool_input; send the bytes that were hashed")]
     DigestMismatch,
-    #[error("control frames are numbered from 1, output has number 0")]
+    #[error("control_seq is wrong: control frames are numbered from 1, output frames have 0")]
     WrongNumber,
-    #[error("the relay knows no such attempt of this daemon")]
+    #[error("the relay has no such attempt of this daemon")]
     UnknownAttempt,
-    #[error("output continues at another offset; replay from the last acknowledged byte")]
+    #[error("the output has a gap before this offset; replay it from the last acknowledged byte")]
     OutputGap,
-    #[error("a cut must have a length and a known reason")]
+    #[error("an output cut needs a length and a reason that daemons may use")]
     BadCut,
 }
 
 impl FrameFault {
-    /// Stable machine code.
+    /// The stable machine code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::MissingRef => "missing_ref",
@@ -53,7 +53,7 @@ impl FrameFault {
         }
     }
 
-    /// The field at fault, where there is one.
+    /// The faulty field.
     pub fn field(&self) -> &'static str {
         match self {
             Self::MissingRef => "ref",
@@ -70,23 +70,24 @@ impl FrameFault {
     }
 }
 
-/// Why a stream is refused before it became a session. `api/status.rs` gives each its status.
+/// Why a stream is refused before it becomes a session. `api/error/status.rs` maps each fault
+/// to a status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkFault {
-    #[error("no Hello came within {0} s; send it first")]
+    #[error("no Hello arrived within {0} s; send it as the first frame")]
     HelloTimeout(u64),
     #[error("the first frame of a stream must be Hello")]
     HelloNotFirst,
     #[error("the stream ended before Hello")]
     EndedBeforeHello,
-    #[error("the first frame cannot be decoded; text is UTF-8")]
+    #[error("the first frame cannot be decoded; check that all text is UTF-8")]
     Undecodable,
     #[error("Hello.{field}: {what}")]
     BadHello {
         field: &'static str,
         what: &'static str,
     },
-    #[error("protocol version {0} is not spoken here; this relay speaks 1")]
+    #[error("protocol version {0} is not supported; this relay supports version 1")]
     Version(u32),
     #[error(
         "this daemon id belongs to another credential; use its token, or start with an empty data directory"
@@ -102,7 +103,7 @@ mod tests {
     use baton_core::io::rejection::Rejection;
 
     #[test]
-    fn what_daemons_act_on_is_spelled_alike_on_both_sides() {
+    fn codes_that_daemons_react_to_are_the_same_on_both_sides() {
         assert_eq!(Rejection::Gap.as_str(), refusals::GAP);
         assert_eq!(Rejection::ContractUnmet.as_str(), refusals::CONTRACT_UNMET);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! The core's messages to a daemon, put on the wire. Each frame carries the relay's incarnation and epoch.
+//! Encodes the core's messages to a daemon. Each frame carries the relay's incarnation and
+//! epoch.
 
 use baton_core::goal::completion_contract::UnmetRequirement;
 use baton_core::ids::{AttemptId, DaemonId, Incarnation, RelayEpoch};
@@ -22,14 +23,14 @@ use crate::api::error::status;
 use crate::api::wire;
 use crate::api::wire::{enums, timestamp};
 
-/// What every frame of this relay's run carries.
+/// Encodes frames with the incarnation and epoch of this run of the relay.
 #[derive(Clone, Debug)]
 pub(crate) struct FrameEncoder {
     pub(crate) incarnation: Incarnation,
     pub(crate) epoch: RelayEpoch,
 }
 
-/// Sizes that Welcome tells, and that the session enforces.
+/// Size limits that Welcome announces and the session enforces.
 pub(super) const SESSION_LIMITS: v1::Limits = v1::Limits {
     max_frame_bytes: 2 << 20,
     max_chunk_bytes: crate::output::CHUNK_BYTES_MAX as u64,
@@ -60,7 +61,7 @@ impl FrameEncoder {
         wire::attempt_ref(to, self.incarnation)
     }
 
-    /// Answers Hello; `offset` tells how much output of an attempt is durable.
+    /// The answer to Hello. `offset` returns the durable output offset of an attempt.
     pub(super) fn welcome(
         &self,
         daemon: DaemonId,
@@ -126,7 +127,8 @@ impl FrameEncoder {
         }))
     }
 
-    /// Everything but Welcome, Dispatch and Ack, which need what only the session knows.
+    /// Encodes every message except Welcome, Dispatch and Ack, which need the state of the
+    /// session.
     pub(super) fn message(&self, message: DaemonMessage) -> Option<v1::RelayFrame> {
         Some(match message {
             DaemonMessage::Welcome { .. }
@@ -205,7 +207,8 @@ impl FrameEncoder {
         })
     }
 
-    /// The wire names the attempt alone here: what is abandoned may not be known any more.
+    /// The ref contains only the attempt id, because the task of an abandoned attempt may be
+    /// unknown.
     fn abandon(&self, attempt: AttemptId, code: Rejection) -> v1::RelayFrame {
         let reference = v1::AttemptRef {
             attempt_id: attempt.to_string(),
@@ -238,7 +241,7 @@ impl FrameEncoder {
         }))
     }
 
-    /// `newest` is the task's newest checkpoint.
+    /// Encodes a dispatch. `newest` is the task's newest checkpoint.
     pub(super) fn dispatch(
         &self,
         dispatch: &AttemptDispatch,
@@ -286,7 +289,7 @@ impl FrameEncoder {
                 contract: spec.contract.as_ref().map(wire::contract),
                 resume,
                 on_input_timeout: enums::on_input_timeout(spec.on_input_timeout).into(),
-                // The relay answers by them.
+                // The relay applies these rules itself.
                 permission_rules: Vec::new(),
                 labels: spec.labels.clone(),
                 goal: spec.goal.clone(),
@@ -303,7 +306,7 @@ impl FrameEncoder {
     }
 }
 
-/// A person's word on its way to the agent.
+/// The answer to a permission request or a question, for the agent.
 struct AnsweredInput<'a> {
     input_id: String,
     decision: InputDecision,
@@ -321,7 +324,8 @@ impl AnsweredInput<'_> {
     }
 
     fn decision(self) -> v1::PermissionDecision {
-        // What was stored with the answer carries its scope and message; who decided, and on what, is the relay's word.
+        // The stored payload has the scope and the message. The relay sets who decided and on
+        // which input.
         let stored = v1::PermissionDecision::decode(self.payload).unwrap_or_default();
         v1::PermissionDecision {
             input_id: self.input_id,
@@ -348,16 +352,16 @@ pub(super) fn close_goodbye(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'s
         CloseReason::Replaced => None,
         CloseReason::Superseded => Some((
             v1::GoodbyeCode::Superseded,
-            "another instance of this daemon connected; two machines may share one data directory",
+            "another instance of this daemon connected; check that no two machines use the same data directory",
         )),
         CloseReason::NotReceiving => Some((
             v1::GoodbyeCode::IdleTimeout,
-            "the answers to two heartbeats were not heard; connect again",
+            "the daemon did not confirm the answers to two heartbeats; connect again",
         )),
         CloseReason::TooManyDaemons => Some((
             v1::GoodbyeCode::TooManyDaemons,
-            "this credential has as many daemons as it may; start it in a data directory that it had before, forget \
-             daemons that are gone (`baton forget DAEMON --reason …`), or give it a credential of its own",
+            "this credential has reached its limit of daemons; start the daemon in the data directory of an earlier one, \
+             forget daemons that are gone (`baton forget DAEMON --reason …`), or give it its own credential",
         )),
         CloseReason::Disconnected => Some((
             v1::GoodbyeCode::Disconnected,
@@ -412,7 +416,7 @@ fn renewal((attempt, renewal): (AttemptId, LeaseRenewal)) -> v1::RenewResult {
     }
 }
 
-/// A completion that misses files names them.
+/// The fault of a rejection. A completion with missing files lists them.
 fn rejection_fault(code: Rejection, unmet: Vec<UnmetRequirement>) -> ApiFault {
     if unmet.is_empty() {
         code.into()
@@ -421,7 +425,8 @@ fn rejection_fault(code: Rejection, unmet: Vec<UnmetRequirement>) -> ApiFault {
     }
 }
 
-/// Foreign and unknown look alike, and so does every reason that only tells of other people's attempts.
+/// The fence code of a rejection. Every code that could reveal something about attempts of
+/// others is sent as unknown.
 fn fence_code(code: Rejection) -> v1::FenceCode {
     match code {
         Rejection::LeaseExpired => v1::FenceCode::LeaseExpired,

@@ -1,4 +1,5 @@
-//! From a bare stream to a session: Hello in time, an id that belongs to the credential, a place in the dispatcher.
+//! The handshake of a daemon stream: a Hello in time, an id that belongs to the credential, and
+//! registration with the dispatcher.
 
 use std::time::Duration;
 
@@ -21,14 +22,15 @@ use crate::dispatcher::{HolderMessage, SESSION_QUEUE};
 use crate::reader::UnreadableCause;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// When a daemon may reconnect after its record could not be read from the disk.
 const UNREADABLE_RETRY_MS: u64 = 2_000;
 
-/// Why a stream became no session.
+/// Why a stream did not become a session.
 pub(super) enum HandshakeFailure {
     Refused(LinkFault),
-    /// Not now: the last word, which says when to come back.
+    /// Refused for now. The frame is a Goodbye with the time to reconnect.
     RetryLater(Box<v1::RelayFrame>),
-    /// By itself, before it was its turn.
+    /// The daemon disconnected before its Hello was admitted.
     PeerLeft,
 }
 
@@ -41,23 +43,25 @@ impl From<LinkFault> for HandshakeFailure {
 pub(super) async fn perform_handshake(
     principal: Principal,
     mut inbound: Streaming<v1::DaemonFrame>,
-    shell: SessionContext,
+    context: SessionContext,
     wire: mpsc::Sender<QueuedFrame>,
 ) -> Result<DaemonSession, HandshakeFailure> {
-    // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
+    // Created before Hello is read: the core compares these ids to find the newest stream of a
+    // daemon.
     let id = SessionId(Uuid::now_v7());
     let sent = read_hello(&mut inbound).await?;
-    unknown_values::count_in_hello(&shell.telemetry, &sent);
-    let daemon = daemon_id(&sent, &principal, &shell).await?;
+    unknown_values::count_in_hello(&context.telemetry, &sent);
+    let daemon = daemon_id(&sent, &principal, &context).await?;
     let mut hello = hello::decode_hello(sent, daemon, &principal)?;
     let caller = HelloClass::from_holding(!hello.active.is_empty());
     tokio::select! {
-        turn = await_turn(caller, &shell) => turn?,
-        // It dialed again meanwhile, or gave up: its turn is not worth a write.
+        turn = await_turn(caller, &context) => turn?,
+        // The daemon reconnected or gave up while it waited. Admitting it would waste a write.
         () = wire.closed() => return Err(HandshakeFailure::PeerLeft),
     }
-    let reader = shell.reader.clone();
-    // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
+    let reader = context.reader.clone();
+    // Hello may list thousands of finished attempts, so the disk is read here and not by the
+    // dispatcher.
     let hello = tokio::task::spawn_blocking(move || {
         for active in &mut hello.active {
             active.lookup = reader.find_task_within(&hello.scope, active.frame_ref.task);
@@ -73,18 +77,18 @@ pub(super) async fn perform_handshake(
         hello: Box::new(hello),
         messages: messages_in,
     };
-    shell
+    context
         .dispatcher
         .send_to_loop(opened)
         .await
         .map_err(|_| LinkFault::Stopping)?;
-    let acks = shell.output.ack_feed();
-    let window = shell.dispatcher.frame_window();
+    let acks = context.output.ack_feed();
+    let window = context.dispatcher.frame_window();
     Ok(DaemonSession {
         id,
         daemon,
         principal,
-        context: shell,
+        context,
         inbound,
         messages,
         wire,
@@ -100,25 +104,32 @@ pub(super) async fn perform_handshake(
     })
 }
 
-/// Waits until the dispatcher may be given one more Hello.
-async fn await_turn(caller: HelloClass, shell: &SessionContext) -> Result<(), HandshakeFailure> {
-    match shell.admission.decide(caller, shell.clock.now().monotonic) {
+/// Waits until the dispatcher may receive one more Hello.
+async fn await_turn(caller: HelloClass, context: &SessionContext) -> Result<(), HandshakeFailure> {
+    match context
+        .admission
+        .decide(caller, context.clock.now().monotonic)
+    {
         AdmissionDecision::AdmitAt(turn) => tokio::select! {
-            () = shell.clock.sleep_until(turn) => Ok(()),
-            () = shell.stop.cancelled() => Err(LinkFault::Stopping.into()),
+            () = context.clock.sleep_until(turn) => Ok(()),
+            () = context.stop.cancelled() => Err(LinkFault::Stopping.into()),
         },
         AdmissionDecision::RetryAfter(ms) => {
-            tracing::debug!(?caller, ms, "a daemon was told to come back later");
-            let words = "many daemons connect at once; come back a little later";
-            Err(retry_later(shell, words, ms))
+            tracing::debug!(
+                ?caller,
+                ms,
+                "hello postponed; the daemon must reconnect later"
+            );
+            let message = "many daemons are connecting at once; reconnect after retry_after_ms";
+            Err(retry_later(context, message, ms))
         }
     }
 }
 
-fn retry_later(shell: &SessionContext, words: &str, ms: u64) -> HandshakeFailure {
-    let goodbye = shell
+fn retry_later(context: &SessionContext, message: &str, ms: u64) -> HandshakeFailure {
+    let goodbye = context
         .encoder
-        .goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
+        .goodbye(v1::GoodbyeCode::Busy, message, Some(ms));
     HandshakeFailure::RetryLater(Box::new(goodbye))
 }
 
@@ -132,46 +143,48 @@ async fn read_hello(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hell
         })) => Ok(hello),
         Ok(Some(_)) => Err(LinkFault::HelloNotFirst),
         Ok(None) => Err(LinkFault::EndedBeforeHello),
-        // Or the connection broke, and then nobody hears this.
+        // A broken connection gives the same error; the status is lost then, which is harmless.
         Err(_) => Err(LinkFault::Undecodable),
     }
 }
 
-/// A daemon keeps the id it was given as long as it comes with the same credential, or that one can no longer be
-/// used (it was replaced). An id that this relay does not know is replaced by a new one, and all that the daemon holds is killed
-/// then: so not knowing is told from not being able to read.
+/// Decides the id of the daemon. A daemon keeps its id if it connects with the same credential,
+/// or if that credential is no longer usable (it was replaced). An unknown id is replaced by a
+/// new one, and all attempts of the daemon are killed then. Therefore an unknown id is
+/// distinguished from one whose record cannot be read.
 async fn daemon_id(
     sent: &v1::Hello,
     principal: &Principal,
-    shell: &SessionContext,
+    context: &SessionContext,
 ) -> Result<DaemonId, HandshakeFailure> {
     let fresh = || DaemonId(Uuid::now_v7());
     let Some(claimed) = hello::claimed_id(sent)? else {
         return Ok(fresh());
     };
-    let (reader, scope) = (shell.reader.clone(), principal.scope.clone());
+    let (reader, scope) = (context.reader.clone(), principal.scope.clone());
     let known = tokio::task::spawn_blocking(move || reader.daemon(&scope, claimed));
     match known.await.map_err(|_| LinkFault::Stopping)? {
         Ok(None) => Ok(fresh()),
-        Ok(Some(known)) if is_bound_to(&known, principal, shell) => Ok(claimed),
+        Ok(Some(known)) if is_bound_to(&known, principal, context) => Ok(claimed),
         Ok(Some(_)) => Err(LinkFault::ForeignDaemon.into()),
-        // Whose it was, nobody knows any more; its key says that it was of this scope, and Hello writes it anew.
+        // The stored credential is lost. The key shows that the id belongs to this scope, and
+        // Hello rewrites the record.
         Err(UnreadableCause::Record) => Ok(claimed),
         Err(UnreadableCause::Disk) => Err(retry_later(
-            shell,
-            "the relay cannot read what it knows of this daemon; come back a little later",
+            context,
+            "the relay cannot read its record of this daemon; reconnect after retry_after_ms",
             UNREADABLE_RETRY_MS,
         )),
     }
 }
 
-fn is_bound_to(known: &DaemonRecord, principal: &Principal, shell: &SessionContext) -> bool {
-    known.token == principal.token || !is_token_usable(shell, known.token)
+fn is_bound_to(known: &DaemonRecord, principal: &Principal, context: &SessionContext) -> bool {
+    known.token == principal.token || !is_token_usable(context, known.token)
 }
 
-fn is_token_usable(shell: &SessionContext, token: baton_core::ids::TokenId) -> bool {
-    let wall = shell.clock.now().wall;
-    shell
+fn is_token_usable(context: &SessionContext, token: baton_core::ids::TokenId) -> bool {
+    let wall = context.clock.now().wall;
+    context
         .token_table
         .get(token)
         .is_some_and(|record| record.is_usable(wall))

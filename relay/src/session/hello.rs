@@ -1,4 +1,5 @@
-//! The first frame of a stream: who it is, what it offers and which attempts it still has.
+//! Decodes Hello, the first frame of a stream: the daemon's identity, its resources and the
+//! attempts that it still has.
 
 use std::collections::BTreeMap;
 
@@ -16,25 +17,27 @@ const NAME_MAX: usize = 128;
 const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
 const ITEMS_MAX: usize = 64;
-/// What tasks may ask for, a daemon may have.
+/// A daemon may offer whatever a task may require, so both have the same limit.
 const ITEM_BYTES_MAX: usize = baton_validation::limits::LABEL_VALUE.limit();
-/// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
+/// More than the number of slots, because an ended attempt is listed until its end is
+/// acknowledged.
 const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;
 
-/// The id that a daemon says it was given earlier; none the first time.
+/// The id that the daemon received from an earlier Welcome; `None` at its first connection.
 pub(super) fn claimed_id(hello: &v1::Hello) -> Result<Option<DaemonId>, LinkFault> {
     if hello.daemon_id.is_empty() {
         return Ok(None);
     }
-    hello
-        .daemon_id
-        .parse()
-        .map(Some)
-        .map_err(|_| bad_hello("daemon_id", "not an id; send what Welcome gave, or nothing"))
+    hello.daemon_id.parse().map(Some).map_err(|_| {
+        bad_hello(
+            "daemon_id",
+            "is not an id; send the daemon_id of Welcome, or leave it empty",
+        )
+    })
 }
 
-/// Checks shape and limits. `daemon` is settled already; scope comes from the credential.
+/// Checks shape and limits. `daemon` is the decided id; the scope comes from the credential.
 pub(super) fn decode_hello(
     sent: v1::Hello,
     daemon: DaemonId,
@@ -44,7 +47,7 @@ pub(super) fn decode_hello(
     let instance = sent
         .instance_id
         .parse::<InstanceId>()
-        .map_err(|_| bad_hello("instance_id", "not an id"))?;
+        .map_err(|_| bad_hello("instance_id", "is not an id"))?;
     let active: Result<Vec<_>, _> = sent.active.iter().map(active_attempt).collect();
     Ok(DaemonHello {
         daemon,
@@ -74,10 +77,13 @@ fn check_limits(sent: &v1::Hello) -> Result<(), LinkFault> {
         return Err(LinkFault::Version(sent.protocol_version));
     }
     if sent.boot_id.is_empty() || sent.boot_id.len() > ITEM_BYTES_MAX {
-        return Err(bad_hello("boot_id", "needs the kernel's boot id"));
+        return Err(bad_hello(
+            "boot_id",
+            "must be the boot id of the kernel, at most 256 bytes",
+        ));
     }
     if sent.name.trim().is_empty() || sent.name.chars().count() > NAME_MAX {
-        return Err(bad_hello("name", "needs 1 to 128 characters"));
+        return Err(bad_hello("name", "must have 1 to 128 characters"));
     }
     if sent.version.len() > ITEM_BYTES_MAX {
         return Err(bad_hello("version", "has more than 256 bytes"));
@@ -89,13 +95,16 @@ fn check_limits(sent: &v1::Hello) -> Result<(), LinkFault> {
         return Err(bad_hello("active", "lists more than 8192 attempts"));
     }
     if sent.workspaces.len() > ITEMS_MAX || !sent.workspaces.iter().all(|name| fits_item(name)) {
-        return Err(bad_hello("workspaces", "may be 64 of 256 bytes"));
+        return Err(bad_hello(
+            "workspaces",
+            "has more than 64 entries, or one of more than 256 bytes",
+        ));
     }
     check_items(&sent.labels, &sent.capabilities, &sent.agents)
 }
 
-fn fits_item(word: &str) -> bool {
-    word.len() <= ITEM_BYTES_MAX
+fn fits_item(item: &str) -> bool {
+    item.len() <= ITEM_BYTES_MAX
 }
 
 fn check_items(
@@ -108,18 +117,28 @@ fn check_items(
             .iter()
             .all(|(key, value)| fits_item(key) && fits_item(value))
     {
-        return Err(bad_hello("labels", "may be 64 of 256 bytes each side"));
+        return Err(bad_hello(
+            "labels",
+            "has more than 64 entries, or a key or value of more than 256 bytes",
+        ));
     }
-    if capabilities.len() > ITEMS_MAX || !capabilities.iter().all(|word| fits_item(word)) {
-        return Err(bad_hello("capabilities", "may be 64 of 256 bytes"));
+    if capabilities.len() > ITEMS_MAX || !capabilities.iter().all(|name| fits_item(name)) {
+        return Err(bad_hello(
+            "capabilities",
+            "has more than 64 entries, or one of more than 256 bytes",
+        ));
     }
     if agents.len() > ITEMS_MAX || !agents.iter().all(|agent| fits_item(&agent.name)) {
-        return Err(bad_hello("agents", "may be 64 of 256 bytes"));
+        return Err(bad_hello(
+            "agents",
+            "has more than 64 entries, or a name of more than 256 bytes",
+        ));
     }
     Ok(())
 }
 
-/// What is only shown is cut; what placement goes by was checked.
+/// Decodes an agent. Fields that are only displayed are cut; the name, which placement uses,
+/// was checked before.
 fn agent(sent: &v1::AgentInfo) -> AgentRecord {
     AgentRecord {
         name: sent.name.clone(),
@@ -129,8 +148,8 @@ fn agent(sent: &v1::AgentInfo) -> AgentRecord {
     }
 }
 
-fn clip_item(words: &str) -> &str {
-    &words[..words.floor_char_boundary(ITEM_BYTES_MAX)]
+fn clip_item(text: &str) -> &str {
+    &text[..text.floor_char_boundary(ITEM_BYTES_MAX)]
 }
 
 fn active_attempt(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {

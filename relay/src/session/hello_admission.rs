@@ -1,9 +1,11 @@
-//! How fast daemons are let in. After an outage all of them return at once, and each Hello costs the dispatcher a write and
-//! a settlement; heartbeats of those who are back must not wait behind ten thousand of them.
+//! Rate limit for Hellos. After an outage all daemons reconnect at once, and each Hello costs
+//! the dispatcher a write and a settlement. Heartbeats of daemons that are already back must
+//! not wait behind ten thousand Hellos.
 //!
-//! Two lanes, each with its own pace: daemons that hold attempts have leases to save and never wait behind idle ones.
-//! Whoever comes a little too early waits on its stream; whoever would wait longer is told when to come back, and those
-//! moments are spread at the same pace, so that the storm does not come twice.
+//! There are two lanes, each with its own rate: daemons that hold attempts have leases to renew
+//! and never wait behind idle daemons. A daemon with a short wait waits on its stream. A daemon
+//! with a longer wait gets a time to reconnect; these times are spread at the same rate, so
+//! that the daemons do not all return at once again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,16 +13,17 @@ use baton_core::time::MonotonicTime;
 
 use crate::config::HelloRates;
 
-/// Longest wait on the stream. A daemon gives the answer to its Hello at least four seconds.
+/// Longest wait on the stream. A daemon waits at least four seconds for the answer to its
+/// Hello.
 const STREAM_WAIT_MS: u64 = 3_000;
-/// Longest time that anybody is sent away for.
+/// Longest time until a postponed daemon may reconnect.
 const RETURN_WAIT_MS_MAX: u64 = 60_000;
-/// A lane that was quiet lets in this much at once: what it lets in within half a second.
+/// Burst of a lane that was idle: the number of Hellos that it admits in this time.
 const BURST_MS: u64 = 500;
-/// A relay that stops is not back earlier than this.
+/// Shortest time that a restart of the relay takes.
 const RESTART_MS: u64 = 500;
 
-/// What a daemon is at stake for.
+/// The lane of a Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloClass {
     /// Its Hello lists attempts.
@@ -34,16 +37,16 @@ impl HelloClass {
     }
 }
 
-/// The answer to one who wants in.
+/// The decision about one Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmissionDecision {
-    /// Its turn is at this moment, which may have come already.
+    /// Admit it at this time, which may be in the past.
     AdmitAt(MonotonicTime),
-    /// Not now: come back after this many milliseconds.
+    /// Do not admit it. The daemon may reconnect after this many milliseconds.
     RetryAfter(u64),
 }
 
-/// Shared by all sessions of a relay. Clones share it.
+/// Decides when Hellos are admitted. All sessions of a relay share it through clones.
 #[derive(Clone, Debug)]
 pub(crate) struct HelloAdmission(Arc<Mutex<AdmissionLanes>>);
 
@@ -56,7 +59,7 @@ impl HelloAdmission {
         self.lanes(|lanes| lanes.lane_of(caller).decide(now))
     }
 
-    /// When one that is sent home now, because the relay stops, should be back.
+    /// When a daemon should reconnect whose stream ends now because the relay stops.
     pub(super) fn return_after_ms(&self, caller: HelloClass, now: MonotonicTime) -> u64 {
         self.lanes(|lanes| lanes.lane_of(caller).reserve_return_ms(now, RESTART_MS))
     }
@@ -88,13 +91,14 @@ impl AdmissionLanes {
     }
 }
 
-/// A token bucket, kept as the moments that are given away. In microseconds: several may come in one millisecond.
+/// A token bucket, stored as the next free times. They are in microseconds, because a lane may
+/// admit several Hellos in one millisecond.
 #[derive(Debug)]
 struct AdmissionLane {
     interval_us: u64,
-    /// The next turn on the stream.
+    /// The next free time for a daemon that waits on its stream.
     next_turn_us: u64,
-    /// The last moment that somebody was told to come back at.
+    /// The latest time that was given to a daemon for its reconnect.
     last_return_us: u64,
 }
 
@@ -121,7 +125,7 @@ impl AdmissionLane {
         AdmissionDecision::AdmitAt(MonotonicTime(turn_us.max(now_us).div_ceil(1_000)))
     }
 
-    /// Gives away the next moment to come back at, no earlier than in `least_ms`.
+    /// Reserves the next time for a reconnect, at least `least_ms` from now.
     fn reserve_return_ms(&mut self, now: MonotonicTime, least_ms: u64) -> u64 {
         let now_us = now.0 * 1_000;
         let at_us = (self.last_return_us + self.interval_us).max(now_us + least_ms * 1_000);
@@ -146,50 +150,57 @@ mod tests {
         })
     }
 
-    /// How long each of a crowd that comes at one moment waits on its stream, and how long those sent away stay away.
-    fn crowd(admission: &HelloAdmission, caller: HelloClass, count: usize) -> (Vec<u64>, Vec<u64>) {
-        let (mut waits, mut away) = (Vec::new(), Vec::new());
+    /// Sends `count` Hellos at one time. Returns the waits on the stream and the times to
+    /// reconnect.
+    fn burst(admission: &HelloAdmission, caller: HelloClass, count: usize) -> (Vec<u64>, Vec<u64>) {
+        let (mut waits, mut reconnects) = (Vec::new(), Vec::new());
         for _ in 0..count {
             match admission.decide(caller, NOW) {
                 AdmissionDecision::AdmitAt(at) => waits.push(at.since(NOW)),
-                AdmissionDecision::RetryAfter(ms) => away.push(ms),
+                AdmissionDecision::RetryAfter(ms) => reconnects.push(ms),
             }
         }
-        (waits, away)
+        (waits, reconnects)
     }
 
     #[test]
-    fn a_crowd_is_let_in_at_the_lanes_pace_and_the_rest_is_spread_behind_it() {
+    fn a_burst_is_admitted_at_the_lanes_rate_and_the_rest_is_spread() {
         let admission = admission();
-        let (waits, away) = crowd(&admission, HelloClass::Idle, 9_000);
-        // Half a second's worth at once, three seconds' worth on their streams.
+        let (waits, reconnects) = burst(&admission, HelloClass::Idle, 9_000);
+        // The Hellos of half a second are admitted at once, those of three seconds wait on
+        // their streams.
         assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 251);
         assert!((1_750..=1_752).contains(&waits.len()), "{}", waits.len());
         assert!(waits.iter().all(|wait| *wait <= STREAM_WAIT_MS) && waits.is_sorted());
-        assert!(away.iter().all(|ms| *ms >= STREAM_WAIT_MS) && away.is_sorted());
-        // Nobody comes back in a second storm, and all are in long before a minute is over.
+        assert!(reconnects.iter().all(|ms| *ms >= STREAM_WAIT_MS) && reconnects.is_sorted());
+        // The reconnects are spread, and all daemons are admitted long before a minute is over.
         let in_one_second = |from: u64| {
-            away.iter()
+            reconnects
+                .iter()
                 .filter(move |ms| (from..from + 1_000).contains(*ms))
         };
         assert!(in_one_second(5_000).count() <= 500);
-        assert!(away.last().unwrap() < &20_000, "{:?}", away.last());
+        assert!(
+            reconnects.last().unwrap() < &20_000,
+            "{:?}",
+            reconnects.last()
+        );
     }
 
     #[test]
     fn a_holder_never_waits_behind_idle_daemons() {
         let admission = admission();
-        crowd(&admission, HelloClass::Idle, 9_000);
-        let (waits, away) = crowd(&admission, HelloClass::Holder, 1_000);
-        assert!(away.is_empty());
+        burst(&admission, HelloClass::Idle, 9_000);
+        let (waits, reconnects) = burst(&admission, HelloClass::Holder, 1_000);
+        assert!(reconnects.is_empty());
         assert!(waits.iter().max().unwrap() <= &500, "{:?}", waits.last());
     }
 
     #[test]
-    fn those_who_come_back_when_told_are_let_in() {
+    fn daemons_that_reconnect_at_their_time_are_admitted() {
         let admission = admission();
-        let (_, away) = crowd(&admission, HelloClass::Idle, 9_000);
-        for ms in away {
+        let (_, reconnects) = burst(&admission, HelloClass::Idle, 9_000);
+        for ms in reconnects {
             let back = NOW + ms;
             let entry = admission.decide(HelloClass::Idle, back);
             assert!(
@@ -200,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_sent_away_for_more_than_a_minute_and_a_quiet_lane_forgets() {
+    fn a_postponed_daemon_waits_at_most_a_minute_and_an_idle_lane_resets() {
         let admission = admission();
-        let (_, away) = crowd(&admission, HelloClass::Idle, 100_000);
-        assert_eq!(away.iter().max(), Some(&RETURN_WAIT_MS_MAX));
+        let (_, reconnects) = burst(&admission, HelloClass::Idle, 100_000);
+        assert_eq!(reconnects.iter().max(), Some(&RETURN_WAIT_MS_MAX));
         assert_eq!(
             admission.decide(HelloClass::Idle, NOW + 3_600_000),
             AdmissionDecision::AdmitAt(NOW + 3_600_000)
@@ -211,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_stops_spreads_the_return() {
+    fn a_stopping_relay_spreads_the_reconnects() {
         let admission = admission();
         let back: Vec<u64> = (0..1_000)
             .map(|_| admission.return_after_ms(HelloClass::Idle, NOW))

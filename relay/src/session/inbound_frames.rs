@@ -1,4 +1,5 @@
-//! What the daemon says: each frame is decoded, checked against what this session may speak for, and passed on.
+//! Handles frames of the daemon: each is decoded, checked against the attempts of this session,
+//! and forwarded.
 
 use baton_core::io::command::{
     AttemptFrame, CoreCommand, FrameBody, FrameRef, HeartbeatMessage, OutputSignal,
@@ -14,22 +15,23 @@ use super::session_attempts::OutputObservation;
 use super::{DaemonSession, SessionEnd, TerminalFrame, unknown_values};
 use crate::output::{AcceptedEnd, CHUNK_BYTES_MAX, CutReason, OutputAppendError, OutputChunk};
 
-/// Terminal frames that may wait for their output at one time; a daemon has at most 4096 slots.
+/// Number of terminal frames that may wait for their output at one time. A daemon has at most
+/// 4096 slots.
 const WAITING_TERMINAL_FRAMES_MAX: usize = 4096;
-/// Longest stretch that one cut may name; no child writes more within a lease.
+/// Largest number of bytes that one cut may cover. No child writes more within a lease.
 const CUT_BYTES_MAX: u64 = 1 << 40;
-/// Longest hold that is passed on; the core has its own, lower limit.
+/// Longest lease extension that is forwarded. The core has its own, lower limit.
 const LEASE_EXTENSION_MS_MAX: u64 = 600_000;
 
 impl DaemonSession {
     pub(super) async fn handle_frame(&mut self, frame: v1::DaemonFrame) -> Result<(), SessionEnd> {
         unknown_values::count_unknown(&self.context.telemetry, &frame);
         match frame.frame {
-            // An arm from a newer protocol: nothing to do.
+            // A frame of a newer protocol is ignored.
             None => Ok(()),
             Some(Sent::Hello(_)) => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::ProtocolError,
-                "Hello came twice on one stream",
+                "Hello was sent twice on one stream",
             )),
             Some(Sent::Goodbye(_)) => Err(SessionEnd::ByPeer),
             Some(Sent::Heartbeat(heartbeat)) => self.handle_heartbeat(&heartbeat).await,
@@ -45,7 +47,7 @@ impl DaemonSession {
             renewals: renewals(&sent.renew),
             free_slots: sent.free_slots,
             draining: sent.status() == v1::DaemonStatus::Draining,
-            // Also for a reason that only a newer daemon knows.
+            // True also for a reason of a newer protocol.
             unfit: sent.refuses != i32::from(v1::RejectCode::Unspecified),
             load: sent.load.as_ref().map(frame_decode::machine_load),
         };
@@ -78,7 +80,7 @@ impl DaemonSession {
         let offset = output_offset(&frame);
         let workspace = frame_decode::workspace(frame.body.as_ref());
         match self.decode_frame(&mut frame) {
-            // A body from a newer protocol that takes no number: nothing to do.
+            // A body of a newer protocol without a control_seq is ignored.
             Ok((_, DecodedFrame::Control(FrameBody::Unknown))) if control_seq == 0 => Ok(()),
             Err(fault) => {
                 self.refuse_frame(&named, control_seq, offset, &fault);
@@ -92,7 +94,8 @@ impl DaemonSession {
         }
     }
 
-    /// A control frame that was refused here still takes its number, or everything behind it would be a gap.
+    /// A control frame that was refused here still consumes its control_seq; otherwise every
+    /// later frame would be a gap.
     async fn consume_control_seq(&mut self, frame: &v1::AttemptFrame) -> Result<(), SessionEnd> {
         match frame_decode::frame_ref(frame.r#ref.as_ref()) {
             Ok(re) if self.attempts.contains_ref(&re) && frame.control_seq > 0 => {
@@ -162,7 +165,8 @@ impl DaemonSession {
         }
     }
 
-    /// A terminal frame waits here until its output is durable; other attempts' frames go on meanwhile.
+    /// Lets a terminal frame wait until its output is durable. Frames of other attempts are not
+    /// delayed.
     async fn wait_for_output(
         &mut self,
         mut frame: Box<AttemptFrame>,
@@ -173,7 +177,7 @@ impl DaemonSession {
         if self.waiting_terminal.len() >= WAITING_TERMINAL_FRAMES_MAX {
             return Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
-                "too many terminal frames wait for their output; replay them",
+                "too many terminal frames wait for their output; connect again and replay them",
             ));
         }
         let missing = offset.saturating_sub(stored);
@@ -181,7 +185,8 @@ impl DaemonSession {
             && !self.attempts.has_full_replay(attempt)
             && let FrameBody::Completed(result) = &mut frame.body
         {
-            // The core refuses it, the daemon brings all that it has again, and what is missing then will never come.
+            // The core refuses the result and the daemon replays all that it has. Output that
+            // is missing after that will never arrive.
             result.output_missing = missing;
             self.attempts.mark_full_replay(attempt);
             return self.forward_frame(frame).await;
@@ -189,11 +194,12 @@ impl DaemonSession {
         if missing > 0 && (!self.attempts.has_full_replay(attempt) || missing > CUT_BYTES_MAX) {
             return Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::ProtocolError,
-                "output is missing before a terminal frame; replay it",
+                "output is missing before a terminal frame; connect again and replay it",
             ));
         }
         if missing > 0 {
-            // Nobody has it any more, and asking again would be for ever: what is missing is said to be.
+            // The daemon has lost this output, so asking for it again would never end. The
+            // missing range is stored as a cut.
             let reason = CutReason::NotReceived;
             let output = &self.context.output;
             let cut = output.append_cut(attempt.0, stored, offset, reason).await;
@@ -220,14 +226,14 @@ impl DaemonSession {
 
     pub(super) async fn forward_terminal_frame(
         &mut self,
-        settled: Result<TerminalFrame, tokio::task::JoinError>,
+        result: Result<TerminalFrame, tokio::task::JoinError>,
     ) -> Result<(), SessionEnd> {
-        match settled {
+        match result {
             Ok((frame, true)) => self.forward_frame(frame).await,
-            // Not acknowledged, so the daemon keeps it and brings it again.
+            // The frame is not acknowledged, so the daemon keeps it and replays it.
             Ok((_, false)) | Err(_) => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
-                "output could not be stored",
+                "output could not be stored; connect again and replay it",
             )),
         }
     }
@@ -287,7 +293,8 @@ impl DaemonSession {
         }
     }
 
-    /// Where its output ends then. What does not fit on the disk is a sign of life all the same.
+    /// Stores a chunk and returns the new end of the output. A chunk that does not fit on the
+    /// disk still counts as activity, so it returns the stored end. `None` for a refused chunk.
     async fn append_output(
         &mut self,
         re: FrameRef,
@@ -329,8 +336,9 @@ impl DaemonSession {
         self.check_appended(re, sent.offset, appended).map(|_| ())
     }
 
-    /// A fault of this chunk is answered. What does not fit on the disk is left with the daemon, which has it until it is
-    /// acknowledged, and nobody else has to wait for it.
+    /// Handles the result of an append. A faulty chunk is rejected. A chunk that does not fit
+    /// on the disk stays with the daemon, which keeps it until it is acknowledged; other
+    /// attempts do not wait for it.
     fn check_appended(
         &mut self,
         re: FrameRef,
@@ -349,7 +357,7 @@ impl DaemonSession {
             Err(OutputAppendError::Closed) => {
                 return Err(SessionEnd::Goodbye(
                     v1::GoodbyeCode::Busy,
-                    "output cannot be stored now; come back later",
+                    "output cannot be stored now; connect again later",
                 ));
             }
             Err(OutputAppendError::Gap { .. }) => FrameFault::OutputGap,
@@ -359,7 +367,7 @@ impl DaemonSession {
                 limit: CHUNK_BYTES_MAX,
             },
             Err(OutputAppendError::EmptyCut { .. }) => FrameFault::BadCut,
-            // Everything that could still count was stored before the end.
+            // The output was sealed at the end of the attempt; later chunks have no effect.
             Err(OutputAppendError::Sealed { .. }) => return Ok(None),
         };
         self.refuse_frame(&re.attempt.to_string(), 0, Some(offset), &fault);
@@ -384,7 +392,7 @@ impl DaemonSession {
         fault: &FrameFault,
     ) {
         tracing::debug!(session_id = %self.id, attempt_id = attempt, control_seq, %fault, "frame refused");
-        // Ids come from the peer; what is echoed is bounded.
+        // The id comes from the peer, so its length is limited before it is sent back.
         let attempt = &attempt[..attempt.floor_char_boundary(64)];
         self.pending.push_back(
             self.context
@@ -402,7 +410,7 @@ fn renewals(
 )> {
     let one = |entry: &v1::RenewEntry| {
         let attempt = entry.attempt_id.parse().ok()?;
-        // A missing token is answered like a wrong one.
+        // A missing token is treated like a wrong one.
         let token = frame_decode::lease_token(entry.token.as_ref())
             .unwrap_or(baton_core::io::command::LeaseToken([0; 32]));
         Some((attempt, token))
@@ -418,7 +426,7 @@ fn output_offset(frame: &v1::AttemptFrame) -> Option<u64> {
     }
 }
 
-/// After such a frame the daemon has nothing more to say about the attempt.
+/// Whether the daemon sends no more frames of the attempt after this one.
 fn proves_termination(body: &FrameBody) -> bool {
     match body {
         FrameBody::Completed(done) => done.termination.group_empty,
@@ -442,7 +450,8 @@ fn proves_termination(body: &FrameBody) -> bool {
     }
 }
 
-/// What people can see was said with the prompt in hand, whatever else the daemon says of it.
+/// The activity signal of a chunk. Visible output counts as output after the prompt, even if
+/// the daemon marks it otherwise.
 fn activity_sign(sent: &v1::Stream) -> OutputSignal {
     match (sent.visible, sent.before_prompt) {
         (true, _) => OutputSignal::VisibleEvent,
@@ -451,8 +460,9 @@ fn activity_sign(sent: &v1::Stream) -> OutputSignal {
     }
 }
 
-/// The log keeps one byte: the kind in the low bits, visibility in the highest. A number that does not fit counts as
-/// opaque; one of a newer protocol that fits is kept for whoever knows it.
+/// The kind of a chunk as the one byte that the log stores: the kind in the low bits,
+/// visibility in the highest bit. A number that does not fit is stored as 0. A number of a
+/// newer protocol that fits is stored unchanged.
 fn output_kind(sent: &v1::Stream) -> u8 {
     let kind = u8::try_from(sent.kind).ok();
     let kind = kind.filter(|kind| *kind < VISIBLE_BIT).unwrap_or(0);
@@ -463,11 +473,11 @@ fn output_kind(sent: &v1::Stream) -> u8 {
     }
 }
 
-/// Set in a stored chunk's kind when people were meant to see it.
+/// Bit in the kind of a stored chunk that marks visible output.
 pub(crate) const VISIBLE_BIT: u8 = 0x80;
 
-/// A newer daemon's reason is unknown here, but the bytes are gone all the same: without its cut the output would
-/// have a gap for ever.
+/// The reason of a cut. A reason of a newer protocol is accepted as unknown: the bytes are
+/// lost, and without the cut the output would keep a gap.
 fn cut_reason(sent: &v1::OutputCut) -> Option<CutReason> {
     let Ok(reason) = v1::CutReason::try_from(sent.reason) else {
         return Some(CutReason::Unknown);
@@ -478,7 +488,7 @@ fn cut_reason(sent: &v1::OutputCut) -> Option<CutReason> {
         v1::CutReason::DiskFull => Some(CutReason::DiskFull),
         v1::CutReason::LineTooLong => Some(CutReason::LineTooLong),
         v1::CutReason::WorkerCrash => Some(CutReason::WorkerCrash),
-        // Only the relay cuts for these.
+        // Only the relay itself makes cuts for these reasons.
         v1::CutReason::AttemptLimit
         | v1::CutReason::Retention
         | v1::CutReason::Corrupt

@@ -1,7 +1,9 @@
-//! One live stream of one daemon: a pipe that decodes, checks who may speak, and forwards.
+//! One live stream of one daemon: decodes frames, checks which attempts they may concern, and
+//! forwards them.
 //!
-//! Control frames go to the dispatcher, output goes straight to the output log, messages come back over one bounded
-//! channel. A session decides nothing about an attempt, and its end ends none.
+//! Control frames go to the dispatcher and output goes directly to the output log. Messages to
+//! the daemon arrive over one bounded channel. A session makes no decision about an attempt,
+//! and the end of a session ends no attempt.
 
 mod fault;
 mod frame_decode;
@@ -45,14 +47,16 @@ pub(crate) use frame_encode::FrameEncoder;
 pub(crate) use hello_admission::HelloAdmission;
 pub(crate) use inbound_frames::VISIBLE_BIT;
 
-/// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
-/// when its queue is full as well.
+/// Limit of encoded frames that wait for the wire. When it is reached, the session takes no
+/// more messages, and the dispatcher closes the session when its own queue is full as well.
 const WIRE_QUEUE: usize = 256;
-/// A wire that takes nothing for this long ends the session: a daemon that cannot receive is not alive.
+/// A session whose wire accepts nothing for this long ends: a daemon that cannot receive counts
+/// as dead.
 const WIRE_STALL_MS: u64 = 10_000;
+/// How often a session with unstored output checks for free disk space.
 const DISK_CHECK_MS: u64 = 1_000;
 
-/// What every session needs of the relay. Clones share it.
+/// The parts of the relay that every session uses. Clones share them.
 #[derive(Clone, Debug)]
 pub struct SessionContext {
     pub(crate) dispatcher: Dispatcher,
@@ -61,46 +65,48 @@ pub struct SessionContext {
     pub(crate) clock: RelayClock,
     pub(crate) encoder: Arc<FrameEncoder>,
     pub(crate) telemetry: Telemetry,
-    /// Says whether a credential may still be used; a daemon id is bound to one that can.
+    /// A daemon id is bound to its token while that token is usable.
     pub(crate) token_table: crate::auth::TokenTable,
-    /// How fast daemons are let in.
+    /// Limits the rate of Hellos.
     pub(crate) admission: HelloAdmission,
-    /// The relay is going away: say Goodbye and end.
+    /// Cancelled when the relay stops; the session then sends Goodbye and ends.
     pub(crate) stop: CancellationToken,
 }
 
-/// A place in the queue to the wire. A frame is some 600 bytes and a queue begins with room for 32: boxed, ten thousand idle
-/// daemons do not cost 200 MB of empty places.
+/// An entry of the queue to the wire. A frame has about 600 bytes and a queue starts with 32
+/// entries. Frames are boxed so that the empty queues of ten thousand idle daemons do not take
+/// 200 MB.
 type QueuedFrame = Result<Box<v1::RelayFrame>, Status>;
 
-/// Serves one stream until either side ends it. Returns its answering half at once; the session runs on its own.
+/// Serves one stream until either side ends it. Returns the outgoing half at once; the session
+/// runs in a task.
 pub(crate) fn serve(
     principal: Principal,
     inbound: Streaming<v1::DaemonFrame>,
-    shell: SessionContext,
+    context: SessionContext,
 ) -> impl Stream<Item = Result<v1::RelayFrame, Status>> + Send + use<> {
     let (wire, frames) = mpsc::channel::<QueuedFrame>(WIRE_QUEUE);
     tokio::spawn(async move {
-        match handshake::perform_handshake(principal, inbound, shell, wire.clone()).await {
+        match handshake::perform_handshake(principal, inbound, context, wire.clone()).await {
             Ok(session) => session.run().await,
             Err(HandshakeFailure::Refused(fault)) => {
-                tracing::info!(%fault, "a daemon's stream was refused");
+                tracing::info!(%fault, "daemon stream refused");
                 let _ = wire
                     .send(Err(crate::api::error::status::status(&fault.into())))
-                    .await; // The peer may have gone.
+                    .await; // An error means that the peer has disconnected.
             }
             Err(HandshakeFailure::PeerLeft) => {
-                tracing::debug!("a daemon left before it was its turn")
+                tracing::debug!("daemon disconnected before its Hello was admitted")
             }
             Err(HandshakeFailure::RetryLater(goodbye)) => {
-                let _ = wire.send(Ok(goodbye)).await; // The peer may have gone.
+                let _ = wire.send(Ok(goodbye)).await; // An error means that the peer has disconnected.
             }
         }
     });
     ReceiverStream::new(frames).map(|frame| frame.map(|frame| *frame))
 }
 
-/// A stream that has said Hello.
+/// A daemon stream after its Hello.
 pub(crate) struct DaemonSession {
     id: SessionId,
     daemon: baton_core::ids::DaemonId,
@@ -109,28 +115,31 @@ pub(crate) struct DaemonSession {
     inbound: Streaming<v1::DaemonFrame>,
     messages: mpsc::Receiver<SessionDelivery>,
     wire: mpsc::Sender<QueuedFrame>,
-    /// Encoded frames that the wire has no room for yet.
+    /// Encoded frames that do not fit into the queue to the wire yet.
     pending: VecDeque<v1::RelayFrame>,
-    /// Since when the wire has taken nothing although something waits.
+    /// Since when the wire has accepted nothing although frames wait.
     stalled_since: Option<MonotonicTime>,
-    /// When to see whether output fits on the disk again; only while some does not.
+    /// When to check for free disk space again. Set only while some output does not fit on the
+    /// disk.
     next_disk_check: Option<MonotonicTime>,
     attempts: SessionAttempts,
-    /// What it may have on its way to the disk.
+    /// Limits the frames of this stream that are not yet durable.
     window: FrameWindow,
-    /// Refs that Hello listed; Welcome says which of them this session may speak for.
+    /// Refs that Hello listed. Welcome decides for which of them this session may send frames.
     listed_refs: Vec<FrameRef>,
-    /// Messages that were free to go before Welcome was; none once it went. Few: Hello is still being handled.
+    /// Messages that became ready before Welcome; `None` after Welcome. There are few, because
+    /// Hello is still being handled.
     before_welcome: Option<Vec<DaemonMessage>>,
     acks: AckFeed,
-    /// Terminal frames that wait until their output is durable.
+    /// Terminal frames that wait for their output to become durable.
     waiting_terminal: JoinSet<TerminalFrame>,
 }
 
-/// A terminal frame whose output is durable, or never will be.
+/// A terminal frame, and whether its output is durable. False means that it cannot become
+/// durable.
 type TerminalFrame = (Box<AttemptFrame>, bool);
 
-/// What a session waits for.
+/// The events that a session waits for.
 enum SessionEvent {
     Stop,
     CredentialEnded,
@@ -150,14 +159,14 @@ enum SessionEvent {
 enum SessionEnd {
     /// The daemon closed, or the connection broke.
     ByPeer,
-    /// The relay closes it with these words.
+    /// The relay closes the session with this code and message.
     Goodbye(v1::GoodbyeCode, &'static str),
-    /// The dispatcher dropped it: it did not read, or a newer stream took its place.
+    /// The dispatcher dropped the session: it did not read, or a newer stream replaced it.
     Dropped,
 }
 
 impl DaemonSession {
-    /// The bracket: whatever ends the stream, the core is told once.
+    /// Runs the session. However the stream ends, the core gets exactly one `SessionClosed`.
     async fn run(mut self) {
         tracing::info!(session_id = %self.id, daemon_id = %self.daemon, "daemon connected");
         let ended = loop {
@@ -168,7 +177,7 @@ impl DaemonSession {
         tracing::info!(session_id = %self.id, daemon_id = %self.daemon, ?ended, "daemon disconnected");
         self.send_goodbye(&ended);
         let closed = HolderMessage::Input(CoreCommand::SessionClosed { session: self.id });
-        // An error means that the whole relay stops, which ends every session anyway.
+        // An error means that the relay stops, which ends every session anyway.
         let _ = self.context.dispatcher.send_to_loop(closed).await;
     }
 
@@ -180,7 +189,7 @@ impl DaemonSession {
             )),
             SessionEvent::CredentialEnded => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::AuthExpired,
-                "the credential is revoked or expired",
+                "the credential was revoked or has expired",
             )),
             SessionEvent::WireGone => Err(SessionEnd::ByPeer),
             SessionEvent::WireHasRoom => {
@@ -191,7 +200,7 @@ impl DaemonSession {
             SessionEvent::Message(message) => {
                 self.send_messages(message.ok_or(SessionEnd::Dropped)?)
             }
-            SessionEvent::TerminalFrameReady(settled) => self.forward_terminal_frame(settled).await,
+            SessionEvent::TerminalFrameReady(result) => self.forward_terminal_frame(result).await,
             SessionEvent::OutputDurable(ends) => {
                 self.output_durable(ends);
                 Ok(())
@@ -200,7 +209,8 @@ impl DaemonSession {
             SessionEvent::Frame(frame) => match *frame {
                 Ok(Some(frame)) => self.handle_frame(frame).await,
                 Ok(None) => Err(SessionEnd::ByPeer),
-                // A broken connection looks the same, and then nobody hears the goodbye.
+                // A broken connection gives the same error; the goodbye is lost then, which is
+                // harmless.
                 Err(_) => Err(SessionEnd::Goodbye(
                     v1::GoodbyeCode::ProtocolError,
                     "a frame cannot be decoded",
@@ -209,7 +219,7 @@ impl DaemonSession {
             SessionEvent::Flush => self.flush_due().await,
             SessionEvent::CheckDisk if self.context.output.has_room() => Err(SessionEnd::Goodbye(
                 v1::GoodbyeCode::Busy,
-                "there is room for output again; bring what was not acknowledged",
+                "the disk has space for output again; connect again and replay what was not acknowledged",
             )),
             SessionEvent::CheckDisk => {
                 self.next_disk_check = None;
@@ -218,7 +228,8 @@ impl DaemonSession {
         }
     }
 
-    /// Waits for one thing. Each branch is cancel safe: what it took is in what it returns, or in `self`.
+    /// Waits for the next event. Each branch is cancel safe: what it took is in the returned
+    /// event, or in `self`.
     async fn next_event(&mut self) -> SessionEvent {
         let flush = self.attempts.next_flush();
         let clock = &self.context.clock;
@@ -231,7 +242,7 @@ impl DaemonSession {
         if self.attempts.is_disk_full() && self.next_disk_check.is_none() {
             self.next_disk_check = Some(clock.now().monotonic + DISK_CHECK_MS);
         }
-        let look = self.next_disk_check;
+        let disk_check = self.next_disk_check;
         tokio::select! {
             biased;
             () = self.context.stop.cancelled() => SessionEvent::Stop,
@@ -245,13 +256,13 @@ impl DaemonSession {
                 (Err(_), _) => SessionEvent::WireGone,
             },
             message = self.messages.recv(), if room => SessionEvent::Message(message),
-            Some(settled) = self.waiting_terminal.join_next() => SessionEvent::TerminalFrameReady(settled),
+            Some(result) = self.waiting_terminal.join_next() => SessionEvent::TerminalFrameReady(result),
             ends = self.acks.changed() => SessionEvent::OutputDurable(ends),
-            // Every frame may need an answer, so none is taken while answers cannot leave.
+            // Every frame may need an answer, so no frame is read while answers cannot be sent.
             frame = self.inbound.message(), if room => SessionEvent::Frame(Box::new(frame)),
             () = sleep_until(clock, stuck) => SessionEvent::WireStalled,
             () = sleep_until(clock, flush) => SessionEvent::Flush,
-            () = sleep_until(clock, look) => SessionEvent::CheckDisk,
+            () = sleep_until(clock, disk_check) => SessionEvent::CheckDisk,
         }
     }
 
@@ -263,7 +274,8 @@ impl DaemonSession {
             .map_err(|_| SessionEnd::Dropped)
     }
 
-    /// Waits while this stream has as much on its way as it may: nothing more of it is read meanwhile.
+    /// Forwards a frame to the dispatcher. Waits while the frame window of this stream is full;
+    /// nothing more is read meanwhile.
     async fn forward_frame(&self, frame: Box<AttemptFrame>) -> Result<(), SessionEnd> {
         let pass = self.window.acquire(&frame.body).await;
         self.context
@@ -273,15 +285,16 @@ impl DaemonSession {
             .map_err(|_| SessionEnd::Dropped)
     }
 
-    /// Says why, if the wire has room; a peer that does not read cannot be told.
+    /// Sends the reason for the end if the queue to the wire has room. A peer that does not
+    /// read cannot receive it.
     fn send_goodbye(&mut self, ended: &SessionEnd) {
-        let SessionEnd::Goodbye(code, words) = ended else {
+        let SessionEnd::Goodbye(code, message) = ended else {
             return;
         };
         let goodbye = self
             .context
             .encoder
-            .goodbye(*code, words, self.return_after_ms(*code));
+            .goodbye(*code, message, self.return_after_ms(*code));
         let rest = self.pending.drain(..).chain(std::iter::once(goodbye));
         for frame in rest {
             if self.wire.try_send(Ok(Box::new(frame))).is_err() {
@@ -290,7 +303,8 @@ impl DaemonSession {
         }
     }
 
-    /// All daemons return when a stopped relay is back: each is told its moment.
+    /// When to reconnect after a stop of the relay. Each daemon gets its own time, so that they
+    /// do not all return at once.
     fn return_after_ms(&self, code: v1::GoodbyeCode) -> Option<u64> {
         let caller = HelloClass::from_holding(!self.attempts.is_empty());
         let now = self.context.clock.now().monotonic;

@@ -1,4 +1,5 @@
-//! What the dispatcher wants said, and what became durable: encoded here, off the dispatcher's loop.
+//! Encodes messages of the dispatcher and acknowledgements of durable output, outside the
+//! dispatch loop.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::dispatcher::SessionDelivery;
 use crate::output::OutputEnd;
 
 impl DaemonSession {
-    /// Takes one message and all that wait behind it, so that acknowledgements share a frame.
+    /// Encodes one message and all that wait behind it, so that acknowledgements share a frame.
     pub(super) fn send_messages(&mut self, first: SessionDelivery) -> Result<(), SessionEnd> {
         let mut acked: Vec<AttemptAck> = Vec::new();
         let mut next = Some(first);
@@ -31,7 +32,7 @@ impl DaemonSession {
                     self.note_ack(&mut acked, attempt, control_seq);
                 }
                 SessionDelivery::Message(message) => {
-                    // Who is told that his attempt is over hears no acknowledgement of it afterwards.
+                    // Acknowledgements of an attempt must be sent before its Abandon.
                     if matches!(message, DaemonMessage::Abandon { .. }) {
                         self.acknowledge(&mut acked);
                     }
@@ -70,7 +71,8 @@ impl DaemonSession {
     }
 
     fn encode_message(&mut self, message: DaemonMessage) {
-        // A message waits for the writes of its own task, Welcome for all of them; yet Welcome is the first word.
+        // A message waits only for the writes of its own task, but Welcome waits for all writes
+        // of Hello. Welcome must still be the first frame.
         let first = matches!(message, DaemonMessage::Welcome { .. });
         if let Some(early) = self.before_welcome.as_mut().filter(|_| !first) {
             return early.push(message);
@@ -101,7 +103,8 @@ impl DaemonSession {
                 self.pending.push_back(frame);
             }
             DaemonMessage::Abandon { attempt, code } => {
-                // Its receipt may still come and lift a fence, so its place stays until then.
+                // Its receipt may still arrive and lift a fence, so the attempt stays in the
+                // session until then.
                 self.attempts.abandon(attempt);
                 self.push_message(DaemonMessage::Abandon { attempt, code });
             }
@@ -138,7 +141,8 @@ impl DaemonSession {
         }
     }
 
-    /// Read here and not by the core: it may be long, and it is stored already.
+    /// Reads the newest checkpoint. The core does not carry it, because it may be long and is
+    /// already stored.
     fn newest_checkpoint(&self, dispatch: &AttemptDispatch) -> Option<Arc<CheckpointRecord>> {
         let (tenant, task) = (&dispatch.spec.tenant, dispatch.to.task);
         let reader = &self.context.reader;
@@ -149,7 +153,8 @@ impl DaemonSession {
         self.pending.extend(self.context.encoder.message(message));
     }
 
-    /// Welcome decides which of the listed attempts this session may speak for.
+    /// Sends Welcome, which decides for which of the listed attempts this session may send
+    /// frames.
     fn welcome(&mut self, heartbeat_ms: u64, settlements: &[AttemptSettlement]) {
         let verdicts: HashMap<AttemptId, &SettlementVerdict> = settlements
             .iter()
@@ -190,8 +195,8 @@ impl DaemonSession {
     }
 }
 
-/// The acknowledged number from which the daemon replays. A killed attempt may only send its receipt, under its next
-/// number, so it is held as well.
+/// The acknowledged control_seq from which the daemon replays. A killed attempt may still send
+/// its receipt under its next number, so the session also accepts frames of it.
 fn replay_from(verdict: &SettlementVerdict) -> Option<u64> {
     match verdict {
         SettlementVerdict::Keep { acked, .. } | SettlementVerdict::Adopt { acked } => Some(*acked),
@@ -201,7 +206,7 @@ fn replay_from(verdict: &SettlementVerdict) -> Option<u64> {
 
 fn session_end(reason: baton_core::io::effects::CloseReason) -> SessionEnd {
     match frame_encode::close_goodbye(reason) {
-        Some((code, words)) => SessionEnd::Goodbye(code, words),
+        Some((code, message)) => SessionEnd::Goodbye(code, message),
         None => SessionEnd::Dropped,
     }
 }

@@ -1,6 +1,7 @@
-//! The attempts that one session may speak for, and what it remembers of each: acknowledgements and fresh activity.
+//! The attempts for which one session may send frames, with their acknowledgements and
+//! unreported activity.
 //!
-//! Pure bookkeeping of one stream. Nothing here decides about an attempt; the core does.
+//! This is bookkeeping of one stream. Decisions about attempts are made by the core.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,15 +11,16 @@ use baton_core::ids::{AttemptId, SessionId};
 use baton_core::io::command::{FrameRef, OutputActivity, OutputSignal};
 use baton_core::time::MonotonicTime;
 
-/// Longest wait until output activity is told to the core.
+/// Longest delay of output activity on its way to the core.
 const ACTIVITY_INTERVAL_MS: u64 = 1_000;
-/// Tool calls of one attempt whose first output is remembered; later ones are told at the next flush.
+/// Number of tool calls of one attempt whose first output is reported at once. Later calls are
+/// reported at the next flush.
 const TOOLS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct SessionAttempts {
     attempts: HashMap<AttemptId, SessionAttempt>,
-    /// Some output did not fit on the disk.
+    /// Whether some output did not fit on the disk.
     disk_full: bool,
 }
 
@@ -28,29 +30,31 @@ struct SessionAttempt {
     flush_interval_ms: u64,
     acked_control: u64,
     acked_offset: u64,
-    /// All that the daemon has of it came in order on this stream, or is not wanted any more: output that is missing at
-    /// its last word will never come.
+    /// The daemon has replayed on this stream everything that it has, or its output is no
+    /// longer needed. Output that is missing at the terminal frame will therefore never arrive.
     has_full_replay: bool,
-    /// It may not go on: its output is no longer taken.
+    /// The attempt must stop: its output is no longer accepted.
     is_abandoned: bool,
-    /// Its output does not fit on the disk for now, so nothing behind it is taken.
+    /// Set while its output does not fit on the disk; later output is not stored then.
     disk_wait: Option<DiskWait>,
-    /// Number of a terminal frame that proved the processes' end: once acknowledged, nothing more will come.
+    /// control_seq of a terminal frame that proves the end of the processes. Once it is
+    /// acknowledged, no more frames follow.
     final_seq: Option<u64>,
-    /// The most that the core was told of its output.
+    /// The strongest output signal that was reported to the core.
     reported_sign: Option<OutputSignal>,
     reported_tools: Vec<Arc<str>>,
     unreported: Option<UnreportedActivity>,
 }
 
-/// What the daemon says meanwhile and will say again on its next stream.
+/// State of an attempt whose output waits for disk space. The daemon replays the output on its
+/// next stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct DiskWait {
-    /// Number of the end that came before its output.
+    /// control_seq of the terminal frame that arrived before its output was stored.
     end_seq: Option<u64>,
 }
 
-/// Activity that the core has not been told yet.
+/// Activity that is not yet reported to the core.
 #[derive(Debug)]
 struct UnreportedActivity {
     sign: OutputSignal,
@@ -59,7 +63,7 @@ struct UnreportedActivity {
     due: MonotonicTime,
 }
 
-/// What one acknowledgement says.
+/// One acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AttemptAck {
     pub(super) attempt: AttemptId,
@@ -68,7 +72,8 @@ pub(super) struct AttemptAck {
 }
 
 impl SessionAttempts {
-    /// From now on the session may speak for it. `idle_ms` is its stream_idle limit, if it has one.
+    /// Allows the session to send frames for this attempt. `idle_ms` is its stream_idle limit,
+    /// if it has one.
     pub(super) fn insert(&mut self, re: FrameRef, idle_ms: Option<u64>, acked: (u64, u64)) {
         let every_ms = idle_ms
             .filter(|idle| *idle > 0)
@@ -91,14 +96,15 @@ impl SessionAttempts {
         self.attempts.insert(re.attempt, one);
     }
 
-    /// It was listed in Hello, so the daemon replays what it has of it from the acknowledged on.
+    /// The attempt was listed in Hello, so the daemon replays everything after the acknowledged
+    /// position.
     pub(super) fn mark_full_replay(&mut self, attempt: AttemptId) {
         if let Some(one) = self.attempts.get_mut(&attempt) {
             one.has_full_replay = true;
         }
     }
 
-    /// The daemon is told that it may not go on. Only its last word is still taken.
+    /// The daemon must stop this attempt. Only its terminal frame is still accepted.
     pub(super) fn abandon(&mut self, attempt: AttemptId) {
         if let Some(one) = self.attempts.get_mut(&attempt) {
             (one.has_full_replay, one.is_abandoned) = (true, true);
@@ -111,7 +117,8 @@ impl SessionAttempts {
             .is_some_and(|one| one.is_abandoned)
     }
 
-    /// Its output could not be stored. Until the daemon brings it again, on another stream, it is not looked at any more.
+    /// The output could not be stored. Its output is ignored until the daemon replays it on
+    /// another stream.
     pub(super) fn mark_disk_full(&mut self, attempt: AttemptId) {
         if let Some(one) = self.attempts.get_mut(&attempt) {
             one.disk_wait.get_or_insert_default();
@@ -128,7 +135,8 @@ impl SessionAttempts {
         self.disk_full
     }
 
-    /// Whether this control frame has to wait for output that does not fit: an end, and whatever comes behind it.
+    /// Whether this control frame must wait for output that does not fit on the disk. That
+    /// holds for a terminal frame and for every frame after it.
     pub(super) fn must_wait_for_output(
         &mut self,
         attempt: AttemptId,
@@ -136,16 +144,16 @@ impl SessionAttempts {
         ends: bool,
     ) -> bool {
         let one = self.attempts.get_mut(&attempt);
-        let Some(dry) = one.and_then(|one| one.disk_wait.as_mut()) else {
+        let Some(disk_wait) = one.and_then(|one| one.disk_wait.as_mut()) else {
             return false;
         };
         if ends {
-            dry.end_seq.get_or_insert(number);
+            disk_wait.end_seq.get_or_insert(number);
         }
-        dry.end_seq.is_some_and(|end| number >= end)
+        disk_wait.end_seq.is_some_and(|end| number >= end)
     }
 
-    /// Whether output that is missing now will never come.
+    /// Whether output that is missing now will never arrive.
     pub(super) fn has_full_replay(&self, attempt: AttemptId) -> bool {
         self.attempts
             .get(&attempt)
@@ -156,7 +164,7 @@ impl SessionAttempts {
         self.attempts.is_empty()
     }
 
-    /// Whether this very ref was given to this session.
+    /// Whether this session may send frames with exactly this ref.
     pub(super) fn contains_ref(&self, re: &FrameRef) -> bool {
         self.attempts
             .get(&re.attempt)
@@ -167,14 +175,14 @@ impl SessionAttempts {
         self.attempts.contains_key(&attempt)
     }
 
-    /// Notes a terminal frame that proves the end of the processes.
+    /// Records a terminal frame that proves the end of the processes.
     pub(super) fn note_final_frame(&mut self, attempt: AttemptId, control_seq: u64) {
         if let Some(one) = self.attempts.get_mut(&attempt) {
             one.final_seq = Some(control_seq);
         }
     }
 
-    /// The frame was refused, so it was not the last word.
+    /// The frame was refused, so more frames may follow.
     pub(super) fn note_refused_frame(&mut self, attempt: AttemptId, control_seq: u64) {
         if let Some(one) = self.attempts.get_mut(&attempt)
             && one.final_seq == Some(control_seq)
@@ -209,7 +217,8 @@ impl SessionAttempts {
         Some(one.acked())
     }
 
-    /// Notes output. Returns what must be told at once: the first, the first visible, a tool's first.
+    /// Records output. Returns activity that must be reported at once: the first output, the
+    /// first visible output, or the first output of a tool.
     pub(super) fn note_output(
         &mut self,
         session: SessionId,
@@ -225,7 +234,8 @@ impl SessionAttempts {
         }
     }
 
-    /// Activity of one attempt that waits; told before each of its control frames, so that order is kept.
+    /// Takes the unreported activity of one attempt. It is reported before each control frame,
+    /// so that the order is kept.
     pub(super) fn flush(
         &mut self,
         session: SessionId,
@@ -234,7 +244,7 @@ impl SessionAttempts {
         self.attempts.get_mut(&attempt)?.take_activity(session)
     }
 
-    /// All activity that is due.
+    /// Takes all activity that is due.
     pub(super) fn flush_due(
         &mut self,
         session: SessionId,
@@ -260,7 +270,7 @@ impl SessionAttempts {
     }
 }
 
-/// One chunk of output as the bookkeeping sees it.
+/// One chunk of output, without its bytes.
 #[derive(Debug)]
 pub(super) struct OutputObservation<'a> {
     pub(super) attempt: AttemptId,
@@ -332,9 +342,9 @@ mod tests {
             number: 1,
             incarnation: Incarnation(Uuid::from_u128(3)),
         };
-        let mut held = SessionAttempts::default();
-        held.insert(re, Some(4_000), (0, 0));
-        (held, SessionId(Uuid::from_u128(4)), re.attempt)
+        let mut attempts = SessionAttempts::default();
+        attempts.insert(re, Some(4_000), (0, 0));
+        (attempts, SessionId(Uuid::from_u128(4)), re.attempt)
     }
 
     fn chunk(
@@ -352,89 +362,100 @@ mod tests {
     }
 
     #[test]
-    fn firsts_are_told_at_once_and_the_rest_is_coalesced_with_its_trailing_edge() {
-        let (mut held, session, attempt) = session_attempts();
+    fn first_output_is_reported_at_once_and_later_output_is_coalesced() {
+        let (mut attempts, session, attempt) = session_attempts();
         let at = MonotonicTime(1_000);
         assert!(
-            held.note_output(
-                session,
-                chunk(attempt, OutputSignal::BeforePrompt, "", 5),
-                at
-            )
-            .is_some(),
-            "what it says of itself"
+            attempts
+                .note_output(
+                    session,
+                    chunk(attempt, OutputSignal::BeforePrompt, "", 5),
+                    at
+                )
+                .is_some(),
+            "the first output before the prompt"
         );
         assert!(
-            held.note_output(session, chunk(attempt, OutputSignal::Event, "", 10), at)
+            attempts
+                .note_output(session, chunk(attempt, OutputSignal::Event, "", 10), at)
                 .is_some(),
             "the first output"
         );
         assert!(
-            held.note_output(
-                session,
-                chunk(attempt, OutputSignal::VisibleEvent, "", 20),
-                at
-            )
-            .is_some(),
-            "the first visible"
-        );
-        assert!(
-            held.note_output(session, chunk(attempt, OutputSignal::Event, "t1", 30), at)
+            attempts
+                .note_output(
+                    session,
+                    chunk(attempt, OutputSignal::VisibleEvent, "", 20),
+                    at
+                )
                 .is_some(),
-            "a tool's first"
+            "the first visible output"
         );
         assert!(
-            held.note_output(
-                session,
-                chunk(attempt, OutputSignal::VisibleEvent, "t1", 40),
-                at
-            )
-            .is_none()
+            attempts
+                .note_output(session, chunk(attempt, OutputSignal::Event, "t1", 30), at)
+                .is_some(),
+            "the first output of a tool"
         );
         assert!(
-            held.note_output(
-                session,
-                chunk(attempt, OutputSignal::VisibleEvent, "", 50),
-                at + 400
-            )
-            .is_none()
+            attempts
+                .note_output(
+                    session,
+                    chunk(attempt, OutputSignal::VisibleEvent, "t1", 40),
+                    at
+                )
+                .is_none()
+        );
+        assert!(
+            attempts
+                .note_output(
+                    session,
+                    chunk(attempt, OutputSignal::VisibleEvent, "", 50),
+                    at + 400
+                )
+                .is_none()
         );
         assert_eq!(
-            held.next_flush(),
+            attempts.next_flush(),
             Some(at + 500),
             "an eighth of the idle limit"
         );
-        assert!(held.flush_due(session, at + 499).is_empty());
-        let flushed = held.flush_due(session, at + 500);
+        assert!(attempts.flush_due(session, at + 499).is_empty());
+        let flushed = attempts.flush_due(session, at + 500);
         assert_eq!(
             (flushed[0].output_end, flushed[0].signal),
             (50, OutputSignal::VisibleEvent)
         );
         assert_eq!(&*flushed[0].tools[0], "t1");
-        assert_eq!(held.next_flush(), None);
+        assert_eq!(attempts.next_flush(), None);
     }
 
     #[test]
-    fn an_acknowledged_last_word_frees_the_place_and_foreign_refs_are_not_held() {
-        let (mut held, _, attempt) = session_attempts();
-        let mut foreign = held.attempts[&attempt].frame_ref;
-        assert!(held.contains_ref(&foreign));
+    fn an_acknowledged_final_frame_removes_its_attempt() {
+        let (mut attempts, _, attempt) = session_attempts();
+        let mut foreign = attempts.attempts[&attempt].frame_ref;
+        assert!(attempts.contains_ref(&foreign));
         foreign.number = 2;
-        assert!(!held.contains_ref(&foreign));
-        held.note_final_frame(attempt, 5);
+        assert!(!attempts.contains_ref(&foreign));
+        attempts.note_final_frame(attempt, 5);
         assert_eq!(
-            held.ack_control(attempt, 4).map(|acked| acked.control_seq),
+            attempts
+                .ack_control(attempt, 4)
+                .map(|acked| acked.control_seq),
             Some(4)
         );
         assert_eq!(
-            held.ack_offset(attempt, 9).map(|acked| acked.offset),
+            attempts.ack_offset(attempt, 9).map(|acked| acked.offset),
             Some(9)
         );
-        assert!(held.ack_offset(attempt, 9).is_none(), "nothing new to say");
+        assert!(
+            attempts.ack_offset(attempt, 9).is_none(),
+            "an old offset needs no new acknowledgement"
+        );
         assert_eq!(
-            held.ack_control(attempt, 5).map(|acked| acked.offset),
+            attempts.ack_control(attempt, 5).map(|acked| acked.offset),
             Some(9)
         );
-        assert!(held.ack_control(attempt, 5).is_none());
+        assert!(attempts.ack_control(attempt, 5).is_none());
     }
 }

@@ -1,5 +1,6 @@
-//! What a newer daemon says and this version does not know. It is counted, so that operators see it, and has no effect
-//! but the one that its message's description gives: an unknown frame is ignored, an unknown number is the enum's zero.
+//! Counts frames and enum values of a newer daemon that this version does not have, so that
+//! operators see them. An unknown frame is ignored, and an unknown number counts as the zero
+//! value of its enum.
 
 use baton_proto::v1;
 use baton_proto::v1::attempt_frame::Body;
@@ -29,7 +30,8 @@ pub(super) fn count_in_hello(telemetry: &Telemetry, hello: &v1::Hello) {
     }
 }
 
-/// A control frame with an unknown body or phase reaches the core, which counts it with its number.
+/// Counts unknown values in an attempt frame. A control frame with an unknown body or phase is
+/// counted by the core.
 fn count_in_body(telemetry: &Telemetry, attempt: &v1::AttemptFrame) {
     match &attempt.body {
         None if attempt.control_seq == 0 => telemetry.count_unknown_frame(),

@@ -1,7 +1,8 @@
-//! What is inside an attempt's span: its stages one after the other, its tool calls, its waits for a person.
+//! Spans within an attempt: its stages, its tool calls and its waits for a person.
 //!
-//! Stages come from the attempt's own times and have no gap between them; tool calls and waits come from the
-//! timeline, which is bounded, so that a very long attempt shows only its newest ones.
+//! Stages come from the attempt's own times and follow each other without a gap. Tool calls and
+//! waits come from the timeline, which is bounded, so a very long attempt shows only the newest
+//! of them.
 
 use baton_core::record::{AttemptEnd, AttemptRecord, InputKind, TimelineEvent, TimelineEventKind};
 use baton_core::time::WallTime;
@@ -13,14 +14,14 @@ use sha2::{Digest, Sha256};
 use super::span_names;
 use super::spans::{SpanShape, TaskTrace, span_status, text_attribute};
 
-/// In order. Each lasts until the next one that began.
+/// The stages of an attempt, in order. Each lasts until the next stage that began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AttemptStage {
-    /// Waits for a daemon with a free slot.
+    /// The attempt waits for a daemon with a free slot.
     Queue,
-    /// Offered; the daemon has not answered.
+    /// The attempt is offered and the daemon has not answered.
     Accept,
-    /// From the daemon's yes to the agent's process.
+    /// From the acceptance by the daemon to the start of the agent's process.
     ProcessStart,
     PromptWrite,
     FirstEvent,
@@ -63,7 +64,7 @@ impl AttemptStage {
         }
     }
 
-    /// None for a stage that the attempt skipped or never came to.
+    /// `None` for a stage that the attempt skipped or did not reach.
     fn began(self, attempt: &AttemptRecord) -> Option<WallTime> {
         let times = &attempt.stage_times;
         match self {
@@ -149,7 +150,8 @@ fn append_stages(
         .into_iter()
         .filter_map(|stage| Some((stage, stage.began(attempt)?)))
         .collect();
-    // What failed is the stage that did not get to its successor, not the cleanup that came of it.
+    // The error belongs to the last stage before the cleanup, not to the cleanup that followed
+    // it.
     let reached = began
         .iter()
         .rev()
@@ -244,7 +246,8 @@ fn is_finish(kind: &TimelineEventKind, tool: &str) -> bool {
     matches!(kind, TimelineEventKind::ToolFinished { id } if **id == *tool)
 }
 
-/// The wait is over when a person has answered, even if the daemon gets the answer later.
+/// Whether the event ends the wait for an input. The wait ends with the answer, even if the
+/// daemon gets it later.
 fn is_answer(kind: &TimelineEventKind, wanted: baton_core::ids::InputId) -> bool {
     matches!(
         kind,
@@ -252,7 +255,7 @@ fn is_answer(kind: &TimelineEventKind, wanted: baton_core::ids::InputId) -> bool
     )
 }
 
-/// Always the same for the same part of the same attempt, so nothing but the attempt's own id has to be stored.
+/// A span id derived from the attempt's span id, so that only that id has to be stored.
 fn span_id(attempt: &AttemptRecord, part: &str, revision: u64) -> [u8; 8] {
     let digest = Sha256::new()
         .chain_update(attempt.span_id)
@@ -261,6 +264,6 @@ fn span_id(attempt: &AttemptRecord, part: &str, revision: u64) -> [u8; 8] {
         .finalize();
     let mut id = [0; 8];
     id.copy_from_slice(&digest[..8]);
-    id[7] |= 1; // All zero would mean none.
+    id[7] |= 1; // An id of zeros would be invalid.
     id
 }

@@ -1,7 +1,9 @@
-//! Where spans go: the `--otlp` flag and the standard OTEL_* variables, resolved once at start.
+//! The OTLP collector that receives spans, resolved once at start from `--otlp` and the
+//! standard OTEL_* variables.
 //!
-//! Off unless an endpoint is named. Headers, timeout and compression are read from the environment by the exporter
-//! itself; what is here is what it cannot know: whether to export at all, which roots to trust, what we are called.
+//! The export is off unless an endpoint is named. The exporter itself reads headers, timeout
+//! and compression from the environment. This module decides whether to export at all, which
+//! root certificates to trust, and the service name.
 
 use std::path::PathBuf;
 
@@ -13,18 +15,18 @@ use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector
 
 use super::span_names;
 
-/// Where a collector on the same machine listens, by convention.
+/// Conventional address of a collector on the same machine.
 const LOCAL_COLLECTOR: &str = "http://localhost:4317";
 
-/// An OTLP collector that was asked for.
+/// A configured OTLP collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OtlpCollector {
     pub(super) endpoint: String,
-    /// PEM file with roots to trust instead of the machine's.
+    /// PEM file with root certificates to trust instead of those of the machine.
     certificate: Option<PathBuf>,
 }
 
-/// Why spans cannot be exported as asked.
+/// Why spans cannot be exported as configured.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error(
@@ -70,7 +72,8 @@ impl OtlpCollector {
         }))
     }
 
-    /// Connects when the first span is sent. Needs a runtime around it.
+    /// Builds the exporter, which connects when the first span is sent. Must be called in a
+    /// tokio runtime.
     pub(super) fn exporter(&self) -> Result<SpanExporter, TelemetryError> {
         let mut builder = SpanExporter::builder()
             .with_tonic()
@@ -95,7 +98,8 @@ impl OtlpCollector {
     }
 }
 
-/// None when no variable asks for OTLP, or asks for it in a way that is not spoken here.
+/// The variable that configures OTLP, and its endpoint. `None` if no variable does, or if it
+/// requires another protocol than gRPC.
 fn from_environment(variable: &impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
     let exporter = variable("OTEL_TRACES_EXPORTER");
     if exporter.as_deref() == Some("none") {
@@ -117,14 +121,15 @@ fn from_environment(variable: &impl Fn(&str) -> Option<String>) -> Option<(&'sta
     if let Some(protocol) = protocol.filter(|protocol| !protocol.eq_ignore_ascii_case("grpc")) {
         tracing::warn!(
             protocol,
-            "no traces are exported: only OTLP over gRPC is spoken; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc or give --otlp"
+            "no traces are exported: only OTLP over gRPC is supported; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc or use --otlp"
         );
         return None;
     }
     Some((named, with_scheme(endpoint, variable)))
 }
 
-/// The variables, unlike the flag, may leave the scheme out; then another one tells it.
+/// Adds the scheme to an endpoint without one. The variables, unlike the flag, may omit it;
+/// another variable selects it then.
 fn with_scheme(endpoint: String, variable: &impl Fn(&str) -> Option<String>) -> String {
     if endpoint.contains("://") {
         return endpoint;
@@ -145,7 +150,8 @@ fn is_url(endpoint: &str) -> bool {
     })
 }
 
-/// What we are called, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise.
+/// The service name and version, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES replace
+/// them.
 fn resource() -> Resource {
     let own = [
         KeyValue::new("service.name", span_names::SERVICE),
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_exported_unless_somebody_names_a_collector() {
+    fn nothing_is_exported_without_a_configured_collector() {
         let off: &[&[(&str, &str)]] = &[
             &[],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
@@ -201,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_goes_before_the_traces_variable_and_that_before_the_general_one() {
+    fn the_flag_precedes_the_traces_variable_and_the_general_one() {
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces:2");
         let general = ("OTEL_EXPORTER_OTLP_ENDPOINT", "general:3");
         let insecure = ("OTEL_EXPORTER_OTLP_INSECURE", "true");

@@ -1,15 +1,16 @@
-//! Counts of what no record tells, in memory since the start of this process. Cheap: only odd things are counted.
+//! Counters of events that are not visible in any record, in memory since the start of this
+//! process. A lock is enough, because only unusual events are counted.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use baton_core::io::effects::CoreMetric;
 
-/// One number that only rises.
+/// Name of a counter. Counters only increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterKey {
     pub name: &'static str,
-    /// Empty for a counter that has only one.
+    /// Empty for a counter without reasons.
     pub reason: &'static str,
 }
 

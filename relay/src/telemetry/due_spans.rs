@@ -1,4 +1,5 @@
-//! Which spans a newly durable record makes complete. Decided from the record alone, so that a restart forgets nothing.
+//! Decides which spans a newly durable record completes. It uses only the record, so that a
+//! restart loses no span.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use opentelemetry_sdk::trace::SpanData;
 
 use super::spans::TaskTrace;
 
-/// Spans that are complete and not yet built.
+/// Spans that are complete but not yet built.
 #[derive(Debug)]
 pub(super) struct DueSpans {
     spec: Arc<TaskSpec>,
@@ -21,7 +22,8 @@ pub(super) struct DueSpans {
 }
 
 impl DueSpans {
-    /// `began` is when this process did: what ended before it may have been lost with the process that ended it.
+    /// `began` is the start of this process. The spans of attempts that ended earlier may have
+    /// been lost with the previous process, so they are sent again with the span of the task.
     pub(super) fn from_record(
         spec: &Arc<TaskSpec>,
         record: &Arc<TaskRecord>,
@@ -67,7 +69,8 @@ fn ended_attempts(events: &[Arc<TimelineEvent>]) -> impl Iterator<Item = Attempt
         .filter_map(|event| event.attempt)
 }
 
-/// An adopted late result is a second end of the same attempt, and the one that counts.
+/// Whether the event ends an attempt. An adopted late result is a second end, which replaces
+/// the first.
 fn is_attempt_end(kind: &TimelineEventKind) -> bool {
     matches!(
         kind,
@@ -75,23 +78,23 @@ fn is_attempt_end(kind: &TimelineEventKind) -> bool {
     )
 }
 
-/// It is over now and was not before these events, or is over in another way than before.
+/// Whether these events ended the task, or replaced its earlier end.
 fn task_ended(record: &TaskRecord, events: &[Arc<TimelineEvent>]) -> bool {
     let Some(first) = events.first() else {
         return false;
     };
     let mut newest_first = record.timeline.events.iter().rev();
     let before = newest_first.find(|event| event.revision < first.revision);
-    let was_over = before.is_some_and(|event| event.task_state.is_terminal());
+    let was_terminal = before.is_some_and(|event| event.task_state.is_terminal());
     let adopted = events
         .iter()
         .any(|event| event.kind == TimelineEventKind::AdoptedLate);
-    record.state.is_terminal() && (!was_over || adopted)
+    record.state.is_terminal() && (!was_terminal || adopted)
 }
 
 fn ended_before(record: &TaskRecord, began: WallTime) -> impl Iterator<Item = AttemptId> {
-    let early = move |ended: WallTime| ended < began;
+    let is_earlier = move |ended: WallTime| ended < began;
     let ended = record.attempts.iter();
-    let ended = ended.filter(move |attempt| attempt.stage_times.ended.is_some_and(early));
+    let ended = ended.filter(move |attempt| attempt.stage_times.ended.is_some_and(is_earlier));
     ended.map(|attempt| attempt.id)
 }

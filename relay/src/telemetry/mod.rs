@@ -1,7 +1,8 @@
-//! What operators see of the relay's work: counters of odd things, and one trace per task.
+//! Telemetry of the relay: counters of unusual events, and one trace per task.
 //!
-//! Spans are built from durable records only, after their commit, so that a restart loses no trace. The dispatcher
-//! hands a record over and goes on: it never waits for a collector, and pays nothing when there is none.
+//! Spans are built only from durable records, after their commit, so that a restart loses no
+//! trace. The dispatcher hands a record over and goes on. It never waits for a collector, and
+//! there is no cost without one.
 
 mod attempt_stages;
 mod collector;
@@ -38,11 +39,12 @@ use span_export::SpanExportWorker;
 use crate::clock::RelayClock;
 use crate::lookup_counter::LookupCounter;
 
-/// Records on their way to the export task, which takes them as quickly as it can build spans. Full: the record's
-/// spans are dropped and counted, since the dispatcher may not wait.
+/// Size of the queue of records to the export task. When it is full, the spans of a record are
+/// dropped and counted, because the dispatcher must not wait.
 const RECORD_QUEUE: usize = 4_096;
 
-/// Where the dispatcher reports. Clones share it. The default one counts and exports nothing.
+/// Receives the reports of the dispatcher. Clones share it. The default one counts, and exports
+/// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
     counters: Arc<CounterTable>,
@@ -60,7 +62,8 @@ struct SpanExport {
 }
 
 impl Telemetry {
-    /// Exports to `otlp`, or to what the OTEL_* variables name, or not at all. Needs a runtime around it.
+    /// Exports to `otlp`, or to the collector of the OTEL_* variables, or not at all. Must be
+    /// called in a tokio runtime.
     pub fn start(otlp: Option<&str>, clock: &RelayClock) -> Result<Self, TelemetryError> {
         match OtlpCollector::resolve(otlp, |name| std::env::var(name).ok())? {
             Some(collector) => {
@@ -97,7 +100,7 @@ impl Telemetry {
         }
     }
 
-    /// Things that no record tells.
+    /// Counts core events that are not visible in any record.
     pub(crate) fn add_counts(&self, counts: &[CoreMetric]) {
         for count in counts {
             self.counters.add_count(count);
@@ -105,27 +108,27 @@ impl Telemetry {
         }
     }
 
-    /// Stored records that cannot be read, each once.
+    /// Counts stored records that cannot be read. Each record is counted once.
     pub(crate) fn count_unreadable(&self, records: u64) {
         self.counters.add("unreadable_records", "", records);
     }
 
-    /// A daemon sent a frame of a newer protocol.
+    /// Counts a frame of a newer protocol.
     pub(crate) fn count_unknown_frame(&self) {
         self.counters.add("unknown_frames", "", 1);
     }
 
-    /// A daemon sent a number that this version's enum does not have.
+    /// Counts a number from a daemon that this version's enum does not have.
     pub(crate) fn count_unknown_value(&self, of: &'static str) {
         self.counters.add("unknown_values", of, 1);
     }
 
-    /// Something that happened outside the core.
+    /// Counts an event outside the core.
     pub(crate) fn add(&self, name: &'static str, reason: &'static str, amount: u64) {
         self.counters.add(name, reason, amount);
     }
 
-    /// A task's record as it became durable, with the events that are new in it.
+    /// Reports a task record that became durable, with its new events.
     pub(crate) fn record_published(
         &self,
         spec: &Arc<TaskSpec>,
@@ -145,21 +148,23 @@ impl Telemetry {
         }
     }
 
-    /// What was counted since this process began.
+    /// All counters since the start of this process.
     pub fn snapshot(&self) -> BTreeMap<CounterKey, u64> {
         let mut counted = self.counters.snapshot();
         let name = "look_ups";
-        let looked = self.lookups.totals();
-        counted.extend(looked.map(|(reason, value)| (CounterKey { name, reason }, value)));
+        let lookups = self.lookups.totals();
+        counted.extend(lookups.map(|(reason, value)| (CounterKey { name, reason }, value)));
         counted
     }
 
-    /// Counts what clients' calls look up: too often for a lock.
+    /// Counts lookups of client calls. They are too frequent for the lock of the other
+    /// counters.
     pub(crate) fn lookups(&self) -> &LookupCounter {
         &self.lookups
     }
 
-    /// Sends what waits, for at most `within`. Call it once the dispatcher has ended: later records are not sent.
+    /// Sends the queued spans, for at most `within`. Call it after the dispatcher has ended:
+    /// later records are not sent.
     pub async fn finish(&self, within: Duration) {
         let Some(export) = &self.export else {
             return;
@@ -170,7 +175,9 @@ impl Telemetry {
             .is_err()
         {
             export.worker.abort();
-            tracing::warn!("the collector did not take all spans in time; the rest is lost");
+            tracing::warn!(
+                "the OTLP collector did not accept all spans before the stop; the rest are lost"
+            );
         }
     }
 }

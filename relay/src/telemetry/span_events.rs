@@ -1,4 +1,5 @@
-//! Which timeline events appear inside spans: decisions and odd things. Ordinary progress is what stages show.
+//! Selects the timeline events that appear in spans: decisions and unusual events. Ordinary
+//! progress is visible as stages.
 
 use baton_core::record::{
     AttemptRecord, LifecyclePhase, TaskRecord, TimelineEvent, TimelineEventKind,
@@ -9,7 +10,7 @@ use opentelemetry::trace::Event;
 use super::span_names;
 use super::spans::{number_attribute, system_time};
 
-/// Whose span shows it.
+/// The spans in which an event appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpanEventTarget {
     Task,
@@ -78,7 +79,7 @@ fn target(kind: &TimelineEventKind) -> SpanEventTarget {
         | TimelineEventKind::InputReceived { .. }
         | TimelineEventKind::InputClosed { .. }
         | TimelineEventKind::Ended { .. }
-        // There may be hundreds of them, and the newest is on the task.
+        // There may be hundreds of progress events, and the newest is part of the task.
         | TimelineEventKind::Progress
         | TimelineEventKind::ReceiptArrived => SpanEventTarget::Nowhere,
     }

@@ -1,8 +1,9 @@
-//! The task that turns finished records into spans and sends them, beside the dispatcher and never in its way.
+//! The background task that builds spans from finished records and sends them. It never delays
+//! the dispatcher.
 //!
-//! Nothing here may block or grow: what does not fit is dropped and counted, and the log says so at most once a
-//! minute. Spans are sent as soon as the last batch is through, so a quick collector gets small batches at once and a
-//! slow one gets large batches.
+//! Its memory is bounded: spans that do not fit are dropped, counted and logged at most once a
+//! minute. A batch is sent as soon as the previous one is through, so a fast collector gets
+//! small batches and a slow one gets large batches.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,9 +21,10 @@ use super::due_spans::DueSpans;
 use super::span_names;
 use crate::clock::RelayClock;
 
-/// Spans of one request: well under the 4 MiB that collectors take by default.
+/// Spans of one request. They stay well below the 4 MiB that collectors accept by default.
 const BATCH_SPANS: usize = 512;
-/// Spans that wait for a slow or absent collector, some tens of MiB; the newest are dropped when it is full.
+/// Spans that wait for a slow or absent collector, some tens of MiB. The newest spans are
+/// dropped when it is full.
 const QUEUE_SPANS: usize = 16 * 1024;
 const LOSS_LOG_INTERVAL_MS: u64 = 60_000;
 
@@ -31,11 +33,11 @@ pub(super) const DROPPED: &str = "spans_dropped";
 
 type ExportFuture<'a> = Pin<Box<dyn Future<Output = OTelSdkResult> + Send + 'a>>;
 
-/// What the task needs besides the exporter.
+/// State of the export task without the exporter.
 #[derive(Debug)]
 pub(super) struct SpanExportWorker {
     pub(super) due: mpsc::Receiver<DueSpans>,
-    /// Cancelled when nothing more will come: what waits is sent, then the task ends.
+    /// Cancelled when no more records follow. The task then sends the queued spans and ends.
     pub(super) finish: CancellationToken,
     pub(super) counters: Arc<CounterTable>,
     pub(super) clock: RelayClock,
@@ -99,7 +101,8 @@ impl SpanExportWorker {
         (batch > 0).then(|| self.queued.drain(..batch).collect())
     }
 
-    /// Taken even when full: a record must not be kept in memory for want of a collector.
+    /// Builds the spans of a record. Records are taken even when the queue is full, so that
+    /// they do not stay in memory while the collector is away.
     fn add_due(&mut self, due: &DueSpans) {
         let mut spans = Vec::new();
         due.build_spans(&self.scope, &mut spans);
@@ -131,7 +134,7 @@ async fn wait_sent(sending: &mut Option<(usize, ExportFuture<'_>)>) -> (usize, O
     }
 }
 
-/// Keeps a collector that is away from filling the log.
+/// Limits the log lines about lost spans while the collector is away.
 #[derive(Debug, Default)]
 struct LossNotices {
     last: Option<MonotonicTime>,
@@ -151,7 +154,7 @@ impl LossNotices {
         tracing::warn!(
             dropped,
             why,
-            "spans are lost; tasks are not affected; check the OTLP collector"
+            "spans were dropped; tasks are not affected; check the OTLP collector"
         );
     }
 }

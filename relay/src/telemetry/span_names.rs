@@ -1,7 +1,9 @@
-//! Every name that leaves the relay in a span. Names are an interface: dashboards and alerts are built on them.
+//! All names that the relay uses in spans. They are an interface: dashboards and alerts depend
+//! on them.
 //!
-//! Ours begin with `baton.` and use the project's words. The GenAI names are constants of our own, since their
-//! conventions are still in development and the crates that carry them change with every release.
+//! Baton's own names begin with `baton.`. The GenAI names are constants here, because their
+//! conventions are still in development and the crates that define them change with every
+//! release.
 
 pub(super) const SCOPE: &str = "baton";
 pub(super) const SERVICE: &str = "baton-relay";

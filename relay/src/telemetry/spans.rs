@@ -1,8 +1,8 @@
-//! Spans of one task, built from its stored record and from nothing else.
+//! Builds the spans of one task from its stored record and nothing else.
 //!
-//! Pure: no clock, no fresh ids. The same record gives the same spans, so that a span which is sent again after a
-//! restart is a duplicate that backends recognise, and never a second one. Free text (prompt, output, messages) and
-//! whatever a client put into labels or environment stays out.
+//! The functions use no clock and no new ids. The same record gives the same spans, so backends
+//! recognize a span that is sent again after a restart as a duplicate. Free text (prompt,
+//! output, messages), labels and environment of a client are never part of a span.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,26 +21,26 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::{attempt_stages, span_events, span_names};
 
-/// One task's trace: its spans share these.
+/// The trace of one task.
 pub(super) struct TaskTrace<'a> {
     pub(super) spec: &'a TaskSpec,
     pub(super) record: &'a TaskRecord,
     pub(super) scope: &'a InstrumentationScope,
 }
 
-/// What tells one span from the others of its trace.
+/// The part of a span that differs from the other spans of its trace.
 pub(super) struct SpanShape {
     pub(super) name: std::borrow::Cow<'static, str>,
     pub(super) kind: SpanKind,
     pub(super) id: [u8; 8],
-    /// None only for a task whose caller sent no trace.
+    /// `None` only for a task whose caller sent no trace.
     pub(super) parent: Option<[u8; 8]>,
     pub(super) from: WallTime,
     pub(super) to: WallTime,
 }
 
 impl TaskTrace<'_> {
-    /// The root: from submit to the end, under the caller's span if it named one.
+    /// The root span: from submit to the end, under the caller's span if there is one.
     pub(super) fn task(&self) -> SpanData {
         let record = self.record;
         let mut span = self.span(SpanShape {
@@ -62,7 +62,8 @@ impl TaskTrace<'_> {
         span
     }
 
-    /// An attempt that has ended, with its stages, tool calls and waits. Appends nothing for one that has not.
+    /// Appends the spans of an ended attempt, with its stages, tool calls and waits. Appends
+    /// nothing if it has not ended.
     pub(super) fn attempt(&self, id: AttemptId, spans: &mut Vec<SpanData>) {
         let attempt = self.record.attempt(id);
         let Some((attempt, end)) =
@@ -77,7 +78,7 @@ impl TaskTrace<'_> {
     fn attempt_span(&self, attempt: &AttemptRecord, end: &AttemptEnd) -> SpanData {
         let mut span = self.span(SpanShape {
             name: span_names::ATTEMPT_SPAN.into(),
-            // It asks something on another machine.
+            // An attempt is a call to another machine.
             kind: SpanKind::Client,
             id: attempt.span_id,
             parent: Some(self.record.trace.root_span),
@@ -94,7 +95,8 @@ impl TaskTrace<'_> {
         span
     }
 
-    /// N+1 links to N: they are siblings, and the link says which came of which.
+    /// Links an attempt to its predecessor. Both are siblings in the trace, so only the link
+    /// shows the order.
     fn link_to_previous(&self, attempt: &AttemptRecord) -> Option<Link> {
         let previous = self.record.attempt(attempt.previous?)?;
         let context = self.context(previous.span_id);
@@ -110,7 +112,7 @@ impl TaskTrace<'_> {
             span_kind: shape.kind,
             name: shape.name,
             start_time: system_time(shape.from),
-            // The wall clock may have been set back meanwhile; backends refuse a negative duration.
+            // The wall clock may have been set back, and backends refuse a negative duration.
             end_time: system_time(shape.to.max(shape.from)),
             attributes: Vec::new(),
             dropped_attributes_count: 0,
@@ -157,7 +159,7 @@ impl TaskTrace<'_> {
         attributes
     }
 
-    /// On every span below the root, so that each can be found by itself.
+    /// Ids on every span below the root, so that each span can be found on its own.
     pub(super) fn attempt_ids(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
         vec![
             text_attribute(span_names::TASK_ID, self.record.task),
@@ -184,7 +186,7 @@ impl TaskTrace<'_> {
         attributes
     }
 
-    /// The newest attempt's, which is what the task ended with.
+    /// The failure code of the newest attempt, with which the task ended.
     fn failure_code(&self) -> Option<&str> {
         let end = self.record.newest_attempt()?.state.end()?;
         end.failure_code.as_ref().map(|code| code.as_str())
@@ -252,7 +254,8 @@ fn end_attributes(attempt: &AttemptRecord, end: &AttemptEnd) -> Vec<KeyValue> {
     attributes
 }
 
-/// Zero is what an agent that tells nothing leaves behind, so zeros are not sent.
+/// Token usage and cost. An agent that does not report usage leaves zeros, so zeros are not
+/// sent.
 fn usage_attributes(usage: &TokenUsage) -> impl Iterator<Item = KeyValue> {
     let tokens = [
         (span_names::GEN_AI_INPUT_TOKENS, usage.input_tokens),
@@ -281,7 +284,8 @@ pub(super) fn span_status(end: &AttemptEnd) -> Status {
     Status::error(code.unwrap_or(end.state.kind().as_str()).to_owned())
 }
 
-/// A cancel is what somebody wanted, and a released attempt did nothing: neither is an error.
+/// Whether the end counts as an error. A cancel was requested, and a released attempt did
+/// nothing, so neither is an error.
 fn is_attempt_failure(state: EndState) -> bool {
     match state {
         EndState::Failed | EndState::TimedOut | EndState::Lost => true,
@@ -325,7 +329,7 @@ pub(super) fn text_attribute(name: &'static str, value: impl std::fmt::Display) 
     KeyValue::new(name, value.to_string())
 }
 
-/// OpenTelemetry's whole numbers are signed.
+/// An integer attribute. OpenTelemetry integers are signed, so the value is capped.
 pub(super) fn number_attribute(name: &'static str, value: u64) -> KeyValue {
     KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX))
 }

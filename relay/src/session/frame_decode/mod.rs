@@ -1,6 +1,8 @@
-//! Frames of a daemon, from the wire into the core's words. Shape is checked here; meaning is the core's business.
+//! Decodes frames of a daemon from the wire into types of the core. This module checks their
+//! shape; the core checks their meaning.
 //!
-//! A fault names the field, so that whoever writes a daemon learns what to mend; it never ends the stream.
+//! A fault names the field, so that the author of a daemon sees what to fix. It never ends the
+//! stream.
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,7 @@ use super::fault::FrameFault;
 use crate::api::wire;
 use crate::api::wire::enums;
 
-/// Longest text that is kept for people; longer ones are cut at a character.
+/// Longest free text that is stored. Longer text is cut at a character boundary.
 const TEXT_MAX: usize = 4096;
 const NOTE_MAX: usize = 256;
 pub(super) const TOOL_ID_MAX: usize = 256;
@@ -39,7 +41,7 @@ const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
 const ARTIFACTS_MAX: usize = baton_validation::PATHS_MAX;
 
-/// What an attempt-scoped frame is to the session.
+/// The kinds of attempt frames that a session handles differently.
 #[derive(Debug)]
 pub(super) enum DecodedFrame {
     Control(FrameBody),
@@ -57,7 +59,8 @@ pub(super) fn frame_ref(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, Frame
     })
 }
 
-/// A block says why. Checked before anything is looked up, so that a blank one learns nothing.
+/// Checks that a block has a reason. Runs before any lookup, so that the answer to a blank
+/// reason reveals nothing.
 pub(super) fn check_block_reason(body: Option<&Body>) -> Result<(), FrameFault> {
     match body {
         Some(Body::Block(block)) => not_blank("block.reason", &block.reason),
@@ -80,13 +83,13 @@ pub(super) fn lease_token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
     Some(LeaseToken(bytes))
 }
 
-/// What a frame brings along as proof. One of the wrong size is a wrong one, not an absent one.
+/// The lease token of a frame. A token of the wrong size counts as wrong and not as absent.
 pub(super) fn proof(frame: &v1::AttemptFrame) -> Option<LeaseToken> {
     let sent = frame.token.as_ref()?;
     Some(lease_token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
 }
 
-/// How the daemon's machine stands, for display.
+/// The load of the daemon's machine, for display.
 pub(super) fn machine_load(sent: &v1::DaemonLoad) -> MachineLoad {
     MachineLoad {
         memory_available_percent: sent.memory_available_percent,
@@ -96,7 +99,7 @@ pub(super) fn machine_load(sent: &v1::DaemonLoad) -> MachineLoad {
     }
 }
 
-/// What a frame says about the place that its attempt runs in.
+/// The workspace report of a frame.
 pub(super) fn workspace(body: Option<&Body>) -> Option<Box<WorkspaceReport>> {
     let sent = match body? {
         Body::Started(started) => started.workspace.as_ref(),
@@ -129,7 +132,8 @@ pub(super) fn workspace(body: Option<&Body>) -> Option<Box<WorkspaceReport>> {
     }))
 }
 
-/// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.
+/// Decodes a body. `in_lease` is the daemon's claim that a terminal frame was made within the
+/// lease.
 pub(super) fn decode_body(body: Option<Body>, in_lease: bool) -> Result<DecodedFrame, FrameFault> {
     let Some(body) = body else {
         return Ok(DecodedFrame::Control(FrameBody::Unknown));
@@ -190,7 +194,7 @@ pub(super) fn decode_body(body: Option<Body>, in_lease: bool) -> Result<DecodedF
     }))
 }
 
-/// Output bytes that a terminal frame says there are in all.
+/// The total number of output bytes, according to a terminal frame.
 pub(super) fn final_offset(body: &FrameBody) -> Option<u64> {
     match body {
         FrameBody::Completed(done) => Some(done.final_offset),
@@ -220,7 +224,7 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
         message: timeline_note(&sent.message),
         deadline: enums::daemon_timer_from_wire(sent.deadline()),
     };
-    // A number from a newer protocol takes its place in the order and changes nothing.
+    // A phase of a newer protocol consumes its control_seq and changes nothing.
     let Ok(wire) = Wire::try_from(sent.phase) else {
         return Ok(FrameBody::Unknown);
     };
@@ -282,7 +286,7 @@ fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> 
         request.tool_input.len(),
         TOOL_INPUT_MAX,
     )?;
-    // The answer is bound to what was shown, so what is shown must be what the agent will run.
+    // The answer is bound to the digest, so the shown input must be what the agent will run.
     let digest: [u8; 32] = Sha256::digest(&request.tool_input).into();
     if request.tool_input_sha256.as_ref() != digest {
         return Err(FrameFault::DigestMismatch);
@@ -370,7 +374,7 @@ fn termination(sent: Option<&v1::TerminationReceipt>) -> ProcessTermination {
         .exit_code
         .map(ProcessExitStatus::Code)
         .or_else(|| sent.signal.map(ProcessExitStatus::Signal));
-    let words = format!("swept {} beyond the group", sent.swept_processes);
+    let swept = format!("swept {} beyond the group", sent.swept_processes);
     ProcessTermination {
         loss: enums::loss_from_wire(sent.loss()),
         exit,
@@ -378,9 +382,9 @@ fn termination(sent: Option<&v1::TerminationReceipt>) -> ProcessTermination {
         prompt_written: sent.prompt_written,
         cleanup: (sent.killed || sent.swept_processes > 0).then(|| {
             if sent.killed {
-                format!("killed; {words}").into()
+                format!("killed; {swept}").into()
             } else {
-                words.into()
+                swept.into()
             }
         }),
     }
@@ -400,7 +404,7 @@ pub(crate) fn usage(sent: Option<&v1::Usage>) -> TokenUsage {
     }
 }
 
-/// What a holder found at a required path, in a frame or in a request.
+/// What a holder found at the path of a required artifact, in a frame or in a request.
 pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundArtifact {
     FoundArtifact {
         path: clip(&sent.path).into(),
@@ -440,7 +444,8 @@ fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
     }
 }
 
-/// Lists are worked through on the dispatcher's loop, so nobody may send one that is longer than what is kept of it.
+/// Limits the length of a list. Lists are processed on the dispatch loop, so a list may not be
+/// longer than what is stored of it.
 fn check_count(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
     if count <= limit {
         Ok(())
@@ -461,7 +466,7 @@ fn check_size(field: &'static str, size: usize, limit: usize) -> Result<(), Fram
     }
 }
 
-/// The daemon's last words of standard error belong to the message that operators read.
+/// Appends the end of the agent's standard error to the message that operators read.
 fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
     let tail = redaction::redact(tail.trim());
     if tail.is_empty() {
@@ -471,7 +476,8 @@ fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
     sanitized_text(&format!("{message}; stderr: {tail}"))
 }
 
-/// Free words about what happened: without credentials, which go before a cut could halve them.
+/// Free text for display, without secrets. They are redacted before the text is cut, because a
+/// cut could leave half a secret.
 pub(crate) fn sanitized_text(sent: &str) -> Option<Arc<str>> {
     clipped_text(&redaction::redact(sent))
 }
@@ -480,7 +486,7 @@ fn clipped_text(sent: &str) -> Option<Arc<str>> {
     (!sent.is_empty()).then(|| clip(sent).into())
 }
 
-/// A remark in the timeline, which is kept short because the record holds hundreds of them.
+/// A note in the timeline. It is short because a record contains hundreds of them.
 fn timeline_note(sent: &str) -> Option<Arc<str>> {
     let clean = redaction::redact(sent);
     (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())

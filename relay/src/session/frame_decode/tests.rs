@@ -1,5 +1,6 @@
-//! Anything that a daemon can send, through the decoder into a real core: it never panics, what is refused changes nothing, nothing waits
-//! for ever, and every record that comes of it is read back as it was written.
+//! Sends arbitrary frames through the decoder into a real core. It never panics, a refused
+//! frame changes nothing, no task is left without a timer, and every written record can be read
+//! back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ impl IdSource for CountingIdSource {
     }
 }
 
-/// A core with one task whose first attempt is confirmed to the daemon that speaks.
+/// A core with one task whose first attempt is confirmed to the sending daemon.
 struct DecoderFixture {
     core: Core,
     now: ClockReading,
@@ -60,16 +61,16 @@ impl DecoderFixture {
             monotonic: MonotonicTime(1_000_000),
             wall: WallTime(1_800_000_000_000),
         };
-        let mut mint = CountingIdSource(1_000);
-        let (mut core, _) = Core::recover(RecoveredState::default(), config, now, &mut mint);
+        let mut id_source = CountingIdSource(1_000);
+        let (mut core, _) = Core::recover(RecoveredState::default(), config, now, &mut id_source);
         let hello = Box::new(hello());
         let session = SESSION;
         core.handle(
             CoreCommand::SessionOpened { session, hello },
             now,
-            &mut mint,
+            &mut id_source,
         );
-        // It has read Welcome.
+        // The heartbeat shows that the daemon has read Welcome.
         let heartbeat = HeartbeatMessage {
             seq: 1,
             received_ack_seq: None,
@@ -82,7 +83,7 @@ impl DecoderFixture {
         core.handle(
             CoreCommand::Heartbeat { session, heartbeat },
             now,
-            &mut mint,
+            &mut id_source,
         );
         let submit = CoreCommand::Submit(SubmitTask {
             request: RequestId(1),
@@ -91,22 +92,22 @@ impl DecoderFixture {
             digest: [1; 32],
             prior_submission: Ok(None),
         });
-        let effects = core.handle(submit, now, &mut mint);
+        let effects = core.handle(submit, now, &mut id_source);
         let dispatch = dispatch_in(effects).expect("the daemon has room");
-        let mut bench = Self {
+        let mut fixture = Self {
             core,
             now,
-            id_source: mint,
+            id_source,
             dispatch,
             next_seq: 1,
         };
-        let accepted = bench.frame(Some(Body::Accepted(v1::TaskAccepted::default())));
-        let (_, effects) = bench.handle_frame(accepted).expect("a good frame");
+        let accepted = fixture.frame(Some(Body::Accepted(v1::TaskAccepted::default())));
+        let (_, effects) = fixture.handle_frame(accepted).expect("a good frame");
         assert!(!effects.changes.is_empty());
-        bench
+        fixture
     }
 
-    /// A whole frame of this attempt under the next number.
+    /// A complete frame of this attempt with the next control_seq.
     fn frame(&self, body: Option<Body>) -> v1::AttemptFrame {
         let to = &self.dispatch.to;
         v1::AttemptFrame {
@@ -124,7 +125,7 @@ impl DecoderFixture {
         }
     }
 
-    /// As a session does it: decoded, and passed on if it is a control frame.
+    /// Decodes a frame like a session, and passes a control frame to the core.
     fn handle_frame(&mut self, mut frame: v1::AttemptFrame) -> Result<(u64, Effects), FrameFault> {
         let re = frame_ref(frame.r#ref.as_ref())?;
         let control_seq = frame.control_seq;
@@ -192,7 +193,7 @@ fn is_refused(effects: &Effects) -> bool {
     })
 }
 
-/// Every record as the store would have it, read again.
+/// Encodes every written record and checks that it decodes to the same value.
 fn read_back(writes: &[RecordChange]) {
     for write in writes {
         match write {
@@ -213,7 +214,7 @@ fn read_back(writes: &[RecordChange]) {
     }
 }
 
-/// Words as peers send them: ordinary, blank, long, odd.
+/// Text as peers send it: ordinary, blank, long, unusual.
 fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(String::new()),
@@ -252,8 +253,8 @@ fn receipt() -> impl Strategy<Value = Option<v1::TerminationReceipt>> {
 
 fn any_input_request() -> impl Strategy<Value = Body> {
     let permission = (input_id(), any_text(), any_text(), any::<bool>()).prop_map(
-        |(input_id, tool_name, words, fits)| {
-            let tool_input = Bytes::from(words);
+        |(input_id, tool_name, text, fits)| {
+            let tool_input = Bytes::from(text);
             let digest = Sha256::digest(&tool_input);
             Body::PermissionRequest(v1::PermissionRequest {
                 input_id,
@@ -336,20 +337,20 @@ fn any_body() -> impl Strategy<Value = Option<Body>> {
     ]
 }
 
-/// How a frame differs from an honest one.
+/// How a frame differs from a correct one.
 #[derive(Clone, Debug)]
 enum FrameTampering {
-    Honest,
+    Correct,
     Number(u64),
     Token(Vec<u8>),
     Foreign(u8),
-    /// Bytes on the wire that are not those which were sent.
+    /// Some bytes are changed on the wire.
     Bytes(Vec<(Index, u8)>),
 }
 
 fn any_tampering() -> impl Strategy<Value = FrameTampering> {
     prop_oneof![
-        6 => Just(FrameTampering::Honest),
+        6 => Just(FrameTampering::Correct),
         1 => (0..12u64).prop_map(FrameTampering::Number),
         1 => proptest::collection::vec(any::<u8>(), 0..40).prop_map(FrameTampering::Token),
         1 => (0..3u8).prop_map(FrameTampering::Foreign),
@@ -357,10 +358,10 @@ fn any_tampering() -> impl Strategy<Value = FrameTampering> {
     ]
 }
 
-/// None where the bytes are no message any more: the transport ends such a stream.
-fn tampered(mut frame: v1::AttemptFrame, twist: FrameTampering) -> Option<v1::AttemptFrame> {
-    match twist {
-        FrameTampering::Honest => {}
+/// `None` if the bytes no longer decode to a message; the transport ends such a stream.
+fn tampered(mut frame: v1::AttemptFrame, tampering: FrameTampering) -> Option<v1::AttemptFrame> {
+    match tampering {
+        FrameTampering::Correct => {}
         FrameTampering::Number(number) => frame.control_seq = number,
         FrameTampering::Token(bytes) => {
             frame.token = Some(v1::LeaseToken {
@@ -379,8 +380,8 @@ fn tampered(mut frame: v1::AttemptFrame, twist: FrameTampering) -> Option<v1::At
         FrameTampering::Bytes(changes) => {
             let mut bytes = frame.encode_to_vec();
             let length = bytes.len();
-            for (place, by) in changes {
-                bytes[place.index(length)] ^= by;
+            for (position, mask) in changes {
+                bytes[position.index(length)] ^= mask;
             }
             return v1::AttemptFrame::decode(&bytes[..]).ok();
         }
@@ -392,48 +393,48 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_a_daemon_sends_the_core_holds_and_what_is_refused_changes_nothing(
+    fn arbitrary_frames_never_break_the_core_and_refused_ones_change_nothing(
         frames in proptest::collection::vec((any_body(), any_tampering()), 1..25),
     ) {
-        let mut bench = DecoderFixture::new();
-        bench.next_seq = 2;
-        for (body, twist) in frames {
-            let Some(frame) = tampered(bench.frame(body), twist) else {
+        let mut fixture = DecoderFixture::new();
+        fixture.next_seq = 2;
+        for (body, tampering) in frames {
+            let Some(frame) = tampered(fixture.frame(body), tampering) else {
                 continue;
             };
-            let Ok((seq, effects)) = bench.handle_frame(frame) else {
+            let Ok((seq, effects)) = fixture.handle_frame(frame) else {
                 continue;
             };
             if is_refused(&effects) {
-                prop_assert!(effects.changes.is_empty(), "refused, and wrote {:?}", effects.changes);
-            } else if seq == bench.next_seq {
-                bench.next_seq += 1;
+                prop_assert!(effects.changes.is_empty(), "a refused frame wrote {:?}", effects.changes);
+            } else if seq == fixture.next_seq {
+                fixture.next_seq += 1;
             }
             read_back(&effects.changes);
-            prop_assert_eq!(bench.core.find_untimed_task(), None);
-            prop_assert!(bench.core.open_task_count() <= 1);
+            prop_assert_eq!(fixture.core.find_untimed_task(), None);
+            prop_assert!(fixture.core.open_task_count() <= 1);
         }
     }
 }
 
-/// The property would hold of a decoder that refuses everything.
+/// The property above would also hold for a decoder that refuses everything.
 #[test]
-fn an_honest_end_is_heard() {
-    let mut bench = DecoderFixture::new();
-    bench.next_seq = 2;
+fn a_correct_terminal_frame_completes_the_task() {
+    let mut fixture = DecoderFixture::new();
+    fixture.next_seq = 2;
     let receipt = Some(v1::TerminationReceipt {
         exit_code: Some(0),
         group_empty: true,
         ..v1::TerminationReceipt::default()
     });
-    let end = bench.frame(Some(Body::Complete(v1::TaskComplete {
+    let end = fixture.frame(Some(Body::Complete(v1::TaskComplete {
         receipt,
         ..v1::TaskComplete::default()
     })));
-    let (_, effects) = bench.handle_frame(end).unwrap();
+    let (_, effects) = fixture.handle_frame(end).unwrap();
     assert!(matches!(
         effects.changes[..],
         [RecordChange::PutDone(_), ..]
     ));
-    assert_eq!(bench.core.open_task_count(), 0);
+    assert_eq!(fixture.core.open_task_count(), 0);
 }

@@ -1,4 +1,5 @@
-//! A task of two attempts, told as its record tells it: what is built, when it is due, and how it is sent.
+//! Tests with the record of a task with two attempts: which spans are built, when they are due,
+//! and how they are sent.
 
 mod span_export;
 mod trace;
@@ -24,7 +25,7 @@ const SECOND: AttemptId = AttemptId(Uuid::from_u128(0xa2));
 const INPUT: InputId = InputId(Uuid::from_u128(0x17));
 const CALLER: [u8; 8] = [0xca; 8];
 const ROOT: [u8; 8] = [0x10; 8];
-/// Stands in everything that may not leave the relay.
+/// Text of every field that must not appear in a span.
 const PRIVATE: &str = "a private word";
 
 fn wall(ms: u64) -> Option<WallTime> {
@@ -116,7 +117,8 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: AttemptEnd) -> At
     }
 }
 
-/// Was written to and said nothing until its deadline; two seconds later its processes were gone.
+/// An attempt that got its prompt and sent nothing until its deadline. Its processes ended two
+/// seconds later.
 fn timed_out() -> AttemptRecord {
     let times = StageTimes {
         queued: wall(1_000),
@@ -134,7 +136,7 @@ fn timed_out() -> AttemptRecord {
     attempt(FIRST, 1, times, end(EndState::TimedOut, code, 7_170))
 }
 
-/// Ran a tool, asked a person, completed.
+/// An attempt that ran a tool, asked a person and completed.
 fn completed() -> AttemptRecord {
     let times = StageTimes {
         queued: wall(8_000),
@@ -246,7 +248,7 @@ fn events() -> Vec<Arc<TimelineEvent>> {
     (1..).zip(timeline).map(event).collect()
 }
 
-/// The task after all of it.
+/// The completed task.
 fn record() -> TaskRecord {
     let events = events();
     TaskRecord {
@@ -279,7 +281,7 @@ fn record() -> TaskRecord {
     }
 }
 
-/// The task when its first attempt had ended, with the events that were new then.
+/// The task after the end of its first attempt, with the events that were new then.
 fn after_first() -> (TaskRecord, Vec<Arc<TimelineEvent>>) {
     let mut record = record();
     record.state = TaskState::Queued;

@@ -1,4 +1,4 @@
-//! How spans are sent: beside the dispatcher, within bounds.
+//! Tests of the span export: it is bounded and does not delay the dispatcher.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::*;
 use crate::clock::RelayClock;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// A root, two attempts, fifteen parts.
+/// One root, two attempts, fifteen stages, tool calls and waits.
 const SPANS: usize = 18;
 
-/// Takes spans once its gate is open.
+/// An exporter that accepts spans once `open` is cancelled.
 #[derive(Clone, Debug, Default)]
 struct GatedExporter {
     open: CancellationToken,
@@ -42,22 +42,22 @@ fn value(telemetry: &Telemetry, name: &'static str, reason: &'static str) -> u64
 
 #[tokio::test]
 async fn finishing_sends_everything_that_was_published() {
-    let shelf = GatedExporter::default();
-    shelf.open.cancel();
-    let telemetry = Telemetry::with_exporter(shelf.clone(), &RelayClock::system());
+    let exporter = GatedExporter::default();
+    exporter.open.cancel();
+    let telemetry = Telemetry::with_exporter(exporter.clone(), &RelayClock::system());
     for _ in 0..100 {
         publish(&telemetry);
     }
     telemetry.finish(TEST_TIMEOUT).await;
-    assert_eq!(shelf.spans.lock().unwrap().len(), 100 * SPANS);
+    assert_eq!(exporter.spans.lock().unwrap().len(), 100 * SPANS);
     assert_eq!(value(&telemetry, "spans_exported", ""), 100 * SPANS as u64);
 }
 
 #[tokio::test]
-async fn a_stuck_collector_costs_spans_and_never_holds_up_the_dispatcher_or_the_stop() {
-    let shelf = GatedExporter::default();
-    let telemetry = Telemetry::with_exporter(shelf.clone(), &RelayClock::system());
-    // The export task cannot run before this test waits, so the channel is all there is.
+async fn a_stuck_collector_loses_spans_and_delays_neither_dispatch_nor_stop() {
+    let exporter = GatedExporter::default();
+    let telemetry = Telemetry::with_exporter(exporter.clone(), &RelayClock::system());
+    // The export task cannot run before this test awaits, so only the channel takes records.
     for _ in 0..super::super::RECORD_QUEUE + 7 {
         publish(&telemetry);
     }
@@ -70,14 +70,14 @@ async fn a_stuck_collector_costs_spans_and_never_holds_up_the_dispatcher_or_the_
     };
     tokio::time::timeout(TEST_TIMEOUT, overflow)
         .await
-        .expect("what waits is bounded");
+        .expect("the queue of spans is bounded");
 
     telemetry.finish(Duration::from_millis(10)).await;
     assert_eq!(value(&telemetry, "spans_exported", ""), 0);
 }
 
 #[tokio::test]
-async fn without_a_collector_only_odd_things_are_counted() {
+async fn without_a_collector_only_unusual_events_are_counted() {
     let telemetry = Telemetry::default();
     publish(&telemetry);
     telemetry.add_counts(&[

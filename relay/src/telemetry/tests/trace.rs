@@ -1,4 +1,4 @@
-//! What the spans of a record say.
+//! Tests of the spans that are built from a record.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,7 @@ fn span_named<'a>(spans: &'a [SpanData], name: &str, parent: [u8; 8]) -> &'a Spa
         .iter()
         .filter(|span| span.name == name && span.parent_span_id == parent);
     let span = found.next().unwrap_or_else(|| panic!("no {name}"));
-    assert!(found.next().is_none(), "two of {name}");
+    assert!(found.next().is_none(), "two spans named {name}");
     span
 }
 
@@ -49,7 +49,7 @@ fn span_ms(span: &SpanData) -> (u64, u64) {
     (since(span.start_time), since(span.end_time))
 }
 
-fn named_and_when(spans: &[SpanData], parent: [u8; 8]) -> Vec<(String, u64, u64)> {
+fn children_with_times(spans: &[SpanData], parent: [u8; 8]) -> Vec<(String, u64, u64)> {
     let parent = SpanId::from_bytes(parent);
     let children = spans.iter().filter(|span| span.parent_span_id == parent);
     children
@@ -65,7 +65,7 @@ fn expected(stages: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
 }
 
 #[test]
-fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_first() {
+fn attempts_are_siblings_and_the_second_links_to_the_first() {
     let spans = all_spans();
     let trace = TraceId::from_bytes([0xab; 16]);
     assert!(
@@ -77,7 +77,7 @@ fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_
         .iter()
         .map(|span| span.span_context.span_id())
         .collect();
-    assert_eq!(ids.len(), spans.len(), "each span has an id of its own");
+    assert_eq!(ids.len(), spans.len(), "span ids are unique");
 
     let root = span_named(&spans, "baton.task", CALLER);
     assert!(root.parent_span_is_remote);
@@ -136,7 +136,7 @@ fn two_attempts_are_siblings_under_the_callers_span_and_the_second_links_to_the_
 }
 
 #[test]
-fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_error() {
+fn stages_have_no_gaps_and_the_stuck_stage_has_the_error() {
     let spans = all_spans();
     let first = [
         ("baton.queue", 1_000, 1_100),
@@ -146,7 +146,7 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
         ("baton.first_event", 1_160, 5_160),
         ("baton.cleanup", 5_160, 7_160),
     ];
-    assert_eq!(named_and_when(&spans, [1; 8]), expected(&first));
+    assert_eq!(children_with_times(&spans, [1; 8]), expected(&first));
     let stuck = span_named(&spans, "baton.first_event", [1; 8]);
     assert_eq!(stuck.status, Status::error("no_first_event_timeout"));
     assert_eq!(
@@ -165,7 +165,7 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
         ("execute_tool bash", 8_700, 9_900),
         ("baton.input", 9_000, 9_400),
     ];
-    assert_eq!(named_and_when(&spans, [2; 8]), expected(&second));
+    assert_eq!(children_with_times(&spans, [2; 8]), expected(&second));
     let wait = span_named(&spans, "baton.input", [2; 8]);
     assert_eq!(
         attribute(wait, "baton.input.kind"),
@@ -174,7 +174,7 @@ fn stages_follow_each_other_without_a_gap_and_the_one_that_got_stuck_is_the_erro
 }
 
 #[test]
-fn skipped_stages_and_a_clock_that_was_set_back_give_no_odd_span() {
+fn skipped_stages_and_a_clock_set_back_give_no_negative_span() {
     let mut record = record();
     let times = &mut record.attempts[1].stage_times;
     times.agent_started = None;
@@ -188,14 +188,14 @@ fn skipped_stages_and_a_clock_that_was_set_back_give_no_odd_span() {
 }
 
 #[test]
-fn nothing_that_people_or_agents_wrote_leaves_in_a_span() {
+fn spans_contain_no_text_of_people_or_agents() {
     let text = format!("{:?}", all_spans());
     assert!(text.contains("claude"));
     assert!(!text.contains(PRIVATE), "{text}");
 }
 
 #[test]
-fn each_span_is_due_once_and_again_only_if_a_restart_may_have_lost_it() {
+fn a_span_is_sent_again_only_if_a_restart_may_have_lost_it() {
     let names = |spans: &[SpanData]| {
         let mut names: Vec<String> = spans.iter().map(|span| span.name.to_string()).collect();
         names.retain(|name| name == "baton.task" || name == "baton.attempt");
@@ -225,7 +225,7 @@ fn each_span_is_due_once_and_again_only_if_a_restart_may_have_lost_it() {
         .iter()
         .filter(|span| first.contains(span))
         .count();
-    assert_eq!(again, first.len(), "what is sent twice is the same twice");
+    assert_eq!(again, first.len(), "a span that is sent again is identical");
 
     let mut unsampled = record();
     unsampled.trace.sampled = false;
@@ -233,7 +233,7 @@ fn each_span_is_due_once_and_again_only_if_a_restart_may_have_lost_it() {
 }
 
 #[test]
-fn what_comes_after_the_end_is_no_second_end_unless_a_late_result_is_adopted() {
+fn only_an_adopted_late_result_counts_as_a_second_end() {
     let after_the_end = |kind: TimelineEventKind| {
         let mut record = record();
         let last = record.timeline.events.last().unwrap();
