@@ -1,4 +1,5 @@
-//! Compiles `baton/v1/*.proto` without protoc: Rust types, the descriptor set for reflection, and the table of short enum names.
+//! Compiles `baton/v1/*.proto` without protoc into Rust types, the descriptor set for
+//! reflection, and the table of short enum names.
 
 use std::{env, error::Error, fmt::Write as _, fs, path::Path};
 
@@ -35,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut compiler = protox::Compiler::new(["."])?;
     compiler.include_source_info(true).include_imports(true);
     compiler.open_files(FILES)?;
-    // protox's own encoding keeps what prost-types cannot hold.
+    // protox's own encoding keeps parts that prost-types cannot represent.
     fs::write(
         out.join("baton_descriptor.bin"),
         compiler.encode_file_descriptor_set(),
@@ -47,15 +48,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a daemon says and keeps on its own machine. Not part of the wire: no descriptors, no services.
+/// Messages that a daemon exchanges or stores on its own machine. They are not part of the wire
+/// protocol, so they get no descriptors and no services.
 fn generate_worker(out: &Path) -> Result<(), Box<dyn Error>> {
     let files = protox::compile(WORKER_FILES, ["."])?;
     let files = FileDescriptorSet::decode(files.encode_to_vec().as_slice())?;
-    // A place of its own: what is imported from the wire is generated again, and would be written over.
-    let place = out.join("worker");
-    fs::create_dir_all(&place)?;
+    // A separate directory: imported wire messages are generated again and would overwrite the
+    // first output.
+    let worker_dir = out.join("worker");
+    fs::create_dir_all(&worker_dir)?;
     tonic_prost_build::configure()
-        .out_dir(place)
+        .out_dir(worker_dir)
         .bytes(".baton.worker.v1")
         .extern_path(".baton.v1", "crate::v1")
         .compile_fds(files)?;
@@ -67,11 +70,11 @@ fn generate(files: FileDescriptorSet) -> std::io::Result<()> {
     config.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".baton.v1")
-        // Sorted maps encode one way only, so that equal bodies have equal bytes.
+        // Sorted maps have one encoding, so equal bodies have equal bytes.
         .btree_map(".baton.v1")
-        // Written by hand, so that no secret reaches a log through {:?}.
+        // Written by hand, so that no secret reaches a log through `{:?}`.
         .skip_debug([".baton.v1.LeaseToken", ".baton.v1.Secret"])
-        // An rpc that is not built yet answers UNIMPLEMENTED.
+        // An rpc that is not implemented returns UNIMPLEMENTED.
         .generate_default_stubs(true)
         .compile_fds_with_config(files, config)
 }

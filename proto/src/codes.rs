@@ -1,6 +1,7 @@
-//! Failure codes of attempts: stable words, never renamed. PROTOCOL.md says what each means.
+//! Failure codes of attempts. They are stable and never renamed. PROTOCOL.md explains each one.
 //!
-//! The relay's core decides what follows from a code; this file only spells them, for whoever writes frames.
+//! This file only defines the strings, for the code that writes frames. The relay's core
+//! decides what follows from a code.
 
 pub const DELIVERY_FAILED: &str = "delivery_failed";
 pub const NOT_ACCEPTED: &str = "not_accepted";
@@ -37,11 +38,12 @@ pub const CANCELED_BY_OPERATOR: &str = "canceled_by_operator";
 pub const OPERATOR_FORCED: &str = "operator_forced";
 pub const DISPATCH_LIMIT: &str = "dispatch_limit";
 
-/// Longest code, and longest result of an attempt.
+/// Longest code, and longest result of an attempt, in bytes.
 pub const MAX_CODE_BYTES: usize = 64;
 pub const MAX_RESULT_BYTES: usize = 64 * 1024;
 
-/// What relay, daemon or operator say of an attempt. An agent may use any other word of its own failure.
+/// Codes that only relay, daemon or operator may set. An agent may report any other code for
+/// its own failure.
 const RESERVED_CODES: [&str; 23] = [
     RELAY_UNREACHABLE,
     DELIVERY_FAILED,
@@ -68,33 +70,37 @@ const RESERVED_CODES: [&str; 23] = [
     DISPATCH_LIMIT,
 ];
 
-/// Whether an agent may say this of itself; `lease_expired` from its mouth would park a task as lost.
+/// Whether an agent may report this code. An agent that reported `lease_expired` would park its
+/// task as lost.
 pub fn is_allowed_from_agent(code: &str) -> bool {
     !RESERVED_CODES.contains(&code)
 }
 
-/// Machine codes of `FrameRejected` and `CommandResult` that a daemon acts on; every other one it only logs.
+/// Machine codes of `FrameRejected` and `CommandResult` that a daemon acts on. It only logs all
+/// others.
 pub mod refusals {
     /// An earlier control frame is missing: replay from `expected_control_seq`.
     pub const GAP: &str = "gap";
-    /// Output continues elsewhere: replay from the last acknowledged byte.
+    /// Output does not continue at the acknowledged byte: replay from there.
     pub const OUTPUT_GAP: &str = "output_gap";
-    /// The relay knows no such attempt of this daemon.
+    /// The relay has no such attempt for this daemon.
     pub const UNKNOWN_ATTEMPT: &str = "unknown_attempt";
-    /// The relay speaks no common protocol version; it ends the stream with this status, and dialing again is of no use.
+    /// Relay and daemon have no protocol version in common. The relay ends the stream with this
+    /// status, and reconnecting does not help.
     pub const VERSION_UNSUPPORTED: &str = "version_unsupported";
-    /// Required artifacts are missing; the attempt is still leased.
+    /// Required files are missing. The attempt keeps its lease.
     pub const CONTRACT_UNMET: &str = "contract_unmet";
 }
 
-/// Optional parts of the protocol, as Hello and Welcome name them. A side uses a part only when both name it.
+/// Optional parts of the protocol, as Hello and Welcome list them. A side uses a part only if
+/// both list it.
 pub mod features {
-    /// Frames survive the daemon, on disk.
+    /// The daemon stores frames on disk, so they survive its restart.
     pub const OUTBOX: &str = "outbox";
-    /// Processes survive the daemon.
+    /// Agent processes survive a restart of the daemon.
     pub const SHIM: &str = "shim";
-    /// A daemon that restarts on purpose asks for more time.
+    /// The daemon asks for a lease extension before a planned restart.
     pub const LEASE_EXTENSION: &str = "hold";
-    /// What this version speaks.
+    /// All parts that this version implements.
     pub const ALL: [&str; 3] = [OUTBOX, SHIM, LEASE_EXTENSION];
 }

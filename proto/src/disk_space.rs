@@ -1,12 +1,13 @@
-//! How much of its disk a server wants free before it takes more work: one rule for relays and daemons, so that an operator
-//! has to know one. Pure.
+//! The free disk space that a server requires before it accepts more work. Relay and daemon
+//! share one rule, so that operators have only one to learn.
 
-/// A hundredth of the disk, but at least this much: what runs has to finish in it.
+/// The rule is one percent of the disk, but at least this much, so that running work can
+/// finish.
 const MIN_FREE_BYTES: u64 = 64 << 20;
-/// And at most this much: what runs does not need more because the disk is large.
+/// The upper limit: running work does not need more space because the disk is large.
 const MAX_FREE_BYTES: u64 = 512 << 20;
 
-/// Less free space than this, on a disk of `total` bytes, and no new work is taken.
+/// The threshold for a disk of `total` bytes. With less free space, no new work is accepted.
 pub fn low_disk_space_threshold(total: u64) -> u64 {
     (total / 100).clamp(MIN_FREE_BYTES, MAX_FREE_BYTES)
 }
@@ -16,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mark_is_a_hundredth_between_64_and_512_mib() {
+    fn the_threshold_is_one_percent_between_64_and_512_mib() {
         const GIB: u64 = 1 << 30;
         assert_eq!(low_disk_space_threshold(0), 64 << 20);
         assert_eq!(low_disk_space_threshold(GIB), 64 << 20);

@@ -1,6 +1,7 @@
-//! How an `ErrorDetail` travels in a Status: wrapped in `google.rpc.Status`, as every gRPC language expects.
+//! Encodes an `ErrorDetail` into a gRPC status: wrapped in `google.rpc.Status`, as every gRPC
+//! library expects.
 //!
-//! Only packs and unpacks; which error gets which code is the relay's business.
+//! This module only packs and unpacks. The relay decides which error gets which code.
 
 use bytes::Bytes;
 use prost::{Message, Name as _};
@@ -8,7 +9,7 @@ use prost_types::Any;
 
 use crate::v1::ErrorDetail;
 
-/// `google.rpc.Status`, spelled here to spare a crate for one message.
+/// `google.rpc.Status`, defined here to avoid a dependency for one message.
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -34,7 +35,7 @@ pub fn pack_error_detail(code: tonic::Code, message: &str, detail: &ErrorDetail)
     .into()
 }
 
-/// The machine-readable half of an error, if the other side sent one.
+/// The machine-readable part of an error, if the server sent one.
 pub fn unpack_error_detail(status: &tonic::Status) -> Option<ErrorDetail> {
     let packed = RpcStatus::decode(status.details()).ok()?;
     let any = packed

@@ -1,8 +1,13 @@
-//! Messages as JSON for people and scripts: proto-JSON field names (`taskId`), with four simplifications.
+//! Messages as JSON for people and scripts: proto-JSON field names (`taskId`) with four
+//! simplifications.
 //!
-//! Enums are short lower-case words and null when unspecified; 64-bit integers are JSON numbers; timestamps are always there, null
-//! when unset; repeated fields, maps and plain scalars are always there, absent optional fields and messages are not.
-//! Bytes are base64, except the fields that hold text.
+//! - Enums are short lower-case names, and null if unspecified.
+//! - 64-bit integers are JSON numbers.
+//! - Timestamps are always present, and null if unset.
+//! - Repeated fields, maps and plain scalars are always present. Optional fields and messages
+//!   that are absent are left out.
+//!
+//! Bytes are base64, except in fields that contain text.
 
 use std::sync::LazyLock;
 
@@ -16,10 +21,11 @@ use serde_json::{Map, Value};
 use crate::{FILE_DESCRIPTOR_SET, short_name::find_short_name, v1::ENUM_NAMES};
 
 static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build wrote a whole descriptor set")
+    DescriptorPool::decode(FILE_DESCRIPTOR_SET)
+        .expect("the build script wrote a valid descriptor set")
 });
 
-/// Bytes that are text to people: shown as text, with what is not UTF-8 replaced.
+/// Byte fields that contain text. They are shown as text, with invalid UTF-8 replaced.
 const TEXT_FIELDS: [&str; 7] = [
     "baton.v1.OutputChunk.data",
     "baton.v1.Stream.chunk",
@@ -30,7 +36,7 @@ const TEXT_FIELDS: [&str; 7] = [
     "baton.v1.Task.result",
 ];
 
-/// One message of `baton.v1` as a JSON object. A lease token is never shown.
+/// One message of `baton.v1` as a JSON object. Lease tokens are redacted.
 pub fn to_json<M: prost::Message + prost::Name>(message: &M) -> Value {
     let descriptor = DESCRIPTORS
         .get_message_by_name(&M::full_name())
@@ -41,7 +47,7 @@ pub fn to_json<M: prost::Message + prost::Name>(message: &M) -> Value {
     message_to_json(&dynamic)
 }
 
-/// Bytes as text, with what is not UTF-8 replaced.
+/// Bytes as text, with invalid UTF-8 replaced.
 pub fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

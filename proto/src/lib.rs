@@ -1,6 +1,7 @@
-//! The wire protocol `baton.v1`: generated messages and services, their short names, their JSON, and trace context.
+//! The wire protocol `baton.v1`: generated messages and services, short enum names, JSON output
+//! and trace context.
 //!
-//! Owns what travels; decides nothing. PROTOCOL.md beside this crate says what the messages mean.
+//! This crate defines the messages and makes no decisions. PROTOCOL.md describes their meaning.
 
 pub mod codes;
 mod disk_space;
@@ -19,14 +20,15 @@ pub use short_name::{ShortName, UnknownShortName, short_name_of};
 pub use timestamp::{timestamp_from_ms, timestamp_to_ms};
 pub use trace_parent::TraceParent;
 
-/// Version of the protocol that this crate speaks, for Hello and Welcome.
+/// Version of the protocol that this crate implements, sent in Hello and Welcome.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// What both sides of a link decode and encode at most: 2 MiB for the message and a margin for what surrounds the
-/// largest body. With a smaller limit on one side, the same frame would break every stream it is sent on.
+/// The largest message that both sides of a link encode and decode: 2 MiB for the body and a
+/// margin for its envelope. If one side had a smaller limit, the same frame would break every
+/// stream that it is sent on.
 pub const MAX_WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
 
-/// In place of a digest of what an attempt left uncommitted, where nobody could see it.
+/// Replaces the digest of an attempt's uncommitted changes if it could not be computed.
 pub const UNKNOWN_DIGEST: &str = "unknown";
 
 /// Every file of the protocol with its imports and comments, for gRPC reflection.
@@ -39,17 +41,18 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("bato
     clippy::allow_attributes_without_reason,
     clippy::large_enum_variant,
     clippy::too_many_lines,
-    reason = "generated code is not ours to shape"
+    reason = "generated code cannot be changed here"
 )]
 pub mod v1 {
     tonic::include_proto!("baton.v1");
     include!(concat!(env!("OUT_DIR"), "/short_names.rs"));
 }
 
-/// What a daemon says to its shims and keeps on its own disk. Never crosses the network.
+/// Messages between a daemon and its shims, and records on the daemon's disk. They never cross
+/// the network.
 #[expect(
     clippy::large_enum_variant,
-    reason = "generated code is not ours to shape"
+    reason = "generated code cannot be changed here"
 )]
 pub mod worker {
     include!(concat!(env!("OUT_DIR"), "/worker/baton.worker.v1.rs"));

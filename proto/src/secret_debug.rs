@@ -1,4 +1,5 @@
-//! Debug output of messages that hold a secret: says that there is one, never which.
+//! Debug output of messages that contain a secret. It shows that a secret is present but not
+//! its value.
 
 use std::fmt;
 

@@ -1,20 +1,22 @@
-//! Enum values as people see them: short and lower case (`completed`, `needs_attention`).
+//! Short lower-case names of enum values (`completed`, `needs_attention`).
 //!
-//! The names come from the descriptor set at build time; there is no second list to keep in step.
+//! The build script generates them from the descriptor set, so there is no second list to
+//! maintain.
 
 use std::fmt;
 
-/// An enum of the protocol whose values have short names. Implemented for all of them.
+/// An enum of the protocol whose values have short names. Implemented for every enum.
 pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
     /// Number and short name of every value, in the order of the proto file.
     const NAMES: &'static [(i32, &'static str)];
 
     /// E.g. `needs_attention`.
     fn short_name(self) -> &'static str {
-        find_short_name(Self::NAMES, self.into()).expect("the table holds every value of the enum")
+        find_short_name(Self::NAMES, self.into())
+            .expect("the table contains every value of the enum")
     }
 
-    /// Reads a short name. `unspecified` is not a name that people may use.
+    /// Parses a short name. `unspecified` is not accepted.
     fn from_short_name(name: &str) -> Result<Self, UnknownShortName> {
         let found = Self::NAMES
             .iter()
@@ -25,7 +27,7 @@ pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
             .ok_or_else(|| UnknownShortName::new::<Self>(name))
     }
 
-    /// All names that people may use.
+    /// All names that `from_short_name` accepts.
     fn short_names() -> impl Iterator<Item = &'static str> {
         Self::NAMES
             .iter()
@@ -34,7 +36,8 @@ pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
     }
 }
 
-/// Short name of a number that came over the wire; a number that this version does not know is itself the name.
+/// Short name of a number from the wire. A number that this version does not define is shown as
+/// the number.
 pub fn short_name_of<E: ShortName>(number: i32) -> String {
     find_short_name(E::NAMES, number).map_or_else(|| number.to_string(), str::to_owned)
 }
@@ -46,7 +49,7 @@ pub(crate) fn find_short_name(names: &[(i32, &'static str)], number: i32) -> Opt
         .map(|(_, name)| *name)
 }
 
-/// A word that is no value of the enum, with the words that are.
+/// A name that is no value of the enum, with all valid names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownShortName {
     pub given: String,

@@ -1,4 +1,5 @@
-//! Wall times on the wire. For display, retention and credential expiry only; nothing is decided by them.
+//! Wall times on the wire. They are for display, retention and credential expiry only; no lease
+//! or deadline depends on them.
 
 use prost_types::Timestamp;
 
@@ -11,7 +12,7 @@ pub fn timestamp_from_ms(unix_ms: u64) -> Timestamp {
     Timestamp { seconds, nanos }
 }
 
-/// Milliseconds since 1970; times before that are 0, and nonsense nanoseconds count as none.
+/// Milliseconds since 1970. Earlier times become 0, and invalid nanoseconds are clamped.
 pub fn timestamp_to_ms(time: &Timestamp) -> u64 {
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
     let millis = u64::try_from(time.nanos).unwrap_or(0).min(999_999_999) / 1_000_000;

@@ -1,6 +1,6 @@
-//! W3C trace context: the one place that reads and writes `traceparent`.
+//! W3C trace context: the only module that reads and writes `traceparent`.
 //!
-//! An invalid value is never an error: it is as if none had been sent.
+//! An invalid value is not an error. It is treated as if no value had been sent.
 
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ pub struct TraceParent {
 }
 
 impl TraceParent {
-    /// None when either id is all zero, which W3C forbids.
+    /// None if either id is all zero, which W3C forbids.
     pub fn new(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Option<Self> {
         let valid = trace_id != [0; 16] && span_id != [0; 8];
         valid.then_some(Self {
@@ -23,7 +23,8 @@ impl TraceParent {
         })
     }
 
-    /// Reads a header value. Later versions may carry more fields, which are ignored; version 00 may not.
+    /// Parses a header value. Later versions may have more fields, which are ignored. Version
+    /// 00 may not.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
         let [version] = parse_hex::<1>(parts.next()?)?;
@@ -67,7 +68,7 @@ impl fmt::Display for TraceParent {
     }
 }
 
-/// The text was no valid `traceparent`.
+/// The text is not a valid `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidTraceParent;
 

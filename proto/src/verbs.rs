@@ -1,38 +1,39 @@
-//! The verbs of the work with tasks: one table for everybody who offers one. The MCP server makes its tools and what it
-//! tells agents from it, the command line its help lines, the documents their table; the daemon asks it what an agent
-//! inside an attempt may do. A verb that is not here is offered nowhere.
+//! The table of task verbs, for every interface that offers them. The MCP server generates its
+//! tools and their descriptions from it, the command line its help lines, and the documents
+//! their table. The daemon looks up which tools an agent inside an attempt may use. A verb that
+//! is not listed here is not offered anywhere.
 
-/// One verb, on every surface that has it.
+/// One verb with its rpcs, command and tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskVerb {
     pub name: &'static str,
-    /// RPCs of `baton.v1` that carry it out, as Service.Method.
+    /// RPCs of `baton.v1` that implement it, as Service.Method.
     pub rpcs: &'static [&'static str],
-    /// The command of `baton` that people use.
+    /// The command of `baton` for people.
     pub command: Option<&'static str>,
-    /// What agents call.
+    /// The tool for agents.
     pub tool: Option<AgentTool>,
-    /// One line, for help of every kind.
+    /// One line of help, for the command line and for tools.
     pub help: &'static str,
-    /// A reason is required, and checked before anything is looked up.
+    /// A reason is required. It is checked before anything is looked up.
     pub needs_reason: bool,
 }
 
-/// A verb as a tool of agents.
+/// A verb as a tool for agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentTool {
     pub operation: ToolOperation,
     pub name: &'static str,
-    /// Other names that do the same.
+    /// Other names for the same tool.
     pub aliases: &'static [&'static str],
     pub effect: ToolEffect,
-    /// Whether an agent that runs inside a daemon's attempt may use it. There the daemon holds the lease.
+    /// Whether an agent inside a daemon's attempt may use it. There, the daemon has the lease.
     pub allowed_in_attempt: bool,
-    /// Words for the model beyond the help line: when to use it.
+    /// Text for the model in addition to the help line: when to use the tool.
     pub advice: &'static str,
 }
 
-/// What a tool does, for those who carry it out.
+/// The operation that a tool call performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ToolOperation {
     ListBlocked,
@@ -49,12 +50,12 @@ pub enum ToolOperation {
     List,
 }
 
-/// What the worst input to a tool does. Only reading may be repeated without a thought: every other tool acts on the task
-/// that is held at that moment.
+/// The strongest effect that a tool can have. Only read-only tools are safe to repeat, because
+/// every other tool acts on the task whose lease the caller has at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolEffect {
     Reads,
-    /// Takes nothing away that was there.
+    /// Adds something and removes nothing.
     Adds,
     /// Replaces or ends something.
     Replaces,
@@ -146,18 +147,18 @@ pub const VERBS: [TaskVerb; 23] = [
     define_verb(
         "list blocked",
         &["Tasks.ListBlocked"],
-        "List tasks that are parked and wait for somebody, newest block first.",
+        "List parked tasks that wait for a person or another agent, newest block first.",
     )
     .with_command("blocked")
     .with_tool(define_tool(ToolOperation::ListBlocked, "list_blocked_tasks",
         Reads,
         true,
-        "Call it first: prefer to go on with blocked work over beginning something new.",
+        "Call it first: continue blocked work before you begin something new.",
     )),
     define_verb(
         "get blocked",
         &["Tasks.GetBlocked"],
-        "Show one parked task with why it stopped and its last checkpoint.",
+        "Show one parked task with its block reason and last checkpoint.",
     )
     .with_tool(define_tool(ToolOperation::GetBlocked, "get_blocked_task", Reads, true, "")),
     define_verb(
@@ -169,12 +170,12 @@ pub const VERBS: [TaskVerb; 23] = [
     .with_tool(define_tool(ToolOperation::PickUp, "pick_up_task",
         Adds,
         false,
-        "One of several callers wins; the others are told who did.",
+        "If several callers try, one gets the task and the others get an error that names it.",
     )),
     define_verb(
         "start",
         &["Agents.Start"],
-        "Submit a task and hold it, in one step.",
+        "Submit a task and take its lease in one step.",
     )
     .with_tool(define_tool(ToolOperation::Start, "task_start",
         Adds,
@@ -184,38 +185,38 @@ pub const VERBS: [TaskVerb; 23] = [
     define_verb(
         "claim",
         &["Agents.Claim"],
-        "Hold a queued task that agents may claim: a named one, or the first.",
+        "Take the lease of a queued task that agents may claim: by id, or the first one.",
     )
     .with_command("claim")
     .with_tool(define_tool(ToolOperation::Claim, "claim_task", Adds, false, "")),
     define_verb(
         "progress",
         &["Agents.Progress", "Tasks.UpdateProgress"],
-        "Add to what is known of a task's progress: summary, items done and failed, where to go on, evidence.",
+        "Report progress of a task: summary, items done and failed, where to continue, evidence.",
     )
     .with_command("progress")
     .with_tool(
         define_tool(ToolOperation::Progress, "task_progress",
             Replaces,
             true,
-            "Lists grow and keep their newest entries; summary and cursor are replaced.",
+            "Items are added to lists, which keep their newest entries; summary and cursor are replaced.",
         )
         .with_aliases(&["save_task_progress"]),
     ),
     define_verb(
         "checkpoint",
         &["Agents.Checkpoint"],
-        "Write down where the work stands, so that somebody else can go on from there.",
+        "Save the state of the work, so that another agent or a person can continue from there.",
     )
     .with_tool(define_tool(ToolOperation::Checkpoint, "task_checkpoint",
         Replaces,
         true,
-        "Call it at each milestone. The newest fifty are kept.",
+        "Call it at each milestone. The newest 50 are kept.",
     )),
     define_verb(
         "block",
         &["Agents.Block", "Tasks.Block"],
-        "Park a task with a reason: nothing runs, and a person or another agent goes on later.",
+        "Park a task with a reason: it stops running until a person or another agent continues it.",
     )
     .with_reason()
     .with_command("block")
@@ -223,48 +224,48 @@ pub const VERBS: [TaskVerb; 23] = [
         define_tool(ToolOperation::Block, "task_block",
             Replaces,
             true,
-            "Call it before giving up: say what is missing and what would help. The lease is given up.",
+            "Call it before giving up: state what is missing and what would help. The lease is released.",
         )
         .with_aliases(&["task_needs_help"]),
     ),
     define_verb(
         "complete",
         &["Agents.Complete", "Agents.Fail", "Agents.Cancel"],
-        "End the task that is held: completed, failed or canceled.",
+        "End the task that you have the lease of: completed, failed or canceled.",
     )
     .with_tool(define_tool(ToolOperation::Complete, "task_complete",
         Replaces,
         true,
-        "Completing is refused while required files are missing, and names all of them; write them and call again.",
+        "A completion is rejected while required files are missing. The error lists all of them; write them and call again.",
     )),
     define_verb(
         "release",
         &["Agents.Release"],
-        "Give a task back unharmed; it is queued again.",
+        "Return a task without a result; it is queued again.",
     )
     .with_command("release")
     .with_tool(define_tool(ToolOperation::Release, "release_task", Replaces, false, "")),
     define_verb(
         "get",
         &["Tasks.Get"],
-        "Show one task with its attempts, deadlines and what to do next.",
+        "Show one task with its attempts, its deadlines and the next step.",
     )
     .with_command("show")
     .with_tool(define_tool(ToolOperation::Get, "task_get", Reads, true, "")),
     define_verb("list", &["Tasks.List"], "List tasks, newest first.")
         .with_command("tasks")
         .with_tool(define_tool(ToolOperation::List, "task_list", Reads, true, "")),
-    define_verb("cancel", &["Tasks.Cancel"], "Ask for the end of a task.").with_command("cancel"),
+    define_verb("cancel", &["Tasks.Cancel"], "Request the cancellation of a task.").with_command("cancel"),
     define_verb(
         "checkpoints",
         &["Tasks.ListCheckpoints"],
-        "List the milestones of a task, newest first.",
+        "List the checkpoints of a task, newest first.",
     )
     .with_command("checkpoints"),
     define_verb(
         "resume",
         &["Tasks.Resume"],
-        "Send a parked task on, with an answer or further instructions.",
+        "Resume a parked task with an answer or further instructions.",
     )
     .with_reason()
     .with_command("resume"),
@@ -277,20 +278,20 @@ pub const VERBS: [TaskVerb; 23] = [
     define_verb(
         "inspect",
         &["Operator.Inspect"],
-        "Say how one task stands: what is armed, what looks wrong, and what to do next.",
+        "Diagnose one task: armed timers, problems, and the next step.",
     )
     .with_command("inspect"),
     define_verb(
         "retry",
         &["Operator.RetryTask", "Operator.BulkForce"],
-        "Try failed, timed out or lost tasks again.",
+        "Retry failed, timed out or lost tasks.",
     )
     .with_reason()
     .with_command("retry"),
     define_verb(
         "force release",
         &["Operator.ForceRelease", "Operator.BulkForce"],
-        "Take running attempts away from their daemons; the tasks are queued again.",
+        "Revoke running attempts from their daemons; the tasks are queued again.",
     )
     .with_reason()
     .with_command("force-release"),
@@ -311,14 +312,14 @@ pub const VERBS: [TaskVerb; 23] = [
     define_verb(
         "pause",
         &["Operator.Pause"],
-        "Stop new dispatch for tasks, a tenant or all; what runs goes on.",
+        "Stop new dispatches for tasks, a tenant or all; running attempts continue.",
     )
     .with_reason()
     .with_command("pause"),
     define_verb(
         "unpause",
         &["Operator.Unpause"],
-        "Let what was paused go on.",
+        "Resume dispatch after a pause.",
     )
     .with_command("unpause"),
 ];
@@ -335,7 +336,7 @@ pub fn find_tool(name: &str) -> Option<(&'static TaskVerb, &'static AgentTool)> 
     agent_tools().find(|(_, tool)| tool.has_name(name))
 }
 
-/// The table as the documents show it.
+/// The table as the documents contain it.
 pub fn markdown_table() -> String {
     let mut out = String::from(
         "| verb | MCP tool | command | RPC | reads only | may replace or end | inside an attempt | reason |\n\
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_means_one_verb() {
+    fn every_name_belongs_to_one_verb() {
         let names = VERBS.iter().map(|verb| verb.name);
         let commands = VERBS.iter().filter_map(|verb| verb.command);
         let tools =
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_reads_destroys_nothing() {
+    fn a_read_only_tool_is_never_destructive() {
         for (_, tool) in agent_tools() {
             let effect = tool.effect;
             assert!(!(effect.is_read_only() && effect.is_destructive()));
@@ -437,7 +438,7 @@ mod tests {
         let shown = include_str!("../../docs/mcp.md");
         assert!(
             shown.contains(&markdown_table()),
-            "docs/mcp.md must hold this table:\n{}",
+            "docs/mcp.md must contain this table:\n{}",
             markdown_table()
         );
     }

@@ -1,4 +1,5 @@
-//! The protocol is its documentation: nothing in it goes without a comment, and PROTOCOL.md leaves no word out.
+//! The protocol is fully documented: every item has a comment, and PROTOCOL.md mentions every
+//! name and code.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ const PROTOCOL: &str = include_str!("../PROTOCOL.md");
 
 fn own_files() -> Vec<FileDescriptorProto> {
     let set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET)
-        .expect("the build wrote a whole descriptor set");
+        .expect("the build script wrote a valid descriptor set");
     set.file
         .into_iter()
         .filter(|file| file.package() == "baton.v1")
@@ -22,12 +23,12 @@ fn own_files() -> Vec<FileDescriptorProto> {
 }
 
 /// Every (path in the file, readable name) that needs a leading comment.
-fn documented_things(file: &FileDescriptorProto) -> Vec<(Vec<i32>, String)> {
-    let mut things = Vec::new();
+fn documented_items(file: &FileDescriptorProto) -> Vec<(Vec<i32>, String)> {
+    let mut items = Vec::new();
     for (index, service) in (0..).zip(&file.service) {
-        things.push((vec![6, index], service.name().to_owned()));
+        items.push((vec![6, index], service.name().to_owned()));
         let methods = (0..).zip(&service.method);
-        things.extend(methods.map(|(m, method)| {
+        items.extend(methods.map(|(m, method)| {
             (
                 vec![6, index, 2, m],
                 format!("{}.{}", service.name(), method.name()),
@@ -35,28 +36,28 @@ fn documented_things(file: &FileDescriptorProto) -> Vec<(Vec<i32>, String)> {
         }));
     }
     for (index, message) in (0..).zip(&file.message_type) {
-        message_things(&[4, index], message, &mut things);
+        message_items(&[4, index], message, &mut items);
     }
     for (index, values) in (0..).zip(&file.enum_type) {
-        enum_things(&[5, index], values, &mut things);
+        enum_items(&[5, index], values, &mut items);
     }
-    things
+    items
 }
 
-fn message_things(path: &[i32], message: &DescriptorProto, things: &mut Vec<(Vec<i32>, String)>) {
-    things.push((path.to_vec(), message.name().to_owned()));
+fn message_items(path: &[i32], message: &DescriptorProto, items: &mut Vec<(Vec<i32>, String)>) {
+    items.push((path.to_vec(), message.name().to_owned()));
     for (index, field) in (0..).zip(&message.field) {
-        things.push((
+        items.push((
             [path, &[2, index]].concat(),
             format!("{}.{}", message.name(), field.name()),
         ));
     }
 }
 
-fn enum_things(path: &[i32], values: &EnumDescriptorProto, things: &mut Vec<(Vec<i32>, String)>) {
-    things.push((path.to_vec(), values.name().to_owned()));
+fn enum_items(path: &[i32], values: &EnumDescriptorProto, items: &mut Vec<(Vec<i32>, String)>) {
+    items.push((path.to_vec(), values.name().to_owned()));
     for (index, value) in (0..).zip(&values.value) {
-        things.push(([path, &[2, index]].concat(), value.name().to_owned()));
+        items.push(([path, &[2, index]].concat(), value.name().to_owned()));
     }
 }
 
@@ -67,26 +68,26 @@ fn every_service_rpc_message_field_and_enum_value_has_a_comment() {
         let info = file
             .source_code_info
             .as_ref()
-            .expect("comments are kept for reflection");
+            .expect("the descriptor set contains comments for reflection");
         let with_comment = info
             .location
             .iter()
             .filter(|at| !at.leading_comments().trim().is_empty());
         let commented: BTreeSet<&[i32]> = with_comment.map(|at| at.path.as_slice()).collect();
-        let things = documented_things(&file);
-        seen += things.len();
-        let bare: Vec<&String> = things
+        let items = documented_items(&file);
+        seen += items.len();
+        let undocumented: Vec<&String> = items
             .iter()
             .filter(|(path, _)| !commented.contains(path.as_slice()))
             .map(|(_, name)| name)
             .collect();
         assert!(
-            bare.is_empty(),
-            "without a comment in {}: {bare:?}",
+            undocumented.is_empty(),
+            "without a comment in {}: {undocumented:?}",
             file.name()
         );
     }
-    assert!(seen > 900, "only {seen} things were looked at");
+    assert!(seen > 900, "only {seen} items were checked");
 }
 
 #[test]

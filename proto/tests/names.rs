@@ -1,4 +1,4 @@
-//! How messages look to people and scripts: short enum names and the JSON that the CLI prints.
+//! Output for people and scripts: short enum names and the JSON that the CLI prints.
 
 use baton_proto::v1::{
     Attempt, AttemptState, EndedBy, LifecyclePhase, OutputChunk, Role, Task, TaskEvent,
@@ -29,7 +29,7 @@ fn short_names_are_lower_case_and_read_back() {
 }
 
 #[test]
-fn unknown_names_say_what_is_known() {
+fn an_unknown_name_gets_the_list_of_valid_names() {
     let error = TaskState::from_short_name("COMPLETED").unwrap_err();
     assert!(error.to_string().contains("completed"), "{error}");
     assert!(TaskState::from_short_name("unspecified").is_err());
@@ -38,7 +38,7 @@ fn unknown_names_say_what_is_known() {
 }
 
 #[test]
-fn a_task_prints_the_names_that_scripts_rely_on() {
+fn task_json_has_the_fields_that_scripts_rely_on() {
     let attempt = Attempt {
         attempt_id: "a1".into(),
         attempt_number: 1,
@@ -71,13 +71,20 @@ fn a_task_prints_the_names_that_scripts_rely_on() {
     assert_eq!(shown["state"], "failed");
     assert_eq!(shown["labels"], json!({"team": "infra"}));
     assert_eq!(shown["createdAt"], "2023-11-14T22:13:20.500Z");
-    assert_eq!(shown["endedAt"], json!(null), "timestamps are always there");
+    assert_eq!(
+        shown["endedAt"],
+        json!(null),
+        "timestamps are always present"
+    );
     assert_eq!(
         shown["successCriteria"],
         json!([]),
-        "lists are always there"
+        "lists are always present"
     );
-    assert!(shown.get("attention").is_none(), "absent messages are not");
+    assert!(
+        shown.get("attention").is_none(),
+        "absent messages are left out"
+    );
     let attempt = shown["attempts"][0].as_object().unwrap();
     let promised = [
         "attemptId",
@@ -101,12 +108,12 @@ fn a_task_prints_the_names_that_scripts_rely_on() {
     assert_eq!(
         attempt["usage"]["inputTokens"],
         json!(u64::MAX),
-        "64-bit numbers are numbers"
+        "64-bit integers are JSON numbers"
     );
 }
 
 #[test]
-fn an_event_names_attempt_phase_state_and_times() {
+fn event_json_has_attempt_phase_state_and_times() {
     let event = TaskEvent {
         revision: 3,
         kind: TaskEventKind::Phase.into(),
@@ -128,7 +135,7 @@ fn an_event_names_attempt_phase_state_and_times() {
 }
 
 #[test]
-fn output_is_text_in_json_whatever_its_bytes() {
+fn output_bytes_are_text_in_json() {
     let chunk = OutputChunk {
         data: b"caf\xc3\xa9 \xff".as_slice().into(),
         ..Default::default()

@@ -1,4 +1,5 @@
-//! What travels: presence, tolerance of newer peers, secrets, trace context.
+//! Wire compatibility: presence of fields, unknown fields of newer peers, secrets, trace
+//! context.
 
 use baton_proto::v1::{
     AttemptFrame, DaemonFrame, DeadlineProfile, Dispatch, ErrorDetail, LeaseToken, LifecyclePhase,
@@ -14,7 +15,7 @@ fn round_trip<M: Message + Default>(message: &M) -> M {
 }
 
 #[test]
-fn profile_absent_empty_and_partial_stay_three_things() {
+fn absent_empty_and_partial_profiles_stay_distinct() {
     let partial = DeadlineProfile {
         stream_idle_ms: Some(120_000),
         tool_idle_ms: Some(0),
@@ -46,7 +47,7 @@ fn profile_absent_empty_and_partial_stay_three_things() {
 }
 
 #[test]
-fn profile_cases_are_told_apart_in_json_too() {
+fn absent_empty_and_partial_profiles_differ_in_json() {
     let shown = |requested_profile| {
         baton_proto::to_json(&Task {
             requested_profile,
@@ -68,7 +69,8 @@ fn profile_cases_are_told_apart_in_json_too() {
     );
 }
 
-/// What a later version might send: the known frame, an unknown field, and in the frame an unknown enum number.
+/// A message of a later version: a known frame with an unknown field and an unknown enum
+/// number.
 #[test]
 fn unknown_fields_and_enum_numbers_are_tolerated() {
     let lifecycle = TaskLifecycle {
@@ -105,12 +107,12 @@ fn unknown_oneof_arms_leave_the_frame_readable() {
 }
 
 #[test]
-fn malformed_bytes_are_an_error_and_no_panic() {
+fn malformed_bytes_are_an_error_without_a_panic() {
     let mut bytes = Vec::new();
     prost::encoding::bytes::encode(3, &vec![0xff, 0xfe], &mut bytes);
     assert!(
         TaskLifecycle::decode(bytes.as_slice()).is_err(),
-        "a string that is no UTF-8"
+        "a string that is not UTF-8"
     );
     assert!(
         DaemonFrame::decode([0x0a, 0x7f].as_slice()).is_err(),
@@ -119,7 +121,7 @@ fn malformed_bytes_are_an_error_and_no_panic() {
 }
 
 #[test]
-fn secrets_show_in_no_debug_output() {
+fn secrets_are_hidden_in_debug_output() {
     let token = LeaseToken {
         value: b"hush-hush-hush-hush-hush-hush-32".as_slice().into(),
     };

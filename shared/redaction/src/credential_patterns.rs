@@ -1,28 +1,30 @@
-//! What credentials look like. An expression names the part that goes `secret` (without one, all of it goes), what stays
-//! around it `before` and `behind`, and the name of a value `name`.
+//! Regular expressions of credentials. The group `secret` is redacted (without one, the whole
+//! match), `before` and `behind` stay around it, and `name` is the name of an after_equals value.
 
 use std::sync::LazyLock;
 
 use regex_lite::Regex;
 
-/// One shape of a credential.
+/// One kind of credential.
 pub(crate) struct CredentialPattern {
-    /// In lower case; without one of them the text has no such credential, which spares most texts the expression.
+    /// In lower case. A text without any of them cannot contain this credential, so most texts
+    /// skip the expression.
     pub(crate) keywords: &'static [&'static str],
     pub(crate) expression: Regex,
-    /// Of what the expression finds: by the name of a value and the value, without its quotes.
+    /// Decides whether a match is a secret, from the value's name and the value without quotes.
     pub(crate) is_secret: fn(&str, &str) -> bool,
 }
 
-/// Names of secrets, whatever stands before them: `dbPassword`, `MYSQL_PASSWORD`, `x-api-key`, `jwtSecret`.
+/// Names of secrets, with any prefix: `dbPassword`, `MYSQL_PASSWORD`, `x-api-key`, `jwtSecret`.
 const SECRET_NAME_SUFFIXES: &str = "password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|\
     account[_-]?key|signing[_-]?key|encryption[_-]?key|\
     (?:access|refresh|session|auth|bearer|bot|api|github|gitlab|npm|slack|deploy|registry|vault)[_-]?token";
-/// Names that are the end of another word as well.
+/// Names that also end other words, so they only match as a whole.
 const WHOLE_SECRET_NAMES: &str =
     "pwd|id[_-]?token|cookie|credentials?|(?-i:[A-Z0-9_]*[A-Z0-9]_PASS)";
 
-/// A value: in quotes, in quotes that a string within a string escapes, in quotes that were cut off, or up to what ends a word.
+/// A value: in quotes, in escaped quotes (a string within a string), in quotes that were cut
+/// off, or up to the end of the word.
 const VALUE_EXPRESSION: &str = r#"(?:\\"(?:[^"\\]|\\\\(?:\\"|\\\\|[^"\\]))*\\"|\\+"[^"\\]*|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|"[^"\n]*|'[^'\n]*|[^\s,;&"'\\]+)"#;
 
 const SECRET_NAME_KEYWORDS: &[&str] = &[
@@ -38,21 +40,21 @@ const SECRET_NAME_KEYWORDS: &[&str] = &[
 ];
 
 pub(crate) static CREDENTIAL_PATTERNS: LazyLock<Vec<CredentialPattern>> = LazyLock::new(|| {
-    let mut shapes = private_key_blocks();
-    shapes.extend(issued_tokens());
-    shapes.extend(protocol_secrets());
-    shapes.extend(named_values());
-    shapes
+    let mut patterns = private_key_blocks();
+    patterns.extend(issued_tokens());
+    patterns.extend(protocol_secrets());
+    patterns.extend(named_values());
+    patterns
 });
 
 fn credential_pattern(
-    marks: &'static [&'static str],
+    keywords: &'static [&'static str],
     expression: &str,
     is_secret: fn(&str, &str) -> bool,
 ) -> CredentialPattern {
     CredentialPattern {
-        keywords: marks,
-        expression: Regex::new(expression).expect("the shapes are fixed"),
+        keywords,
+        expression: Regex::new(expression).expect("the expressions are constant and valid"),
         is_secret,
     }
 }
@@ -61,7 +63,7 @@ fn always_secret(_: &str, _: &str) -> bool {
     true
 }
 
-/// A block of a private key, also one that was cut short.
+/// A private key block, also one that was cut off.
 fn private_key_blocks() -> Vec<CredentialPattern> {
     let expression = "-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?s:.*?)\
         (?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|$)";
@@ -72,10 +74,11 @@ fn private_key_blocks() -> Vec<CredentialPattern> {
     )]
 }
 
-/// Our own credentials, and what the usual issuers give out.
+/// Baton's own credentials, and those of common issuers.
 fn issued_tokens() -> Vec<CredentialPattern> {
     vec![
-        // A credential begins with an id in hexadecimal; without that it is the name of a button.
+        // A credential begins with a hexadecimal id. Without it, `btn_` is the name of a
+        // button.
         credential_pattern(
             &["btn_"],
             r"\b(?<before>btn_)(?<secret>[0-9a-f]{16}[A-Za-z0-9_-]*)",
@@ -136,7 +139,7 @@ fn issued_tokens() -> Vec<CredentialPattern> {
     ]
 }
 
-/// Where the protocol says that a secret comes next. The scheme and the user stay.
+/// Secrets whose position a protocol defines. The scheme and the user name stay.
 fn protocol_secrets() -> Vec<CredentialPattern> {
     vec![
         credential_pattern(
@@ -168,26 +171,26 @@ fn protocol_secrets() -> Vec<CredentialPattern> {
     ]
 }
 
-/// A value under a secret's name.
+/// Values that are after_equals to the name of a secret.
 fn named_values() -> Vec<CredentialPattern> {
     let name = format!(
         "(?<name>(?:[a-z0-9]+[_.-])*(?:[a-z0-9]*(?:{SECRET_NAME_SUFFIXES})|{WHOLE_SECRET_NAMES}))"
     );
-    let assigned =
+    let after_equals =
         format!(r#"(?i)(?<before>\b{name}\\*["']?\s*=>?\s*)(?<secret>{VALUE_EXPRESSION})"#);
-    // The last part of a path is no name of a value: /etc/passwd: missing.
-    let told = format!(
+    // The last part of a path is not the name of a value: `/etc/passwd: missing`.
+    let after_colon = format!(
         r#"(?i)(?<before>(?:^|[^a-z0-9_/]){name}\\*["']?\s*:=?\s*)(?<secret>{VALUE_EXPRESSION})"#
     );
     vec![
-        credential_pattern(SECRET_NAME_KEYWORDS, &assigned, is_real_value),
-        credential_pattern(SECRET_NAME_KEYWORDS, &told, is_real_value),
+        credential_pattern(SECRET_NAME_KEYWORDS, &after_equals, is_real_value),
+        credential_pattern(SECRET_NAME_KEYWORDS, &after_colon, is_real_value),
     ]
 }
 
-/// Whether a value is more than the word that there is one, or how many.
+/// Whether the value is a secret itself and not a flag, a count or a placeholder.
 fn is_real_value(name: &str, value: &str) -> bool {
-    const SAID: [&str; 10] = [
+    const FLAG_WORDS: [&str; 10] = [
         "true",
         "false",
         "null",
@@ -200,18 +203,21 @@ fn is_real_value(name: &str, value: &str) -> bool {
         "optional",
     ];
     let name = name.to_ascii_lowercase();
-    let counted = name.ends_with("token") && value.bytes().all(|b| b.is_ascii_digit());
-    // The variable of a shell.
-    let place = name.ends_with("pwd") && value.starts_with(['/', '~', '.']);
-    let hidden = value.bytes().all(|b| b == b'*') || value.starts_with("[redacted");
-    !(counted || place || hidden || SAID.contains(&value.to_ascii_lowercase().as_str()))
+    let is_count = name.ends_with("token") && value.bytes().all(|b| b.is_ascii_digit());
+    // The shell variables PWD and OLDPWD.
+    let is_directory = name.ends_with("pwd") && value.starts_with(['/', '~', '.']);
+    let is_placeholder = value.bytes().all(|b| b == b'*') || value.starts_with("[redacted");
+    !(is_count
+        || is_directory
+        || is_placeholder
+        || FLAG_WORDS.contains(&value.to_ascii_lowercase().as_str()))
 }
 
 fn has_digit(text: &str) -> bool {
     text.bytes().any(|b| b.is_ascii_digit())
 }
 
-/// `Bearer authentication`: letters only, and no more than a word has.
+/// Whether the text is a short word of letters only, as in `Bearer authentication`.
 fn is_plain_word(text: &str) -> bool {
     const LONGEST: usize = 20;
     let word = text.trim_end_matches(['.', '-']);

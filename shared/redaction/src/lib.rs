@@ -1,8 +1,9 @@
-//! Takes what looks like a credential out of words that people, agents and programs write about their work. One redactor for
-//! relay and daemon.
+//! Redacts credentials in text that people, agents and programs write about their work. Relay
+//! and daemon use the same redactor.
 //!
-//! Only shapes that are credentials beyond doubt: a key's name must be a whole name, and nothing is taken for being long
-//! and random, or trace ids, digests and token counts would go too.
+//! Only unmistakable patterns are redacted. The name of a key must match as a whole name, and a
+//! value is never redacted for being long and random: that would remove trace ids, digests and
+//! token counts.
 
 mod credential_patterns;
 
@@ -15,39 +16,42 @@ use credential_patterns::{CREDENTIAL_PATTERNS, CredentialPattern};
 
 const REDACTED: &str = "[redacted]";
 
-/// The words without credentials; borrowed where there are none.
-pub fn redact(words: &str) -> Cow<'_, str> {
-    let lower = words.to_ascii_lowercase();
-    let mut clean = Cow::Borrowed(words);
-    for shape in CREDENTIAL_PATTERNS.iter() {
-        let marked = shape.keywords.iter().any(|mark| lower.contains(mark));
-        if marked && contains_secret(shape, &clean) {
-            let gone = shape
+/// The text without credentials. Borrowed if it contains none.
+pub fn redact(text: &str) -> Cow<'_, str> {
+    let lower = text.to_ascii_lowercase();
+    let mut clean = Cow::Borrowed(text);
+    for pattern in CREDENTIAL_PATTERNS.iter() {
+        let has_keyword = pattern
+            .keywords
+            .iter()
+            .any(|keyword| lower.contains(keyword));
+        if has_keyword && contains_secret(pattern, &clean) {
+            let redacted = pattern
                 .expression
-                .replace_all(&clean, |found: &Captures<'_>| redact_match(shape, found));
-            clean = Cow::Owned(gone.into_owned());
+                .replace_all(&clean, |found: &Captures<'_>| redact_match(pattern, found));
+            clean = Cow::Owned(redacted.into_owned());
         }
     }
     clean
 }
 
-fn contains_secret(shape: &CredentialPattern, words: &str) -> bool {
-    let mut found = shape.expression.captures_iter(words);
-    found.any(|found| is_secret(shape, &found))
+fn contains_secret(pattern: &CredentialPattern, text: &str) -> bool {
+    let mut found = pattern.expression.captures_iter(text);
+    found.any(|found| is_secret(pattern, &found))
 }
 
-fn is_secret(shape: &CredentialPattern, found: &Captures<'_>) -> bool {
+fn is_secret(pattern: &CredentialPattern, found: &Captures<'_>) -> bool {
     let secret = found.name("secret").or_else(|| found.get(0));
     let name = found.name("name").map_or("", |name| name.as_str());
     secret.is_some_and(|secret| {
         let value = unquoted(secret.as_str());
-        !value.is_empty() && value != REDACTED && (shape.is_secret)(name, value)
+        !value.is_empty() && value != REDACTED && (pattern.is_secret)(name, value)
     })
 }
 
-/// What stood before and behind the secret stays: it tells a reader what was here.
-fn redact_match(shape: &CredentialPattern, found: &Captures<'_>) -> String {
-    if !is_secret(shape, found) {
+/// The text around the secret stays, so that a reader sees what was removed.
+fn redact_match(pattern: &CredentialPattern, found: &Captures<'_>) -> String {
+    if !is_secret(pattern, found) {
         return found[0].to_owned();
     }
     let part = |name| found.name(name).map_or("", |part| part.as_str());
@@ -58,13 +62,13 @@ fn unquoted(value: &str) -> &str {
     value.trim_matches(['"', '\'', '\\'])
 }
 
-/// In place; says whether something went.
-pub fn redact_in_place(words: &mut Arc<str>) -> bool {
-    match redact(words) {
+/// Redacts in place and returns whether the text changed.
+pub fn redact_in_place(text: &mut Arc<str>) -> bool {
+    match redact(text) {
         Cow::Borrowed(_) => false,
         Cow::Owned(clean) => {
-            let changed = *clean != **words;
-            *words = clean.into();
+            let changed = *clean != **text;
+            *text = clean.into();
             changed
         }
     }

@@ -1,4 +1,5 @@
-//! Both ways: whatever is a credential goes, wherever it stands, and whatever is none stays as it was.
+//! Both directions: every credential is redacted in any context, and everything else stays
+//! unchanged.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -6,7 +7,7 @@ use proptest::sample::select;
 use super::*;
 
 #[test]
-fn credentials_go_wherever_they_stand() {
+fn credentials_are_redacted_in_any_text() {
     let jwt =
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U";
     for secret in [
@@ -28,18 +29,18 @@ fn credentials_go_wherever_they_stand() {
         "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQ\n-----END PGP PRIVATE KEY BLOCK-----",
         "-----BEGIN PRIVATE KEY-----\ncut sho",
     ] {
-        let words = format!("é before {secret} after");
-        let clean = redact(&words);
+        let text = format!("é before {secret} after");
+        let clean = redact(&text);
         assert!(!clean.contains(secret), "{clean}");
         assert!(clean.starts_with("é before [redacted]"), "{clean}");
     }
 }
 
 #[test]
-fn what_stands_around_a_credential_stays() {
-    for (words, clean) in [
+fn text_around_a_credential_stays() {
+    for (text, clean) in [
         ("password=hunter2 next", "password=[redacted] next"),
-        ("DB_PASSWORD: 'two words'; x", "DB_PASSWORD: [redacted]; x"),
+        ("DB_PASSWORD: 'two text'; x", "DB_PASSWORD: [redacted]; x"),
         ("dbPassword: hunter2, x", "dbPassword: [redacted], x"),
         ("DB_PASS=hunter2", "DB_PASS=[redacted]"),
         (
@@ -100,13 +101,13 @@ fn what_stands_around_a_credential_stays() {
         ("btn_0123456789abcdefXY", "btn_[redacted]"),
         ("rlt_AAAAAAAAAAAAAAAAAAAA\nend", "rlt_[redacted]\nend"),
     ] {
-        assert_eq!(redact(words), clean);
+        assert_eq!(redact(text), clean);
     }
 }
 
 #[test]
 fn ids_digests_counts_and_names_stay() {
-    for words in [
+    for text in [
         "trace 4bf92f3577b34da6a3ce929d0e0e4736 span 00f067aa0ba902b7",
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -131,15 +132,15 @@ fn ids_digests_counts_and_names_stay() {
         "password=******** secret: [redacted]",
     ] {
         assert!(
-            matches!(redact(words), Cow::Borrowed(_)),
-            "{words}: {}",
-            redact(words)
+            matches!(redact(text), Cow::Borrowed(_)),
+            "{text}: {}",
+            redact(text)
         );
     }
 }
 
 #[test]
-fn what_was_cleaned_once_stays_as_it_is() {
+fn redacting_twice_changes_nothing() {
     let once = redact(
         "password=hunter2 Bearer abcdefgh12 btn_0123456789abcdefXY https://a:b@c/ {\"secret\":\"x\"}",
     );
@@ -184,7 +185,7 @@ fn camel(name: &str) -> String {
     })
 }
 
-/// How a name and its value stand in a text.
+/// A name and its value in one of several syntaxes.
 fn place_secret(name: &str, value: &str, how: u8) -> String {
     match how {
         0 => format!("{name}={value}"),
@@ -198,7 +199,7 @@ fn place_secret(name: &str, value: &str, how: u8) -> String {
     }
 }
 
-/// Words, numbers, ids and digests, as they stand in reports.
+/// Words, numbers, ids and digests as reports contain them.
 fn ordinary_text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z]{1,12}",
@@ -219,42 +220,42 @@ fn ordinary_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_value_under_a_secrets_name_goes_however_it_stands(
+    fn a_value_named_as_a_secret_is_redacted_in_any_syntax(
         name in secret_name(),
         value in "[A-Za-z0-9+/!#%]{4,12}[G-Z][0-9]{4}x",
         how in 0..8_u8,
         before in ordinary_text(),
     ) {
-        let words = format!("{before} {} end", place_secret(&name, &value, how));
-        let clean = redact(&words);
-        prop_assert!(!clean.contains(&value), "{words} -> {clean}");
+        let text = format!("{before} {} end", place_secret(&name, &value, how));
+        let clean = redact(&text);
+        prop_assert!(!clean.contains(&value), "{text} -> {clean}");
         prop_assert!(clean.contains(&name) && clean.starts_with(&before), "{clean}");
         prop_assert!(clean.ends_with(" end"), "{clean}");
         prop_assert_eq!(redact(&clean), clean.clone());
     }
 
     #[test]
-    fn a_password_in_an_address_goes(
+    fn a_password_in_a_url_is_redacted(
         scheme in select(vec!["https", "postgres", "amqp", "mongodb+srv", "redis"]),
         user in "[a-z]{0,6}",
         value in "[A-Za-z0-9!#%:.-]{3,12}[G-Z][0-9]{3}x",
     ) {
-        let words = format!("see {scheme}://{user}:{value}@db.example:5432/x?y=1 end");
-        let clean = redact(&words);
+        let text = format!("see {scheme}://{user}:{value}@db.example:5432/x?y=1 end");
+        let clean = redact(&text);
         let left = format!("see {scheme}://{user}:[redacted]@db.example:5432/x?y=1 end");
         prop_assert_eq!(clean, left);
     }
 
     #[test]
-    fn ordinary_words_stay(parts in proptest::collection::vec(ordinary_text(), 1..12)) {
-        let words = parts.join(" ");
-        let clean = redact(&words);
-        prop_assert!(matches!(clean, Cow::Borrowed(_)), "{words} -> {clean}");
+    fn ordinary_text_stays(parts in proptest::collection::vec(ordinary_text(), 1..12)) {
+        let text = parts.join(" ");
+        let clean = redact(&text);
+        prop_assert!(matches!(clean, Cow::Borrowed(_)), "{text} -> {clean}");
     }
 
     #[test]
-    fn no_text_is_too_strange(words in "\\PC{0,64}(password|Bearer |\\\\\"secret\\\\\":|://a:)\\PC{0,64}") {
-        let once = redact(&words).into_owned();
+    fn redaction_of_any_text_is_idempotent(text in "\\PC{0,64}(password|Bearer |\\\\\"secret\\\\\":|://a:)\\PC{0,64}") {
+        let once = redact(&text).into_owned();
         prop_assert_eq!(redact(&once), once.clone());
     }
 }

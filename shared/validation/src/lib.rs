@@ -1,7 +1,9 @@
-//! The completion contract: which files a task may ask for, and when what was found is what was asked for. Pure, and one
-//! truth: Submit and the daemon check paths by it, the relay judges by it in the commit that completes, and whoever
-//! wants to know beforehand asks the same function. Beside it stand the bounds of all that clients say, for the same
-//! reason.
+//! Validation rules that relay, daemon and command line share: which files a completion
+//! contract may require, whether receipts meet it, and the limits of every request field.
+//!
+//! The functions are pure. Submit and the daemon check paths with them, the relay decides with
+//! them in the commit that completes a task, and a client that checks in advance gets the same
+//! result.
 
 pub mod limits;
 mod required_files;

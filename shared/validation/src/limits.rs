@@ -1,9 +1,10 @@
-//! How much of everything a client may say. One truth: the relay refuses by these, and what a client is shown before it asks
-//! (the schemas of agents' tools) is made from them.
+//! Limits of the fields that clients send. The relay rejects requests with these values, and
+//! the schemas of the agents' tools are generated from them, so both agree.
 
 use std::fmt;
 
-/// How much text a field takes: bytes of UTF-8 where machines read it, characters where people do.
+/// The length limit of a text field: bytes of UTF-8 for fields that machines read, characters
+/// for fields that people read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextLimit {
     Bytes(usize),
@@ -14,12 +15,13 @@ impl TextLimit {
     pub fn allows(self, text: &str) -> bool {
         match self {
             TextLimit::Bytes(limit) => text.len() <= limit,
-            // A character has at most four bytes, so most texts need no counting.
+            // A text has at least as many bytes as characters, so most texts need no counting.
             TextLimit::Chars(limit) => text.len() <= limit || text.chars().count() <= limit,
         }
     }
 
-    /// The number, of whatever is counted. No text that fits has more characters.
+    /// The number alone, without its unit. A text that fits never has more characters than
+    /// this.
     pub const fn limit(self) -> usize {
         match self {
             TextLimit::Bytes(limit) | TextLimit::Chars(limit) => limit,
@@ -43,7 +45,7 @@ pub const NAME: TextLimit = TextLimit::Bytes(256);
 /// conversation_id, channel_id, an agent's own id of its conversation.
 pub const EXTERNAL_ID: TextLimit = TextLimit::Bytes(256);
 pub const REASON: TextLimit = TextLimit::Chars(2048);
-/// What a holder says of a failure.
+/// The message of a failure, as the holder reports it.
 pub const MESSAGE: TextLimit = TextLimit::Chars(4096);
 pub const IDEMPOTENCY_KEY: TextLimit = TextLimit::Bytes(256);
 pub const SUCCESS_CRITERION: TextLimit = TextLimit::Chars(1024);
@@ -62,17 +64,18 @@ pub const MAX_LABELS: usize = 64;
 pub const LABEL_KEY: TextLimit = TextLimit::Bytes(63);
 pub const LABEL_VALUE: TextLimit = TextLimit::Bytes(256);
 pub const MAX_SUCCESS_CRITERIA: usize = 50;
-/// Items of one update; as many as a task keeps.
+/// Items of one update. A task keeps the same number.
 pub const MAX_ITEMS: usize = 500;
 pub const MAX_EVIDENCE: usize = 50;
 pub const MAX_STATE_REFS: usize = 64;
-/// States, or causes, that a list is filtered by.
+/// States or causes in the filter of a list.
 pub const MAX_FILTER_STATES: usize = 32;
 pub const PAGE_MAX: u32 = 200;
-/// The largest size that a required file may be asked to have. Larger numbers are no integers to some readers of JSON schemas.
+/// The largest minimum size that a required file may have. Some JSON schema readers cannot
+/// represent larger numbers as integers.
 pub const MAX_FILE_BYTES: u64 = 1 << 50;
 
-/// The shortest lease, and the longest where a relay is not told otherwise.
+/// The shortest lease, and the longest one unless the relay's configuration sets another.
 pub const LEASE_TTL_MIN_MS: u64 = 5_000;
 pub const LEASE_TTL_MAX_MS: u64 = 24 * 60 * 60 * 1_000;
 
@@ -86,14 +89,15 @@ pub fn is_label_value(value: &str) -> bool {
     LABEL_VALUE.allows(value) && !value.chars().any(char::is_control)
 }
 
-/// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
+/// Lower case letters, digits, `-`, `_` and `.`, beginning with a letter or digit. Such a name
+/// is safe in keys, paths and shells.
 pub fn is_name(name: &str) -> bool {
     let body = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
     let first = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     name.bytes().next().is_some_and(first) && name.bytes().all(body)
 }
 
-/// 64 digits in lower case.
+/// 64 hexadecimal digits in lower case.
 pub fn is_sha256_hex(text: &str) -> bool {
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     text.len() == 64 && text.bytes().all(hex)
@@ -104,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_and_characters_are_counted_as_they_say() {
+    fn text_limits_count_bytes_or_characters() {
         assert!(TextLimit::Bytes(4).allows("éé") && !TextLimit::Bytes(3).allows("éé"));
         assert!(TextLimit::Chars(2).allows("éé") && !TextLimit::Chars(1).allows("éé"));
         assert_eq!(TextLimit::Bytes(3).to_string(), "3 bytes");
@@ -112,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn words_for_machines_have_one_spelling() {
+    fn labels_names_and_hashes_are_checked() {
         assert!(is_label_key("k8s.io/Zone_1") && !is_label_key("") && !is_label_key("a b"));
         assert!(is_label_value("") && is_label_value("a b") && !is_label_value("a\nb"));
         assert!(is_name("gpu-2.x_y") && !is_name("") && !is_name("-x") && !is_name("Upper"));

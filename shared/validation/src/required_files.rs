@@ -1,4 +1,5 @@
-//! When what was found is what was asked for. Every file that is not is named, with why, so that one look tells all.
+//! Compares file receipts with the files that a completion contract requires. Every unmet
+//! requirement is reported with its reason, so one rejection lists all of them.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ pub struct RequiredFile<'a> {
     pub sha256: Option<&'a str>,
 }
 
-/// What was found at one path. Whoever looked opened it beneath the root.
+/// What was found at one path. The daemon opened it beneath the workspace root.
 #[derive(Clone, Copy, Debug)]
 pub struct FileReceipt<'a> {
     pub path: &'a str,
@@ -19,16 +20,16 @@ pub struct FileReceipt<'a> {
     /// A regular file.
     pub is_file: bool,
     pub size: u64,
-    /// Absent where it was not computed.
+    /// Absent if it was not computed.
     pub sha256: Option<&'a str>,
-    /// Why it was refused, or could not be read to its end.
+    /// Why the file was refused or could not be read completely.
     pub problem: Option<&'a str>,
 }
 
-/// A required file that is not there as required.
+/// A required file that is missing or does not meet its requirements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmetRequirement {
-    /// Which of the required ones, from 0.
+    /// Position in the contract's list, from 0.
     pub index: usize,
     pub path: String,
     pub reason: UnmetReason,
@@ -36,11 +37,11 @@ pub struct UnmetRequirement {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnmetReason {
-    /// Nobody said anything about it.
+    /// The result has no receipt for this path.
     NoReceipt,
     Missing,
     NotAFile,
-    /// In the words of whoever looked.
+    /// The problem that the receipt reports.
     Problem(String),
     TooSmall {
         size: u64,
@@ -58,12 +59,12 @@ impl fmt::Display for UnmetReason {
             Self::NoReceipt => f.write_str("no receipt"),
             Self::Missing => f.write_str("missing"),
             Self::NotAFile => f.write_str("not a regular file"),
-            Self::Problem(words) => f.write_str(words),
+            Self::Problem(problem) => f.write_str(problem),
             Self::TooSmall { size, least } => {
                 write!(f, "{size} bytes, at least {least} are required")
             }
             Self::NotHashed => f.write_str("its SHA-256 was not computed"),
-            Self::OtherHash { found } => write!(f, "another SHA-256: {found}"),
+            Self::OtherHash { found } => write!(f, "SHA-256 does not match, found {found}"),
         }
     }
 }
@@ -74,7 +75,8 @@ impl fmt::Display for UnmetRequirement {
     }
 }
 
-/// All that is unmet, in the order of the contract. Of several receipts for one path the first counts.
+/// All unmet requirements, in the order of the contract. If a path has several receipts, the
+/// first one counts.
 pub fn unmet_requirements<'a>(
     required: impl IntoIterator<Item = RequiredFile<'a>>,
     found: impl IntoIterator<Item = FileReceipt<'a>>,
@@ -119,7 +121,8 @@ fn unmet_reason(wanted: &RequiredFile<'_>, found: &FileReceipt<'_>) -> Option<Un
     }
 }
 
-/// All of them in one sentence, cut at `bytes`; how many there are comes first and is never cut.
+/// All unmet requirements in one sentence of at most `bytes` bytes. The count comes first, so
+/// it is never cut off.
 pub fn summarize_unmet(unmet: &[UnmetRequirement], bytes: usize) -> String {
     let all: Vec<String> = unmet.iter().map(UnmetRequirement::to_string).collect();
     let files = if all.len() == 1 {
@@ -127,16 +130,16 @@ pub fn summarize_unmet(unmet: &[UnmetRequirement], bytes: usize) -> String {
     } else {
         "files are"
     };
-    let mut words = format!(
-        "{} required {files} not there as required: {}",
+    let mut summary = format!(
+        "{} required {files} missing or wrong: {}",
         all.len(),
         all.join("; ")
     );
-    if words.len() > bytes {
-        words.truncate(words.floor_char_boundary(bytes.saturating_sub(3)));
-        words.push('…');
+    if summary.len() > bytes {
+        summary.truncate(summary.floor_char_boundary(bytes.saturating_sub(3)));
+        summary.push('…');
     }
-    words
+    summary
 }
 
 #[cfg(test)]
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_as_required_is_met_and_each_lack_has_its_name() {
+    fn each_unmet_requirement_has_its_own_reason() {
         let sized = |least| RequiredFile {
             min_size: Some(least),
             ..required("f")
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_unmet_is_named_at_once_and_in_order() {
+    fn all_unmet_requirements_are_listed_in_order() {
         let wanted = ["a", "b", "c", "d"].map(required);
         let mut gone = file("c");
         gone.exists = false;
@@ -231,16 +234,16 @@ mod tests {
         assert_eq!(named, [(0, "a"), (2, "c"), (3, "d")]);
         assert_eq!(
             summarize_unmet(&unmet, 4096),
-            "3 required files are not there as required: a: no receipt; c: missing; d: no receipt"
+            "3 required files are missing or wrong: a: no receipt; c: missing; d: no receipt"
         );
         assert_eq!(
             summarize_unmet(&unmet[..1], 4096),
-            "1 required file is not there as required: a: no receipt"
+            "1 required file is missing or wrong: a: no receipt"
         );
     }
 
     #[test]
-    fn of_two_receipts_for_one_path_the_first_counts() {
+    fn the_first_of_two_receipts_for_a_path_counts() {
         let mut gone = file("f");
         gone.exists = false;
         assert_eq!(
@@ -254,12 +257,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_summary_is_cut_at_a_character() {
+    fn a_long_summary_is_cut_at_a_character_boundary() {
         let path = "ß".repeat(100);
         let unmet = unmet_requirements([required(&path)], []);
         for bytes in 60..90 {
-            let words = summarize_unmet(&unmet, bytes);
-            assert!(words.len() <= bytes && words.ends_with('…'), "{words}");
+            let summary = summarize_unmet(&unmet, bytes);
+            assert!(
+                summary.len() <= bytes && summary.ends_with('…'),
+                "{summary}"
+            );
         }
     }
 }

@@ -1,15 +1,17 @@
-//! Which paths a contract may name: one spelling of a file beneath the workspace. The daemon's kernel has the last word
-//! about where it leads; this refuses what could not lead anywhere else than out.
+//! The paths that a completion contract may name: relative paths in one canonical spelling.
+//! This check rejects paths that must leave the workspace. The daemon resolves links with the
+//! kernel, which decides where a path really leads.
 
 use std::fmt;
 
-/// Required files of one contract.
+/// Number of required files in one contract.
 pub const PATHS_MAX: usize = 64;
-/// Length of one path.
+/// Length of one path in bytes.
 pub const PATH_BYTES_MAX: usize = 1024;
 
-/// How our credentials and lease tokens begin, and what must follow for a word to be one. A credential goes on with an id in
-/// hexadecimal: without that it is the name of a button.
+/// Prefixes of Baton's credentials and lease tokens, with the bytes that may follow. A
+/// credential continues with a hexadecimal id, which distinguishes it from names such as
+/// `btn_primary`.
 const TOKEN_PREFIXES: [(&str, IsTokenByte); 2] = [
     ("btn_", |b| matches!(b, b'0'..=b'9' | b'a'..=b'f')),
     ("rlt_", |b| {
@@ -19,23 +21,23 @@ const TOKEN_PREFIXES: [(&str, IsTokenByte); 2] = [
 type IsTokenByte = fn(&u8) -> bool;
 const TOKEN_BYTES_MIN: usize = 16;
 
-/// What is wrong with a path.
+/// Why a path is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidPath {
     Blank,
     TooLong,
-    /// NUL, a line break or the like.
+    /// NUL, a line break or another control character.
     ControlCharacter,
-    /// Rooted, a drive, or spelled with backslashes.
+    /// Absolute, a drive letter, or written with backslashes.
     NotRelative,
-    /// Empty parts, `.` or `..`: another spelling, or a way out.
+    /// Empty parts, `.` or `..`: a second spelling, or a path out of the workspace.
     NotClean,
-    /// It looks like a credential, which belongs into no record.
+    /// It looks like a credential, which must not be stored in a record.
     Token,
 }
 
 impl InvalidPath {
-    /// What to do about it.
+    /// What the user should do instead.
     pub fn fix_hint(self) -> &'static str {
         match self {
             Self::Blank => "give a path",
@@ -45,7 +47,7 @@ impl InvalidPath {
                 "give a path relative to the workspace, with '/' between its parts"
             }
             Self::NotClean => "give the path without empty parts, '.' and '..'",
-            Self::Token => "give a path that holds no token",
+            Self::Token => "give a path that contains no token",
         }
     }
 }
@@ -58,7 +60,8 @@ impl fmt::Display for InvalidPath {
 
 impl std::error::Error for InvalidPath {}
 
-/// Whether a contract may name this path. Nothing is cleaned up: `a/../b` is not `b` where `a` is a link.
+/// Checks whether a contract may name this path. The path is not normalized, because `a/../b`
+/// differs from `b` if `a` is a link.
 pub fn check_path(path: &str) -> Result<(), InvalidPath> {
     if path.trim().is_empty() {
         return Err(InvalidPath::Blank);
@@ -86,10 +89,10 @@ fn is_drive(path: &str) -> bool {
 }
 
 fn contains_token(path: &str) -> bool {
-    TOKEN_PREFIXES.iter().any(|(prefix, goes_on)| {
+    TOKEN_PREFIXES.iter().any(|(prefix, is_token_byte)| {
         path.match_indices(prefix).any(|(at, _)| {
             let body = &path.as_bytes()[at + prefix.len()..];
-            body.iter().take_while(|b| goes_on(b)).count() >= TOKEN_BYTES_MIN
+            body.iter().take_while(|b| is_token_byte(b)).count() >= TOKEN_BYTES_MIN
         })
     })
 }
@@ -103,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_paths_are_taken_and_everything_else_says_why() {
+    fn ordinary_paths_are_accepted_and_others_get_a_reason() {
         for good in [
             "a",
             "out/report.md",
@@ -146,9 +149,10 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken is a relative path of ordinary parts, for the standard library too.
+        /// An accepted path is relative and has only ordinary parts, also for the standard
+        /// library.
         #[test]
-        fn what_is_taken_stays_beneath_any_root(path in "[a-c.:/\\\\ \0\n]{0,12}") {
+        fn an_accepted_path_stays_beneath_any_root(path in "[a-c.:/\\\\ \0\n]{0,12}") {
             if check_path(&path).is_ok() {
                 let parts: Vec<_> = Path::new(&path).components().collect();
                 prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(_))));
@@ -157,9 +161,9 @@ mod tests {
             }
         }
 
-        /// A plain path is never refused, so the rule refuses nobody's work.
+        /// A plain path is never rejected, so the check blocks no legitimate contract.
         #[test]
-        fn plain_paths_are_always_taken(parts in prop::collection::vec("[a-z0-9_-]{1,12}", 1..8)) {
+        fn plain_paths_are_always_accepted(parts in prop::collection::vec("[a-z0-9_-]{1,12}", 1..8)) {
             let path = parts.join("/");
             let secret = path.contains("btn_") || path.contains("rlt_");
             prop_assume!(!secret);
@@ -167,7 +171,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_at_all_is_judged(path in ".{0,80}") {
+        fn no_path_makes_the_check_panic(path in ".{0,80}") {
             let _ = check_path(&path);
         }
     }

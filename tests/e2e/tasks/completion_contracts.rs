@@ -1,5 +1,5 @@
-//! Completion contracts with real processes: what is missing is named at once, what leads out is never followed, and a
-//! result counts when its files are there.
+//! Completion contracts with real processes: all missing files are listed at once, links that leave the
+//! workspace are not followed, and a result is accepted once its files exist.
 
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
@@ -36,7 +36,7 @@ impl ContractsFixture {
         }
     }
 
-    /// Runs a shell script as a task that has to leave these files.
+    /// Runs a shell script as a task with these flags and waits for its end.
     async fn submit(&self, flags: &[&str], script: &str) -> CommandOutput {
         let mut arguments = vec!["submit", "--json", "--wait", "--max-attempts", "1"];
         arguments.extend(flags);
@@ -45,13 +45,13 @@ impl ContractsFixture {
     }
 }
 
-/// Everything that may stand where a file should, made by the task itself.
+/// Creates wrong kinds of files at the required paths: directory, pipe, links out of the workspace.
 const BAD_FILES_SCRIPT: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
     && ln -s ../.. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_without_its_files_fails_and_each_is_named() {
-    let fleet = ContractsFixture::start().await;
+    let fixture = ContractsFixture::start().await;
     let zeros = format!("trouble/other,sha256={}", "0".repeat(64));
     let flags = [
         "--require",
@@ -73,14 +73,14 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
         "--require",
         "trouble/good",
     ];
-    let refused = fleet.submit(&flags, BAD_FILES_SCRIPT).await;
+    let refused = fixture.submit(&flags, BAD_FILES_SCRIPT).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     let task = refused.stdout_json();
     assert_eq!(task["state"], "failed");
     let attempt = &task["attempts"][0];
     assert_eq!(attempt["failureCode"], "receipts_missing", "{attempt}");
     let message = attempt["message"].as_str().expect("a message");
-    for named in [
+    for expected in [
         "8 required files",
         "trouble/gone: missing",
         "trouble/dir: it is a directory, not a regular file",
@@ -88,38 +88,47 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
         "trouble/away: it leads out of the workspace",
         "trouble/up/etc/passwd: it leads out of the workspace",
         "trouble/small: 3 bytes, at least 4 are required",
-        "trouble/other: another SHA-256: ",
+        "trouble/other: SHA-256 does not match, found ",
     ] {
-        assert!(message.contains(named), "{named:?} is not in {message:?}");
+        assert!(
+            message.contains(expected),
+            "{expected:?} is not in {message:?}"
+        );
     }
     assert!(!message.contains("trouble/good"), "{message:?}");
     let receipts = attempt["artifacts"].as_array().expect("receipts");
     assert_eq!(receipts.len(), 9);
-    let of = |path: &str| {
+    let receipt_of = |path: &str| {
         let found = receipts.iter().find(|receipt| receipt["path"] == path);
         found.expect("a receipt").clone()
     };
-    // What is outside was never read: not even its size is known.
-    let away = of("trouble/away");
-    assert!(away["size"].as_u64().is_none_or(|size| size == 0), "{away}");
-    assert!(away["sha256"].as_str().is_none_or(str::is_empty), "{away}");
-    assert_eq!(of("trouble/good")["size"], 4);
+    // A file outside the workspace is not read, so its receipt has no size.
+    let outside = receipt_of("trouble/away");
+    assert!(
+        outside["size"].as_u64().is_none_or(|size| size == 0),
+        "{outside}"
+    );
+    assert!(
+        outside["sha256"].as_str().is_none_or(str::is_empty),
+        "{outside}"
+    );
+    assert_eq!(receipt_of("trouble/good")["size"], 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
-    let fleet = ContractsFixture::start().await;
-    let made = "mkdir -p out && printf hello > out/a && ln -sf a out/link";
+    let fixture = ContractsFixture::start().await;
+    let script = "mkdir -p out && printf hello > out/a && ln -sf a out/link";
     let hello =
         "out/a,min=5B,sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
-    let done = fleet
-        .submit(&["--require", hello, "--require", "out/link"], made)
+    let done = fixture
+        .submit(&["--require", hello, "--require", "out/link"], script)
         .await;
     assert_eq!(done.code, Some(0), "{done:?}");
     let task = done.stdout_json();
     assert_eq!(task["attempts"][0]["artifacts"][1]["resolvedPath"], "out/a");
-    let id = task["taskId"].as_str().expect("an id");
-    let shown = BATON.run(fleet.relay.data(), &["show", id]).await;
+    let id = task["taskId"].as_str().expect("the task has an id");
+    let shown = BATON.run(fixture.relay.data(), &["show", id]).await;
     assert!(
         shown.stdout.contains("out/link: 5 bytes"),
         "{}",
@@ -129,9 +138,9 @@ async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
-    let fleet = ContractsFixture::start().await;
+    let fixture = ContractsFixture::start().await;
     let flags = ["--require", "never/made", "--if-missing", "park"];
-    let parked = fleet.submit(&flags, "true").await;
+    let parked = fixture.submit(&flags, "true").await;
     assert_eq!(parked.code, Some(4), "{parked:?}");
     let task: Value = parked.stdout_json();
     assert_eq!(task["state"], "needs_attention");
@@ -139,7 +148,7 @@ async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
     let reason = task["attention"]["reason"].as_str().expect("a reason");
     assert!(reason.contains("never/made: missing"), "{reason}");
 
-    let failed = fleet
+    let failed = fixture
         .submit(&["--require", "never/made", "--if-missing", "fail"], "true")
         .await;
     assert_eq!(
@@ -150,7 +159,7 @@ async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn paths_that_could_lead_out_are_refused_at_submit() {
-    let fleet = ContractsFixture::start().await;
+    let fixture = ContractsFixture::start().await;
     for bad in [
         "/etc/passwd",
         "../x",
@@ -161,7 +170,7 @@ async fn paths_that_could_lead_out_are_refused_at_submit() {
         "a//b",
         " ",
     ] {
-        let refused = fleet.submit(&["--require", bad], "true").await;
+        let refused = fixture.submit(&["--require", bad], "true").await;
         assert_eq!(refused.code, Some(2), "{bad:?}: {refused:?}");
     }
 }
@@ -201,7 +210,7 @@ async fn wait_for_rejection(daemon: &mut ScriptedDaemon) -> ErrorDetail {
     daemon.expect_frame("a refusal", pick).await
 }
 
-/// The same attempt: refused, still leased, and completed once the files are there.
+/// The attempt keeps its lease after the refusal and completes once the files exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist() {
     let relay = EmbeddedRelay::start().await;
@@ -255,7 +264,8 @@ async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist()
     );
 }
 
-/// Output before a result is missing: the result is refused, the stream goes on, and what never comes is a recorded cut.
+/// A result whose preceding output is missing is refused, the stream continues, and output that never
+/// arrives becomes a recorded cut.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
     let relay = EmbeddedRelay::start().await;
@@ -275,7 +285,7 @@ async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
         refusals::OUTPUT_GAP
     );
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
-    // Under the same number; nobody has the ten bytes, so they are said to be missing.
+    // Sent again with the same number. The ten bytes do not exist, so they are recorded as a cut.
     attempt.complete("done").await;
     daemon.wait_until_acked(&attempt).await;
     assert_eq!(

@@ -167,7 +167,7 @@ fn every_lack_is_judged_by_itself() {
         (
             "out/c",
             |f| f.sha256 = Some("00".into()),
-            "out/c: another SHA-256: 00",
+            "out/c: SHA-256 does not match, found 00",
         ),
     ];
     for (path, lack, words) in lacks {
@@ -186,7 +186,7 @@ fn what_follows_is_what_the_contract_says() {
     world.frame(&mut work, result(vec![file("out/a")]));
     let end = world.newest(task).state.end().cloned().unwrap();
     assert_eq!(end.failure_code, Some(FailureCode::ReceiptsMissing));
-    let words = "2 required files are not there as required: out/b: no receipt; out/c: no receipt";
+    let words = "2 required files are missing or wrong: out/b: no receipt; out/c: no receipt";
     assert_eq!(
         (end.message.as_deref(), end.retryable),
         (Some(words), false)
