@@ -1,9 +1,11 @@
-//! Long bodies (prompts over 64 KiB) beside the database: one file each, named by its hash, synced before the commit
-//! that names it. Written by whoever makes the request, never by the dispatcher.
+//! Long bodies (prompts over 64 KiB) stored beside the database: one file each, named by its
+//! hash and synced before the commit that refers to it. Written by the task that handles the
+//! request, never by the dispatcher.
 //!
-//! A body stays while a task claims it, which the store knows, or while a request that brought it is under way, which
-//! is known here. Whatever lost one of these is looked at again, and goes if nobody wants it: the bodies of refused
-//! submissions, of removed tasks, and of a crash between the file and the commit.
+//! A body stays while a task claims it (recorded in the store) or while a request that brought
+//! it is in progress (recorded here). When either ends, the body becomes a sweep candidate and
+//! is removed if nothing else needs it. This covers the bodies of refused submissions, of
+//! removed tasks, and of a crash between writing the file and the commit.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -58,12 +60,12 @@ struct BodyDirectory {
 
 #[derive(Debug, Default)]
 struct BodyFileState {
-    /// Bodies that requests under way have brought, and how many of those there are.
+    /// Bodies of requests in progress, and how many requests use each.
     pinned: HashMap<BodyHash, usize>,
-    /// Bodies that nobody may want any more.
+    /// Bodies that may no longer be needed.
     sweep_candidates: BTreeSet<BodyHash>,
     bytes: u64,
-    /// Who reads all of them just now; meanwhile none is removed.
+    /// Readers of the whole directory. While there is one, no body is removed.
     readers: usize,
 }
 
@@ -74,14 +76,15 @@ pub(crate) struct SweptBodies {
     pub(crate) bytes: u64,
 }
 
-/// Keeps all bodies while it lives, for one who carries them elsewhere.
+/// Keeps all bodies while it lives, for an export that copies them.
 #[derive(Debug)]
 pub(crate) struct BodyReadGuard {
     shared: Arc<BodyDirectory>,
 }
 
-/// Keeps a body from being removed until its submission is answered: by then its claim is stored, or it is refused.
-/// The caller and the loop hold a clone each, for either may be gone before the other.
+/// Keeps a body until its submission is answered. By then its claim is stored or the submission
+/// is refused. The caller and the dispatcher loop own a clone each, because either may end
+/// before the other.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyPin {
     _pin: Arc<BodyPinGuard>,
@@ -107,7 +110,7 @@ impl BodyFiles {
         })
     }
 
-    /// The directory as it lies, for one who only reads.
+    /// The directory without changes or checks, for read-only use.
     pub(crate) fn open_read_only(dir: PathBuf) -> Self {
         let state = Mutex::default();
         Self {
@@ -115,35 +118,36 @@ impl BodyFiles {
         }
     }
 
-    /// Makes the body durable. Idempotent; blocks on the disk.
+    /// Stores the body durably. Idempotent; blocks on the disk.
     pub(crate) fn store(&self, bytes: &[u8]) -> io::Result<BodyPin> {
         let hash = BodyHash::of(bytes);
-        // From here on a sweep leaves it alone, so what exists below stays.
+        // From here on a sweep keeps the body, so a file that exists below stays.
         let pinned = BodyPin::new(&self.shared, hash);
         let (dir, path) = (&self.shared.dir, self.shared.path(hash));
         if !path.exists() {
-            // Two writers of one body write the same bytes; each renames a file of its own.
-            let half = dir.join(format!("{}.half", uuid::Uuid::now_v7()));
-            let written =
-                write_synced(&half, bytes).and_then(|()| self.shared.publish_file(&half, &path));
+            // Two writers of the same body write the same bytes; each renames its own file.
+            let partial = dir.join(format!("{}.half", uuid::Uuid::now_v7()));
+            let written = write_synced(&partial, bytes)
+                .and_then(|()| self.shared.publish_file(&partial, &path));
             if let Err(error) = written {
-                // Half a body on a disk that may be full.
-                drop(fs::remove_file(&half));
+                // The partial file would waste space on a disk that may be full.
+                drop(fs::remove_file(&partial));
                 return Err(error);
             }
         }
-        // Also where it exists: another writer may have renamed it and not synced the name yet.
+        // Sync also if the file exists: another writer may have renamed it without syncing the
+        // name yet.
         File::open(dir)?.sync_all()?;
         Ok(pinned)
     }
 
-    /// Reads a body back and checks it against its name. Blocks on the disk.
+    /// Reads a body and checks it against its hash. Blocks on the disk.
     pub(crate) fn load(&self, hash: BodyHash) -> io::Result<String> {
         let bytes = self.load_bytes(hash)?;
         String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// The same as bytes, for one who carries it elsewhere.
+    /// Like `load`, but returns the bytes, for an export.
     pub(crate) fn load_bytes(&self, hash: BodyHash) -> io::Result<Vec<u8>> {
         let bytes = fs::read(self.shared.path(hash))?;
         if BodyHash::of(&bytes) == hash {
@@ -151,12 +155,12 @@ impl BodyFiles {
         } else {
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "a stored body does not match its hash",
+                "a stored body file does not match its hash",
             ))
         }
     }
 
-    /// From now on until what it returns is dropped, what is here stays.
+    /// Keeps all present bodies until the returned guard is dropped.
     pub(crate) fn read_guard(&self) -> BodyReadGuard {
         self.shared.lock().readers += 1;
         BodyReadGuard {
@@ -164,26 +168,28 @@ impl BodyFiles {
         }
     }
 
-    /// How long it is; 0 if it is not there.
+    /// The length of a body; 0 if it does not exist.
     pub(crate) fn len(&self, hash: BodyHash) -> u64 {
         fs::metadata(self.shared.path(hash)).map_or(0, |file| file.len())
     }
 
-    /// A task that claimed it was removed.
+    /// Marks a body for the next sweep, because a task that claimed it was removed.
     pub(crate) fn add_sweep_candidate(&self, hash: BodyHash) {
         self.shared.lock().sweep_candidates.insert(hash);
     }
 
-    /// What they take on the disk.
+    /// Bytes on disk of all bodies.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.lock().bytes
     }
 
-    /// Removes what nobody wants. `claimed` asks the store, and answers yes where it does not know. Blocks on the disk.
+    /// Removes the bodies that are no longer needed. `claimed` looks in the store and returns
+    /// true if the answer is unknown. Blocks on the disk.
     pub(crate) fn sweep(&self, claimed: impl Fn(BodyHash) -> bool) -> SweptBodies {
         let mut swept = SweptBodies::default();
         loop {
-            // Held over the look and the removal: a request cannot pin it in between.
+            // The lock covers the check and the removal, so a request cannot pin the body in
+            // between.
             let mut state = self.shared.lock();
             if state.readers > 0 {
                 return swept;
@@ -204,7 +210,7 @@ impl BodyFiles {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // The next start tries again.
-                Err(error) => tracing::warn!(%error, "a body that nobody wants was not removed"),
+                Err(error) => tracing::warn!(%error, "an unclaimed body file could not be removed"),
             }
         }
     }
@@ -248,25 +254,27 @@ impl BodyDirectory {
         self.dir.join(hash.file_name())
     }
 
-    /// Gives a whole body its name, and counts it if no other writer was quicker.
-    fn publish_file(&self, half: &Path, path: &Path) -> io::Result<()> {
+    /// Renames a complete body to its final name, and counts it unless another writer was
+    /// first.
+    fn publish_file(&self, partial: &Path, path: &Path) -> io::Result<()> {
         let mut state = self.lock();
         if path.exists() {
-            return fs::remove_file(half);
+            return fs::remove_file(partial);
         }
-        fs::rename(half, path)?;
+        fs::rename(partial, path)?;
         state.bytes += fs::metadata(path)?.len();
         Ok(())
     }
 
-    // Nothing in here can be left half done by a panic.
+    // A panic cannot leave the state half changed, so a poisoned lock is safe to use.
     fn lock(&self) -> MutexGuard<'_, BodyFileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl BodyFileState {
-    /// After a start any of them may be one that a crash left.
+    /// Counts the bodies. After a start any of them may be left over from a crash, so all are
+    /// candidates.
     fn scan_dir(dir: &Path) -> io::Result<Self> {
         let mut state = Self::default();
         for entry in fs::read_dir(dir)? {
@@ -286,7 +294,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// What a crash left half-written; nothing names it.
+/// Removes files that a crash left half written; nothing refers to them.
 fn remove_partial_files(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -343,7 +351,7 @@ mod tests {
         let again = second.clone();
         drop((first, second));
         bodies.sweep(wanted);
-        assert_eq!(files(dir.path()), 2, "one request is still under way");
+        assert_eq!(files(dir.path()), 2, "one request is still in progress");
         drop(again);
         bodies.sweep(wanted);
         assert_eq!(files(dir.path()), 1);
@@ -351,7 +359,7 @@ mod tests {
         bodies.add_sweep_candidate(claim);
         let reading = bodies.read_guard();
         bodies.sweep(|_| false);
-        assert_eq!(files(dir.path()), 1, "somebody reads them");
+        assert_eq!(files(dir.path()), 1, "a reader keeps them");
         drop(reading);
         bodies.sweep(|_| false);
         assert_eq!((files(dir.path()), bodies.bytes()), (0, 0));

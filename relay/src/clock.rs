@@ -1,9 +1,9 @@
-//! The relay's one clock seam: the only file that reads the system's clocks.
+//! The relay's clock, and the only file that reads the system clocks.
 //!
-//! Decisions take the monotonic `Moment` (CLOCK_BOOTTIME, so that time asleep counts); display, retention and
-//! credential expiry take `Wall`. A test holds a `ClockControl` and can jump either clock or freeze both under
-//! the real relay; a test executable gives offsets to a relay that is a process of its own. Nothing here decides
-//! anything.
+//! Decisions use `MonotonicTime` (CLOCK_BOOTTIME, so that time in suspend counts). Display,
+//! retention and credential expiry use `WallTime`. A test can move or freeze both clocks of a
+//! relay in its own process with `ClockControl`; a test executable can give offsets to a relay
+//! in another process. Nothing is decided here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +12,36 @@ use baton_core::time::{ClockReading, MonotonicTime, WallTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-/// Longest single sleep: tokio's timers stand still while the machine is suspended, CLOCK_BOOTTIME does not.
+/// Longest single sleep. tokio's timers stop while the machine is suspended; CLOCK_BOOTTIME
+/// does not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// The same under offsets: nobody tells a sleeper that they changed.
+/// Longest single sleep under offsets, because a sleeper is not notified when an offset
+/// changes.
 const SLEEP_MAX_WITH_OFFSETS: Duration = Duration::from_millis(20);
 
-/// Both clocks, cheap to clone; all clones of one clock agree.
+/// Both clocks. Cheap to clone; all clones agree.
 #[derive(Clone, Debug)]
 pub struct RelayClock {
-    /// CLOCK_BOOTTIME at construction: moments count from one second before it, so none is zero.
+    /// CLOCK_BOOTTIME at construction, minus one second. Readings count from it, so none is
+    /// zero.
     origin_ms: u64,
     source: RelayClockSource,
 }
 
-/// Where readings come from: the system's clocks, and what a test adds to them.
+/// Where readings come from: the system clocks, plus what a test adds.
 #[derive(Clone, Debug)]
 enum RelayClockSource {
     System,
     Controlled(Arc<watch::Sender<ClockShift>>),
-    /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, asked at every reading.
+    /// Milliseconds by which CLOCK_BOOTTIME and the wall clock are ahead; called at every
+    /// reading.
     Offset {
         boot_ahead_ms: fn() -> u64,
         wall_ahead_ms: fn() -> i64,
     },
 }
 
-/// A test's hand on a `Clock`.
+/// Lets a test move a `RelayClock`.
 #[derive(Clone, Debug)]
 pub struct ClockControl {
     clock: RelayClock,
@@ -56,8 +60,9 @@ impl RelayClock {
         Self::read_from(RelayClockSource::System)
     }
 
-    /// The system's clocks, each ahead by what its function says at the moment of reading. CLOCK_BOOTTIME never goes
-    /// back, so its offset may only grow. For test executables: a jump reaches a relay that is a process of its own.
+    /// The system clocks, each shifted by what its function returns at the time of reading.
+    /// CLOCK_BOOTTIME never goes back, so its offset may only grow. Test executables use this
+    /// to make a clock jump in a relay that runs as a separate process.
     pub fn offset(boot_ahead_ms: fn() -> u64, wall_ahead_ms: fn() -> i64) -> Self {
         Self::read_from(RelayClockSource::Offset {
             boot_ahead_ms,
@@ -73,25 +78,25 @@ impl RelayClock {
         }
     }
 
-    /// A clock that runs like the system's until its control bends it.
+    /// A clock that runs like the system's until its control changes it.
     pub fn controlled() -> (Self, ClockControl) {
-        let bent = Arc::new(watch::Sender::new(ClockShift::default()));
-        let clock = Self::read_from(RelayClockSource::Controlled(bent.clone()));
+        let shift = Arc::new(watch::Sender::new(ClockShift::default()));
+        let clock = Self::read_from(RelayClockSource::Controlled(shift.clone()));
         let control = ClockControl {
             clock: clock.clone(),
-            shift: bent,
+            shift,
         };
         (clock, control)
     }
 
     pub fn now(&self) -> ClockReading {
-        let bend = self.source.shift();
-        bend.frozen.unwrap_or_else(|| self.shifted_now(bend))
+        let shift = self.source.shift();
+        shift.frozen.unwrap_or_else(|| self.shifted_now(shift))
     }
 
-    /// Completes once `now().at` has reached `until`. Cancel safe.
+    /// Completes once `now().monotonic` has reached `until`. Cancel safe.
     pub async fn sleep_until(&self, until: MonotonicTime) {
-        let mut bends = self.source.changes();
+        let mut changes = self.source.changes();
         let longest = self.source.sleep_max();
         loop {
             let left = until.since(self.now().monotonic);
@@ -101,17 +106,17 @@ impl RelayClock {
             let nap = Duration::from_millis(left).min(longest);
             tokio::select! {
                 () = tokio::time::sleep(nap) => {}
-                () = shift_changed(bends.as_mut()) => {}
+                () = shift_changed(changes.as_mut()) => {}
             }
         }
     }
 
-    fn shifted_now(&self, bend: ClockShift) -> ClockReading {
-        let boot_ms = read_clock(ClockId::Boottime).saturating_add(bend.ahead_ms);
+    fn shifted_now(&self, shift: ClockShift) -> ClockReading {
+        let boot_ms = read_clock(ClockId::Boottime).saturating_add(shift.ahead_ms);
         let wall = read_clock(ClockId::Realtime);
         ClockReading {
             monotonic: MonotonicTime(boot_ms.saturating_sub(self.origin_ms)),
-            wall: WallTime(wall.saturating_add_signed(bend.wall_ahead_ms)),
+            wall: WallTime(wall.saturating_add_signed(shift.wall_ahead_ms)),
         }
     }
 }
@@ -120,7 +125,7 @@ impl RelayClockSource {
     fn shift(&self) -> ClockShift {
         match self {
             RelayClockSource::System => ClockShift::default(),
-            RelayClockSource::Controlled(bent) => *bent.borrow(),
+            RelayClockSource::Controlled(shift) => *shift.borrow(),
             RelayClockSource::Offset {
                 boot_ahead_ms,
                 wall_ahead_ms,
@@ -135,7 +140,7 @@ impl RelayClockSource {
     fn changes(&self) -> Option<watch::Receiver<ClockShift>> {
         match self {
             RelayClockSource::System | RelayClockSource::Offset { .. } => None,
-            RelayClockSource::Controlled(bent) => Some(bent.subscribe()),
+            RelayClockSource::Controlled(shift) => Some(shift.subscribe()),
         }
     }
 
@@ -148,42 +153,42 @@ impl RelayClockSource {
 }
 
 impl ClockControl {
-    /// Both clocks jump ahead, as after a suspended machine wakes.
+    /// Both clocks jump ahead, as after a suspend.
     pub fn jump(&self, ms: u64) {
-        self.shift.send_modify(|bend| {
-            bend.ahead_ms += ms;
-            bend.wall_ahead_ms += i64::try_from(ms).unwrap_or(i64::MAX);
-            if let Some(now) = &mut bend.frozen {
+        self.shift.send_modify(|shift| {
+            shift.ahead_ms += ms;
+            shift.wall_ahead_ms += i64::try_from(ms).unwrap_or(i64::MAX);
+            if let Some(now) = &mut shift.frozen {
                 now.monotonic = now.monotonic + ms;
                 now.wall = WallTime(now.wall.0 + ms);
             }
         });
     }
 
-    /// Only the wall clock jumps, either way, as when an administrator or NTP sets it.
+    /// Only the wall clock jumps, in either direction, as when an administrator or NTP sets it.
     pub fn jump_wall(&self, ms: i64) {
-        self.shift.send_modify(|bend| {
-            bend.wall_ahead_ms += ms;
-            if let Some(now) = &mut bend.frozen {
+        self.shift.send_modify(|shift| {
+            shift.wall_ahead_ms += ms;
+            if let Some(now) = &mut shift.frozen {
                 now.wall = WallTime(now.wall.0.saturating_add_signed(ms));
             }
         });
     }
 
-    /// Time stands still until `jump` moves it.
+    /// Stops both clocks until `jump` moves them.
     pub fn freeze(&self) {
         let now = self.clock.now();
-        self.shift.send_modify(|bend| bend.frozen = Some(now));
+        self.shift.send_modify(|shift| shift.frozen = Some(now));
     }
 }
 
-async fn shift_changed(bends: Option<&mut watch::Receiver<ClockShift>>) {
-    if let Some(bends) = bends
-        && bends.changed().await.is_ok()
+async fn shift_changed(changes: Option<&mut watch::Receiver<ClockShift>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
     {
         return;
     }
-    // Without a control, or after it went, the clock is never bent again.
+    // Without a control, or after it was dropped, the clock never changes again.
     std::future::pending().await
 }
 
@@ -217,7 +222,7 @@ mod tests {
         control.jump(3_600_000);
         tokio::time::timeout(Duration::from_secs(20), sleeper)
             .await
-            .expect("the jump wakes it")
+            .expect("the jump wakes the sleeper")
             .unwrap();
         assert_eq!(clock.now().monotonic.since(start.monotonic), 3_600_000);
     }
@@ -237,12 +242,12 @@ mod tests {
         assert!(back.wall.0 < start.wall.0 - 80_000_000);
         assert!(
             back.monotonic.since(start.monotonic) < 80_000_000,
-            "only the wall moved"
+            "only the wall clock moved"
         );
         let sleeper = clock.sleep_until(start.monotonic + 3_600_000);
         BOOT_AHEAD.store(3_600_000, Ordering::Relaxed);
         tokio::time::timeout(Duration::from_secs(20), sleeper)
             .await
-            .expect("the jump wakes it");
+            .expect("the jump wakes the sleeper");
     }
 }

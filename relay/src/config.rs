@@ -1,4 +1,4 @@
-//! What a relay is started with, checked before anything is opened.
+//! The configuration of a relay, checked before anything is opened.
 
 use std::fmt;
 use std::io;
@@ -12,34 +12,37 @@ use crate::clock::RelayClock;
 
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
-    /// Store, output and token files live here; made if missing.
+    /// Directory of the store, the output and the token files; created if missing.
     pub data_dir: PathBuf,
-    /// Port 0 takes a free one; the handle of `server::start` tells which.
+    /// Port 0 takes a free port; the handle returned by `server::start` has the actual one.
     pub listen: SocketAddr,
     pub tls: Option<TlsFiles>,
-    /// Take a listener that others can reach without TLS: tokens then cross the network in the clear.
+    /// Allow a listener that other machines can reach without TLS. Tokens then cross the
+    /// network unencrypted.
     pub insecure: bool,
     pub bootstrap_tokens: BootstrapTokens,
     pub network: NetworkLimits,
     pub hello_rates: HelloRates,
     /// Start although acknowledged changes are missing; see the store.
     pub accept_loss: bool,
-    /// Open tasks over all tenants, and of one.
+    /// Limits on open tasks: of all tenants together, and of one tenant.
     pub max_open_tasks: usize,
     pub max_open_tasks_per_tenant: usize,
     pub retention: RetentionConfig,
-    /// From the stop signal to the end, peers that never read included.
+    /// Time from the stop signal to the end, including peers that never read.
     pub drain_timeout: Duration,
-    /// The OTLP collector that gets a trace of each task; without one the OTEL_* variables may name it.
+    /// The OTLP collector that receives a trace of each task. Without it, the OTEL_* variables
+    /// may set one.
     pub otlp_endpoint: Option<String>,
     pub clock: RelayClock,
-    /// How the process starts again when its disk was full; without one it aborts, for others to start it.
+    /// Restarts the process after its disk was full. Without it the process aborts, so that a
+    /// service manager can restart it.
     pub restart_hook: Option<RestartHook>,
-    /// How often it has done so.
+    /// Number of such restarts so far.
     pub restart_count: u64,
 }
 
-/// Makes the process start again on the address that it is given. Returns only if that cannot be done.
+/// Restarts the process on the given listen address. Returns only if that fails.
 #[derive(Clone)]
 pub struct RestartHook(Arc<dyn Fn(SocketAddr) -> io::Error + Send + Sync>);
 
@@ -49,9 +52,9 @@ impl RestartHook {
     }
 
     pub(crate) fn call(&self, listen: SocketAddr) {
-        tracing::error!("the disk is full: the relay starts again");
+        tracing::error!("disk full: restarting the relay");
         let error = (self.0)(listen);
-        tracing::error!(%error, "the relay cannot start itself again");
+        tracing::error!(%error, "relay could not restart itself");
     }
 }
 
@@ -64,14 +67,15 @@ impl fmt::Debug for RestartHook {
 /// How long finished work is kept, and how much of it. Live and parked work is never removed.
 #[derive(Clone, Debug)]
 pub struct RetentionConfig {
-    /// Finished tasks, and output, older than this go.
+    /// Finished tasks and output older than this are removed.
     pub max_age: Duration,
-    /// The oldest go when all of the data directory takes more than this; of it output may take `output_bytes`.
+    /// The oldest are removed when the data directory takes more than this. Output may take up
+    /// to `max_output_bytes` of it.
     pub max_bytes: u64,
     pub max_output_bytes: u64,
     /// A finished task stays at least this long, whatever the size.
     pub min_age: Duration,
-    /// Daemons that were away for longer are forgotten.
+    /// Daemons that have not connected for longer than this are forgotten.
     pub daemon_max_age: Duration,
 }
 
@@ -82,7 +86,7 @@ impl Default for RetentionConfig {
 }
 
 impl RetentionConfig {
-    /// The usual ages, and three quarters of `bytes` for output.
+    /// The usual ages, with three quarters of `max_bytes` for output.
     pub fn within(max_bytes: u64) -> Self {
         let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
         Self {
@@ -107,14 +111,15 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// What one peer, and all of them together, may take. What connections can make the relay hold is at most
-/// `connections` × `connection_window`: 1 GiB with these defaults, if every peer were hostile. What calls can, is in
-/// `server/shares.rs`.
+/// Limits for one peer and for all of them together. Connections can use at most `connections`
+/// × `connection_window` of memory: 1 GiB with these defaults, if every peer were hostile. The
+/// limits for calls are in `server/call_limits.rs`.
 #[derive(Clone, Debug)]
 pub struct NetworkLimits {
     pub connections: usize,
     pub connections_per_address: usize,
-    /// Streams of one connection; a daemon needs one, a client a few dozen submits and some watches.
+    /// Streams of one connection. A daemon needs one; a client needs a few dozen submits and
+    /// some watches.
     pub streams_per_connection: u32,
     /// Unary calls in the handlers at one time; more are refused at once, not queued.
     pub unary_in_flight: usize,
@@ -122,7 +127,8 @@ pub struct NetworkLimits {
     pub live_streams_per_token: usize,
     pub unary_timeout: Duration,
     pub handshake_timeout: Duration,
-    /// From accepting a connection to the first call with a credential; then it ends as soon as no call is under way.
+    /// Time from accepting a connection to the first call with a credential. After that the
+    /// connection is closed as soon as no call is in progress.
     pub credential_timeout: Duration,
     pub keepalive_interval: Duration,
     pub keepalive_timeout: Duration,
@@ -149,10 +155,10 @@ impl Default for NetworkLimits {
     }
 }
 
-/// How many daemons are let in each second when more of them come at once.
+/// How many daemons are admitted each second when many connect at once.
 #[derive(Clone, Copy, Debug)]
 pub struct HelloRates {
-    /// Those that hold attempts, which have leases to save.
+    /// Daemons with running attempts, whose leases must be renewed in time.
     pub holders_per_second: u32,
     pub idle_per_second: u32,
 }
@@ -188,7 +194,8 @@ impl RelayConfig {
         }
     }
 
-    /// Tokens are bearer secrets, so a listener that others can reach needs TLS or an explicit word.
+    /// Tokens are bearer secrets, so a listener that other machines can reach needs TLS or an
+    /// explicit `--insecure`.
     pub fn check(&self) -> Result<(), RelayConfigError> {
         let exposed = !self.listen.ip().is_loopback();
         if exposed && self.tls.is_none() && !self.insecure {
@@ -201,11 +208,11 @@ impl RelayConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum RelayConfigError {
     #[error(
-        "refusing to listen on {0} without TLS: tokens would cross the network in the clear; \
-         give --tls-cert and --tls-key, listen on 127.0.0.1, or say --insecure if something else encrypts"
+        "refusing to listen on {0} without TLS: tokens would cross the network unencrypted; \
+         pass --tls-cert and --tls-key, listen on 127.0.0.1, or pass --insecure if the connection is encrypted elsewhere"
     )]
     ExposedWithoutTls(SocketAddr),
-    #[error("cannot read the TLS {what} {path}: {source}; give a PEM file that the relay may read")]
+    #[error("cannot read the TLS {what} {path}: {source}; use a PEM file that the relay can read")]
     TlsFile {
         what: &'static str,
         path: PathBuf,

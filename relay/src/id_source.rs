@@ -8,9 +8,10 @@ use uuid::{ContextV7, Timestamp, Uuid};
 
 use crate::clock::RelayClock;
 
-/// Ids that rise in the order of their making (UUIDv7). Lists, the queue after a restart and what an import holds back
-/// go by that order, so a wall clock that is set back must not change it: then the last time that was used counts on.
-/// Keys that arrive in order also halve the store's size and work. Clones share one order.
+/// Ids that rise in the order of creation (UUIDv7). Lists, the queue after a restart and the
+/// import rely on that order. A wall clock that is set back must not change it, so ids then
+/// continue from the last time used. Ascending keys also halve the store's size and work.
+/// Clones share one order.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedIds {
     clock: RelayClock,
@@ -18,7 +19,7 @@ pub(crate) struct OrderedIds {
 }
 
 impl OrderedIds {
-    /// Above `newest`, the newest that earlier runs have made.
+    /// Ids above `newest`, the newest id created by earlier runs.
     pub(crate) fn starting_above(newest: Option<Uuid>, clock: RelayClock) -> Self {
         let ids = Self {
             clock,
@@ -26,7 +27,7 @@ impl OrderedIds {
         };
         if let Some(made_at) = newest.and_then(|id| id.get_timestamp()) {
             let (seconds, nanos) = made_at.to_unix();
-            // Within its millisecond it may have been any.
+            // The order within the millisecond is unknown, so continue with the next one.
             let _used = ids.id_at(seconds * 1_000 + u64::from(nanos) / 1_000_000 + 1);
         }
         ids

@@ -1,10 +1,10 @@
-//! How often clients' calls made the relay look something up: a record in the store, or what the core holds. What is refused
-//! for its shape must not move these numbers, and tests hold it to that.
+//! Counters of lookups caused by client calls: records read from the store and requests sent to
+//! the core. A call that is rejected for its shape must not change them; tests check this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Clones count together.
+/// Lookup counters. Clones share the same counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LookupCounter(Arc<LookupCounts>);
 
@@ -15,17 +15,17 @@ struct LookupCounts {
 }
 
 impl LookupCounter {
-    /// A record, or a page of them, is read.
+    /// Counts one read of a record or of a page of records.
     pub(crate) fn count_record(&self) {
         self.0.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The core is asked: it finds the task, and judges the proof.
+    /// Counts one request to the core, which looks up the task and checks the caller's proof.
     pub(crate) fn count_request(&self) {
         self.0.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// By what was looked at.
+    /// The totals, by kind of lookup.
     pub(crate) fn totals(&self) -> [(&'static str, u64); 2] {
         let LookupCounts { records, requests } = &*self.0;
         [("record", records), ("request", requests)]

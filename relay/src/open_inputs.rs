@@ -1,7 +1,8 @@
-//! What waits for people: the open inputs of each tenant, oldest first, and who wants to hear of changes.
+//! The open inputs of each tenant, oldest first, and the subscriptions to their changes.
 //!
-//! An index of what is durable: filled at the start, then by every record that is published. It holds ids only; what
-//! was asked is read from the task. Lists page through it, so that they never read the tasks that ask nothing.
+//! An index of durable records: filled at the start, then updated with every published record.
+//! It contains ids only; the question itself is read from the task. Lists page through the
+//! index, so they never read tasks without open inputs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -13,10 +14,11 @@ use baton_core::task::spec::TaskSpec;
 use baton_core::time::WallTime;
 use tokio::sync::broadcast;
 
-/// Changed tasks that wait for a watcher. Full: it is told that it missed some, and looks at everything again.
+/// Changed tasks that may wait for a watcher. A watcher that falls behind gets an error and
+/// must read everything again.
 const CHANGE_QUEUE: usize = 256;
 
-/// Where an input stands in a tenant's inbox.
+/// The position of an input in a tenant's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct InputPosition {
     pub(crate) asked_at: WallTime,
@@ -30,7 +32,7 @@ pub(crate) struct ChangedTask {
     pub(crate) record: Arc<TaskRecord>,
 }
 
-/// Clones share it.
+/// The index. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenInputIndex {
     by_tenant: Arc<Mutex<HashMap<TenantId, TenantOpenInputs>>>,
@@ -53,7 +55,7 @@ impl Default for OpenInputIndex {
 }
 
 impl OpenInputIndex {
-    /// A record that is durable.
+    /// Indexes a durable record and notifies the watchers.
     pub(crate) fn record_published(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>) {
         if record
             .attempts
@@ -63,38 +65,38 @@ impl OpenInputIndex {
             return;
         }
         self.index_record(record);
-        // Nobody may be listening.
+        // An error only means that there is no watcher.
         let _ = self.changes.send(ChangedTask {
             spec: Arc::clone(spec),
             record: Arc::clone(record),
         });
     }
 
-    /// The same, for what was there before anybody could listen.
+    /// Indexes a record that was stored before watchers could subscribe.
     pub(crate) fn index_record(&self, record: &TaskRecord) {
         self.set(&record.tenant, record.task, open_positions(record));
     }
 
-    fn set(&self, tenant: &TenantId, task: TaskId, now: Vec<InputPosition>) {
+    fn set(&self, tenant: &TenantId, task: TaskId, positions: Vec<InputPosition>) {
         let mut all = self.lock();
-        if now.is_empty() && !all.contains_key(tenant) {
+        if positions.is_empty() && !all.contains_key(tenant) {
             return;
         }
         let open = all.entry(tenant.clone()).or_default();
-        for gone in open.by_task.remove(&task).unwrap_or_default() {
-            open.positions.remove(&gone);
+        for closed in open.by_task.remove(&task).unwrap_or_default() {
+            open.positions.remove(&closed);
         }
-        for place in &now {
-            open.positions.insert(*place, task);
+        for position in &positions {
+            open.positions.insert(*position, task);
         }
-        if !now.is_empty() {
-            open.by_task.insert(task, now);
+        if !positions.is_empty() {
+            open.by_task.insert(task, positions);
         } else if open.positions.is_empty() {
             all.remove(tenant);
         }
     }
 
-    /// The next open inputs behind a place, oldest first, each with its task.
+    /// The next open inputs after a position, oldest first, each with its task.
     pub(crate) fn page(
         &self,
         tenant: &TenantId,
@@ -108,17 +110,18 @@ impl OpenInputIndex {
         };
         let rest = open.positions.range((from, Bound::Unbounded));
         rest.take(size)
-            .map(|(place, task)| (*place, *task))
+            .map(|(position, task)| (*position, *task))
             .collect()
     }
 
-    /// Changes from here on. Look at what is open only after this, or one may fall between.
+    /// Subscribes to changes. Read the open inputs only after this call, or a change in between
+    /// is lost.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<ChangedTask> {
         self.changes.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, TenantOpenInputs>> {
-        // A panic in between leaves at worst a place too many, and lists look at the task itself.
+        // A panic leaves at most one stale position, and lists check the task itself.
         self.by_tenant
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -129,11 +132,11 @@ fn open_positions(record: &TaskRecord) -> Vec<InputPosition> {
     let newest = record.newest_attempt().map(|attempt| &attempt.inputs[..]);
     let open = newest.unwrap_or_default().iter();
     let open = open.filter(|input| input.state == InputState::Open);
-    let place = open.map(|input| InputPosition {
+    let position = open.map(|input| InputPosition {
         asked_at: input.asked,
         input: input.id,
     });
-    place.collect()
+    position.collect()
 }
 
 #[cfg(test)]
@@ -150,7 +153,7 @@ mod tests {
         TaskId(Uuid::from_u128(n))
     }
 
-    fn place(n: u128, asked: u64) -> InputPosition {
+    fn position(n: u128, asked: u64) -> InputPosition {
         InputPosition {
             asked_at: WallTime(asked),
             input: InputId(Uuid::from_u128(n)),
@@ -159,7 +162,7 @@ mod tests {
 
     fn page(inbox: &OpenInputIndex, after: Option<InputPosition>, size: usize) -> Vec<u128> {
         let page = inbox.page(&tenant("a"), after, size);
-        let ids = page.iter().map(|(place, _)| place.input.0.as_u128());
+        let ids = page.iter().map(|(position, _)| position.input.0.as_u128());
         ids.collect()
     }
 
@@ -168,18 +171,22 @@ mod tests {
         let inbox = OpenInputIndex::default();
         for n in 0..5_000 {
             let asked = 10_000 - n;
-            inbox.set(&tenant("a"), task(n.into()), vec![place(n.into(), asked)]);
+            inbox.set(
+                &tenant("a"),
+                task(n.into()),
+                vec![position(n.into(), asked)],
+            );
         }
-        inbox.set(&tenant("b"), task(9_000), vec![place(9_000, 1)]);
+        inbox.set(&tenant("b"), task(9_000), vec![position(9_000, 1)]);
         assert_eq!(page(&inbox, None, 2), [4_999, 4_998]);
-        assert_eq!(page(&inbox, Some(place(2, 9_998)), 9), [1, 0]);
+        assert_eq!(page(&inbox, Some(position(2, 9_998)), 9), [1, 0]);
     }
 
     #[test]
     fn what_is_no_longer_open_leaves_the_inbox_and_nothing_is_left_behind() {
         let inbox = OpenInputIndex::default();
-        inbox.set(&tenant("a"), task(7), vec![place(1, 1), place(2, 2)]);
-        inbox.set(&tenant("a"), task(7), vec![place(2, 2)]);
+        inbox.set(&tenant("a"), task(7), vec![position(1, 1), position(2, 2)]);
+        inbox.set(&tenant("a"), task(7), vec![position(2, 2)]);
         assert_eq!(page(&inbox, None, 9), [2]);
         inbox.set(&tenant("a"), task(7), Vec::new());
         inbox.set(&tenant("b"), task(8), Vec::new());

@@ -1,7 +1,10 @@
-//! Tells the output log which attempts will write no more, so that it need not expect them.
+//! Seals the output of attempts that will write no more, so that the output log stops expecting
+//! them.
 //!
-//! Only an attempt whose daemon said the last word and proved the end is sealed: anything else may still bring output
-//! with a late result. Off the dispatcher's loop; an attempt that is missed costs a little memory until retention.
+//! An attempt is sealed only if its daemon reported the end with a confirmed termination
+//! receipt. Any other attempt may still send output with a late result. Runs outside the
+//! dispatcher's loop; an attempt that is missed costs a little memory until retention removes
+//! it.
 
 use baton_core::ids::AttemptId;
 use baton_core::record::{
@@ -12,7 +15,8 @@ use tokio::sync::mpsc;
 
 use crate::output::OutputLog;
 
-/// Ended attempts that wait to be sealed. Full: the attempt is left to retention.
+/// Ended attempts that may wait to be sealed. When the queue is full, the attempt is left to
+/// retention.
 const SEAL_QUEUE: usize = 4096;
 
 #[derive(Clone, Debug)]
@@ -21,20 +25,20 @@ pub(crate) struct OutputSealer {
 }
 
 impl OutputSealer {
-    /// Runs until the last clone is dropped.
+    /// Starts the sealer. It runs until the last clone is dropped.
     pub(crate) fn start(output: OutputLog) -> Self {
         let (ended, mut waiting) = mpsc::channel::<AttemptId>(SEAL_QUEUE);
         tokio::spawn(async move {
             while let Some(attempt) = waiting.recv().await {
                 if let Err(error) = output.seal(attempt.0).await {
-                    tracing::debug!(attempt_id = %attempt, %error, "output was not sealed");
+                    tracing::debug!(attempt_id = %attempt, %error, "output could not be sealed");
                 }
             }
         });
         Self { ended }
     }
 
-    /// Looks at what became durable.
+    /// Queues the attempts that ended with these durable events.
     pub(crate) fn record_published(&self, record: &TaskRecord, events: &[Arc<TimelineEvent>]) {
         for event in events {
             let Some(attempt) = event.attempt else {
@@ -42,7 +46,7 @@ impl OutputSealer {
             };
             let ended = matches!(event.kind, TimelineEventKind::Ended { .. });
             if ended && has_final_output(record, attempt) {
-                let _ = self.ended.try_send(attempt); // Full: see `WAITING`.
+                let _ = self.ended.try_send(attempt); // Full: see `SEAL_QUEUE`.
             }
         }
     }

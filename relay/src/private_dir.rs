@@ -1,4 +1,5 @@
-//! Directories that nobody else may look into: they hold what people asked of agents, and what those answered.
+//! Directories that only the owner may read, because they contain prompts and the agents'
+//! answers.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -7,7 +8,8 @@ use std::path::Path;
 
 const OWNER_ONLY_MODE: u32 = 0o700;
 
-/// With all that leads to it. One that is there stays as it is: it may be anybody's.
+/// Creates the directory and its parents. An existing directory keeps its mode, because it may
+/// belong to somebody else.
 pub(crate) fn create_private(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -15,8 +17,8 @@ pub(crate) fn create_private(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
-/// The same for a directory inside the relay's own, which is closed where an earlier start, or whoever made it before, left it
-/// open.
+/// Creates a directory inside the relay's data directory, or restricts its mode if it exists
+/// with wider permissions.
 pub(crate) fn create_or_restrict(path: &Path) -> io::Result<()> {
     create_private(path)?;
     if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {

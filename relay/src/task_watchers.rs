@@ -1,8 +1,10 @@
-//! Watching tasks: history first, then live, in revision order, without a gap or a duplicate.
+//! Watches of tasks: history first, then live events, in revision order, without a gap or a
+//! duplicate.
 //!
-//! A watcher registers, reads the record, and from then on is woken with newer records; what it has not shown yet
-//! is cut out of the record's own timeline. There is no queue per watcher to overflow: a slow one skips straight
-//! to the newest record, and if the timeline no longer reaches back far enough it is told what it missed.
+//! A watcher subscribes, reads the record, and is then woken with newer records. The events it
+//! has not shown yet are taken from the record's timeline. There is no queue per watcher that
+//! could overflow: a slow watcher continues with the newest record, and if the timeline no
+//! longer reaches back far enough, it reports the revisions that are missing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +13,14 @@ use baton_core::ids::TaskId;
 use baton_core::record::{TaskRecord, TimelineEvent};
 use tokio::sync::watch;
 
-/// Watchers at one time, over all tenants; each holds one stream open.
+/// Watchers at one time, over all tenants. Each uses one open stream.
 pub const WATCHERS_MAX: usize = 4096;
-/// One tenant leaves some of them to the others.
+/// Watchers of one tenant, so that some are left for the others.
 pub(crate) const WATCHERS_PER_TENANT: usize = WATCHERS_MAX / 4 * 3;
 
 type WatchChannel = watch::Sender<Option<Arc<TaskRecord>>>;
 
-/// Who watches what. Clones share it.
+/// The watchers of all tasks. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct TaskWatchers {
     channels: Arc<Mutex<WatchChannels>>,
@@ -30,12 +32,13 @@ struct WatchChannels {
     watcher_count: usize,
 }
 
-/// All places are taken.
+/// The limit on watchers is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWatchers;
 
 impl TaskWatchers {
-    /// Takes a place. Read the task's record only after this, or an event may fall between.
+    /// Subscribes to a task. Read the task's record only after this call, or an event in
+    /// between is lost.
     pub fn subscribe(
         &self,
         task: TaskId,
@@ -60,7 +63,7 @@ impl TaskWatchers {
         })
     }
 
-    /// Wakes the task's watchers with a record that is durable.
+    /// Wakes the task's watchers with a durable record.
     pub(crate) fn publish(&self, record: &Arc<TaskRecord>) {
         if let Some(slot) = self.lock().by_task.get(&record.task) {
             slot.send_replace(Some(Arc::clone(record)));
@@ -70,7 +73,7 @@ impl TaskWatchers {
     fn unsubscribe(&self, task: TaskId) {
         let mut slots = self.lock();
         slots.watcher_count -= 1;
-        // The leaving receiver still counts here, so one means that nobody else is left.
+        // The receiver being dropped still counts, so one means that no other watcher is left.
         if slots
             .by_task
             .get(&task)
@@ -81,12 +84,12 @@ impl TaskWatchers {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, WatchChannels> {
-        // A panic while the map was held leaves it whole: every change is one insert or remove.
+        // A panic leaves the map consistent: every change is a single insert or remove.
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One watcher's place in one task. Dropping it frees the place.
+/// One watcher's subscription to one task. Dropping it frees its slot.
 #[derive(Debug)]
 pub struct TaskSubscription {
     watchers: TaskWatchers,
@@ -98,7 +101,8 @@ pub struct TaskSubscription {
 /// What a watcher shows next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchUpdate {
-    /// Revisions `from..=to` are no longer in the timeline and will not come, but for what operators did.
+    /// Revisions `from..=to` are no longer in the timeline and will not be delivered, except
+    /// for operators' actions.
     pub missed: Option<(u64, u64)>,
     pub events: Vec<Arc<TimelineEvent>>,
     pub record: Arc<TaskRecord>,
@@ -127,14 +131,14 @@ impl TaskSubscription {
         })
     }
 
-    /// Waits for the next step. Safe in `select!`: nothing is taken before it resolves.
+    /// Waits for the next update. Safe in `select!`: nothing is consumed before it resolves.
     pub async fn next(&mut self) -> WatchUpdate {
         loop {
-            // The sender lives in the map as long as this receiver holds its place there.
+            // The sender stays in the map as long as this receiver is subscribed.
             let _ = self.records.changed().await;
             let newest = self.records.borrow_and_update().clone();
-            if let Some(step) = newest.and_then(|record| self.advance(&record)) {
-                return step;
+            if let Some(update) = newest.and_then(|record| self.advance(&record)) {
+                return update;
             }
         }
     }
@@ -201,31 +205,34 @@ mod tests {
         })
     }
 
-    fn revisions(step: &WatchUpdate) -> Vec<u64> {
-        step.events.iter().map(|event| event.revision).collect()
+    fn revisions(update: &WatchUpdate) -> Vec<u64> {
+        update.events.iter().map(|event| event.revision).collect()
     }
 
     #[tokio::test]
     async fn history_then_live_without_a_gap_or_a_duplicate() {
         let watchers = TaskWatchers::default();
-        let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 1).unwrap();
-        // Published between subscribing and reading: seen once.
+        let mut subscription = watchers.subscribe(TaskId(Uuid::from_u128(1)), 1).unwrap();
+        // Published between subscribing and reading: seen only once.
         watchers.publish(&record(1, 3));
-        assert_eq!(revisions(&tail.advance(&record(1, 3)).unwrap()), [2, 3]);
+        assert_eq!(
+            revisions(&subscription.advance(&record(1, 3)).unwrap()),
+            [2, 3]
+        );
         watchers.publish(&record(1, 4));
         watchers.publish(&record(1, 6));
-        let step = tail.next().await;
-        assert_eq!((revisions(&step), step.missed), (vec![4, 5, 6], None));
+        let update = subscription.next().await;
+        assert_eq!((revisions(&update), update.missed), (vec![4, 5, 6], None));
     }
 
     #[tokio::test]
     async fn a_slow_watcher_is_told_what_it_missed() {
         let watchers = TaskWatchers::default();
-        let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
+        let mut subscription = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
         watchers.publish(&record(10, 12));
-        let step = tail.next().await;
+        let update = subscription.next().await;
         assert_eq!(
-            (revisions(&step), step.missed),
+            (revisions(&update), update.missed),
             (vec![10, 11, 12], Some((3, 9)))
         );
     }
@@ -234,11 +241,11 @@ mod tests {
     fn places_come_back_when_watchers_leave() {
         let watchers = TaskWatchers::default();
         let task = TaskId(Uuid::from_u128(1));
-        let tails: Vec<TaskSubscription> = (0..WATCHERS_MAX)
+        let subscriptions: Vec<TaskSubscription> = (0..WATCHERS_MAX)
             .map(|_| watchers.subscribe(task, 0).unwrap())
             .collect();
         assert_eq!(watchers.subscribe(task, 0).err(), Some(TooManyWatchers));
-        drop(tails);
+        drop(subscriptions);
         assert!(watchers.lock().by_task.is_empty());
         assert!(watchers.subscribe(task, 0).is_ok());
     }

@@ -1,5 +1,6 @@
-//! The specification that tests of this crate vary; only the fields a test names matter to it. The core has its own: what is
-//! compiled for its tests only cannot be used here.
+//! The task specification that tests of this crate vary; a test sets only the fields that
+//! matter to it. The core's sample cannot be used here, because it is compiled only for the
+//! core's own tests.
 
 use std::collections::BTreeMap;
 

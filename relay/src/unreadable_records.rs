@@ -1,4 +1,5 @@
-//! Records that could not be read since the start, each counted once: for operators, who cannot see what a list leaves out.
+//! Counts the records that could not be read since the start, each once. Operators need the
+//! number, because lists leave such records out.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::store::{RecordKey, ScannedRecords};
 use crate::telemetry::Telemetry;
 
-/// Keys that are told apart; beyond this nobody needs the exact number.
+/// Keys that are tracked individually. Above this the exact number does not matter.
 const TRACKED_KEYS_MAX: usize = 100_000;
 
-/// Clones share one count.
+/// The unreadable records met so far. Clones share one count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnreadableRecords {
     tracked: Arc<Mutex<UnreadableKeys>>,
@@ -19,7 +20,7 @@ pub(crate) struct UnreadableRecords {
 #[derive(Debug, Default)]
 struct UnreadableKeys {
     keys: HashSet<RecordKey>,
-    /// Damaged pages have no name: the most that one look met.
+    /// Damaged pages have no key, so this is the largest number that a single scan met.
     pages: u64,
 }
 
@@ -31,7 +32,7 @@ impl UnreadableRecords {
         }
     }
 
-    /// A record that is there and means nothing.
+    /// Counts a record that exists but cannot be read.
     pub(crate) fn add_record(&self, key: &RecordKey) {
         let mut known = self.lock();
         if known.keys.len() < TRACKED_KEYS_MAX && known.keys.insert(key.clone()) {
@@ -39,7 +40,8 @@ impl UnreadableRecords {
         }
     }
 
-    /// What one look passed over. Gives the number of those without a name, for a look of several scans.
+    /// Counts the records that a scan skipped. Returns the number without a key, so that a
+    /// caller with several scans can add them up.
     pub(crate) fn add_scan(&self, scan: &ScannedRecords) -> u64 {
         let named = scan
             .skipped_records
@@ -64,7 +66,7 @@ impl UnreadableRecords {
         known.keys.len() as u64 + known.pages
     }
 
-    // Every change is complete before a panic can happen.
+    // Each change is complete before a panic can occur, so a poisoned lock is safe to use.
     fn lock(&self) -> MutexGuard<'_, UnreadableKeys> {
         self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,9 @@
-//! Makes an export: of a live relay, or of a directory where none runs.
+//! Makes an export of a running relay, or of a directory without one.
 //!
-//! Records go first, as the store tells them; only while that lasts is its journal held. Then come the long prompts and
-//! the output that those records name. Besides one frame it holds 16 bytes for each attempt that has stored output and
-//! 48 for each long prompt.
+//! Records are written first, in the order of the store's dump; the journal is pinned only
+//! during that time. Then follow the long prompts and the output that those records refer to.
+//! Memory use is one frame, plus 16 bytes for each attempt with stored output and 48 for each
+//! long prompt.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
@@ -23,10 +24,10 @@ use crate::store::{
     StoreOpenError,
 };
 
-/// Output read at one time.
+/// Output bytes read at a time.
 const BLOCK: usize = 256 * 1024;
 
-/// What an export is made of.
+/// The data that an export is made from.
 #[derive(Debug)]
 pub(crate) struct ExportSource<'a> {
     pub(crate) store: &'a Store,
@@ -34,7 +35,7 @@ pub(crate) struct ExportSource<'a> {
     pub(crate) output: &'a StoredOutput,
     pub(crate) incarnation: Option<Uuid>,
     pub(crate) relay_epoch: u64,
-    /// Why a relay would not start on it.
+    /// Why a relay would refuse to start on this data.
     pub(crate) refusal: Option<String>,
 }
 
@@ -51,15 +52,15 @@ pub struct ExportOptions {
 pub struct ExportSummary {
     pub head: ArchiveHead,
     pub trailer: ArchiveTrailer,
-    /// Of the whole file.
+    /// Size of the whole file.
     pub bytes: u64,
     pub sha256: [u8; 32],
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Nobody takes it any more, or there is no room for it.
-    #[error("the export cannot be written: {0}")]
+    /// The receiver stopped reading, or there is no space.
+    #[error("writing the export failed: {0}")]
     Write(#[from] io::Error),
     #[error(transparent)]
     Open(#[from] StoreOpenError),
@@ -86,7 +87,7 @@ impl From<DumpError<io::Error>> for ExportError {
     }
 }
 
-/// Of a directory on which no relay runs, also of one that no longer starts.
+/// Exports a directory that no relay uses, even one that a relay would refuse to start on.
 pub fn export_directory<W: Write>(
     data: &Path,
     options: ExportOptions,
@@ -96,29 +97,29 @@ pub fn export_directory<W: Write>(
     let output = StoredOutput::open_offline(&data.join("output"))?;
     let bodies = BodyFiles::open_read_only(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
-    Store::with_offline_store(config, |looked| {
-        let source = ExportSource::of(looked, &bodies, &output).with_import_state(data);
+    Store::with_offline_store(config, |offline| {
+        let source = ExportSource::of(offline, &bodies, &output).with_import_state(data);
         write_export(&source, options, out, watch)
     })?
 }
 
 impl<'a> ExportSource<'a> {
     pub(super) fn of(
-        looked: &'a OfflineStore,
+        offline: &'a OfflineStore,
         bodies: &'a BodyFiles,
         output: &'a StoredOutput,
     ) -> Self {
         Self {
-            store: &looked.store,
+            store: &offline.store,
             bodies,
             output,
-            incarnation: looked.incarnation,
-            relay_epoch: looked.relay_epoch,
-            refusal: looked.refusal.as_ref().map(ToString::to_string),
+            incarnation: offline.incarnation,
+            relay_epoch: offline.relay_epoch,
+            refusal: offline.refusal.as_ref().map(ToString::to_string),
         }
     }
 
-    /// What an import left half done is no more whole than what the disk has lost.
+    /// Marks the export as incomplete if an import into this directory was interrupted.
     pub(super) fn with_import_state(mut self, data: &Path) -> Self {
         if let Some(interrupted) = import_directory::interrupted_import(data) {
             self.refusal = Some(interrupted.to_string());
@@ -142,16 +143,16 @@ impl<'a> ExportSource<'a> {
     }
 }
 
-/// Blocks for as long as it takes, and as long as `out` does.
+/// Writes an export. Blocks until it is complete, as long as `out` does.
 pub(crate) fn write_export<W: Write>(
     source: &ExportSource<'_>,
     options: ExportOptions,
     out: W,
     watch: &mut dyn FnMut(ArchiveProgress),
 ) -> Result<(ExportSummary, W), ExportError> {
-    let _bodies_stay = source.bodies.read_guard();
+    let _body_guard = source.bodies.read_guard();
     let head = source.head(options);
-    let mut exporting = ExportRun {
+    let mut run = ExportRun {
         source,
         options,
         writer: ArchiveWriter::begin(out, &head)?,
@@ -160,13 +161,13 @@ pub(crate) fn write_export<W: Write>(
         records: 0,
         references: ReferencedData::default(),
     };
-    let revision = source.store.dump(|told| exporting.write_dump_item(told))?;
-    let missing_bodies = exporting.bodies()?;
+    let revision = source.store.dump(|item| run.write_dump_item(item))?;
+    let missing_bodies = run.bodies()?;
     if !options.without_output {
-        exporting.output()?;
+        run.output()?;
     }
-    let skipped = exporting.references.skipped();
-    let finished = exporting.writer.finish(|trailer| {
+    let skipped = run.references.skipped();
+    let finished = run.writer.finish(|trailer| {
         trailer.revision = revision.get();
         trailer.skipped = skipped;
         trailer.missing_bodies = missing_bodies;
@@ -190,13 +191,13 @@ struct ExportRun<'a, 'w, W> {
     references: ReferencedData,
 }
 
-/// What the records name, and what could not be read of them.
+/// What the records refer to, and the records that could not be read.
 #[derive(Default)]
 struct ReferencedData {
     bodies: HashMap<Uuid, BodyHash>,
     attempts: HashSet<Uuid>,
     unreadable: BTreeSet<RecordKey>,
-    /// Unreadable without a key: damaged pages, mostly.
+    /// Unreadable items without a key, mostly damaged pages.
     unreadable_without_key: u64,
 }
 
@@ -207,8 +208,8 @@ impl ReferencedData {
 }
 
 impl<W: Write> ExportRun<'_, '_, W> {
-    fn write_dump_item(&mut self, told: DumpItem) -> io::Result<()> {
-        match told {
+    fn write_dump_item(&mut self, item: DumpItem) -> io::Result<()> {
+        match item {
             DumpItem::Record(key, body) => self.record(key, body),
             DumpItem::Change(StoreChange::Put(key, body)) => self.record(key, body.into()),
             DumpItem::Change(StoreChange::Delete(key)) => self.deletion(key),
@@ -228,7 +229,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
         if self.options.without_tokens && is_credential(&key) {
             return Ok(());
         }
-        // What this version cannot decode is carried as it is.
+        // A record that this version cannot decode is copied unchanged.
         match record_references(&key, &body) {
             Ok(RecordReferences::Spec {
                 task,
@@ -246,7 +247,8 @@ impl<W: Write> ExportRun<'_, '_, W> {
         self.put(ArchiveStage::Records, &ArchiveItem::Put { key, body })
     }
 
-    /// Only attempts that have output; the log's own index holds much more for each of those.
+    /// Remembers the attempts with output. The log's own index uses much more memory for each
+    /// of them.
     fn note_attempts(&mut self, attempts: Vec<(Uuid, Option<u64>)>) {
         let stored = attempts
             .into_iter()
@@ -266,7 +268,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
         self.put(ArchiveStage::Records, &ArchiveItem::Delete(key))
     }
 
-    /// How many could not be read.
+    /// Writes the long prompts; returns how many could not be read.
     fn bodies(&mut self) -> io::Result<u64> {
         let hashes: BTreeSet<BodyHash> = self.references.bodies.values().copied().collect();
         let mut missing = 0;
@@ -274,7 +276,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
             match self.source.bodies.load_bytes(hash) {
                 Ok(body) => self.put(ArchiveStage::Bodies, &ArchiveItem::Body(body.into()))?,
                 Err(error) => {
-                    tracing::error!(body = hash.file_name(), %error, "a long prompt is left out of the export");
+                    tracing::error!(body = hash.file_name(), %error, "long prompt cannot be read; leaving it out of the export");
                     missing += 1;
                 }
             }
@@ -286,14 +288,15 @@ impl<W: Write> ExportRun<'_, '_, W> {
         let mut attempts: Vec<Uuid> = std::mem::take(&mut self.references.attempts)
             .into_iter()
             .collect();
-        // In the order of time, which is roughly the order on the disk.
+        // In order of time, which is roughly the order on disk.
         attempts.sort_unstable();
         attempts
             .into_iter()
             .try_for_each(|attempt| self.output_of(attempt))
     }
 
-    /// What was stored when its turn came; what a running attempt adds meanwhile is not waited for.
+    /// Writes the output that is stored now. Bytes that a running attempt adds meanwhile are
+    /// left out.
     fn output_of(&mut self, attempt: Uuid) -> Result<(), ExportError> {
         let Some(end) = self.source.output.end(attempt) else {
             return Ok(());
@@ -303,7 +306,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
             let pieces = match self.source.output.read(attempt, at, BLOCK) {
                 Ok(pieces) if pieces.is_empty() => break,
                 Ok(pieces) => pieces,
-                // Retention took all of it since; its record says how long it was.
+                // Retention removed all of it meanwhile. The record still has its length.
                 Err(OutputReadError::Unknown) => return Ok(()),
                 Err(error) => return Err(ExportError::ReadOutput(error)),
             };

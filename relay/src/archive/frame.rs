@@ -1,15 +1,16 @@
-//! One frame of an export as bytes, and back. No I/O beyond the stream it is given.
+//! Encodes and decodes one frame of an export. No I/O.
 
 use crc32fast::Hasher;
 
-/// What every export begins with.
+/// The first bytes of every export.
 pub(super) const MAGIC: &[u8; 8] = b"BTNEXP01";
 /// kind, length, checksum.
 pub(super) const FRAME_HEAD: usize = 1 + 4 + 4;
-/// Longest body: a record of 1 MiB or a prompt of 1 MiB, and what stands around it. Bounds a reader's memory.
+/// Longest body: a record or prompt of 1 MiB and the fields around it. Limits a reader's
+/// memory.
 pub(super) const BODY_MAX: usize = 2 << 20;
 
-/// What a frame holds. Numbers are for ever.
+/// The kind of a frame. Numbers must never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ArchiveFrameKind {
@@ -36,12 +37,12 @@ impl ArchiveFrameKind {
     ];
 
     pub(super) fn of(number: u8) -> Option<Self> {
-        let place = usize::from(number).checked_sub(1)?;
-        Self::ALL.get(place).copied()
+        let index = usize::from(number).checked_sub(1)?;
+        Self::ALL.get(index).copied()
     }
 }
 
-/// The head of a frame, before its checksum was compared.
+/// The head of a frame, before its checksum is compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArchiveFrameHead {
     pub(super) kind: u8,
@@ -59,12 +60,12 @@ impl ArchiveFrameHead {
         }
     }
 
-    pub(super) fn fits(&self, number: u64, body: &[u8]) -> bool {
+    pub(super) fn matches_checksum(&self, number: u64, body: &[u8]) -> bool {
         checksum(number, self.kind, self.len, body) == self.crc
     }
 }
 
-/// The frame's head, for a body that the caller writes behind it.
+/// The head for a body that the caller writes after it.
 pub(super) fn encode_head(number: u64, kind: ArchiveFrameKind, body: &[u8]) -> [u8; FRAME_HEAD] {
     let len = u32::try_from(body.len()).expect("bodies are limited to 2 MiB");
     let mut raw = [0; FRAME_HEAD];

@@ -1,7 +1,8 @@
-//! Takes an export into a new directory, with a new identity: whole, or not at all.
+//! Imports an export into a new directory with a new incarnation, completely or not at all.
 //!
-//! The file is read twice. The first time everything in it is checked, and a bad one changes nothing. The second time it
-//! is written, under a marker that a relay refuses to start on, until the last byte is synced.
+//! The file is read twice. The first pass checks everything, and a bad file changes nothing.
+//! The second pass writes the data under a marker that prevents a relay from starting, until
+//! the last byte is synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Write};
@@ -30,24 +31,24 @@ use crate::store::{
     FatalHook, OpenedStore, RecordKey, Store, StoreChange, StoreConfig, StoreOpenError,
 };
 
-/// Changes of one append.
+/// Bytes of changes in one append.
 const BATCH: usize = 512 * 1024;
-/// Read at one time.
+/// Bytes read at a time.
 const BLOCK: usize = 256 * 1024;
 
-/// What was taken.
+/// The result of an import.
 #[derive(Clone, Debug)]
 pub struct ImportSummary {
     pub head: ArchiveHead,
     pub trailer: ArchiveTrailer,
     pub tasks: u64,
-    /// Of the new directory.
+    /// The incarnation of the new directory.
     pub incarnation: Uuid,
-    /// How long a relay holds its open tasks back.
+    /// How long a relay delays the imported open tasks.
     pub hold_ms: u64,
-    /// What the export's records say of each other is wrong in so many places; `baton verify FILE` lists them.
+    /// Number of inconsistencies between the export's records; `baton verify FILE` lists them.
     pub findings: u64,
-    /// What was missing already when the export was made.
+    /// What was already missing when the export was made.
     pub missing: Option<String>,
 }
 
@@ -55,17 +56,17 @@ pub struct ImportSummary {
 pub enum ImportError {
     #[error(transparent)]
     Check(#[from] VerifyError),
-    #[error("the export changed while it was read: {0}")]
+    #[error("the export changed while it was imported: {0}")]
     Changed(ArchiveFault),
-    #[error("the export is not whole: {missing}")]
+    #[error("the export is incomplete: {missing}")]
     NotWhole { missing: String },
     #[error(
-        "the directory {dir} is not empty; name a new one, or start a relay on it and import into that one if it has no \
+        "the directory {dir} is not empty; use a new one, or start a relay on it and import into that relay if it has no \
          tasks"
     )]
     NotEmpty { dir: PathBuf },
     #[error(
-        "an import into {dir} was interrupted, so what is there is not whole; run `baton import FILE --data DIR` again with the same \
+        "an import into {dir} was interrupted and its data is incomplete; run `baton import FILE --data DIR` again with the same \
          directory to start over, or remove the directory"
     )]
     Interrupted { dir: PathBuf },
@@ -79,7 +80,7 @@ pub enum ImportError {
     Store(#[from] StoreOpenError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    #[error("the import cannot be written: {0}; make room, then run `baton import FILE` again")]
+    #[error("writing the import failed: {0}; free disk space, then run `baton import FILE` again")]
     Write(String),
 }
 
@@ -90,14 +91,15 @@ pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) 
 
 #[derive(Clone, Copy, Debug)]
 pub struct ImportOptions {
-    /// Take an export although its maker knew that something is missing.
+    /// Import although data was already missing when the export was made.
     pub accept_loss: bool,
     /// The wall clock.
     pub now_ms: u64,
 }
 
-/// Takes the export into a directory that does not exist, is empty, or holds an import that was interrupted. Makes a
-/// local administrator's token there, since nobody may have kept one.
+/// Imports into a directory that does not exist, is empty, or contains an interrupted import.
+/// Creates a local administrator's token there, because no token of the old relay may be
+/// available.
 pub fn import_file(
     file: &Path,
     data: &Path,
@@ -131,7 +133,7 @@ pub(super) fn imported(checked: VerifiedArchive, incarnation: Uuid) -> ImportSum
     }
 }
 
-/// An interrupted import may be started over; anything else that is there is somebody's.
+/// An interrupted import may be repeated. Any other content may belong to somebody else.
 fn check_directory_free(data: &Path) -> Result<(), ImportError> {
     if import_directory::interrupted_import(data).is_some() {
         return Ok(());
@@ -149,13 +151,14 @@ fn check_directory_free(data: &Path) -> Result<(), ImportError> {
     }
 }
 
-/// A directory that is being filled.
+/// A directory that an import is filling.
 pub(super) struct ImportStaging {
     dir: PathBuf,
     opened: OpenedStore,
     output: OutputLog,
     bodies: BodyFiles,
-    /// The output log's calls wait for room; its writer is a thread of its own.
+    /// Runs the output log's async calls, which wait for room; the log's writer has its own
+    /// thread.
     runtime: tokio::runtime::Runtime,
     batch: Vec<StoreChange>,
     batch_bytes: usize,
@@ -190,7 +193,7 @@ impl ImportStaging {
         })
     }
 
-    /// Every item of the file, which was checked before.
+    /// Imports every item of the file, which was verified before.
     pub(super) fn take_all(
         &mut self,
         file: &Path,
@@ -223,7 +226,9 @@ impl ImportStaging {
         Err(ImportError::Changed(ArchiveFault {
             at: reader.position(),
             frame: 0,
-            damage: super::ArchiveDamage::Inconsistent("it is another one than was checked"),
+            damage: super::ArchiveDamage::Inconsistent(
+                "it differs from the file that was verified",
+            ),
         }))
     }
 
@@ -232,8 +237,9 @@ impl ImportStaging {
             ArchiveItem::Put { key, body } => self.add(StoreChange::Put(key, body.to_vec())),
             ArchiveItem::Delete(key) => self.add(StoreChange::Delete(key)),
             ArchiveItem::Body(body) => {
-                let kept = self.bodies.store(&body);
-                kept.map(drop)
+                let stored = self.bodies.store(&body);
+                stored
+                    .map(drop)
                     .map_err(io_error("write a long prompt to", &self.dir))
             }
             ArchiveItem::Output { attempt, piece } => self.append(attempt, piece),
@@ -270,12 +276,12 @@ impl ImportStaging {
         appended.map(drop).map_err(|error| self.failed(&error))
     }
 
-    /// Whether the import has brought this record.
+    /// Whether the import contains this record.
     pub(super) fn has(&self, key: &RecordKey) -> bool {
         !matches!(self.opened.store.get(key), Ok(None))
     }
 
-    /// One more change, durable at the latest when this has finished.
+    /// Adds one change. It is durable at the latest when the import has finished.
     pub(super) fn add(&mut self, change: StoreChange) -> Result<(), ImportError> {
         let size = change.size();
         if self.batch_bytes + size > BATCH {
@@ -296,7 +302,7 @@ impl ImportStaging {
         appended.map(drop).map_err(|error| self.failed(&error))
     }
 
-    /// Everything is durable and closed; from here on a relay may start on it.
+    /// Makes everything durable and closes it. From here on a relay may start on the directory.
     pub(super) fn finish(mut self) -> Result<Uuid, ImportError> {
         self.flush()?;
         let incarnation = self.opened.incarnation;
@@ -317,10 +323,10 @@ impl ImportStaging {
         Ok(incarnation)
     }
 
-    /// The reason, if one of the threads behind has told it.
+    /// The error, or the reason that a background thread recorded.
     fn failed(&self, error: &dyn std::fmt::Display) -> ImportError {
-        let told = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        ImportError::Write(told.clone().unwrap_or_else(|| error.to_string()))
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        ImportError::Write(failure.clone().unwrap_or_else(|| error.to_string()))
     }
 }
 
@@ -328,31 +334,31 @@ fn open_store(
     dir: &Path,
     failure: &Arc<Mutex<Option<String>>>,
 ) -> Result<OpenedStore, StoreOpenError> {
-    let told = Arc::clone(failure);
+    let recorder = Arc::clone(failure);
     let mut config = StoreConfig::new(dir.join("store"), Uuid::now_v7());
     config.inherited = true;
-    config.on_fatal = FatalHook::new(move |fatal| record_failure(&told, fatal));
+    config.on_fatal = FatalHook::new(move |fatal| record_failure(&recorder, fatal));
     Store::open(config)
 }
 
-/// Nothing is cut or dropped on the way in, whatever the relay's limits will be.
+/// Opens the output log without limits, so that the import cuts and drops nothing.
 fn open_output(
     dir: &Path,
     now: WallTime,
     failure: &Arc<Mutex<Option<String>>>,
 ) -> Result<OutputLog, OutputError> {
-    let told = Arc::clone(failure);
+    let recorder = Arc::clone(failure);
     let mut config = OutputConfig::new(dir.join("output"));
     config.attempt_bytes_max = u64::MAX;
     config.retention_bytes = u64::MAX;
     config.retention_age = Duration::MAX;
-    let abort = Arc::new(move |error: &io::Error| record_failure(&told, error));
+    let abort = Arc::new(move |error: &io::Error| record_failure(&recorder, error));
     OutputLog::open(config, now.0, abort).map(|(log, _)| log)
 }
 
 fn record_failure(failure: &Mutex<Option<String>>, what: &dyn std::fmt::Display) {
-    let mut told = failure.lock().unwrap_or_else(PoisonError::into_inner);
-    told.get_or_insert_with(|| what.to_string());
+    let mut recorded = failure.lock().unwrap_or_else(PoisonError::into_inner);
+    recorded.get_or_insert_with(|| what.to_string());
 }
 
 pub(super) fn create_private_dir(dir: &Path) -> io::Result<()> {
@@ -366,7 +372,8 @@ pub(super) fn create_private_dir(dir: &Path) -> io::Result<()> {
     })
 }
 
-/// Before anything else is made, so that a crash at any point leaves a directory that says so.
+/// Writes the marker before anything else, so that a crash at any point leaves it in the
+/// directory.
 fn write_import_marker(dir: &Path) -> Result<(), ImportError> {
     let path = dir.join(IMPORTING);
     let mut options = OpenOptions::new();
@@ -384,7 +391,7 @@ fn write_import_marker(dir: &Path) -> Result<(), ImportError> {
     import_directory::sync(dir)
 }
 
-/// Says which history this is, and is the moment from which it counts.
+/// Writes the incarnation into the marker and renames it, which completes the import.
 fn finish_import_marker(dir: &Path, incarnation: Uuid) -> Result<(), ImportError> {
     let (importing, imported) = (dir.join(IMPORTING), dir.join(IMPORTED));
     import_directory::sync(dir)?;

@@ -1,8 +1,9 @@
-//! Where an import stands on the disk, from its first file to its last: what a start refuses, takes over or clears away.
+//! The state of an import on disk, and what a start does with it: refuse, complete or remove.
 //!
-//! A directory that an import fills holds `importing` until the import is whole, and `imported` from then on. An import
-//! into a running relay fills `incoming/` inside its directory, and the next start puts that in the place of what was
-//! there: one rename after the other, each of which can be repeated after a crash.
+//! A directory that an import fills contains `importing` until the import is complete, and
+//! `imported` from then on. An import into a running relay fills `incoming/` inside its data
+//! directory. The next start replaces the old data with it by a series of renames, each of
+//! which can be repeated after a crash.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +15,7 @@ use crate::store;
 pub(super) const IMPORTING: &str = "importing";
 pub(super) const IMPORTED: &str = "imported";
 const INCOMING: &str = "incoming";
-/// What an import makes, beside its marker.
+/// The directories that an import creates, beside its marker.
 pub(super) const DATA_PARTS: [&str; 3] = ["store", "output", "bodies"];
 
 /// The directory that an import into the running relay of `data` fills.
@@ -22,7 +23,7 @@ pub(super) fn incoming_dir(data: &Path) -> PathBuf {
     data.join(INCOMING)
 }
 
-/// Why a directory that an import did not finish is refused.
+/// The error for a directory with an unfinished import.
 pub(super) fn interrupted_import(data: &Path) -> Option<ImportError> {
     let marker = data.join(IMPORTING);
     marker.exists().then(|| ImportError::Interrupted {
@@ -30,7 +31,7 @@ pub(super) fn interrupted_import(data: &Path) -> Option<ImportError> {
     })
 }
 
-/// Before anything in the directory is opened.
+/// Handles an import on disk. Must run before anything in the directory is opened.
 pub(crate) fn settle_import(data: &Path) -> Result<(), ImportError> {
     if let Some(interrupted) = interrupted_import(data) {
         return Err(interrupted);
@@ -42,11 +43,11 @@ pub(crate) fn settle_import(data: &Path) -> Result<(), ImportError> {
     if incoming.join(IMPORTED).exists() {
         return replace_data(data, &incoming);
     }
-    tracing::warn!(dir = %incoming.display(), "an import into this relay was interrupted; it is cleared away");
+    tracing::warn!(dir = %incoming.display(), "removing an interrupted import");
     clear(data)
 }
 
-/// Takes away what an import that did not finish left, or one that is no longer wanted.
+/// Removes the files of an import that did not finish or is no longer needed.
 pub(super) fn clear(data: &Path) -> Result<(), ImportError> {
     let incoming = incoming_dir(data);
     match fs::remove_dir_all(&incoming) {
@@ -58,10 +59,11 @@ pub(super) fn clear(data: &Path) -> Result<(), ImportError> {
 }
 
 fn replace_data(data: &Path, incoming: &Path) -> Result<(), ImportError> {
-    // Nobody else may be using what is put away, or be putting it away too. A crash may have left only one of them.
+    // No other process may use or replace these stores meanwhile. After a crash only one may
+    // exist.
     let stores = [data.join("store"), incoming.join("store")];
-    let there = stores.iter().filter(|store| store.exists());
-    let _locks = there
+    let existing = stores.iter().filter(|store| store.exists());
+    let _locks = existing
         .map(|store| store::lock_directory(store))
         .collect::<Result<Vec<_>, _>>()?;
     let name = fs::read_to_string(incoming.join(IMPORTED))
@@ -79,11 +81,11 @@ fn replace_data(data: &Path, incoming: &Path) -> Result<(), ImportError> {
         fs::rename(&new, &old).map_err(io_error("move", &new))?;
         sync(data)?;
     }
-    let note = data.join(IMPORTED);
-    fs::rename(incoming.join(IMPORTED), &note).map_err(io_error("move", &note))?;
+    let marker = data.join(IMPORTED);
+    fs::rename(incoming.join(IMPORTED), &marker).map_err(io_error("move", &marker))?;
     clear(data)?;
     sync(data)?;
-    tracing::info!(dir = %data.display(), before = %before.display(), "the imported data is in place");
+    tracing::info!(dir = %data.display(), before = %before.display(), "imported data replaced the old data");
     Ok(())
 }
 

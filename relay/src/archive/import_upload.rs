@@ -1,5 +1,5 @@
-//! An import into a relay that runs and has no tasks: the export is uploaded, checked and written beside the relay's data,
-//! and put in its place by the relay's next start.
+//! An import into a running relay without tasks. The export is uploaded, verified and written
+//! beside the relay's data. The relay's next start replaces the data with it.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,12 +12,13 @@ use super::import_directory;
 use super::verification::{VerifiedArchive, VerifyWatcher, verify_file};
 use crate::store::{KeyRange, RecordKind, ScanPage, Store, StoreChange};
 
-/// Records carried over at one time.
+/// Records copied at a time.
 const PAGE: usize = 256;
-/// What the relay had of its own before: without its tokens, who imports would lock themselves out.
+/// Kinds of the relay's own records to keep. Without its tokens, the importing administrator
+/// would be locked out.
 const CARRIED_KINDS: [RecordKind; 3] = [RecordKind::Profile, RecordKind::Token, RecordKind::Daemon];
 
-/// An upload, until it is staged. Dropping it takes it away again.
+/// An upload until it is staged. Dropping it removes its files.
 #[derive(Debug)]
 pub(crate) struct ImportUpload {
     data: PathBuf,
@@ -26,7 +27,7 @@ pub(crate) struct ImportUpload {
 }
 
 impl ImportUpload {
-    /// Clears away what an earlier one left, and makes the file that the export is written to.
+    /// Removes the files of an earlier upload, and creates the file for the export.
     pub(crate) fn begin(data: &Path) -> Result<(Self, File), ImportError> {
         import_directory::clear(data)?;
         let dir = import_directory::incoming_dir(data);
@@ -43,7 +44,7 @@ impl ImportUpload {
         Ok((upload, file))
     }
 
-    /// Checks everything, then writes it beside the relay's data. Nothing of it counts yet.
+    /// Verifies everything, then writes it beside the relay's data. It has no effect yet.
     pub(crate) fn stage(
         self,
         now: WallTime,
@@ -66,21 +67,22 @@ impl Drop for ImportUpload {
         if !self.is_staged
             && let Err(error) = import_directory::clear(&self.data)
         {
-            tracing::warn!(%error, "an import that failed could not be cleared away; the next start does it");
+            tracing::warn!(%error, "removing the files of a failed import failed; the next start tries again");
         }
     }
 }
 
-/// An import that is whole but for what the relay keeps of its own.
+/// An import that is complete except for the relay's own records.
 pub(crate) struct StagedImport {
-    /// Goes before the upload, which takes its files away.
+    /// Must be dropped before the upload, which removes its files.
     staging: ImportStaging,
     upload: ImportUpload,
     checked: VerifiedArchive,
 }
 
 impl StagedImport {
-    /// From here on the next start takes it. `own` is the relay's store, to which nobody writes any more.
+    /// Completes the import, so that the next start uses it. `own` is the relay's store, which
+    /// must not change any more.
     pub(crate) fn finish(mut self, own: &Store) -> Result<ImportSummary, ImportError> {
         self.carry_over_own_records(own)?;
         let incarnation = self.staging.finish()?;

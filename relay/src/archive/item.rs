@@ -1,4 +1,4 @@
-//! What an export holds: its head, its items and its trailer, and how each is written in a frame.
+//! The contents of an export (head, items, trailer) and their encoding in frames.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -9,45 +9,45 @@ use super::frame::ArchiveFrameKind;
 use crate::output::{CutReason, OutputPiece};
 use crate::store::{RecordKey, SCHEMA};
 
-/// The newest format of the file.
+/// The newest file format.
 pub(super) const FORMAT: u32 = 1;
 
-/// Who made an export, of what.
+/// The first frame: what the export was made from, and by which version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchiveHead {
-    /// Of the file.
+    /// Format of the file.
     pub format: u32,
-    /// Of the records in it.
+    /// Schema of the records.
     pub schema: u16,
-    /// The history that it is of; absent where that could not be read.
+    /// The incarnation of the exported data; `None` if it could not be read.
     pub incarnation: Option<Uuid>,
     pub relay_epoch: u64,
-    /// Everything up to this commit was durable when the export began, so it is in it.
+    /// Everything up to this commit was durable when the export began, and is included.
     pub from_revision: u64,
     pub made_at_ms: u64,
     /// The program's version.
     pub made_by: String,
     pub with_output: bool,
     pub with_tokens: bool,
-    /// Why a relay would not start on the directory that it was made of.
+    /// Why a relay would refuse to start on the exported directory.
     pub refusal: Option<String>,
 }
 
 /// The last frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchiveTrailer {
-    /// The commit whose state the items amount to.
+    /// The commit whose state the items add up to.
     pub revision: u64,
     /// Frames before this one.
     pub frames: u64,
-    /// Items of each kind.
+    /// Number of items of each kind.
     pub puts: u64,
     pub deletes: u64,
     pub bodies: u64,
     pub outputs: u64,
-    /// Records and damaged pages that could not be read and are not in it.
+    /// Records and damaged pages that could not be read and are not included.
     pub skipped: u64,
-    /// Long bodies that records name and that could not be read.
+    /// Long bodies that records refer to and that could not be read.
     pub missing_bodies: u64,
     /// SHA-256 of every byte before this frame, in hexadecimal.
     pub sha256: String,
@@ -62,7 +62,7 @@ pub enum ArchiveItem {
     Delete(RecordKey),
     /// A prompt that is too long for its record.
     Body(Bytes),
-    /// What an attempt wrote, in the order of its offsets.
+    /// Output of an attempt, in the order of its offsets.
     Output {
         attempt: Uuid,
         piece: OutputPiece,
@@ -76,11 +76,11 @@ pub enum ArchiveItem {
 
 impl ArchiveHead {
     pub(super) fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("numbers and texts are JSON")
+        serde_json::to_vec(self).expect("numbers and strings can be encoded as JSON")
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, ArchiveDamage> {
-        // The format alone first: a newer head may look different in everything else.
+        // Decode the format alone first, because a newer head may differ in everything else.
         #[derive(Deserialize)]
         struct HeadFormat {
             format: u32,
@@ -107,7 +107,7 @@ impl ArchiveHead {
 
 impl ArchiveTrailer {
     pub(super) fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("numbers and texts are JSON")
+        serde_json::to_vec(self).expect("numbers and strings can be encoded as JSON")
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, ArchiveDamage> {
@@ -127,7 +127,7 @@ impl ArchiveTrailer {
 }
 
 impl ArchiveItem {
-    /// The frame's kind and body. `into` is cleared first.
+    /// Encodes the item into `into`, which is cleared first, and returns the frame's kind.
     pub(super) fn encode(&self, into: &mut Vec<u8>) -> ArchiveFrameKind {
         into.clear();
         match self {
@@ -159,7 +159,7 @@ impl ArchiveItem {
         }
     }
 
-    /// `None` for a body that no encoder of this format wrote.
+    /// Decodes an item; `None` if the body is malformed.
     pub(super) fn decode(kind: ArchiveFrameKind, body: &Bytes) -> Option<Self> {
         let mut fields = FrameFields { rest: body.clone() };
         Some(match kind {
@@ -231,7 +231,7 @@ fn decode_cut(fields: &mut FrameFields) -> Option<OutputPiece> {
     (from < to).then_some(OutputPiece::Cut { from, to, reason })
 }
 
-/// Fields of a body, in order, without copies.
+/// The fields of a body, read in order without copies.
 struct FrameFields {
     rest: Bytes,
 }

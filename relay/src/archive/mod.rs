@@ -1,19 +1,20 @@
-//! Exports: everything a relay keeps, in one file that describes and checks itself; made from a live relay or from a
-//! directory, read into a new one.
+//! Exports: all data of a relay in one self-describing, checksummed file. An export is made
+//! from a running relay or a directory, and imported into a new directory.
 //!
 //! ```text
 //! file   = "BTNEXP01" frame(head) frame(item)* frame(trailer)
 //! frame  = kind u8, length u32, crc32 u32, body          numbers are little-endian
 //! ```
 //!
-//! The checksum of a frame covers its number, kind and length as well, so that a frame that was moved, doubled or left
-//! out is found where it is missing. Head and trailer are JSON. The trailer has the counts and the SHA-256 of every byte
-//! before it, and nothing may follow it: a file without it was cut short. Items are in order: records first, then changes
-//! that were made meanwhile, then long bodies and output. The state is what is left when all of them were taken in order,
-//! and it is that of the trailer's revision.
+//! The checksum of a frame also covers its number, kind and length. A frame that was moved,
+//! duplicated or left out is therefore detected where it is missing. Head and trailer are JSON.
+//! The trailer has the counts and the SHA-256 of every byte before it, and nothing may follow
+//! it; a file without a trailer was cut short. Items are in order: records first, then changes
+//! made during the export, then long bodies and output. Applying all items in order gives the
+//! state of the trailer's revision.
 //!
-//! No secret is in it that could be used: tokens as SHA-256 of their 256 random bits, lease tokens not at all. What
-//! people and agents wrote is in it as they wrote it.
+//! An export contains no usable secret: tokens are stored as SHA-256 of their 256 random bits,
+//! and lease tokens are left out. Prompts and output are included unchanged.
 
 mod export;
 mod fault;

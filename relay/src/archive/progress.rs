@@ -1,23 +1,23 @@
-//! How far an export, import or verify is: for whoever watches.
+//! Progress of an export, import or verification, for display.
 
-/// What is being done.
+/// The present stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveStage {
-    /// Pages and values of the database, as they lie on the disk.
+    /// Pages and values of the database on disk.
     Pages,
-    /// Records, and what they say of each other.
+    /// Records and the references between them.
     Records,
     /// Long prompts.
     Bodies,
     Output,
-    /// An export's frames, before anything is done with them.
+    /// An export's frames, before anything is imported.
     Checking,
-    /// An export's items, on their way into a new directory.
+    /// An export's items, while they are written into a new directory.
     Writing,
 }
 
 impl ArchiveStage {
-    /// One word, as the wire and the command line spell it.
+    /// The name of the stage on the wire and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pages => "pages",
@@ -33,13 +33,13 @@ impl ArchiveStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveProgress {
     pub stage: ArchiveStage,
-    /// Records so far, of this stage.
+    /// Records of this stage so far.
     pub records: u64,
     /// Bytes so far.
     pub bytes: u64,
-    /// What `bytes` will be at the end, where that is known.
+    /// The final value of `bytes`, if it is known.
     pub total_bytes: Option<u64>,
 }
 
-/// Steps between two words to whoever watches; they have a clock, and here is none.
+/// Steps between two reports. Counted in steps because this module reads no clock.
 pub(super) const PROGRESS_INTERVAL: u64 = 512;

@@ -1,7 +1,8 @@
-//! Reads an export, frame by frame, and checks everything on the way. Holds one frame in memory.
+//! Reads an export frame by frame and checks everything. Keeps one frame in memory.
 //!
-//! Items are given before the trailer was seen, so that a large export need not fit into memory: who acts on them must be
-//! able to take it back, or read it once to the end before.
+//! Items are returned before the trailer is read, so that a large export need not fit into
+//! memory. A caller that acts on items must be able to undo that, or must read the file to its
+//! end first.
 
 use std::io::{self, Read};
 
@@ -16,27 +17,27 @@ use crate::store::RecordSchema;
 
 #[derive(Debug)]
 pub struct ArchiveReader<R> {
-    /// Records of older ones are brought up to it.
+    /// The schema to which records of an older schema are migrated.
     schema: RecordSchema,
     frames: ArchiveFrames<R>,
     head: ArchiveHead,
-    /// What was counted so far.
+    /// The counts so far.
     counted: ArchiveTrailer,
     trailer: Option<ArchiveTrailer>,
 }
 
-/// Frames as they come, each fitting its checksum.
+/// The frames in order, each verified against its checksum.
 #[derive(Debug)]
 struct ArchiveFrames<R> {
     input: R,
     hash: Sha256,
-    /// Where the next frame begins, and its number.
+    /// Offset and number of the next frame.
     at: u64,
     number: u64,
 }
 
 impl<R: Read> ArchiveReader<R> {
-    /// Reads the head.
+    /// Opens an export and reads its head.
     pub fn open(input: R) -> Result<Self, ArchiveFault> {
         Self::open_as(input, RecordSchema::CURRENT)
     }
@@ -76,17 +77,17 @@ impl<R: Read> ArchiveReader<R> {
         self.frames.at
     }
 
-    /// Of everything that was read so far: after the last item, of the whole file.
+    /// SHA-256 of everything read so far; after the last item, of the whole file.
     pub fn sha256(&self) -> [u8; 32] {
         self.frames.hash.clone().finalize().into()
     }
 
-    /// Only there after the last item, when all of it was read and checked.
+    /// The trailer; only present after the last item, when the whole file is verified.
     pub fn trailer(&self) -> Option<&ArchiveTrailer> {
         self.trailer.as_ref()
     }
 
-    /// The next item; `None` after the last one, once the trailer fits to all that came before it.
+    /// The next item; `None` after the last one, when the trailer matches everything before it.
     pub fn next_item(&mut self) -> Result<Option<ArchiveItem>, ArchiveFault> {
         if self.trailer.is_some() {
             return Ok(None);
@@ -115,7 +116,9 @@ impl<R: Read> ArchiveReader<R> {
         };
         let body = self.schema.migrate_body(self.head.schema, &key, body);
         let body = body.map_err(|_| {
-            ArchiveDamage::Inconsistent("a record in it cannot be brought to this version's schema")
+            ArchiveDamage::Inconsistent(
+                "one of its records cannot be migrated to this version's schema",
+            )
         })?;
         Ok(ArchiveItem::Put { key, body })
     }
@@ -172,13 +175,13 @@ impl<R: Read> ArchiveFrames<R> {
         }
         let mut body = vec![0; len];
         self.read(&mut body)?;
-        if !head.fits(self.number, &body) {
+        if !head.matches_checksum(self.number, &body) {
             return Err(ArchiveDamage::Altered);
         }
         self.at += (FRAME_HEAD + len) as u64;
         self.number += 1;
         let kind = ArchiveFrameKind::of(head.kind)
-            .ok_or(ArchiveDamage::Inconsistent("a frame is of no kind"))?;
+            .ok_or(ArchiveDamage::Inconsistent("a frame has an unknown kind"))?;
         Ok((kind, body.into()))
     }
 

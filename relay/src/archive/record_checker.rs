@@ -1,5 +1,6 @@
-//! What records say of each other. Takes records and changes in order, as a telling or an export gives them, so that it
-//! judges one state although the relay goes on. Holds about 40 bytes for each task.
+//! Checks the references between records. Takes records and changes in the order of a dump or
+//! an export, so that it checks one state although the relay continues. Uses about 40 bytes for
+//! each task.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,14 +10,15 @@ use super::record_references::{RecordReferences, record_references};
 use crate::body_files::BodyHash;
 use crate::store::{RecordKey, RecordKind};
 
-/// Something that is wrong.
+/// A problem found by a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyFinding {
-    /// One word for programs: `unreadable`, `undecodable`, `reference`, `journal`, `watermark`, `body`, `output`, `gap`.
+    /// Machine code: `unreadable`, `undecodable`, `reference`, `journal`, `watermark`, `body`,
+    /// `output`, `gap`.
     pub kind: &'static str,
-    /// What it is about.
+    /// The record, page or file that has the problem.
     pub key: String,
-    /// In words.
+    /// The explanation for people.
     pub message: String,
 }
 
@@ -43,36 +45,38 @@ const GOAL: u8 = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct RecordChecker {
-    /// Which records each task has.
+    /// Which records each task has, as flags.
     tasks: HashMap<Uuid, u8>,
-    /// Long prompts by the task that names them.
+    /// Long prompts, by the task that refers to them.
     pub(super) bodies: HashMap<Uuid, BodyHash>,
-    /// Records that mean nothing to this version; a later change of the same key mends it.
+    /// Records that this version cannot decode. A later change of the same key removes the
+    /// entry.
     undecodable: BTreeMap<RecordKey, String>,
     pub(super) records: u64,
     pub(super) bytes: u64,
 }
 
 impl RecordChecker {
-    /// A record as it is now. Gives what it names, if it can be read.
+    /// Adds the present value of a record. Returns its references, if it can be decoded.
     pub(super) fn put(&mut self, key: &RecordKey, body: &[u8]) -> Option<RecordReferences> {
         self.records += 1;
         self.bytes += body.len() as u64;
         self.set_flag(key);
         match record_references(key, body) {
-            Ok(fact) => {
+            Ok(references) => {
                 self.undecodable.remove(key);
-                self.note_references(&fact);
-                Some(fact)
+                self.note_references(&references);
+                Some(references)
             }
-            Err(why) => {
-                self.undecodable.insert(key.clone(), why);
+            Err(reason) => {
+                self.undecodable.insert(key.clone(), reason);
                 None
             }
         }
     }
 
-    /// A record that is there and cannot be read: another one finds that out, here it only counts as being there.
+    /// Adds a record that exists but cannot be read. The page check reports it, so here it only
+    /// counts as present.
     pub(super) fn unreadable(&mut self, key: &RecordKey) {
         self.set_flag(key);
     }
@@ -82,13 +86,13 @@ impl RecordChecker {
         let Some((task, flag)) = task_flag(key) else {
             return;
         };
-        // A submission's key lives as long as the task; its own deletion does not name the task.
-        let gone = if flag == SPEC { SPEC | HAS_KEY } else { flag };
+        // An idempotency key lives as long as its task, and deleting it does not name the task.
+        let removed = if flag == SPEC { SPEC | HAS_KEY } else { flag };
         if flag == SPEC {
             self.bodies.remove(&task);
         }
         if let Some(flags) = self.tasks.get_mut(&task) {
-            *flags &= !gone;
+            *flags &= !removed;
             if *flags == 0 {
                 self.tasks.remove(&task);
             }
@@ -101,8 +105,8 @@ impl RecordChecker {
         }
     }
 
-    fn note_references(&mut self, fact: &RecordReferences) {
-        match fact {
+    fn note_references(&mut self, references: &RecordReferences) {
+        match references {
             RecordReferences::Spec {
                 task,
                 body: Some(body),
@@ -121,17 +125,17 @@ impl RecordChecker {
         flags.unwrap_or_default() & HAS_BODY_CLAIM != 0
     }
 
-    /// Tasks that have a specification.
+    /// Number of tasks that have a specification.
     pub(super) fn tasks(&self) -> u64 {
         let whole = self.tasks.values().filter(|flags| **flags & SPEC != 0);
         whole.count() as u64
     }
 
-    /// What is wrong now that everything was heard, in the order of ids.
+    /// The problems after all records were added, ordered by id.
     pub(super) fn findings(&self) -> Vec<VerifyFinding> {
         let undecodable = self.undecodable.iter();
         let mut findings: Vec<VerifyFinding> = undecodable
-            .map(|(key, why)| VerifyFinding::new("undecodable", key, why.clone()))
+            .map(|(key, reason)| VerifyFinding::new("undecodable", key, reason.clone()))
             .collect();
         let mut wrong: Vec<(Uuid, &'static str)> = self
             .tasks
@@ -139,12 +143,12 @@ impl RecordChecker {
             .filter_map(|(task, flags)| Some((*task, inconsistency(*flags)?)))
             .collect();
         let unclaimed = self.bodies.keys().filter(|task| !self.claims(**task));
-        wrong.extend(unclaimed.map(|task| (*task, "nothing keeps the task's long prompt")));
+        wrong.extend(unclaimed.map(|task| (*task, "the task's long prompt has no claim record")));
         wrong.sort_unstable();
-        let references = wrong
+        let inconsistent = wrong
             .into_iter()
             .map(|(task, what)| VerifyFinding::new("reference", format_args!("task/{task}"), what));
-        findings.extend(references);
+        findings.extend(inconsistent);
         findings
     }
 }
@@ -156,13 +160,13 @@ fn inconsistency(flags: u8) -> Option<&'static str> {
     } else if (has(LIVE) || has(DONE)) && !has(SPEC) {
         Some("the task's specification is missing")
     } else if has(SPEC) && !has(LIVE) && !has(DONE) {
-        Some("the specification's task is missing")
+        Some("the specification has no task record")
     } else if has(HAS_BODY_CLAIM) && !has(SPEC) {
-        Some("a long prompt is kept for a task that is not there")
+        Some("a long prompt is claimed for a task that does not exist")
     } else if has(GOAL) && !has(SPEC) {
-        Some("progress or a checkpoint is kept for a task that is not there")
+        Some("progress or a checkpoint exists for a task that does not exist")
     } else if has(HAS_KEY) && !has(SPEC) {
-        Some("an idempotency key names a task that is not there")
+        Some("an idempotency key refers to a task that does not exist")
     } else {
         None
     }
@@ -186,7 +190,7 @@ fn task_flag(key: &RecordKey) -> Option<(Uuid, u8)> {
     }
 }
 
-/// Whether an export leaves records of this kind out when tokens are not wanted.
+/// Whether an export without tokens leaves this record out.
 pub(super) fn is_credential(key: &RecordKey) -> bool {
     key.kind() == RecordKind::Token
 }

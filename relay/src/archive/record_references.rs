@@ -1,4 +1,5 @@
-//! What one record says to those who carry or check it: whether it can be read, and what else it names.
+//! Decodes a record for an export or a verification: whether it can be read, and what it refers
+//! to.
 
 use baton_core::RecoveredState;
 use baton_core::record::TaskRecord;
@@ -12,24 +13,24 @@ use crate::store::{KeyText, RecordKey};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RecordReferences {
-    /// A specification, and the long prompt that it names.
+    /// A specification, and the long prompt that it refers to.
     Spec {
         task: Uuid,
         body: Option<BodyHash>,
     },
-    /// A task, and its attempts with the end of their output where that was said.
+    /// A task, and its attempts with the end of their output if it was reported.
     Task {
         task: Uuid,
         attempts: Vec<(Uuid, Option<u64>)>,
     },
-    /// A submission's key, and the task that it made.
+    /// An idempotency key, and the task that it created.
     Idempotency {
         task: Uuid,
     },
     Other,
 }
 
-/// Reads the record as the relay would. The error is for people.
+/// Decodes the record like the relay would. The error is a message for people.
 pub(super) fn record_references(key: &RecordKey, bytes: &[u8]) -> Result<RecordReferences, String> {
     let undecodable = |error: records::UndecodableRecord| error.to_string();
     match key {
@@ -88,7 +89,7 @@ fn task_references(
     same("task", record.task.0, task)?;
     if record.state.is_terminal() != finished {
         return Err(format!(
-            "a task that is {} stands among those that are {}",
+            "a task in state {} is stored among the {} tasks",
             record.state.as_str(),
             if finished { "finished" } else { "open" }
         ));
@@ -102,11 +103,13 @@ fn task_references(
     })
 }
 
-/// A record under the key of another one.
+/// Checks that a record belongs to its key.
 fn same<T: PartialEq + std::fmt::Display>(what: &str, inside: T, key: T) -> Result<(), String> {
     if inside == key {
         Ok(())
     } else {
-        Err(format!("it names the {what} {inside}, and its key {key}"))
+        Err(format!(
+            "the record has the {what} {inside}, but its key has {key}"
+        ))
     }
 }

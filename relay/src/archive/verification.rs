@@ -1,5 +1,5 @@
-//! Reads everything and says what is wrong with it: of a live relay, of a directory where none runs, or of an export.
-//! Changes nothing.
+//! Verification: reads all data of a running relay, a directory without one, or an export, and
+//! reports what is wrong. Changes nothing.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -20,10 +20,10 @@ use crate::store::{
     DumpError, DumpItem, Store, StoreChange, StoreConfig, StoreOpenError, StoreVerification,
 };
 
-/// Output read at one time.
+/// Output bytes read at a time.
 const BLOCK: usize = 256 * 1024;
 
-/// What whoever watches gets to see. The answer is whether to go on.
+/// A report to the watcher, which returns whether to continue.
 #[derive(Debug)]
 pub enum VerifyEvent {
     Progress(ArchiveProgress),
@@ -37,7 +37,7 @@ pub struct VerifySummary {
     pub records: u64,
     pub tasks: u64,
     pub findings: u64,
-    /// The commit that it was read at.
+    /// The commit whose state was verified.
     pub revision: u64,
 }
 
@@ -53,7 +53,7 @@ pub enum VerifyError {
     File { path: String, source: io::Error },
     #[error("{0}")]
     Read(String),
-    #[error("nobody watches any more")]
+    #[error("the verification was stopped because its report is no longer read")]
     WatcherStopped,
 }
 
@@ -69,7 +69,7 @@ impl From<DumpError<VerifyError>> for VerifyError {
     }
 }
 
-/// Of a directory on which no relay runs, also of one that no longer starts.
+/// Verifies a directory that no relay uses, even one that a relay would refuse to start on.
 pub fn verify_directory(
     data: &Path,
     with_output: bool,
@@ -79,37 +79,38 @@ pub fn verify_directory(
     let output = StoredOutput::open_offline(&output_dir)?;
     let bodies = BodyFiles::open_read_only(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
-    Store::with_offline_store(config, |looked| {
-        let source = ExportSource::of(looked, &bodies, &output).with_import_state(data);
+    Store::with_offline_store(config, |offline| {
+        let source = ExportSource::of(offline, &bodies, &output).with_import_state(data);
         verify_source(&source, with_output.then_some(output_dir.as_path()), watch)
     })?
 }
 
-/// `output_dir` is where the output lies, if it is wanted.
+/// Verifies the data of a source. `output_dir` is the directory of the output, if that should
+/// be verified too.
 pub(crate) fn verify_source(
     source: &ExportSource<'_>,
     output_dir: Option<&Path>,
     watch: VerifyWatcher<'_>,
 ) -> Result<VerifySummary, VerifyError> {
-    let _bodies_stay = source.bodies.read_guard();
-    let mut verifying = VerifyRun::new(watch);
+    let _body_guard = source.bodies.read_guard();
+    let mut run = VerifyRun::new(watch);
     if let Some(refusal) = &source.refusal {
-        verifying.report_finding(VerifyFinding::new("watermark", "store", refusal.clone()))?;
+        run.report_finding(VerifyFinding::new("watermark", "store", refusal.clone()))?;
     }
-    verifying.pages(source.store)?;
+    run.pages(source.store)?;
     let mut checker = RecordChecker::default();
     let revision = source
         .store
-        .dump(|told| verifying.verify_dump_item(told, source, &mut checker))?;
-    verifying.bodies(source.bodies, &checker)?;
-    verifying.all_found(checker.findings())?;
+        .dump(|item| run.verify_dump_item(item, source, &mut checker))?;
+    run.bodies(source.bodies, &checker)?;
+    run.report_findings(checker.findings())?;
     if let Some(dir) = output_dir {
-        verifying.output(source.output, dir)?;
+        run.output(source.output, dir)?;
     }
     Ok(VerifySummary {
         records: checker.records,
         tasks: checker.tasks(),
-        findings: verifying.findings,
+        findings: run.findings,
         revision: revision.get(),
     })
 }
@@ -124,7 +125,8 @@ pub struct VerifiedArchive {
     pub summary: VerifySummary,
 }
 
-/// An export that is cut short or altered is an error; findings are about what it holds.
+/// Verifies an export file. A truncated or altered file is an error; findings concern its
+/// contents.
 pub fn verify_file(path: &Path, watch: VerifyWatcher<'_>) -> Result<VerifiedArchive, VerifyError> {
     let unreadable = |source| VerifyError::File {
         path: path.display().to_string(),
@@ -133,29 +135,29 @@ pub fn verify_file(path: &Path, watch: VerifyWatcher<'_>) -> Result<VerifiedArch
     let file = File::open(path).map_err(unreadable)?;
     let total = file.metadata().map_err(unreadable)?.len();
     let mut reader = ArchiveReader::open(BufReader::with_capacity(BLOCK, file))?;
-    let (mut verifying, mut checker) = (VerifyRun::new(watch), RecordChecker::default());
-    let mut carried = ArchiveContents::default();
+    let (mut run, mut checker) = (VerifyRun::new(watch), RecordChecker::default());
+    let mut contents = ArchiveContents::default();
     while let Some(item) = reader.next_item()? {
-        carried.take(&item, &mut checker);
+        contents.take(&item, &mut checker);
         let progress = ArchiveProgress {
             stage: ArchiveStage::Checking,
             records: checker.records,
             bytes: reader.position(),
             total_bytes: Some(total),
         };
-        verifying.step(progress)?;
+        run.step(progress)?;
     }
-    verifying.all_found(checker.findings())?;
-    verifying.all_found(carried.findings(&checker))?;
+    run.report_findings(checker.findings())?;
+    run.report_findings(contents.findings(&checker))?;
     let (head, trailer) = (
         reader.head().clone(),
         reader.trailer().cloned().unwrap_or_default(),
     );
-    verifying.all_found(missing_data_findings(&head, &trailer))?;
+    run.report_findings(missing_data_findings(&head, &trailer))?;
     let summary = VerifySummary {
         records: checker.records,
         tasks: checker.tasks(),
-        findings: verifying.findings,
+        findings: run.findings,
         revision: trailer.revision,
     };
     Ok(VerifiedArchive {
@@ -166,46 +168,47 @@ pub fn verify_file(path: &Path, watch: VerifyWatcher<'_>) -> Result<VerifiedArch
     })
 }
 
-/// What its maker knew to be missing.
+/// Data that was already missing when the export was made.
 fn missing_data_findings(head: &ArchiveHead, trailer: &ArchiveTrailer) -> Vec<VerifyFinding> {
     let refusal = head.refusal.iter().map(|refusal| {
-        let what = format!(
-            "it was made of a directory on which no relay would start, and is not whole: {refusal}"
+        let message = format!(
+            "the export is incomplete: it was made from a directory on which a relay would refuse to start: {refusal}"
         );
-        VerifyFinding::new("watermark", "export", what)
+        VerifyFinding::new("watermark", "export", message)
     });
     let skipped = (trailer.skipped > 0).then(|| {
-        let what = format!(
-            "{} records could not be read when it was made",
+        let message = format!(
+            "{} records could not be read when the export was made",
             trailer.skipped
         );
-        VerifyFinding::new("unreadable", "export", what)
+        VerifyFinding::new("unreadable", "export", message)
     });
     refusal.chain(skipped).collect()
 }
 
 impl VerifiedArchive {
-    /// What was missing already when it was made, and why; none for a whole export.
+    /// What was already missing when the export was made, and why; `None` for a complete
+    /// export.
     pub fn missing_data(&self) -> Option<String> {
         let (records, prompts) = (self.trailer.skipped, self.trailer.missing_bodies);
         let unread = (records + prompts > 0).then(|| {
             format!(
-                "{records} records and {prompts} long prompts could not be read and are not in it"
+                "{records} records and {prompts} long prompts could not be read and were left out"
             )
         });
         let refused = self.head.refusal.as_ref().map(|refusal| {
-            format!("no relay would start on the directory that it was made of: {refusal}")
+            format!("a relay would refuse to start on the exported directory: {refusal}")
         });
         let both: Vec<String> = unread.into_iter().chain(refused).collect();
         (!both.is_empty()).then(|| both.join("; "))
     }
 }
 
-/// What an export carries besides records.
+/// What an export contains besides records.
 #[derive(Default)]
 struct ArchiveContents {
     bodies: std::collections::HashSet<BodyHash>,
-    /// The attempt whose output comes now, and its end so far.
+    /// The attempt whose output is being read, and its end so far.
     at: Option<(Uuid, u64)>,
     gaps: Vec<VerifyFinding>,
 }
@@ -229,9 +232,9 @@ impl ArchiveContents {
             Some(_) | None => 0,
         };
         if from != at {
-            let what = format!("output goes on at byte {from} and not at {at}");
+            let message = format!("output continues at byte {from} instead of {at}");
             let key = format_args!("attempt/{attempt}");
-            self.gaps.push(VerifyFinding::new("gap", key, what));
+            self.gaps.push(VerifyFinding::new("gap", key, message));
         }
         self.at = Some((attempt, to));
     }
@@ -243,8 +246,11 @@ impl ArchiveContents {
             .iter()
             .filter(|(_, hash)| !self.bodies.contains(hash));
         findings.extend(missing.map(|(task, hash)| {
-            let what = format!("its prompt {} is not in the export", hash.file_name());
-            VerifyFinding::new("body", format_args!("task/{task}"), what)
+            let message = format!(
+                "the task's prompt {} is not in the export",
+                hash.file_name()
+            );
+            VerifyFinding::new("body", format_args!("task/{task}"), message)
         }));
         findings
     }
@@ -270,14 +276,14 @@ impl<'w> VerifyRun<'w> {
         self.show(VerifyEvent::Finding(finding))
     }
 
-    fn all_found(&mut self, findings: Vec<VerifyFinding>) -> Result<(), VerifyError> {
+    fn report_findings(&mut self, findings: Vec<VerifyFinding>) -> Result<(), VerifyError> {
         findings
             .into_iter()
             .try_for_each(|finding| self.report_finding(finding))
     }
 
-    fn show(&mut self, seen: VerifyEvent) -> Result<(), VerifyError> {
-        if (self.watch)(seen) {
+    fn show(&mut self, event: VerifyEvent) -> Result<(), VerifyError> {
+        if (self.watch)(event) {
             Ok(())
         } else {
             Err(VerifyError::WatcherStopped)
@@ -292,66 +298,66 @@ impl<'w> VerifyRun<'w> {
         Ok(())
     }
 
-    /// What lies on the disk: pages, checksums, pieces, and the journal.
+    /// Verifies the data on disk: pages, checksums, pieces and the journal.
     fn pages(&mut self, store: &Store) -> Result<(), VerifyError> {
-        let mut go_on = true;
+        let mut proceed = true;
         let verified = store.verify_watched(&mut |so_far| {
-            go_on = (self.watch)(VerifyEvent::Progress(ArchiveProgress {
+            proceed = (self.watch)(VerifyEvent::Progress(ArchiveProgress {
                 stage: ArchiveStage::Pages,
                 records: so_far.records.values().sum(),
                 bytes: so_far.bytes,
                 total_bytes: None,
             }));
-            go_on
+            proceed
         });
         let verified = verified.map_err(|error| VerifyError::Read(error.to_string()))?;
-        if !go_on {
+        if !proceed {
             return Err(VerifyError::WatcherStopped);
         }
         self.page_findings(&verified)
     }
 
     fn page_findings(&mut self, verified: &StoreVerification) -> Result<(), VerifyError> {
-        for (key, why) in &verified.listed {
+        for (key, reason) in &verified.listed {
             let key = key.as_ref().map_or("page".to_owned(), ToString::to_string);
-            self.report_finding(VerifyFinding::new("unreadable", key, why.clone()))?;
+            self.report_finding(VerifyFinding::new("unreadable", key, reason.clone()))?;
         }
         let more = verified.unreadable - verified.listed.len() as u64;
         if more > 0 {
-            let what = format!("{more} more records cannot be read");
-            self.report_finding(VerifyFinding::new("unreadable", "store", what))?;
+            let message = format!("{more} more records cannot be read");
+            self.report_finding(VerifyFinding::new("unreadable", "store", message))?;
         }
         if verified.broken_journal_entries > 0 {
-            let what = format!(
+            let message = format!(
                 "{} entries or pages of the journal cannot be read",
                 verified.broken_journal_entries
             );
-            self.report_finding(VerifyFinding::new("journal", "store", what))?;
+            self.report_finding(VerifyFinding::new("journal", "store", message))?;
         }
         if verified.too_long > 0 {
-            let what = format!(
-                "{} values are longer than the database holds safely",
+            let message = format!(
+                "{} values are longer than the database can store safely",
                 verified.too_long
             );
-            self.report_finding(VerifyFinding::new("journal", "store", what))?;
+            self.report_finding(VerifyFinding::new("journal", "store", message))?;
         }
         Ok(())
     }
 
     fn verify_dump_item(
         &mut self,
-        told: DumpItem,
+        item: DumpItem,
         source: &ExportSource<'_>,
         checker: &mut RecordChecker,
     ) -> Result<(), VerifyError> {
-        let fact = match &told {
+        let references = match &item {
             DumpItem::Record(key, body) => checker.put(key, body),
             DumpItem::Change(StoreChange::Put(key, body)) => checker.put(key, body),
             DumpItem::Change(StoreChange::Delete(key)) => {
                 checker.delete(key);
                 None
             }
-            // Found and named with the pages already.
+            // Already reported with the pages.
             DumpItem::Unreadable(key, _) => {
                 if let Some(key) = key {
                     checker.unreadable(key);
@@ -359,7 +365,7 @@ impl<'w> VerifyRun<'w> {
                 None
             }
         };
-        if let Some(RecordReferences::Task { attempts, .. }) = fact {
+        if let Some(RecordReferences::Task { attempts, .. }) = references {
             self.verify_output_ends(source.output, &attempts)?;
         }
         self.step(ArchiveProgress {
@@ -370,25 +376,26 @@ impl<'w> VerifyRun<'w> {
         })
     }
 
-    /// A terminal frame waits for its output, so a record never knows of more than the log has, unless all of it went.
+    /// Checks the ends of output. The final frame of an attempt waits for its output, so a
+    /// record never has a larger end than the log, unless all of the output was removed.
     fn verify_output_ends(
         &mut self,
         output: &StoredOutput,
         attempts: &[(Uuid, Option<u64>)],
     ) -> Result<(), VerifyError> {
-        for (attempt, said) in attempts {
-            let (Some(said), Some(stored)) = (said, output.end(*attempt)) else {
+        for (attempt, final_offset) in attempts {
+            let (Some(final_offset), Some(stored)) = (final_offset, output.end(*attempt)) else {
                 continue;
             };
-            if stored.durable < *said {
-                let what = format!(
-                    "its output ends at byte {}, and it ended at {said}",
+            if stored.durable < *final_offset {
+                let message = format!(
+                    "the stored output ends at byte {}, but the attempt's output ended at {final_offset}",
                     stored.durable
                 );
                 self.report_finding(VerifyFinding::new(
                     "gap",
                     format_args!("attempt/{attempt}"),
-                    what,
+                    message,
                 ))?;
             }
         }
@@ -398,11 +405,14 @@ impl<'w> VerifyRun<'w> {
     fn bodies(&mut self, bodies: &BodyFiles, checker: &RecordChecker) -> Result<(), VerifyError> {
         for (number, (task, hash)) in (0..).zip(&checker.bodies) {
             if let Err(error) = bodies.load_bytes(*hash) {
-                let what = format!("its prompt {} cannot be read: {error}", hash.file_name());
+                let message = format!(
+                    "the task's prompt {} cannot be read: {error}",
+                    hash.file_name()
+                );
                 self.report_finding(VerifyFinding::new(
                     "body",
                     format_args!("task/{task}"),
-                    what,
+                    message,
                 ))?;
             }
             self.step(ArchiveProgress {
@@ -415,14 +425,14 @@ impl<'w> VerifyRun<'w> {
         Ok(())
     }
 
-    /// Reads every stored byte, which checks it.
+    /// Reads every stored byte, which verifies it.
     fn output(&mut self, output: &StoredOutput, dir: &Path) -> Result<(), VerifyError> {
         let damaged = output::damaged_segments(dir)
             .map_err(|error| VerifyError::Read(format!("output cannot be listed: {error}")))?;
         for path in damaged {
-            let what = "the segment's header is damaged, and nothing in it can be read";
+            let message = "the segment's header is damaged; none of its output can be read";
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            self.report_finding(VerifyFinding::new("output", name, what))?;
+            self.report_finding(VerifyFinding::new("output", name, message))?;
         }
         let mut bytes = 0;
         for (number, attempt) in (0..).zip(output.attempts()) {
@@ -460,11 +470,11 @@ impl<'w> VerifyRun<'w> {
             }
         }
         if damaged > 0 {
-            let what = format!("{damaged} bytes of its output were stored and cannot be read");
+            let message = format!("{damaged} stored bytes of the attempt's output cannot be read");
             self.report_finding(VerifyFinding::new(
                 "output",
                 format_args!("attempt/{attempt}"),
-                what,
+                message,
             ))?;
         }
         Ok(at)

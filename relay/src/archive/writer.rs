@@ -1,4 +1,4 @@
-//! Writes an export, frame by frame. Holds one frame in memory.
+//! Writes an export frame by frame. Keeps one frame in memory.
 
 use std::io::{self, Write};
 
@@ -13,7 +13,7 @@ pub struct ArchiveWriter<W> {
     hash: Sha256,
     trailer: ArchiveTrailer,
     written: u64,
-    /// The body of the frame that is being written; kept for its room.
+    /// The body of the present frame; kept to reuse its memory.
     body: Vec<u8>,
 }
 
@@ -21,7 +21,7 @@ pub struct ArchiveWriter<W> {
 #[derive(Debug)]
 pub struct FinishedArchive<W> {
     pub trailer: ArchiveTrailer,
-    /// Of the whole file.
+    /// Size of the whole file.
     pub bytes: u64,
     pub sha256: [u8; 32],
     pub out: W,
@@ -56,7 +56,8 @@ impl<W: Write> ArchiveWriter<W> {
         self.written
     }
 
-    /// Writes the trailer. `outcome` says what no item tells: the revision, and what was left out.
+    /// Writes the trailer. `outcome` sets what the items do not contain: the revision and what
+    /// was left out.
     pub fn finish(
         mut self,
         outcome: impl FnOnce(&mut ArchiveTrailer),

@@ -1,4 +1,4 @@
-//! What can go wrong in the output log, one enum per call, each case with a machine code.
+//! Errors of the output log: one enum per call, each case with a machine code.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub enum OutputError {
         path: PathBuf,
         source: io::Error,
     },
-    #[error("output settings do not fit: {0}")]
+    #[error("invalid output settings: {0}")]
     Config(&'static str),
 }
 
@@ -29,19 +29,19 @@ impl OutputError {
     }
 }
 
-/// Nothing of a refused append, cut or seal was taken.
+/// An append, cut or seal was refused; nothing of it was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutputAppendError {
     #[error("output chunk of {len} bytes is larger than {CHUNK_BYTES_MAX}; split it")]
     TooLarge { len: usize },
     #[error("output continues at byte {expected}; replay from there")]
     Gap { expected: u64 },
-    #[error("a cut from {from} to {to} covers nothing")]
+    #[error("the output cut from byte {from} to {to} is empty")]
     EmptyCut { from: u64, to: u64 },
     #[error("output of this attempt is sealed at byte {end}")]
     Sealed { end: u64 },
     #[error(
-        "the relay's disk is full; nothing was stored, replay from the last acknowledged byte later"
+        "the relay's disk is full; nothing was stored; replay later from the last acknowledged byte"
     )]
     DiskFull,
     #[error("the output log is closed")]
@@ -66,17 +66,18 @@ impl OutputAppendError {
 pub enum OutputSyncError {
     #[error("output is accepted only up to byte {end}")]
     NotAccepted { end: u64 },
-    #[error("the relay's disk is full; accepted bytes were taken back")]
+    #[error("the relay's disk is full; output that was accepted but not yet stored was discarded")]
     DiskFull,
     #[error("the output log is closed or has forgotten this attempt")]
     Closed,
 }
 
-/// A read found nothing to answer with.
+/// A read failed or found nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputReadError {
-    /// No byte of this attempt is known: it wrote none, or all of it fell to retention or was forgotten.
-    /// A caller whose record names a final offset shows that range as cut by retention.
+    /// No byte of this attempt is known: it wrote none, or all of it was removed by retention
+    /// or forgotten. A caller whose record has a final offset shows that range as cut by
+    /// retention.
     #[error("no output of this attempt is stored")]
     Unknown,
     #[error("cannot read stored output: {0}")]

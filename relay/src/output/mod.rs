@@ -1,7 +1,9 @@
-//! The output log: bytes that attempts wrote, in shared append-only segment files beside the store.
+//! The output log: the bytes that attempts wrote, in shared append-only segment files beside
+//! the store.
 //!
-//! One writer thread appends, syncs once per group and then publishes durable ends; readers use positioned reads
-//! and never wait for the writer. It knows attempts by id only: ownership is checked before anyone reads here.
+//! One writer thread appends, syncs once per group and then publishes the durable ends. Readers
+//! use positioned reads and never wait for the writer. The log identifies attempts by id only:
+//! callers check ownership before they read.
 
 pub(crate) mod attempt;
 mod error;
@@ -36,11 +38,11 @@ use segment_reader::OutputSegmentReader;
 use writer::segment_writer::{OutputSegmentWriter, WriterCounters};
 use writer::write_queue::{OutputWriterJob, WriteQueue};
 
-/// Positions in a segment are 32 bits wide; far below that there is nothing to gain.
+/// Positions in a segment are 32 bits wide; larger segments than this bring no benefit.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-/// Called once when a write or sync fails for another reason than a full disk. It must end the process: after a
-/// failed sync nothing on disk can be trusted to be what was acknowledged.
+/// Called once when a write or sync fails for another reason than a full disk. It must end the
+/// process, because after a failed sync the content of the disk is unknown.
 pub type AbortHook = Arc<dyn Fn(&io::Error) + Send + Sync>;
 
 #[derive(Debug, Clone)]
@@ -48,11 +50,11 @@ pub struct OutputConfig {
     pub dir: PathBuf,
     /// A segment is closed when it would grow past this.
     pub segment_bytes: u64,
-    /// Stored bytes per attempt; what comes after is a cut.
+    /// Stored bytes per attempt; what follows becomes a cut.
     pub attempt_bytes_max: u64,
-    /// Whole oldest segments are dropped above this total.
+    /// The oldest segments are dropped above this total.
     pub retention_bytes: u64,
-    /// Whole segments older than this are dropped.
+    /// Segments older than this are dropped.
     pub retention_age: Duration,
 }
 
@@ -67,7 +69,8 @@ impl OutputConfig {
         }
     }
 
-    /// Segments are the unit of retention, so there must be room for several.
+    /// Checks the settings. Segments are the unit of retention, so there must be room for
+    /// several.
     fn checked(mut self) -> Result<Self, OutputError> {
         if self.segment_bytes == 0 || self.segment_bytes > SEGMENT_BYTES_MAX {
             return Err(OutputError::Config(
@@ -75,20 +78,22 @@ impl OutputConfig {
             ));
         }
         if self.retention_bytes == 0 || self.retention_age.is_zero() {
-            return Err(OutputError::Config("retention must keep something"));
+            return Err(OutputError::Config(
+                "retention_bytes and retention_age must not be zero",
+            ));
         }
         self.segment_bytes = self.segment_bytes.min(self.retention_bytes / 4).max(1);
         Ok(self)
     }
 }
 
-/// What opening found on disk.
+/// What opening the log found on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutputRecovery {
     pub segments: usize,
     pub attempts: usize,
     pub bytes: u64,
-    /// Never acknowledged, cut off the end of the last segment.
+    /// Bytes that were never acknowledged and were truncated from the last segment.
     pub torn_bytes: u64,
     /// Frames that were stored and can no longer be read; readers see them as cuts.
     pub corrupt_frames: u64,
@@ -105,7 +110,7 @@ pub struct DroppedSegments {
     pub bytes: u64,
 }
 
-/// For metrics.
+/// Statistics for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OutputStats {
     pub segments: usize,
@@ -118,7 +123,8 @@ pub struct OutputStats {
     pub disk_full: bool,
 }
 
-/// Handle to the log; clones share it. The writer thread ends when `close` is called or the last clone is dropped.
+/// Handle to the log; clones share it. The writer thread ends when `close` is called or the
+/// last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct OutputLog {
     shared: Arc<OutputLogShared>,
@@ -135,16 +141,16 @@ struct OutputLogShared {
 }
 
 impl OutputLog {
-    /// Recovers what is on disk and starts the writer thread. Blocks on disk. One log per directory: the data
-    /// directory's lock is the caller's.
+    /// Recovers what is on disk and starts the writer thread. Blocks on disk. Only one log may
+    /// use a directory; the caller must own the data directory's lock.
     pub fn open(
         config: OutputConfig,
         now_wall_ms: u64,
         abort: AbortHook,
     ) -> Result<(Self, OutputRecovery), OutputError> {
-        let (log, found, writer, jobs) = Self::prepare(config, now_wall_ms, abort)?;
+        let (log, recovery, writer, jobs) = Self::prepare(config, now_wall_ms, abort)?;
         spawn_writer(writer, jobs)?;
-        Ok((log, found))
+        Ok((log, recovery))
     }
 
     fn prepare(
@@ -163,7 +169,8 @@ impl OutputLog {
         let config = config.checked()?;
         let index = Arc::new(OutputIndex::new());
         let segments = Arc::new(SegmentTable::new(config.dir.clone()));
-        let (active, found) = segment::recovery::recover(&config, now_wall_ms, &index, &segments)?;
+        let (active, recovery) =
+            segment::recovery::recover(&config, now_wall_ms, &index, &segments)?;
         let (full, counters) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(WriterCounters::default()),
@@ -201,12 +208,13 @@ impl OutputLog {
         let log = Self {
             shared: Arc::new(shared),
         };
-        Ok((log, found, writer, jobs))
+        Ok((log, recovery, writer, jobs))
     }
 
-    /// Takes a chunk: at the end it is appended, what is already there is ignored, of an overlap only the new tail
-    /// is taken, and past the end it is a `Gap`. Waits for room in the writer's queue, not for the disk; a dropped
-    /// future has either taken all of it or nothing.
+    /// Accepts a chunk. A chunk at the end is appended; a duplicate is ignored; of an overlap
+    /// only the new tail is accepted; a chunk past the end is a `Gap`. Waits for room in the
+    /// writer's queue, not for the disk. A future that is dropped has accepted either all of it
+    /// or nothing.
     pub async fn append(&self, chunk: OutputChunk) -> Result<AcceptedEnd, OutputAppendError> {
         let len = chunk.bytes.len();
         if len > CHUNK_BYTES_MAX {
@@ -215,7 +223,7 @@ impl OutputLog {
         self.shared.queue.append(chunk).await
     }
 
-    /// Records that bytes `from..to` will never come, under the same order rules as `append`.
+    /// Records that bytes `from..to` will never arrive, under the same order rules as `append`.
     pub async fn append_cut(
         &self,
         attempt: Uuid,
@@ -232,33 +240,36 @@ impl OutputLog {
             .await
     }
 
-    /// Ends the attempt's output and waits until that is durable, with all bytes before it. Idempotent. Followers
-    /// end after the last byte. An attempt without output and without readers leaves no trace.
+    /// Ends the attempt's output, and waits until that and all bytes before it are durable.
+    /// Idempotent. Followers end after the last byte. An attempt without output and without
+    /// readers leaves no entry.
     pub async fn seal(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         self.shared.queue.seal(attempt).await
     }
 
-    /// None for an attempt that has written nothing, or of which nothing is left.
+    /// The attempt's end; `None` if it has written nothing or nothing of it is left.
     pub fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
         self.shared.index.end(attempt)
     }
 
-    /// Resolves when everything below `through` is durable.
+    /// Returns when everything below `through` is durable.
     pub async fn wait_durable(&self, attempt: Uuid, through: u64) -> Result<(), OutputSyncError> {
         self.shared.queue.wait_durable(attempt, through).await
     }
 
-    /// The attempt's end as it moves; closed after the seal. For many attempts at once use an [`AckFeed`].
+    /// A channel with the attempt's end, updated as it changes and closed after the seal. For
+    /// many attempts at once use an [`AckFeed`].
     pub fn subscribe(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
         self.shared.index.subscribe(attempt)
     }
 
-    /// A session's view of the durable ends of all its attempts.
+    /// A feed of the durable ends of all attempts of one session.
     pub fn ack_feed(&self) -> AckFeed {
         AckFeed::new(Arc::clone(&self.shared.index))
     }
 
-    /// Durable pieces from `from` on: at least one when there is any, and about `max_bytes` in all. Blocks on disk.
+    /// Durable pieces from `from` on: at least one if there is any, about `max_bytes` in all.
+    /// Blocks on disk.
     pub fn read(
         &self,
         attempt: Uuid,
@@ -268,9 +279,10 @@ impl OutputLog {
         self.shared.reader.read(attempt, from, max_bytes)
     }
 
-    /// History and then live pieces, without gap or duplicate, until the attempt is sealed and all is read. An
-    /// attempt that has written nothing yet is waited for, so look at the task's record *after* this call and
-    /// `seal` when it says that the attempt has ended. Needs a tokio runtime.
+    /// History and then live pieces, without gap or duplicate, until the attempt is sealed and
+    /// everything is read. If the attempt has written nothing yet, the stream waits for it. So
+    /// read the task's record *after* this call, and call `seal` if the attempt has ended.
+    /// Needs a tokio runtime.
     pub fn follow_output(
         &self,
         attempt: Uuid,
@@ -283,7 +295,7 @@ impl OutputLog {
         FollowStream::new(index, reader, attempt, from)
     }
 
-    /// Everything that is stored, for those who read all of it.
+    /// All stored output, for an export or a verification.
     pub fn stored(&self) -> StoredOutput {
         StoredOutput::of_running_log(
             Arc::clone(&self.shared.index),
@@ -291,23 +303,24 @@ impl OutputLog {
         )
     }
 
-    /// Frees the attempt's index; its bytes go when retention drops their segments.
+    /// Frees the attempt's index entry. Its bytes go when retention drops their segments.
     pub async fn forget(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         self.shared.queue.forget(attempt).await
     }
 
-    /// Applies retention, and lets appends try again after a full disk. Call it every few seconds.
+    /// Applies retention, and allows appends again after a full disk. Call it every few
+    /// seconds.
     pub async fn tick(&self, now_wall_ms: u64) -> Result<DroppedSegments, OutputAppendError> {
         self.shared.queue.tick(now_wall_ms).await
     }
 
-    /// Refuses more bytes of whoever has said much, as if the disk were full, until it is told otherwise. Cuts and seals are small and
-    /// still go.
-    pub fn restrict_to_small_outputs(&self, held: bool) {
-        self.shared.queue.set_restricted(held);
+    /// Refuses more bytes from attempts that have written much, as if the disk were full, until
+    /// it is called with `false`. Cuts and seals are small and are still accepted.
+    pub fn restrict_to_small_outputs(&self, restricted: bool) {
+        self.shared.queue.set_restricted(restricted);
     }
 
-    /// Whether everybody's output is taken.
+    /// Whether output of every attempt is accepted.
     pub fn has_room(&self) -> bool {
         self.shared.queue.has_room()
     }
@@ -332,7 +345,8 @@ impl OutputLog {
     }
 }
 
-/// A writer that panics is as bad as one that cannot sync: the hook ends the process.
+/// Starts the writer thread. A panic there is as bad as a failed sync, so the abort hook ends
+/// the process.
 fn spawn_writer(
     writer: OutputSegmentWriter,
     jobs: mpsc::Receiver<OutputWriterJob>,
@@ -347,5 +361,5 @@ fn spawn_writer(
     let started = thread.spawn(run);
     started
         .map(drop)
-        .map_err(OutputError::io("start the writer of", &dir))
+        .map_err(OutputError::io("start the output writer for", &dir))
 }

@@ -1,30 +1,30 @@
-//! What goes into the output log and what comes out of it: chunks, pieces, cuts and ends.
+//! The data that goes into the output log and comes out of it: chunks, pieces, cuts and ends.
 //!
-//! Plain data. Bytes are opaque here: nothing looks inside a payload or knows what `kind` means.
+//! Plain data. Bytes are opaque: payloads are not inspected and `kind` is not interpreted.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The largest chunk that one append takes.
+/// The largest chunk that one append accepts.
 pub const CHUNK_BYTES_MAX: usize = 64 * 1024;
 
-/// Output of one attempt, as its daemon numbered it.
+/// Output of one attempt, with the offsets that its daemon assigned.
 #[derive(Debug, Clone)]
 pub struct OutputChunk {
     pub attempt: Uuid,
     /// Byte offset of the first byte within the attempt's output.
     pub offset: u64,
-    /// The last control frame that came before these bytes.
+    /// The last control frame before these bytes.
     pub after_control_seq: u64,
-    /// Stream and visibility flags; kept and given back as they are.
+    /// Stream and visibility flags; stored and returned unchanged.
     pub kind: u8,
     /// The daemon's wall clock, for display only.
     pub observed_at_ms: u64,
     pub bytes: Bytes,
 }
 
-/// What an accepted append left as the end of the attempt's output. Accepted is not yet durable.
+/// The end of the attempt's output after an accepted append. Accepted does not mean durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptedEnd {
     pub end: u64,
@@ -35,28 +35,28 @@ pub struct AcceptedEnd {
 pub struct OutputEnd {
     /// Accepted up to here; the next append starts here.
     pub end: u64,
-    /// Synced to disk up to here: what may be acknowledged, and what readers see.
+    /// Synced to disk up to here: may be acknowledged, and is visible to readers.
     pub durable: u64,
-    /// The number carried by the last accepted chunk.
+    /// The control sequence number of the last accepted chunk.
     pub after_control_seq: u64,
     /// Bytes below `durable` that readers get as cuts.
     pub cut_bytes: u64,
-    /// Those at the end that stand for a cut whose length nobody knows.
+    /// Of those, the bytes at the end that stand for a cut of unknown length.
     pub open_bytes: u64,
     /// Nothing will be added any more.
     pub sealed: bool,
 }
 
-/// Why a range of output is not there.
+/// Why a range of output is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CutReason {
     /// The daemon's outbox was full and dropped it.
     DaemonOverflow,
     /// The worker's disk was full.
     DiskFull,
-    /// A line was longer than the daemon keeps.
+    /// A line was longer than the daemon's limit.
     LineTooLong,
-    /// It was lost with a crash of the worker.
+    /// It was lost in a crash of the worker.
     WorkerCrash,
     /// The attempt had used up its stored bytes.
     AttemptLimit,
@@ -66,9 +66,10 @@ pub enum CutReason {
     Corrupt,
     /// The attempt ended before these bytes reached the relay.
     NotReceived,
-    /// Whoever recorded it was killed: nobody knows how much is missing, and one byte stands for it.
+    /// The process that recorded it was killed. The missing length is unknown; one byte stands
+    /// for it.
     RecorderLost,
-    /// A newer daemon's reason, which this version does not know.
+    /// A reason from a newer daemon that this version does not know.
     Unknown,
 }
 
@@ -88,7 +89,7 @@ impl CutReason {
     }
 }
 
-/// One step of reading. Pieces follow each other without gap or overlap.
+/// One piece of a read. Pieces follow each other without gap or overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputPiece {
     Bytes {
@@ -120,7 +121,7 @@ impl OutputPiece {
         }
     }
 
-    /// Bytes this piece holds in memory; a cut holds none.
+    /// Bytes this piece has in memory; none for a cut.
     pub fn payload_bytes(&self) -> usize {
         match self {
             Self::Bytes { bytes, .. } => bytes.len(),
@@ -128,7 +129,7 @@ impl OutputPiece {
         }
     }
 
-    /// The part at and after `at`, which must lie inside the piece.
+    /// The part from `at` on, which must lie inside the piece.
     pub(crate) fn starting_at(mut self, at: u64) -> Self {
         match &mut self {
             Self::Bytes { offset, bytes, .. } => {

@@ -1,6 +1,7 @@
-//! Reading: from the index's plan to pieces, by positioned reads on shared handles. No lock is held over a read.
+//! Reads output: turns the index's plan into pieces, with positioned reads on shared handles.
+//! No lock is kept over a read.
 //!
-//! Every byte is checked again on the way out. What cannot be read becomes a cut, never a shorter answer.
+//! Every byte is verified again. What cannot be read becomes a cut, never a shorter result.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,18 +18,18 @@ use super::segment::extent::{ExtentContent, StoredExtent};
 use super::segment::file::SegmentTable;
 use super::segment::frame::{ScannedFrame, SegmentFrame, SegmentFrameClass, SegmentFrameScan};
 
-/// Each try sees a newer index; more would mean that segments go faster than one read.
+/// Attempts to read while retention removes segments. Each sees a newer index.
 const TRIES: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct OutputSegmentReader {
     index: Arc<OutputIndex>,
     segments: Arc<SegmentTable>,
-    /// Damage met while reading, each time it was met.
+    /// Damage met while reading, counted each time it is met.
     pub(crate) corrupt: AtomicU64,
 }
 
-/// Pieces so far, without gap or overlap from where the request began.
+/// The pieces collected so far, without gap or overlap from the start of the request.
 struct PieceCollector {
     at: u64,
     weight: usize,
@@ -58,7 +59,8 @@ impl OutputSegmentReader {
                 .plan_read(attempt, from, max_bytes.max(1) as u64)
                 .ok_or(OutputReadError::Unknown)?;
             match self.fetch(attempt, from, max_bytes, &plan) {
-                // Retention was quicker; the index says so by now.
+                // Retention removed the segment first. The index has been updated, so plan
+                // again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => last = error,
                 other => return Ok(other?),
             }
@@ -73,32 +75,32 @@ impl OutputSegmentReader {
         max_bytes: usize,
         plan: &OutputReadPlan,
     ) -> io::Result<Vec<OutputPiece>> {
-        let mut answer = PieceCollector {
+        let mut collector = PieceCollector {
             at: from,
             weight: 0,
             max_bytes,
             pieces: Vec::new(),
         };
-        answer.cut(plan.base, CutReason::Retention);
+        collector.cut(plan.base, CutReason::Retention);
         for extent in &plan.extents {
-            if answer.is_full() {
+            if collector.is_full() {
                 break;
             }
             match extent.content {
                 ExtentContent::Cut(reason) => {
-                    answer.cut(extent.end(), reason);
+                    collector.cut(extent.end(), reason);
                 }
-                ExtentContent::Stored => self.fetch_stored(attempt, extent, &mut answer)?,
+                ExtentContent::Stored => self.fetch_stored(attempt, extent, &mut collector)?,
             }
         }
-        Ok(answer.pieces)
+        Ok(collector.pieces)
     }
 
     fn fetch_stored(
         &self,
         attempt: Uuid,
         extent: &StoredExtent,
-        answer: &mut PieceCollector,
+        collector: &mut PieceCollector,
     ) -> io::Result<()> {
         let (file, salt) = self.segments.reading(extent.segment)?;
         let mut raw = BytesMut::zeroed(extent.span as usize);
@@ -106,30 +108,30 @@ impl OutputSegmentReader {
         raw.truncate(whole);
         let raw = raw.freeze();
         let mut damaged = false;
-        for one in SegmentFrameScan::new(&raw, salt, 0) {
-            let ScannedFrame::Frame(found) = one else {
+        for scanned in SegmentFrameScan::new(&raw, salt, 0) {
+            let ScannedFrame::Frame(frame) = scanned else {
                 continue;
             };
-            if found.header.attempt != attempt
-                || !matches!(found.header.class, SegmentFrameClass::Bytes { .. })
+            if frame.header.attempt != attempt
+                || !matches!(frame.header.class, SegmentFrameClass::Bytes { .. })
             {
                 continue;
             }
-            if answer.is_full() {
+            if collector.is_full() {
                 break;
             }
-            damaged |= answer.cut(found.header.offset.min(extent.end()), CutReason::Corrupt);
-            if found.is_payload_intact(&raw, salt) {
-                answer.bytes(&found, &raw);
+            damaged |= collector.cut(frame.header.offset.min(extent.end()), CutReason::Corrupt);
+            if frame.is_payload_intact(&raw, salt) {
+                collector.bytes(&frame, &raw);
             } else {
-                damaged |= answer.cut(
-                    found.header.offset + found.header.covers(),
+                damaged |= collector.cut(
+                    frame.header.offset + frame.header.covers(),
                     CutReason::Corrupt,
                 );
             }
         }
-        if !answer.is_full() {
-            damaged |= answer.cut(extent.end(), CutReason::Corrupt);
+        if !collector.is_full() {
+            damaged |= collector.cut(extent.end(), CutReason::Corrupt);
         }
         self.corrupt
             .fetch_add(u64::from(damaged), Ordering::Relaxed);
@@ -137,7 +139,7 @@ impl OutputSegmentReader {
     }
 }
 
-/// A file that is shorter than it was is damage, not an error.
+/// Reads as much as the file has. A file that is shorter than before is damage, not an error.
 fn read_available(file: &std::fs::File, raw: &mut [u8], pos: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < raw.len() {
@@ -156,7 +158,8 @@ impl PieceCollector {
         self.weight >= self.max_bytes && !self.pieces.is_empty()
     }
 
-    /// Cuts from where the answer is up to `to`; true when there was anything to cut.
+    /// Adds a cut from the present position up to `to`; returns whether there was anything to
+    /// cut.
     fn cut(&mut self, to: u64, why: CutReason) -> bool {
         if to <= self.at {
             return false;
@@ -175,9 +178,9 @@ impl PieceCollector {
         true
     }
 
-    /// Adds the frame's part that is not there yet; shares the buffer that was read.
-    fn bytes(&mut self, found: &SegmentFrame, raw: &Bytes) {
-        let header = &found.header;
+    /// Adds the part of the frame that was not added yet; shares the buffer that was read.
+    fn bytes(&mut self, frame: &SegmentFrame, raw: &Bytes) {
+        let header = &frame.header;
         let (
             SegmentFrameClass::Bytes {
                 kind,
@@ -193,7 +196,7 @@ impl PieceCollector {
             observed_at_ms,
             after_control_seq: header.after_control_seq,
             kind,
-            bytes: raw.slice(found.payload_range()),
+            bytes: raw.slice(frame.payload_range()),
         };
         let piece = piece.starting_at(self.at);
         self.weight += piece.payload_bytes();

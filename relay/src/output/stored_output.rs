@@ -1,5 +1,5 @@
-//! Everything that is stored, for those who read all of it: beside a running log, or of a directory where none runs,
-//! which is then left as it is.
+//! All stored output, for an export or a verification: beside a running log, or of a directory
+//! without one, which is not changed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,8 @@ impl StoredOutput {
         Self { index, reader }
     }
 
-    /// Of a directory where no log runs; one that does not exist holds nothing. Changes nothing. Blocks on disk.
+    /// The output in a directory where no log runs; empty if it does not exist. Changes
+    /// nothing. Blocks on disk.
     pub fn open_offline(dir: &Path) -> Result<Self, OutputError> {
         let (index, segments) = (
             Arc::new(OutputIndex::new()),
@@ -49,16 +50,16 @@ impl StoredOutput {
         Ok(Self { index, reader })
     }
 
-    /// Every attempt of which something is stored.
+    /// Every attempt with stored output.
     pub fn attempts(&self) -> Vec<Uuid> {
-        self.index.ids(|known| !known.has_no_output())
+        self.index.ids(|output| !output.has_no_output())
     }
 
     pub fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
         self.index.end(attempt)
     }
 
-    /// Durable pieces from `from` on, as `OutputLog::read` gives them.
+    /// Durable pieces from `from` on, as `OutputLog::read` returns them.
     pub fn read(
         &self,
         attempt: Uuid,
@@ -69,7 +70,8 @@ impl StoredOutput {
     }
 }
 
-/// Segments that a start has set aside because their headers were damaged, or would set aside.
+/// Segments with damaged headers: those that a start has renamed to `.bad`, and those that it
+/// would rename.
 pub fn damaged_segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut damaged = Vec::new();
     let entries = match std::fs::read_dir(dir) {
@@ -92,10 +94,11 @@ pub fn damaged_segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(damaged)
 }
 
-/// A file that is not longer than its header was made and not yet written.
+/// Whether the header is damaged. A file no longer than its header was created but not yet
+/// written.
 fn has_damaged_header(path: &Path) -> io::Result<bool> {
     let len = match std::fs::metadata(path) {
-        // Retention was quicker.
+        // Retention removed it in between.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other?.len(),
     };
@@ -105,7 +108,7 @@ fn has_damaged_header(path: &Path) -> io::Result<bool> {
     Ok(len > u64::from(SEGMENT_HEADER) && SegmentIdentity::decode(&header).is_none())
 }
 
-/// What a start would do with the segment, without its repairs.
+/// Does what a start would do with the segment, without its repairs.
 fn absorb_segment(
     dir: &Path,
     number: u32,
@@ -135,12 +138,12 @@ fn absorb_segment(
             )
         }
     };
-    let known = SegmentInfo {
+    let info = SegmentInfo {
         salt,
         len,
         closed_at_ms: Some(0),
     };
-    segments.set(number, known);
+    segments.set(number, info);
     index.absorb_segment(contents, number, dropped_before);
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Typed reads of what the relay has stored, for the API and the dispatcher.
+//! Typed reads of stored records, for the API and the dispatcher.
 //!
-//! A read sees the newest value, durable or not; `settle` waits until everything read so far is durable, so that no
-//! answer tells of something a crash could take back.
+//! A read returns the newest value, durable or not. `wait_durable` waits until everything read
+//! so far is durable, so that no reply contains something that a crash could undo.
 
 mod stored_tasks;
 
@@ -25,10 +25,10 @@ use crate::store::{
 use crate::telemetry::Telemetry;
 use crate::unreadable_records::UnreadableRecords;
 
-/// Records that one page of the boot scan reads.
+/// Records read in one page of the boot scan.
 const BOOT_PAGE: usize = 1024;
 
-/// A task as it is stored: what was asked, and what became of it.
+/// A task as stored: its specification and its record.
 pub type StoredTask = (Arc<TaskSpec>, Arc<TaskRecord>);
 
 #[derive(Clone, Debug)]
@@ -43,9 +43,9 @@ pub struct RecordReader {
 #[derive(Debug, Default)]
 pub struct TaskPage {
     pub tasks: Vec<StoredTask>,
-    /// Records that could not be read and were passed over.
+    /// Records that could not be read and were skipped.
     pub unreadable: u64,
-    /// Where the next page starts; none at the end.
+    /// Where the next page starts; `None` at the end.
     pub next: Option<TaskId>,
 }
 
@@ -53,11 +53,11 @@ pub struct TaskPage {
 #[derive(Debug, Default)]
 pub(crate) struct FinishedPage {
     pub(crate) tasks: Vec<(Arc<TaskRecord>, u64)>,
-    /// Where the next page starts; none at the end.
+    /// Where the next page starts; `None` at the end.
     pub(crate) next: Option<TaskId>,
 }
 
-/// What a task's specification takes.
+/// The size of a task's specification.
 #[derive(Debug, Default)]
 pub(crate) struct SpecSize {
     pub(crate) record: u64,
@@ -65,20 +65,20 @@ pub(crate) struct SpecSize {
     pub(crate) body: Option<BodyHash>,
 }
 
-/// Why nobody knows what stands in a record.
+/// Why a record could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnreadableCause {
-    /// It means nothing, and will mean nothing later.
+    /// The stored value cannot be decoded, now or later.
     Record,
-    /// The disk did not answer this time.
+    /// The disk returned an error this time.
     Disk,
 }
 
-/// What a walk over records met and could not read.
+/// Records that a scan met and could not read.
 #[derive(Debug, Default)]
 pub(crate) struct SkippedRecords {
     pub(crate) keys: Vec<RecordKey>,
-    /// Damaged pages have no name, and nobody knows what was on them.
+    /// Damaged pages, which have no key; their content is unknown.
     pub(crate) pages: u64,
 }
 
@@ -92,7 +92,7 @@ impl RecordReader {
         }
     }
 
-    /// For those who look on their own account, and for no client.
+    /// A reader for the relay's own work, whose lookups are not counted as a client's.
     pub(crate) fn without_lookup_counts(&self) -> Self {
         Self {
             lookups: LookupCounter::default(),
@@ -100,7 +100,7 @@ impl RecordReader {
         }
     }
 
-    /// Everything that was passed over since the start.
+    /// All records that were skipped since the start.
     pub(crate) fn unreadable_records(&self) -> &UnreadableRecords {
         &self.unreadable_records
     }
@@ -113,26 +113,28 @@ impl RecordReader {
         &self.store
     }
 
-    /// Waits until everything that was readable at the call is durable.
+    /// Waits until everything that was readable at the time of the call is durable.
     pub async fn wait_durable(&self) -> Result<(), StoreStopped> {
         self.store.wait_durable(self.store.appended()).await
     }
 
-    /// The newest commit that a read now could see.
+    /// The newest commit that a read could return now.
     pub fn newest_commit(&self) -> CommitSeq {
         self.store.appended()
     }
 
-    /// A task of this tenant, live or finished. An unreadable record counts as missing and is logged.
+    /// A task of this tenant, live or finished. An unreadable record counts as missing and is
+    /// logged.
     pub fn newest_task(&self, tenant: &TenantId, task: TaskId) -> Option<StoredTask> {
         let record = self.record(tenant, task)?;
         Some((self.spec(tenant, task)?, record))
     }
 
-    /// The changing half alone.
+    /// The task's record without its specification.
     pub fn record(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
         let live = self.read_bytes(&records::live_key(tenant, task));
-        // Live to done is one commit, so a task that is missing here and there was finished in between: look once more.
+        // A task moves from live to done in one commit. If both reads miss it, it was moved
+        // back in between, so read the live record once more.
         let (key, bytes) = live
             .or_else(|| self.read_bytes(&records::done_key(tenant, task)))
             .or_else(|| self.read_bytes(&records::live_key(tenant, task)))?;
@@ -148,7 +150,7 @@ impl RecordReader {
         Some(Arc::new(spec))
     }
 
-    /// One milestone of a task; none where it was pushed out.
+    /// One checkpoint of a task; `None` if newer ones have replaced it.
     pub(crate) fn checkpoint(
         &self,
         tenant: &TenantId,
@@ -159,7 +161,7 @@ impl RecordReader {
         self.ok_or_record_unreadable(&key, records::decode_checkpoint(&bytes))
     }
 
-    /// Milestones of a task up to number `upto`, newest first; at most `limit` of them.
+    /// Checkpoints of a task up to number `upto`, newest first, at most `limit`.
     pub(crate) fn checkpoints(
         &self,
         tenant: &TenantId,
@@ -189,7 +191,8 @@ impl RecordReader {
             .collect()
     }
 
-    /// Finished tasks of this tenant behind `after`, oldest first, each with the size of its record.
+    /// Finished tasks of this tenant after `after`, oldest first, each with the size of its
+    /// record.
     pub(crate) fn finished_after(
         &self,
         tenant: &TenantId,
@@ -222,7 +225,7 @@ impl RecordReader {
         }
     }
 
-    /// Bytes that a task's specification takes, and its long body if it has one.
+    /// The size of a task's specification, and of its long body if it has one.
     pub(crate) fn spec_size(&self, tenant: &TenantId, task: TaskId) -> SpecSize {
         let Some((_, bytes)) = self.read_bytes(&records::spec_key(tenant, task)) else {
             return SpecSize::default();
@@ -235,13 +238,14 @@ impl RecordReader {
         }
     }
 
-    /// Whether any task claims this body; also where that cannot be read.
+    /// Whether any task claims this body. Returns true if that cannot be read.
     pub(crate) fn is_body_claimed(&self, hash: BodyHash) -> bool {
         let claims = self.scan(&KeyRange::claims(&hash.0), &ScanPage::first(1));
         claims.map_or(true, |scan| !scan.entries.is_empty() || scan.unreadable > 0)
     }
 
-    /// Tasks of this tenant below `before`, newest first. Ids are made in time order, so the key order is the list's.
+    /// Tasks of this tenant older than `before`, newest first. Ids rise with time, so key order
+    /// is list order.
     pub fn tasks(&self, tenant: &TenantId, before: Option<TaskId>, limit: usize) -> TaskPage {
         let text = records::tenant_text(tenant);
         let page = ScanPage {
@@ -256,7 +260,7 @@ impl RecordReader {
             };
         };
         self.unreadable_records.add_scan(&scan);
-        let mut found = TaskPage {
+        let mut task_page = TaskPage {
             unreadable: scan.unreadable,
             ..TaskPage::default()
         };
@@ -267,15 +271,15 @@ impl RecordReader {
             };
             last = Some(TaskId(*task));
             match self.newest_task(tenant, TaskId(*task)) {
-                Some(task) => found.tasks.push(task),
-                None => found.unreadable += 1,
+                Some(task) => task_page.tasks.push(task),
+                None => task_page.unreadable += 1,
             }
         }
-        found.next = if scan.has_more { last } else { None };
-        found
+        task_page.next = if scan.has_more { last } else { None };
+        task_page
     }
 
-    /// Which tenants are paused, and who paused what.
+    /// The paused tenants and tasks, and who paused them.
     pub(crate) fn pauses(&self) -> PausesRecord {
         let stored = self.read_bytes(&records::pauses_key());
         let read = stored.and_then(|(key, bytes)| {
@@ -284,13 +288,13 @@ impl RecordReader {
         read.unwrap_or_default()
     }
 
-    /// Which daemons operators had forgotten.
+    /// The daemons that operators have forgotten.
     pub(crate) fn forgotten_daemons(&self) -> Option<ForgottenDaemonsRecord> {
         let (key, bytes) = self.read_bytes(&records::forgotten_key())?;
         self.ok_or_record_unreadable(&key, records::decode_forgotten(&bytes))
     }
 
-    /// What operators did to daemons.
+    /// The changes that operators made to daemons.
     pub(crate) fn daemon_changes(&self) -> Option<DaemonChangesRecord> {
         let (key, bytes) = self.read_bytes(&records::daemon_changes_key())?;
         self.ok_or_record_unreadable(&key, records::decode_daemon_changes(&bytes))
@@ -305,7 +309,8 @@ impl RecordReader {
         self.read_decoded(&records::daemon_key(scope, daemon), records::decode_daemon)
     }
 
-    /// For questions to which "not there" and "not readable" are different answers.
+    /// Reads a record for callers that must distinguish a missing record from an unreadable
+    /// one.
     pub(crate) fn read_decoded<T>(
         &self,
         key: &RecordKey,
@@ -313,11 +318,11 @@ impl RecordReader {
     ) -> Result<Option<T>, UnreadableCause> {
         self.lookups.count_record();
         let read = self.store.get(key);
-        let hidden = match &read {
+        let cause = match &read {
             Err(StoreReadError::Disk(_)) => UnreadableCause::Disk,
             Err(StoreReadError::Unreadable { .. }) | Ok(_) => UnreadableCause::Record,
         };
-        let bytes = self.ok_or_record_unreadable(key, read).ok_or(hidden)?;
+        let bytes = self.ok_or_record_unreadable(key, read).ok_or(cause)?;
         let decoded = bytes.map(|bytes| {
             self.ok_or_record_unreadable(key, decode(&bytes))
                 .ok_or(UnreadableCause::Record)
@@ -325,7 +330,7 @@ impl RecordReader {
         decoded.transpose()
     }
 
-    /// Nothing was ever submitted, or nothing of it is left. What cannot be read counts as there.
+    /// Whether no task is stored. An unreadable record counts as a task.
     pub(crate) fn has_no_task(&self) -> bool {
         let Ok(tenants) = self.store.tenants() else {
             return false;
@@ -343,7 +348,7 @@ impl RecordReader {
         })
     }
 
-    /// The newest id that a task of this data has.
+    /// The newest id of any stored task.
     pub(crate) fn newest_task_id(&self) -> Option<TaskId> {
         let newest = ScanPage {
             after: None,
@@ -361,7 +366,7 @@ impl RecordReader {
         ids.max()
     }
 
-    /// Pauses and holds; what they were at first where none is stored.
+    /// The scheduler's state, or its default if none is stored.
     pub(crate) fn scheduler(&self) -> SchedulerRecord {
         let bytes = self.read_bytes(&records::scheduler_key());
         let stored = bytes.and_then(|(key, bytes)| {
@@ -370,7 +375,7 @@ impl RecordReader {
         stored.unwrap_or_default()
     }
 
-    /// Every tenant that has stored anything.
+    /// Every tenant with stored records.
     pub(crate) fn tenants(&self) -> Vec<TenantId> {
         let names = self.store.tenants().unwrap_or_default();
         names
@@ -379,19 +384,20 @@ impl RecordReader {
             .collect()
     }
 
-    /// Everything that a boot hands to the core. Unreadable records are passed over and counted; only a disk that cannot
-    /// be read at all is an error, since nobody could say how much is missing.
+    /// Everything that the core needs at boot. Unreadable records are skipped and counted. Only
+    /// a disk that cannot be read at all is an error, because the amount of missing data would
+    /// then be unknown.
     pub(crate) fn recover(&self) -> Result<RecoveredState, StoreReadError> {
         let mut recovered = RecoveredState::default();
-        let passed =
+        let skipped =
             self.for_each_record(&KeyRange::relay_wide(RecordKind::Control), |key, bytes| {
                 let RecordKey::Control { name, .. } = key else {
                     return true;
                 };
                 records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
             })?;
-        recovered.damage = records::control_damage(&passed.keys, passed.pages);
-        let mut pages = passed.pages;
+        recovered.damage = records::control_damage(&skipped.keys, skipped.pages);
+        let mut pages = skipped.pages;
         for name in self.store.tenants()? {
             pages += self.recover_daemons(&name, &mut recovered)?.pages;
             if let Some(tenant) = TenantId::new(name.as_str()) {
@@ -428,39 +434,40 @@ impl RecordReader {
                 return false;
             };
             if let Some(key) = spec.idempotency_key.clone()
-                && let Ok(Some(known)) = self.idempotency(tenant, &key)
+                && let Ok(Some(stored)) = self.idempotency(tenant, &key)
             {
-                recovered.idempotency.push((tenant.clone(), key, known));
+                recovered.idempotency.push((tenant.clone(), key, stored));
             }
             recovered.tasks.push((spec, record));
             true
         })
     }
 
-    /// Visits every record of a range; a visit that returns false counts as unreadable. Gives what was passed over.
+    /// Calls `visit` for every record of a range. A record for which it returns false counts as
+    /// unreadable. Returns what was skipped.
     pub(crate) fn for_each_record(
         &self,
         range: &KeyRange,
         mut visit: impl FnMut(&RecordKey, &[u8]) -> bool,
     ) -> Result<SkippedRecords, StoreReadError> {
-        let (mut page, mut passed) = (ScanPage::first(BOOT_PAGE), SkippedRecords::default());
+        let (mut page, mut skipped) = (ScanPage::first(BOOT_PAGE), SkippedRecords::default());
         loop {
             let scan = self.scan(range, &page)?;
-            passed.pages += self.unreadable_records.add_scan(&scan);
-            let named = scan
+            skipped.pages += self.unreadable_records.add_scan(&scan);
+            let keys = scan
                 .skipped_records
                 .iter()
                 .filter_map(|(key, _)| key.clone());
-            passed.keys.extend(named);
+            skipped.keys.extend(keys);
             for (key, bytes) in &scan.entries {
                 if !visit(key, bytes) {
-                    tracing::error!(%key, "a stored record cannot be read; it is passed over");
+                    tracing::error!(%key, "skipping an unreadable record");
                     self.unreadable_records.add_record(key);
-                    passed.keys.push(key.clone());
+                    skipped.keys.push(key.clone());
                 }
             }
             let Some((last, _)) = scan.entries.last().filter(|_| scan.has_more) else {
-                return Ok(passed);
+                return Ok(skipped);
             };
             page.after = Some(last.clone());
         }
@@ -484,10 +491,10 @@ impl RecordReader {
         key: &RecordKey,
         read: Result<T, E>,
     ) -> Option<T> {
-        let passed_over = |error: &E| {
-            tracing::error!(%key, %error, "a stored record cannot be read; it is passed over");
+        let log_and_count = |error: &E| {
+            tracing::error!(%key, %error, "skipping an unreadable record");
             self.unreadable_records.add_record(key);
         };
-        read.inspect_err(passed_over).ok()
+        read.inspect_err(log_and_count).ok()
     }
 }

@@ -1,4 +1,5 @@
-//! What the core asks of the store: of tasks that it does not hold, and of what it adds to.
+//! Lookups in the store that the core needs: tasks that it no longer has in memory, and records
+//! that it extends.
 
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use super::RecordReader;
 use crate::records;
 
 impl RecordReader {
-    /// For an attempt that a daemon lists, whoever's its task is.
+    /// The task of an attempt that a daemon lists, whichever tenant owns it.
     pub(crate) fn find_task_within(&self, scope: &TenantScope, task: TaskId) -> TaskLookup {
         let found = match scope {
             TenantScope::One(tenant) => self.newest_task(tenant, task),
             TenantScope::All => {
                 let tenants = self.tenants();
-                // A list that could not be read is empty as well, and proves nothing.
+                // The list is also empty if it could not be read, so an empty list proves
+                // nothing.
                 if tenants.is_empty() {
                     return TaskLookup::Open;
                 }
@@ -28,22 +30,23 @@ impl RecordReader {
         };
         match found {
             Some((_, record)) if !record.state.is_terminal() => TaskLookup::Open,
-            over => {
-                TaskLookup::from_finished(over.map(|(spec, record)| FinishedTask { record, spec }))
-            }
+            finished => TaskLookup::from_finished(
+                finished.map(|(spec, record)| FinishedTask { record, spec }),
+            ),
         }
     }
 }
 
 impl StoredTasks for RecordReader {
-    /// A task as an input that names a finished one carries it.
+    /// A finished task, for a command that refers to it.
     fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<FinishedTask> {
         let (spec, record) = self.newest_task(tenant, task)?;
         let finished = record.state.is_terminal();
         finished.then_some(FinishedTask { record, spec })
     }
 
-    /// The same for a daemon, whose frames do not name the tenant: it is its credential's, or any of them.
+    /// Like `finished`, for a daemon. Its frames do not name the tenant, which is its
+    /// credential's or any of them.
     fn finished_in_scope(&self, scope: &TenantScope, task: TaskId) -> Option<FinishedTask> {
         match scope {
             TenantScope::One(tenant) => self.finished(tenant, task),
@@ -56,7 +59,7 @@ impl StoredTasks for RecordReader {
         }
     }
 
-    /// A finished task with what it has under other keys; its prompt is not read.
+    /// A finished task with what it has under other keys. Its prompt is not read.
     fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<RemovableTask> {
         let (key, bytes) = self.read_bytes(&records::done_key(tenant, task))?;
         let record = self.ok_or_record_unreadable(&key, records::decode_task(&bytes))?;
@@ -67,8 +70,8 @@ impl StoredTasks for RecordReader {
         let (spec, body) = spec.unzip();
         let key = spec.and_then(|spec| spec.idempotency_key);
         let is_its_own = |key: &String| {
-            let known = self.idempotency(tenant, key);
-            matches!(known, Ok(Some(known)) if known.task == task)
+            let stored = self.idempotency(tenant, key);
+            matches!(stored, Ok(Some(stored)) if stored.task == task)
         };
         Some(RemovableTask {
             record,

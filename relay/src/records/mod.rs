@@ -1,6 +1,7 @@
-//! Between the core's records and the store's bytes: which key each record has, and how it is written and read.
+//! Maps the core's records to the store's keys and bytes, in both directions.
 //!
-//! The only file that encodes or decodes a record. Recovery and ordinary reads use the same path.
+//! The only file that encodes or decodes a record. Recovery and ordinary reads use the same
+//! functions.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use sha2::{Digest, Sha256};
 use crate::body_files::{BODY_INLINE_MAX, BodyHash};
 use crate::store::{KeyText, RecordKey, StoreChange};
 
-/// Tenant part of keys that belong to a fleet shared by all tenants. No tenant can have this name.
+/// Tenant part of the keys of a fleet shared by all tenants. No tenant can have this name.
 const SHARED_FLEET: &str = "*";
 const FENCE_PREFIX: &str = "fence/";
 const SCHEDULER: &str = "scheduler";
@@ -32,15 +33,15 @@ const FORGOTTEN: &str = "forgotten-daemons";
 const DAEMON_CHANGES: &str = "daemon-changes";
 const PAUSES: &str = "pauses";
 
-/// A stored value that this version cannot read.
+/// A stored value that this version cannot decode.
 #[derive(Debug, thiserror::Error)]
-#[error("a stored {what} cannot be read: {source}")]
+#[error("the stored {what} cannot be decoded: {source}")]
 pub(crate) struct UndecodableRecord {
     what: &'static str,
     source: postcard::Error,
 }
 
-/// A task's specification as stored: a long prompt is a file named by its hash.
+/// A task's specification as stored. A long prompt is a separate file, named by its hash.
 #[derive(Serialize, Deserialize)]
 struct StoredSpec<'a> {
     #[serde(borrow)]
@@ -48,13 +49,13 @@ struct StoredSpec<'a> {
     prompt: Option<[u8; 32]>,
 }
 
-/// The store changes that one write of the core stands for.
+/// Appends the store changes of one record change of the core.
 #[expect(
     clippy::too_many_lines,
-    reason = "one arm per write, and each only says where it goes"
+    reason = "one short arm for each kind of change"
 )]
-pub(crate) fn append_changes(write: &RecordChange, into: &mut Vec<StoreChange>) {
-    match write {
+pub(crate) fn append_changes(change: &RecordChange, into: &mut Vec<StoreChange>) {
+    match change {
         RecordChange::PutSpec { task, spec } => {
             let (bytes, body) = encode_spec(spec);
             into.push(StoreChange::Put(spec_key(&spec.tenant, *task), bytes));
@@ -150,17 +151,17 @@ pub(crate) fn append_changes(write: &RecordChange, into: &mut Vec<StoreChange>) 
 
 fn remove_goal(tenant: &TenantId, task: TaskId, checkpoints: u64, into: &mut Vec<StoreChange>) {
     into.push(StoreChange::Delete(progress_key(tenant, task)));
-    // And one that was stored ahead of a record that never came.
+    // Includes a checkpoint that was stored ahead of a task record that was never written.
     let kept = checkpoints.saturating_sub(MAX_CHECKPOINTS) + 1..=checkpoints + 1;
     into.extend(kept.map(|n| StoreChange::Delete(checkpoint_key(tenant, task, n))));
 }
 
-/// Most records are shorter; growing to it step by step showed in the profile.
+/// Most records are shorter. Growing the buffer step by step showed in a profile.
 const TYPICAL_BYTES: usize = 1024;
 
 pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     postcard::to_extend(record, Vec::with_capacity(TYPICAL_BYTES))
-        .expect("records hold only what postcard can write")
+        .expect("postcard can encode every record type")
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(
@@ -170,16 +171,16 @@ pub(crate) fn decode<T: DeserializeOwned>(
     postcard::from_bytes(bytes).map_err(|source| UndecodableRecord { what, source })
 }
 
-/// What a specification takes in an append, which must stay far below the journal's limit of 1 MiB: a record that is
-/// too large to store could only stop the relay.
+/// Largest specification in one append. It must stay far below the journal's limit of 1 MiB,
+/// because a record that is too large to store would stop the relay.
 pub(crate) const SPEC_BYTES_MAX: usize = 512 * 1024;
 
-/// Bytes that the specification's record has.
+/// Size of the specification's record.
 pub(crate) fn spec_bytes(spec: &TaskSpec) -> usize {
     encode_spec(spec).0.len()
 }
 
-/// The record, and the body that holds the prompt where that is too long for it.
+/// The record, and the body file that contains the prompt if it is too long for the record.
 fn encode_spec(spec: &TaskSpec) -> (Vec<u8>, Option<BodyHash>) {
     if spec.prompt.len() <= BODY_INLINE_MAX {
         let stored = StoredSpec {
@@ -200,7 +201,7 @@ fn encode_spec(spec: &TaskSpec) -> (Vec<u8>, Option<BodyHash>) {
     (encode(&stored), Some(hash))
 }
 
-/// The specification, and the body that its prompt has to be filled from.
+/// The specification, and the body file from which its prompt must be filled in.
 pub(crate) fn decode_spec(bytes: &[u8]) -> Result<(TaskSpec, Option<BodyHash>), UndecodableRecord> {
     let stored: StoredSpec<'_> =
         postcard::from_bytes(bytes).map_err(|source| UndecodableRecord {
@@ -214,7 +215,8 @@ pub(crate) fn decode_task(bytes: &[u8]) -> Result<Arc<TaskRecord>, UndecodableRe
     decode("task", bytes).map(Arc::new)
 }
 
-/// Puts one relay-wide control record where it belongs; others are not the core's.
+/// Decodes one relay-wide control record into the recovered state. Other records do not belong
+/// to the core and are ignored.
 pub(crate) fn decode_control(
     name: &str,
     bytes: &[u8],
@@ -234,7 +236,7 @@ pub(crate) fn decode_control(
     Ok(())
 }
 
-/// What the core is told of control records that were passed over.
+/// The damage to report to the core for control records that were skipped.
 pub(crate) fn control_damage(keys: &[RecordKey], pages: u64) -> RecordDamage {
     let mut damage = if pages > 0 {
         RecordDamage::unknown_extent()
@@ -267,7 +269,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<ForgottenDaemonsRecord, U
 pub(crate) fn decode_daemon_changes(
     bytes: &[u8],
 ) -> Result<DaemonChangesRecord, UndecodableRecord> {
-    decode("list of what was done to daemons", bytes)
+    decode("list of changes to daemons", bytes)
 }
 
 pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, UndecodableRecord> {
@@ -395,5 +397,5 @@ fn fence_key(attempt: AttemptId) -> RecordKey {
 }
 
 fn key_text(name: &str) -> KeyText {
-    KeyText::new(name).expect("tenant names and our own words fit into keys")
+    KeyText::new(name).expect("tenant names and the constants above are valid key text")
 }

@@ -1,5 +1,6 @@
-//! The shape of stored records. Data of schema 1 is read and written again byte for byte: whoever changes what a record
-//! holds finds out here that it needs a new schema number (ARCHITECTURE.md has the rule).
+//! The format of stored records. Data of the current schema is read and encoded again, and must
+//! not change by a byte. A change to a record type therefore fails here until it gets a new
+//! schema number (the rule is in ARCHITECTURE.md).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ fn schema_fixture_dir(schema: u16) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/migration/schema-{schema}"))
 }
 
-/// A copy of the kept store, with the zeros at the end of its files.
+/// Copies the recorded store and restores the zeros at the end of its files.
 fn copy_store(schema: u16, to: &Path) {
     let lengths = fs::read(schema_fixture_dir(schema).join("lengths.json")).unwrap();
     let lengths: BTreeMap<String, u64> = serde_json::from_slice(&lengths).unwrap();
@@ -42,10 +43,10 @@ fn reencode<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Vec<u8> {
     encode(&decode::<T>("kept record", bytes).unwrap())
 }
 
-/// What this version writes for the record that it reads.
+/// The bytes that this version writes for a stored record.
 fn reencode_record(key: &RecordKey, bytes: &[u8]) -> Vec<u8> {
     match key {
-        // The key says it all.
+        // The value is empty or is not a record; the key contains everything.
         RecordKey::Meta(_) | RecordKey::Body { .. } => bytes.to_vec(),
         RecordKey::Control { name, .. } if name.as_str() == SCHEDULER => {
             reencode::<SchedulerRecord>(bytes)
@@ -81,21 +82,25 @@ fn what_a_schema_left_is_written_again_byte_for_byte() {
     copy_store(number, dir.path());
     let config = StoreConfig::new(dir.path().join("store"), uuid::Uuid::now_v7());
     let mut kinds = BTreeMap::new();
-    Store::with_offline_store(config, |looked| {
-        let told = looked.store.dump(|told| {
-            let DumpItem::Record(key, bytes) = told else {
-                return Err(format!("{told:?}"));
+    Store::with_offline_store(config, |offline| {
+        let dumped = offline.store.dump(|item| {
+            let DumpItem::Record(key, bytes) = item else {
+                return Err(format!("{item:?}"));
             };
             let same = reencode_record(&key, &bytes) == *bytes;
             assert!(
                 same,
-                "{key:?} has another shape; tests/migration/README.md says what to do"
+                "{key:?} is encoded differently; tests/migration/README.md explains what to do"
             );
             *kinds.entry(key.kind().as_str()).or_insert(0) += 1;
             Ok(())
         });
-        told.unwrap();
+        dumped.unwrap();
     })
     .unwrap();
-    assert_eq!(kinds.len(), 11, "something of each kind: {kinds:?}");
+    assert_eq!(
+        kinds.len(),
+        11,
+        "every kind of record must occur: {kinds:?}"
+    );
 }

@@ -1,8 +1,9 @@
-//! Retention: finished work is removed by age and by size, oldest first. What is live, parked or may still be changed by a
-//! late result stays whatever its age.
+//! Retention: removes finished work by age and by size, oldest first. Live and parked tasks
+//! stay, whatever their age, and so do tasks that a late result may still change.
 //!
-//! Decides when and how much; whether a task may go is the core's word, and its removal is a commit like any other. One
-//! small batch is under way at a time, so that requests of clients and daemons pass between two of them.
+//! This module decides when to remove and how much. The core decides whether a task may be
+//! removed, and a removal is an ordinary commit. Only one small batch runs at a time, so that
+//! requests from clients and daemons are served between two batches.
 
 mod oldest_tasks;
 mod size_cap;
@@ -28,18 +29,20 @@ use oldest_tasks::{OldestFinishedTasks, RemovalCandidate};
 use size_cap::RecordSizeCap;
 use steady_clock::SteadyWallClock;
 
-/// Between two passes. Sizes must be looked at often: a busy relay writes tens of megabytes a second.
+/// Time between two passes. Sizes are checked often, because a busy relay writes tens of
+/// megabytes a second.
 const EVERY: Duration = Duration::from_millis(250);
-/// Between two looks at ages, which begin the list anew: an eighth of the age, at most this long.
+/// Longest time between two age checks, each of which reads the task list from the beginning.
+/// The actual interval is an eighth of the maximum age if that is shorter.
 const AGE_CHECK_INTERVAL_MS: u64 = 60_000;
-/// Between two looks at who has been away for long.
+/// Time between two checks for daemons that have not connected for a long time.
 const DAEMON_CHECK_INTERVAL_MS: u64 = 60 * 60 * 1_000;
-/// Tasks of one commit.
+/// Tasks removed in one commit.
 const BATCH: usize = 64;
-/// Tasks that one pass looks at. What is left waits for the next one.
+/// Tasks examined in one pass. The next pass continues after them.
 const MAX_TASKS_PER_PASS: usize = 32_768;
 
-/// What retention works on.
+/// The parts of the relay that retention works with.
 #[derive(Clone, Debug)]
 pub(crate) struct RetentionParts {
     pub(crate) dispatcher: Dispatcher,
@@ -50,7 +53,7 @@ pub(crate) struct RetentionParts {
     pub(crate) clock: RelayClock,
 }
 
-/// Runs until `finish`, or until the relay stops.
+/// Runs until `finish` is cancelled or the relay stops.
 pub(crate) async fn run_retention(
     config: RetentionConfig,
     parts: RetentionParts,
@@ -60,7 +63,7 @@ pub(crate) async fn run_retention(
     let work = async {
         loop {
             if let Err(refusal) = sweeper.run_pass().await {
-                tracing::debug!(%refusal, "retention ends");
+                tracing::debug!(%refusal, "retention stopped");
                 return;
             }
             tokio::time::sleep(EVERY).await;
@@ -78,21 +81,21 @@ struct RetentionSweeper {
     parts: RetentionParts,
     finish: CancellationToken,
     wall: SteadyWallClock,
-    /// The sum of all records, once they have been counted.
+    /// Size of all records; `None` until they have been counted.
     weight: Option<RecordByteCount>,
     cap: RecordSizeCap,
-    /// Tasks up to here were looked at and stayed.
+    /// The last task that was examined; it and all older ones were kept.
     last_kept_task: Option<TaskId>,
     ages_due: MonotonicTime,
     daemons_due: MonotonicTime,
 }
 
-/// What a pass wants to remove.
+/// What a pass should remove.
 #[derive(Clone, Copy, Debug, Default)]
 struct RemovalTarget {
-    /// Everything that ended before this.
+    /// Remove every task that ended before this time.
     before: WallTime,
-    /// And of what ended before `settled`, so many bytes.
+    /// In addition, remove this many bytes of tasks that ended before `settled_before`.
     bytes: u64,
     settled_before: WallTime,
 }
@@ -145,11 +148,11 @@ impl RetentionSweeper {
             Ok(dropped) => {
                 self.count("output_segment", dropped.segments as u64, dropped.bytes);
             }
-            Err(error) => tracing::warn!(%error, "output retention did not run"),
+            Err(error) => tracing::warn!(%error, "output retention failed"),
         }
     }
 
-    /// For operators, who find the counters in `baton info`.
+    /// Logs a removal and adds it to the counters that `baton info` shows.
     fn count(&self, what: &'static str, removed: u64, bytes: u64) {
         if removed > 0 {
             tracing::info!(what, removed, bytes, "removed by retention");
@@ -159,16 +162,18 @@ impl RetentionSweeper {
         }
     }
 
-    /// Counts all records, once. Sizes are not held to before that, which at a start is not pressing.
+    /// Counts all records, once. Until then the size limit is not applied; shortly after a
+    /// start that does no harm.
     async fn count_record_bytes(&mut self) {
         if self.weight.is_some() {
             return;
         }
         let (store, stop) = (self.parts.reader.store().clone(), self.finish.clone());
-        let weighed = run_blocking(move || store.count_record_bytes(|| !stop.is_cancelled())).await;
-        match weighed {
+        let counted_bytes =
+            run_blocking(move || store.count_record_bytes(|| !stop.is_cancelled())).await;
+        match counted_bytes {
             Some(Ok(weight)) => self.weight = weight,
-            Some(Err(error)) => tracing::warn!(%error, "the records could not be counted"),
+            Some(Err(error)) => tracing::warn!(%error, "counting the stored records failed"),
             None => {}
         }
     }
@@ -200,7 +205,8 @@ impl RetentionSweeper {
             (oldest, wanted) = (rest, step.remaining);
             looked_at += BATCH;
             self.remove_batch(step.due, &mut removed).await?;
-            // At the end: the next pass begins again, where tasks may have become old enough.
+            // At the end of the list the next pass starts from the beginning, because tasks may
+            // have become old enough by then.
             self.last_kept_task = step.last;
             if step.last.is_none() || step.is_done {
                 break;
@@ -210,7 +216,7 @@ impl RetentionSweeper {
         Ok(())
     }
 
-    /// Removes those that the core lets go, with everything that they had.
+    /// Removes the tasks that the core releases, with everything that belongs to them.
     async fn remove_batch(
         &self,
         due: Vec<DueTask>,
@@ -219,9 +225,9 @@ impl RetentionSweeper {
         if due.is_empty() {
             return Ok(());
         }
-        let named = due.iter().map(|due| &due.candidate);
-        let tasks = named
-            .map(|named| (named.tenant.clone(), named.task))
+        let candidates = due.iter().map(|due| &due.candidate);
+        let tasks = candidates
+            .map(|candidate| (candidate.tenant.clone(), candidate.task))
             .collect();
         let ask = move |request| CoreCommand::RemoveFinished {
             request,
@@ -241,15 +247,15 @@ impl RetentionSweeper {
         Ok(())
     }
 
-    /// What a removed task had outside the store. Should the relay end before this, output goes with its segments, and
-    /// the next start looks at all bodies.
+    /// Releases what a removed task had outside the store. If the relay stops before this, the
+    /// output is removed with its segments, and the next start examines all bodies.
     async fn release_task_data(&self, due: DueTask) {
         if let Some(hash) = due.body {
             self.parts.bodies.add_sweep_candidate(hash);
         }
         for attempt in due.candidate.attempts {
             if let Err(error) = self.parts.output.forget(attempt.0).await {
-                tracing::debug!(attempt_id = %attempt, %error, "output was not forgotten");
+                tracing::debug!(attempt_id = %attempt, %error, "output of a removed task could not be released");
             }
         }
     }
@@ -274,31 +280,31 @@ impl RetentionSweeper {
     }
 }
 
-/// A task that should go.
+/// A task to be removed.
 #[derive(Debug)]
 struct DueTask {
     candidate: RemovalCandidate,
-    /// Of its specification, without its long body.
+    /// Size of its specification without the long body.
     spec_bytes: u64,
     body: Option<BodyHash>,
 }
 
-/// What one pass removed of the records.
+/// Records removed by one pass.
 #[derive(Debug, Default)]
 struct RemovedCount {
     tasks: u64,
     bytes: u64,
 }
 
-/// One batch of the list.
+/// One batch of the task list.
 #[derive(Debug)]
 struct RemovalBatch {
     due: Vec<DueTask>,
-    /// What is still wanted after it.
+    /// What remains to be removed after this batch.
     remaining: RemovalTarget,
-    /// The last task that was looked at; none at the end of the list.
+    /// The last task examined; `None` at the end of the list.
     last: Option<TaskId>,
-    /// Nothing behind it is wanted.
+    /// No later task needs to be removed.
     is_done: bool,
 }
 
@@ -318,7 +324,8 @@ fn step(
             break;
         };
         step.last = Some(candidate.task);
-        // Nothing ends before it was created, and everything behind it was created later.
+        // A task cannot end before it was created, and every later task in the list was created
+        // later.
         step.is_done = step.remaining.bytes == 0 && candidate.created >= step.remaining.before;
         if step.is_done {
             break;
@@ -345,7 +352,8 @@ impl RemovalBatch {
     }
 }
 
-/// Reads of the store wait for the disk, which no async thread may. `None` only if the relay is going away.
+/// Runs a read of the store on a blocking thread, because it waits for the disk. Returns `None`
+/// only while the relay is shutting down.
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }

@@ -1,5 +1,6 @@
-//! Finished tasks of all tenants, oldest first: ids are made in time order, so each tenant's records are a sorted lane,
-//! and the lanes are merged. Reads the disk, page by page; holds a few lines of each tenant.
+//! Finished tasks of all tenants, oldest first. Ids rise with time, so the records of each
+//! tenant are already sorted; the tenants' lists are merged. Reads from disk page by page and
+//! keeps only a few records of each tenant in memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,10 +10,10 @@ use baton_core::time::WallTime;
 
 use crate::reader::RecordReader;
 
-/// Records of one tenant read at one time: few, because there may be many tenants.
+/// Records of one tenant read at a time. Small, because there may be many tenants.
 const PAGE: usize = 32;
 
-/// A finished task as retention sees it.
+/// A finished task that retention may remove.
 #[derive(Clone, Debug)]
 pub(super) struct RemovalCandidate {
     pub(super) tenant: TenantId,
@@ -20,7 +21,7 @@ pub(super) struct RemovalCandidate {
     pub(super) created: WallTime,
     pub(super) ended: WallTime,
     pub(super) attempts: Vec<AttemptId>,
-    /// Of its record alone.
+    /// Size of the task's record alone.
     pub(super) bytes: u64,
 }
 
@@ -28,7 +29,7 @@ pub(super) struct RemovalCandidate {
 pub(super) struct OldestFinishedTasks {
     reader: RecordReader,
     lanes: Vec<TenantTaskList>,
-    /// The lane that has this task at its head.
+    /// The index of the lane whose first task this is.
     heads: BTreeMap<TaskId, usize>,
 }
 
@@ -36,12 +37,12 @@ pub(super) struct OldestFinishedTasks {
 struct TenantTaskList {
     tenant: TenantId,
     read: VecDeque<RemovalCandidate>,
-    /// Where its next page starts, unless it is at its end.
+    /// Where the next page starts. The outer `None` means that the lane is at its end.
     next: Option<Option<TaskId>>,
 }
 
 impl OldestFinishedTasks {
-    /// Everything behind `after`, of all tenants.
+    /// All tasks after `after`, of all tenants.
     pub(super) fn after(reader: &RecordReader, after: Option<TaskId>) -> Self {
         let lane = |tenant| TenantTaskList {
             tenant,
@@ -53,8 +54,8 @@ impl OldestFinishedTasks {
             lanes: reader.tenants().into_iter().map(lane).collect(),
             heads: BTreeMap::new(),
         };
-        for place in 0..oldest.lanes.len() {
-            oldest.refill_lane(place);
+        for index in 0..oldest.lanes.len() {
+            oldest.refill_lane(index);
         }
         oldest
     }
@@ -63,11 +64,11 @@ impl OldestFinishedTasks {
         &self.reader
     }
 
-    fn refill_lane(&mut self, place: usize) {
-        let lane = &mut self.lanes[place];
+    fn refill_lane(&mut self, index: usize) {
+        let lane = &mut self.lanes[index];
         lane.fill(&self.reader);
         if let Some(head) = lane.read.front() {
-            self.heads.insert(head.task, place);
+            self.heads.insert(head.task, index);
         }
     }
 }
@@ -76,9 +77,9 @@ impl Iterator for OldestFinishedTasks {
     type Item = RemovalCandidate;
 
     fn next(&mut self) -> Option<RemovalCandidate> {
-        let (_, place) = self.heads.pop_first()?;
-        let head = self.lanes[place].read.pop_front();
-        self.refill_lane(place);
+        let (_, index) = self.heads.pop_first()?;
+        let head = self.lanes[index].read.pop_front();
+        self.refill_lane(index);
         head
     }
 }
@@ -105,7 +106,8 @@ impl RemovalCandidate {
             tenant: record.tenant.clone(),
             task: record.task,
             created: record.created,
-            // A finished task has an end; should one not, its last change stands in for it.
+            // A finished task always has an end time. Fall back to the last change if it is
+            // missing.
             ended: record.ended.unwrap_or(record.updated),
             attempts: record.attempts.iter().map(|attempt| attempt.id).collect(),
             bytes,

@@ -1,19 +1,22 @@
-//! How many bytes of records may stay so that the database's file keeps to its limit.
+//! The number of record bytes that may stay so that the database file keeps below its limit.
 //!
-//! sled writes a log: it uses freed space again but hardly ever gives it back, and how much file a byte of records needs
-//! depends on what is written (measured: 1.1 to 7). So the file is not something to be brought down by removing records;
-//! it is something to be kept from growing. Below six tenths of the limit nothing is done. From there on records may
-//! be as many as they are, and fewer by twice the part by which the file still grows. While it does not grow and is
-//! below eight tenths they may slowly become more again. Pure.
+//! sled writes a log. It reuses freed space but hardly ever shrinks the file, and the file size
+//! per record byte depends on the writes (measured: 1.1 to 7). Removing records therefore does
+//! not shrink the file; it only stops the growth. Below six tenths of the limit nothing is
+//! done. Above that, the cap is the present amount of records, lowered by twice the share by
+//! which the file still grows. While the file does not grow and is below eight tenths of the
+//! limit, the cap slowly rises again. Pure.
 
-/// Where the cap begins to hold, where it stops to rise, and its least, in parts of the limit.
+/// Where the cap becomes active, where it stops rising, and its minimum, as fractions of the
+/// limit.
 const ACTIVE_FROM: (u64, u64) = (6, 10);
 const NO_RISE_FROM: (u64, u64) = (8, 10);
 const MIN_CAP: (u64, u64) = (1, 16);
-/// By how much records give way when the file grows, as a multiple of the file's own growth.
+/// How far the cap shrinks when the file grows, as a multiple of the file's growth.
 const SHRINK_FACTOR: u64 = 2;
 const SHRINK_FACTOR_FULL: u64 = 8;
-/// A quiet pass lets the cap rise by this part of itself: with four passes a second, by 1.5 % a minute.
+/// A pass without growth raises the cap by this fraction of itself: 1.5 % a minute with four
+/// passes a second.
 const RISE_DIVISOR: u64 = 16_384;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,20 +27,21 @@ pub(super) struct RecordSizeCap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CapState {
     cap: u64,
-    /// The largest that the file was.
+    /// The largest file size so far.
     file: u64,
 }
 
 impl RecordSizeCap {
-    /// Takes one look at what the file and the records in it take; how many bytes of records are too many.
+    /// Takes the present size of the file and of its records, and returns how many record bytes
+    /// are too many.
     pub(super) fn excess_bytes(&mut self, limit: u64, file: u64, records: u64) -> u64 {
         if file <= part(limit, ACTIVE_FROM) {
             self.active = None;
             return 0;
         }
-        let holding = self.active.get_or_insert(CapState { cap: records, file });
-        holding.adjust(limit, file, records);
-        records.saturating_sub(holding.cap)
+        let state = self.active.get_or_insert(CapState { cap: records, file });
+        state.adjust(limit, file, records);
+        records.saturating_sub(state.cap)
     }
 }
 
@@ -76,8 +80,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const LIMIT: u64 = 1_000 * MIB;
 
-    /// A file that never shrinks and needs `times` bytes for a byte of records, and a hundredth more every time that
-    /// all of them were replaced, up to half as much again.
+    /// A file that never shrinks. It needs `times` bytes for each record byte, and 1 % more
+    /// each time that all records have been replaced, up to 50 % more.
     struct SimulatedFile {
         times: f64,
         size: u64,
@@ -105,7 +109,7 @@ mod tests {
                 written: 0,
             };
             let (mut records, mut largest) = (0, 0);
-            // Ten times the limit, a hundredth of it in each pass.
+            // Write ten times the limit, one hundredth of it in each pass.
             for _ in 0..1_000 {
                 records += LIMIT / 100;
                 let size = file.take(records, LIMIT / 100);
@@ -116,7 +120,7 @@ mod tests {
             let kept = records as f64 * times / LIMIT as f64;
             assert!(
                 kept > 0.3,
-                "{times}: far more was removed than needed: {kept}"
+                "{times}: more records were removed than necessary: {kept}"
             );
         }
     }
@@ -155,14 +159,14 @@ mod tests {
         assert_eq!(
             cap.excess_bytes(LIMIT, 700 * MIB, 200 * MIB),
             0,
-            "an hour later"
+            "the cap must have risen within an hour"
         );
         for _ in 0..3_600 {
             cap.excess_bytes(LIMIT, 950 * MIB, 200 * MIB);
         }
         assert!(
             cap.excess_bytes(LIMIT, 950 * MIB, 200 * MIB) > 0,
-            "a full file has none"
+            "the cap must not rise while the file is nearly full"
         );
     }
 }

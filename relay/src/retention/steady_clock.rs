@@ -1,9 +1,10 @@
-//! The time by which age is counted: the wall clock, unless it leaps ahead of the relay's own. A clock that is set to
-//! another year by mistake must not make everything old; what it says counts again after a restart. Pure.
+//! The time that ages are computed from: the wall clock, unless it jumps far ahead of the
+//! monotonic clock. A clock set to another year by mistake must not make everything old enough
+//! to remove. A restart accepts the wall clock again. Pure.
 
 use baton_core::time::{ClockReading, MonotonicTime, WallTime};
 
-/// A clock is corrected by less than this.
+/// An ordinary clock correction is smaller than this.
 const LEAP_MS: u64 = 60 * 60 * 1_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,7 @@ impl SteadyWallClock {
         if leaps && !self.leapt {
             tracing::warn!(
                 ahead_ms = now.wall.0 - expected.0,
-                "the clock leapt ahead; retention goes on by the old one until the relay is started again"
+                "wall clock jumped ahead; retention ignores the jump until the relay restarts"
             );
         }
         self.leapt = leaps;
@@ -61,6 +62,10 @@ mod tests {
         let year = 365 * 24 * LEAP_MS;
         assert_eq!(steady.now(now(40, 900_000 + year)), WallTime(900_010));
         assert_eq!(steady.now(now(50, 900_010 + year)), WallTime(900_020));
-        assert_eq!(steady.now(now(60, 900_030)), WallTime(900_030), "mended");
+        assert_eq!(
+            steady.now(now(60, 900_030)),
+            WallTime(900_030),
+            "corrected again"
+        );
     }
 }

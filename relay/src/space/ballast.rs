@@ -1,4 +1,4 @@
-//! The ballast: files that are good for nothing but being removed when the disk is full.
+//! The ballast: files that only reserve space, to be removed when the disk is full.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,10 +9,12 @@ use rustix::io::Errno;
 
 use super::marks::PIECES;
 
-/// Where the file system cannot promise space, it is written. Not zeros: some file systems store those in nothing.
+/// Block size for writing a piece where the file system cannot preallocate space. The content
+/// is not zeros, because some file systems store zeros without allocating space.
 const BLOCK: usize = 1 << 20;
 
-/// Pieces are files of their own, so that one can go and the other stay. Blocks on the disk.
+/// The pieces of the ballast. Each is its own file, so that one can be removed and the other
+/// kept. Blocks on the disk.
 #[derive(Debug)]
 pub(super) struct BallastFiles {
     dir: PathBuf,
@@ -20,13 +22,14 @@ pub(super) struct BallastFiles {
 }
 
 impl BallastFiles {
-    /// What lies there; half a piece, which a crash may leave, is removed.
+    /// Finds the existing pieces. An incomplete piece, which a crash may leave, is removed.
     pub(super) fn open_existing(data: &Path, size: u64) -> Self {
         let dir = data.join("ballast");
         let mut pieces = Self { dir, count: 0 };
         for number in 0..PIECES {
             let whole = fs::metadata(pieces.path(number)).is_ok_and(|file| file.len() == size);
-            // Held are the first so many; whatever does not fit into that is made anew.
+            // Pieces are numbered from zero without gaps; anything else is removed and created
+            // again.
             if whole && pieces.count == number {
                 pieces.count += 1;
             } else {
@@ -36,7 +39,7 @@ impl BallastFiles {
         pieces
     }
 
-    /// Somebody else's: not looked at, and not touched.
+    /// The ballast of another relay: neither read nor changed.
     pub(super) fn unmanaged(data: &Path) -> Self {
         let dir = data.join("ballast");
         Self { dir, count: 0 }
@@ -46,7 +49,8 @@ impl BallastFiles {
         self.count
     }
 
-    /// Removes one, and waits until its space can be used: file systems with a journal keep it until that is written.
+    /// Removes one piece and waits until its space is usable. File systems with a journal
+    /// release it only when the journal is written.
     pub(super) fn remove_one(&mut self) -> io::Result<()> {
         let Some(last) = self.count.checked_sub(1) else {
             return Ok(());
@@ -91,7 +95,7 @@ fn write(mut file: &File, size: u64) -> io::Result<()> {
     let mut left = size;
     while left > 0 {
         for bytes in block.chunks_exact_mut(8) {
-            // Xorshift: nothing that could be packed.
+            // Xorshift, so that the content cannot be compressed.
             seed ^= seed << 13;
             seed ^= seed >> 7;
             seed ^= seed << 17;

@@ -1,55 +1,57 @@
-//! What to do about the space that is left, decided from the free bytes, the ballast and what was decided before. Pure.
+//! Decides what to do about the free disk space, from the free bytes, the ballast and the
+//! previous level. Pure.
 //!
 //! ```text
 //! free space     ▲
-//!   low × 5/4    │  and room for the ballast: refilled, work is taken again
-//!   low          │  below: nothing new is taken or dispatched; what runs goes on
-//!   low / 4      │  below: the first half of the ballast is given up, so that what runs can end
-//!   low / 8      │  below: output is refused as well; what is left is for records
-//!   nothing      │  sled meets it: the relay starts again, and the second half is for that
+//!   low × 5/4    │  and room for the ballast: refill it, accept work again
+//!   low          │  below: accept and dispatch nothing new; running attempts continue
+//!   low / 4      │  below: remove the first half of the ballast, so that attempts can end
+//!   low / 8      │  below: refuse output too; the remaining space is for records
+//!   nothing      │  sled fails: the relay restarts and uses the second half
 //! ```
 
 use baton_proto::low_disk_space_threshold;
 
-/// The ballast comes in two pieces: one for a relay that runs, one for its next start.
+/// The ballast has two pieces: one for a running relay, one for its next start.
 pub(crate) const PIECES: u32 = 2;
-/// Both pieces. Enough for the ends of thousands of attempts, and for sled to open a large database.
+/// Size of both pieces. Enough to store the ends of thousands of attempts, and for sled to open
+/// a large database.
 const BALLAST: u64 = 32 << 20;
-/// Of a small disk at most this part.
+/// On a small disk the ballast is at most this fraction of it.
 const BALLAST_DISK_DIVISOR: u64 = 8;
-/// sled writes a snapshot when it opens; it takes about so many bytes of database for one of snapshot.
+/// sled writes a snapshot when it opens. Its size is the database's size divided by about this.
 const PER_SNAPSHOT_BYTE: u64 = 256;
 
-/// The marks of one disk, in bytes.
+/// The thresholds of one disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceMarks {
     pub(crate) low: u64,
-    /// One piece of the ballast.
+    /// Size of one piece of the ballast.
     pub(crate) piece: u64,
 }
 
-/// What there is on a disk.
+/// A measurement of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceMeasurement {
     pub(crate) free: u64,
     pub(crate) total: u64,
-    /// Pieces of the ballast that lie on it.
+    /// Pieces of the ballast on the disk.
     pub(crate) ballast_pieces: u32,
 }
 
-/// How much the relay takes on.
+/// How much the relay accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpaceLevel {
-    /// Everything.
+    /// Accept everything.
     Roomy,
-    /// Nothing new; what runs goes on.
+    /// Accept nothing new; running attempts continue.
     Low,
-    /// Not even output.
+    /// Refuse output as well.
     Bare,
 }
 
 impl SpaceLevel {
-    /// As the counters name it.
+    /// The level's name in the counters.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Roomy => "roomy",
@@ -59,17 +61,17 @@ impl SpaceLevel {
     }
 }
 
-/// What is to be done with the ballast.
+/// What to do with the ballast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BallastAction {
     Keep,
-    /// One piece.
+    /// Remove one piece.
     GiveUp,
-    /// One piece.
+    /// Create one piece.
     Refill,
 }
 
-/// Before the store is opened.
+/// What to do before the store is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartAction {
     Open,
@@ -93,9 +95,10 @@ impl SpaceMarks {
         self.low / 8
     }
 
-    /// More than the mark, or a disk that stands at it would open and close all the time.
-    pub(crate) fn reopen_bytes(self, held: u32) -> u64 {
-        let missing = u64::from(PIECES.saturating_sub(held)) * self.piece;
+    /// Higher than the low mark, or a disk near the mark would switch back and forth all the
+    /// time.
+    pub(crate) fn reopen_bytes(self, pieces: u32) -> u64 {
+        let missing = u64::from(PIECES.saturating_sub(pieces)) * self.piece;
         self.low + self.low / 4 + missing
     }
 }
@@ -105,7 +108,7 @@ impl SpaceMeasurement {
         SpaceMarks::of(self.total)
     }
 
-    /// While the relay runs.
+    /// Decides while the relay runs.
     pub(crate) fn decide(self, before: SpaceLevel) -> (SpaceLevel, BallastAction) {
         (self.level(before), self.ballast())
     }
@@ -138,7 +141,7 @@ impl SpaceMeasurement {
         }
     }
 
-    /// Whether a database of so many bytes can be opened here.
+    /// Decides whether a database of this size can be opened.
     pub(crate) fn start(self, database: u64) -> StartAction {
         let marks = self.marks();
         let needed = marks.bare() + database / PER_SNAPSHOT_BYTE;
@@ -153,7 +156,7 @@ impl SpaceMeasurement {
         }
     }
 
-    /// What must be free for a start that waits.
+    /// Free bytes that a waiting start needs.
     pub(crate) fn needed_to_start(self, database: u64) -> u64 {
         self.marks().bare() + database / PER_SNAPSHOT_BYTE
     }
@@ -166,11 +169,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 1 << 30;
 
-    fn standing(free: u64, held: u32) -> SpaceMeasurement {
+    fn measurement(free: u64, pieces: u32) -> SpaceMeasurement {
         SpaceMeasurement {
             free: free * MIB,
             total: TOTAL,
-            ballast_pieces: held,
+            ballast_pieces: pieces,
         }
     }
 
@@ -183,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_fills_up_closes_then_gives_up_one_piece_then_refuses_output() {
-        let decide = |free, held, before| standing(free, held).decide(before);
+        let decide = |free, pieces, before| measurement(free, pieces).decide(before);
         assert_eq!(
             decide(64, 2, SpaceLevel::Roomy),
             (SpaceLevel::Roomy, BallastAction::Keep)
@@ -203,7 +206,7 @@ mod tests {
         assert_eq!(
             decide(15, 1, SpaceLevel::Low),
             (SpaceLevel::Low, BallastAction::Keep),
-            "the second piece is for a start"
+            "the second piece is reserved for a start"
         );
         assert_eq!(
             decide(7, 1, SpaceLevel::Low),
@@ -217,7 +220,7 @@ mod tests {
 
     #[test]
     fn room_refills_the_ballast_and_only_then_is_work_taken_again() {
-        let decide = |free, held, before| standing(free, held).decide(before);
+        let decide = |free, pieces, before| measurement(free, pieces).decide(before);
         assert_eq!(
             decide(9, 1, SpaceLevel::Bare),
             (SpaceLevel::Bare, BallastAction::Keep)
@@ -247,18 +250,18 @@ mod tests {
     #[test]
     fn whatever_the_disk_does_it_is_never_refilled_and_given_up_at_once() {
         for before in [SpaceLevel::Roomy, SpaceLevel::Low, SpaceLevel::Bare] {
-            for held in 0..=PIECES {
+            for pieces in 0..=PIECES {
                 for free in 0..200 {
-                    let (level, ballast) = standing(free, held).decide(before);
+                    let (level, ballast) = measurement(free, pieces).decide(before);
                     if ballast == BallastAction::Refill {
-                        let after = standing(free - 16, held + 1);
+                        let after = measurement(free - 16, pieces + 1);
                         assert_ne!(
                             after.decide(level).1,
                             BallastAction::GiveUp,
-                            "{free}, {held}"
+                            "{free}, {pieces}"
                         );
                     }
-                    assert!(level != SpaceLevel::Roomy || free >= 64, "{free}, {held}");
+                    assert!(level != SpaceLevel::Roomy || free >= 64, "{free}, {pieces}");
                 }
             }
         }
@@ -266,13 +269,13 @@ mod tests {
 
     #[test]
     fn a_start_gives_up_what_there_is_and_then_waits() {
-        assert_eq!(standing(16, 0).start(0), StartAction::Open);
-        assert_eq!(standing(15, 2).start(0), StartAction::GiveUp);
-        assert_eq!(standing(8, 0).start(0), StartAction::Open);
-        assert_eq!(standing(7, 1).start(0), StartAction::GiveUp);
-        assert_eq!(standing(7, 0).start(0), StartAction::Wait);
+        assert_eq!(measurement(16, 0).start(0), StartAction::Open);
+        assert_eq!(measurement(15, 2).start(0), StartAction::GiveUp);
+        assert_eq!(measurement(8, 0).start(0), StartAction::Open);
+        assert_eq!(measurement(7, 1).start(0), StartAction::GiveUp);
+        assert_eq!(measurement(7, 0).start(0), StartAction::Wait);
         let large = 10 << 30;
-        assert_eq!(standing(47, 0).start(large), StartAction::Wait);
-        assert_eq!(standing(48, 0).start(large), StartAction::Open);
+        assert_eq!(measurement(47, 0).start(large), StartAction::Wait);
+        assert_eq!(measurement(48, 0).start(large), StartAction::Open);
     }
 }

@@ -1,7 +1,8 @@
-//! The space under the data directory. sled cannot go on after a write that the disk did not take, so the relay stops taking work
-//! long before, keeps a ballast that it can give up for what runs, and starts again when it was not enough.
+//! The free space of the data directory. sled cannot continue after a write that failed for
+//! lack of space. So the relay stops accepting work long before that, keeps a ballast that it
+//! can remove to let running attempts end, and restarts if that was not enough.
 //!
-//! `marks.rs` decides; here it is looked and done.
+//! `marks.rs` decides; this file measures and acts.
 
 mod ballast;
 mod marks;
@@ -21,18 +22,19 @@ use crate::telemetry::Telemetry;
 use ballast::BallastFiles;
 use marks::{BallastAction, PIECES, SpaceLevel, SpaceMeasurement, StartAction};
 
-/// Between two looks: in this time nothing writes as much as the lowest mark leaves.
+/// Time between two measurements. In this time less is written than the lowest mark leaves
+/// free.
 const EVERY: Duration = Duration::from_millis(100);
-/// Between two looks of a start that waits.
+/// Time between two measurements while a start waits for space.
 pub(crate) const START_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How the disk stands, for those who take work. Clones share it.
+/// The disk's state, for the parts of the relay that accept work. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct SpaceStatus {
     readings: watch::Receiver<SpaceReading>,
 }
 
-/// The newest look.
+/// The newest measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceReading {
     level: SpaceLevel,
@@ -40,7 +42,7 @@ pub(crate) struct SpaceReading {
 }
 
 impl SpaceStatus {
-    /// Whether anything may be taken that makes the data grow.
+    /// Whether work that makes the data grow may be accepted.
     pub(crate) fn accepts_work(&self) -> bool {
         self.latest().accepts_work()
     }
@@ -63,7 +65,7 @@ impl SpaceReading {
         self.measurement.total
     }
 
-    /// What must be free: to go on taking work, or to take it again.
+    /// Free bytes needed to keep accepting work, or to accept it again.
     pub(crate) fn needed(self) -> u64 {
         let marks = self.measurement.marks();
         match self.level {
@@ -79,14 +81,14 @@ impl SpaceReading {
     }
 }
 
-/// There is not even room to start.
+/// The disk has too little space to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceShortage {
     pub(crate) free: u64,
     pub(crate) needed_bytes: u64,
 }
 
-/// The one who looks, and owns the ballast.
+/// Measures the space and owns the ballast.
 #[derive(Debug)]
 pub(crate) struct SpaceGuard {
     data: PathBuf,
@@ -94,30 +96,35 @@ pub(crate) struct SpaceGuard {
     readings: watch::Sender<SpaceReading>,
 }
 
-/// Gives up ballast until the database can be opened; says what is missing if that was not enough. Blocks on the disk.
+/// Removes ballast until the database can be opened, or returns how much is missing. Blocks on
+/// the disk.
 pub(crate) fn free_space_to_start(data: &Path) -> io::Result<Result<SpaceGuard, SpaceShortage>> {
-    let (standing, directory) = (measure_space(data, 0)?, data.join("store"));
+    let (measurement, directory) = (measure_space(data, 0)?, data.join("store"));
     if matches!(store::is_in_use(&directory), Ok(true)) {
-        // By another relay, whose ballast it is; the start is going to be refused.
+        // Another relay uses the directory, so the ballast is its own. The start will be
+        // refused.
         return Ok(Ok(SpaceGuard::new(
             data,
             BallastFiles::unmanaged(data),
-            standing,
+            measurement,
         )));
     }
-    let mut pieces = BallastFiles::open_existing(data, standing.marks().piece);
+    let mut pieces = BallastFiles::open_existing(data, measurement.marks().piece);
     let database = store::file_bytes(&directory);
     loop {
-        let standing = measure_space(data, pieces.count())?;
-        match standing.start(database) {
-            StartAction::Open => return Ok(Ok(SpaceGuard::new(data, pieces, standing))),
+        let measurement = measure_space(data, pieces.count())?;
+        match measurement.start(database) {
+            StartAction::Open => return Ok(Ok(SpaceGuard::new(data, pieces, measurement))),
             StartAction::GiveUp => {
-                tracing::warn!(free = standing.free, "disk full: ballast given up to start");
+                tracing::warn!(
+                    free = measurement.free,
+                    "disk full: ballast removed to start"
+                );
                 pieces.remove_one()?;
             }
             StartAction::Wait => {
-                let needed = standing.needed_to_start(database);
-                let free = standing.free;
+                let needed = measurement.needed_to_start(database);
+                let free = measurement.free;
                 return Ok(Err(SpaceShortage {
                     free,
                     needed_bytes: needed,
@@ -127,7 +134,7 @@ pub(crate) fn free_space_to_start(data: &Path) -> io::Result<Result<SpaceGuard, 
     }
 }
 
-/// Whom a change concerns.
+/// The parts of the relay that a change of level concerns.
 #[derive(Clone, Debug)]
 pub(crate) struct SpaceParts {
     pub(crate) dispatcher: Dispatcher,
@@ -136,13 +143,11 @@ pub(crate) struct SpaceParts {
 }
 
 impl SpaceGuard {
-    fn new(data: &Path, ballast: BallastFiles, standing: SpaceMeasurement) -> Self {
-        // Closed until the first look, which also makes the ballast of a new directory.
+    fn new(data: &Path, ballast: BallastFiles, measurement: SpaceMeasurement) -> Self {
+        // Accept no work until the first check, which also creates the ballast of a new
+        // directory.
         let level = SpaceLevel::Low;
-        let (readings, _) = watch::channel(SpaceReading {
-            level,
-            measurement: standing,
-        });
+        let (readings, _) = watch::channel(SpaceReading { level, measurement });
         Self {
             data: data.to_owned(),
             ballast,
@@ -156,19 +161,19 @@ impl SpaceGuard {
         }
     }
 
-    /// The first looks, before anybody is served.
+    /// Checks the space before the relay serves requests.
     pub(crate) async fn run_first_checks(mut self, parts: &SpaceParts) -> Self {
         for _ in 0..=PIECES {
             self = self.check_space(parts).await;
         }
-        let seen = *self.readings.borrow();
-        if !seen.accepts_work() {
-            parts.announce_level(seen).await;
+        let reading = *self.readings.borrow();
+        if !reading.accepts_work() {
+            parts.announce_level(reading).await;
         }
         self
     }
 
-    /// Looks until `finish`.
+    /// Checks the space until `finish` is cancelled.
     pub(crate) async fn watch(mut self, parts: SpaceParts, finish: CancellationToken) {
         loop {
             tokio::select! {
@@ -177,81 +182,77 @@ impl SpaceGuard {
             }
             let before = self.readings.borrow().level;
             self = self.check_space(&parts).await;
-            let seen = *self.readings.borrow();
-            if seen.level != before {
-                parts.announce_level(seen).await;
+            let reading = *self.readings.borrow();
+            if reading.level != before {
+                parts.announce_level(reading).await;
             }
         }
     }
 
     async fn check_space(mut self, parts: &SpaceParts) -> Self {
         let telemetry = parts.telemetry.clone();
-        let looked = tokio::task::spawn_blocking(move || {
+        let checked = tokio::task::spawn_blocking(move || {
             if let Err(error) = self.measure_and_act(&telemetry) {
-                tracing::warn!(%error, "the space under the data directory was not seen to");
+                tracing::warn!(%error, "checking the free disk space failed");
             }
             self
         });
-        // It does not panic, and nobody cancels it.
-        looked.await.expect("a look ends")
+        // The closure does not panic, and the task is never cancelled.
+        checked.await.expect("the space check does not panic")
     }
 
     fn measure_and_act(&mut self, telemetry: &Telemetry) -> io::Result<()> {
-        let standing = measure_space(&self.data, self.ballast.count())?;
-        let (level, ballast) = standing.decide(self.readings.borrow().level);
-        self.readings.send_replace(SpaceReading {
-            level,
-            measurement: standing,
-        });
+        let measurement = measure_space(&self.data, self.ballast.count())?;
+        let (level, ballast) = measurement.decide(self.readings.borrow().level);
+        self.readings
+            .send_replace(SpaceReading { level, measurement });
         match ballast {
             BallastAction::Keep => return Ok(()),
             BallastAction::GiveUp => {
-                tracing::warn!(free = standing.free, "disk nearly full: ballast given up");
+                tracing::warn!(free = measurement.free, "disk nearly full: ballast removed");
                 telemetry.add("ballast", "given_up", 1);
                 self.ballast.remove_one()?;
             }
-            BallastAction::Refill => self.ballast.refill(standing.marks().piece)?,
+            BallastAction::Refill => self.ballast.refill(measurement.marks().piece)?,
         }
-        let standing = measure_space(&self.data, self.ballast.count())?;
-        self.readings.send_replace(SpaceReading {
-            level,
-            measurement: standing,
-        });
+        let measurement = measure_space(&self.data, self.ballast.count())?;
+        self.readings
+            .send_replace(SpaceReading { level, measurement });
         Ok(())
     }
 }
 
 impl SpaceParts {
-    async fn announce_level(&self, seen: SpaceReading) {
-        let (free, needed) = (seen.free(), seen.needed());
-        match seen.level {
-            SpaceLevel::Roomy => tracing::info!(free, "there is room again: work is taken"),
+    async fn announce_level(&self, reading: SpaceReading) {
+        let (free, needed) = (reading.free(), reading.needed());
+        match reading.level {
+            SpaceLevel::Roomy => tracing::info!(free, "disk space available again: accepting work"),
             SpaceLevel::Low => {
-                tracing::warn!(free, needed, "disk nearly full: no new work is taken")
+                tracing::warn!(free, needed, "disk nearly full: accepting no new work")
             }
-            SpaceLevel::Bare => tracing::error!(free, needed, "disk full: output is refused too"),
+            SpaceLevel::Bare => tracing::error!(free, needed, "disk full: refusing output too"),
         }
-        self.telemetry.add("disk_space", seen.level.as_str(), 1);
+        self.telemetry.add("disk_space", reading.level.as_str(), 1);
         self.output
-            .restrict_to_small_outputs(seen.level == SpaceLevel::Bare);
-        let held = !seen.accepts_work();
-        let hold = HolderMessage::Input(CoreCommand::SuspendDispatch { suspended: held });
-        // Refused only by a relay that is stopping, which dispatches nothing.
-        drop(self.dispatcher.send_to_loop(hold).await);
+            .restrict_to_small_outputs(reading.level == SpaceLevel::Bare);
+        let suspended = !reading.accepts_work();
+        let suspend = HolderMessage::Input(CoreCommand::SuspendDispatch { suspended });
+        // Fails only while the relay stops, when nothing is dispatched anyway.
+        drop(self.dispatcher.send_to_loop(suspend).await);
     }
 }
 
-/// Whether so little is left that a write which failed must have failed for that.
+/// Whether so little space is left that a failed write must have failed for that reason.
 pub(crate) fn is_bare(data: &Path) -> bool {
-    let standing = measure_space(data, PIECES);
-    standing.is_ok_and(|standing| standing.decide(SpaceLevel::Low).0 == SpaceLevel::Bare)
+    let measurement = measure_space(data, PIECES);
+    measurement.is_ok_and(|measurement| measurement.decide(SpaceLevel::Low).0 == SpaceLevel::Bare)
 }
 
-fn measure_space(dir: &Path, held: u32) -> io::Result<SpaceMeasurement> {
+fn measure_space(dir: &Path, ballast_pieces: u32) -> io::Result<SpaceMeasurement> {
     let disk = rustix::fs::statvfs(dir)?;
     Ok(SpaceMeasurement {
         free: disk.f_bavail.saturating_mul(disk.f_frsize),
         total: disk.f_blocks.saturating_mul(disk.f_frsize),
-        ballast_pieces: held,
+        ballast_pieces,
     })
 }

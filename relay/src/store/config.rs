@@ -1,4 +1,4 @@
-//! What a caller chooses when it opens the store, and the store's fixed limits.
+//! The settings for opening the store, and its fixed limits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,13 +12,14 @@ use super::records::schema::RecordSchema;
 use super::sled::database;
 use super::sled::database::SyncCall;
 
-/// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
+/// Longest value in sled. sled moves larger leaves to blob files that it never syncs, and a
+/// leaf contains up to 17 values.
 pub(super) const MAX_VALUE: usize = 4_000;
 /// Most bytes of changes in one append, and so in one journal entry.
 pub const MAX_ENTRY: usize = 1 << 20;
 /// Most appends that share one journal entry.
 pub(super) const MAX_APPENDS_PER_ENTRY: usize = 256;
-/// The record format that this version writes; it reads all before it.
+/// The record schema that this version writes; it reads all earlier ones.
 pub const SCHEMA: u16 = RecordSchema::CURRENT.number();
 
 /// How to open a store.
@@ -26,25 +27,29 @@ pub const SCHEMA: u16 = RecordSchema::CURRENT.number();
 pub struct StoreConfig {
     /// The store's own directory; created if missing.
     pub dir: PathBuf,
-    /// The identity given to a new directory, or to this one after a loss was accepted.
+    /// The incarnation for a new directory, or for this one after a loss was accepted.
     pub new_incarnation: Uuid,
-    /// Start although acknowledged changes are missing. Makes a new incarnation.
+    /// Start although acknowledged changes are missing. Creates a new incarnation.
     pub accept_loss: bool,
-    /// What is put here comes from another history, by an import: see [`super::Opened::inherited`].
+    /// The records come from another relay's data, by an import: see
+    /// [`super::OpenedStore::inherited`].
     pub inherited: bool,
-    /// sled's page cache. 32 to 64 MiB: sled counts on-disk bytes and uses several times as much.
+    /// sled's page cache. 32 to 64 MiB: sled counts on-disk bytes and uses several times as
+    /// much.
     pub cache_bytes: u64,
-    /// Bytes of changes not yet in their records above which `has_room` says no; at twice that an append waits.
+    /// Bytes of changes not yet applied to their records above which `has_room` returns false.
+    /// At twice that an append waits.
     pub overlay_bytes: usize,
-    /// Bytes of such changes at which they are written to their records at once.
+    /// Bytes of such changes at which they are applied at once.
     pub apply_bytes: usize,
-    /// Longest wait until a change is written to its record; until then later values replace it for free.
+    /// Longest wait until a change is applied. Until then a later value replaces it at no cost.
     pub apply_after: Duration,
-    /// Bytes of changes that a telling of everything may hold back in the journal before it has to begin again.
+    /// Bytes of changes that a dump may retain in the journal before it fails and has to start
+    /// again.
     pub max_pinned_bytes: u64,
     /// Called once when a write or sync failed. The default aborts the process.
     pub on_fatal: FatalHook,
-    /// The shape of records; tests of a migration give one that is not this version's.
+    /// The record schema; tests of a migration use another one than this version's.
     pub schema: RecordSchema,
     pub(super) sync: SyncCall,
 }
@@ -76,7 +81,8 @@ impl fmt::Debug for StoreConfig {
     }
 }
 
-/// What happens when durability can no longer be promised. Nothing is acknowledged after it was called.
+/// What happens when durability can no longer be guaranteed. Nothing is acknowledged after the
+/// call.
 #[derive(Clone)]
 pub struct FatalHook(Arc<dyn Fn(&StoreFailure) + Send + Sync>);
 
@@ -85,13 +91,14 @@ impl FatalHook {
         Self(Arc::new(hook))
     }
 
-    // After a failed sync the kernel may have marked the lost pages clean: only a restart reads what is really there.
+    // After a failed sync the kernel may have marked the lost pages clean. Only a restart reads
+    // what is really on disk.
     fn abort() -> Self {
         Self::new(|_| std::process::abort())
     }
 
     pub(super) fn call(&self, fatal: &StoreFailure) {
-        tracing::error!(op = fatal.op, error = %fatal.message, "the store cannot write; stopping");
+        tracing::error!(op = fatal.op, error = %fatal.message, "store write failed; stopping");
         (self.0)(fatal);
     }
 }

@@ -1,4 +1,4 @@
-//! The errors of the store. Each says what happened, why, and what to do next.
+//! The errors of the store. Each message has the problem, the cause and the next step.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use super::{CommitSeq, MAX_ENTRY, RecordKey};
 
-/// Why a store was not opened. Nothing in the directory was changed, unless the text says so.
+/// Why a store was not opened. The directory is unchanged, unless the message says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreOpenError {
     #[error(
-        "the data directory {dir} is in use by another relay; stop that one or choose another --data"
+        "the data directory {dir} is in use by another relay; stop that relay or choose another --data"
     )]
     Locked { dir: PathBuf },
     #[error("cannot {op} {path}: {source}")]
@@ -21,64 +21,64 @@ pub enum StoreOpenError {
         source: io::Error,
     },
     #[error(
-        "acknowledged changes are missing: the journal ends at {head} and {watermark} was acknowledged; \
-         restore a backup with `baton import FILE`, or start with --accept-loss to go on without them (`baton verify` says \
-         what is there)"
+        "acknowledged changes are missing: the journal ends at {head}, but changes up to {watermark} were acknowledged; \
+         restore a backup with `baton import FILE`, or start with --accept-loss to continue without them (`baton verify` shows \
+         what is stored)"
     )]
     BehindWatermark {
         head: CommitSeq,
         watermark: CommitSeq,
     },
     #[error(
-        "the journal has a hole after {after}: later entries are there, so this was acknowledged; \
-         restore a backup with `baton import FILE`, or start with --accept-loss to go on from {after} (`baton verify` says \
-         what is there)"
+        "the journal has a gap after {after}: later entries exist, so the missing ones were acknowledged; \
+         restore a backup with `baton import FILE`, or start with --accept-loss to continue from {after} (`baton verify` shows \
+         what is stored)"
     )]
     JournalHole { after: CommitSeq },
     #[error(
-        "the watermark file is missing or unreadable, so nobody can say what was acknowledged; \
+        "the watermark file is missing or unreadable, so it is unknown which changes were acknowledged; \
          restore it, or start with --accept-loss"
     )]
     WatermarkMissing,
     #[error(
-        "the watermark belongs to incarnation {watermark} and the records to {found}; \
-         they are from different histories: restore both, or start with --accept-loss"
+        "the watermark belongs to incarnation {watermark}, but the records belong to {found}; \
+         they come from different data directories; restore both from one backup, or start with --accept-loss"
     )]
     ForeignWatermark { found: Uuid, watermark: Uuid },
     #[error("the record {what} is unreadable; restore a backup, or start with --accept-loss")]
     MetaUnreadable { what: &'static str },
     #[error(
-        "the data has the schema {found} of a newer version, and this one knows only {known}; nothing was changed: start \
-         the newer version again, or go back with `baton import FILE` of an export that was made before the upgrade"
+        "the data has schema {found} of a newer version, but this version supports only {known}; nothing was changed; start \
+         the newer version again, or go back with `baton import FILE` of an export made before the upgrade"
     )]
     NewerSchema { found: u16, known: u16 },
     #[error(
-        "a change that is only in the journal cannot be brought from schema {from} to {known}; nothing was changed: \
-         start the version that wrote it, stop it in good order, which empties the journal, and upgrade then"
+        "a change in the journal cannot be migrated from schema {from} to {known}; nothing was changed; \
+         start the version that wrote it, stop it cleanly, which empties the journal, and then upgrade"
     )]
     Unmigratable { from: u16, known: u16 },
     #[error(
-        "the database does not open: {reason}; save what can be read with `baton export --data DIR --out FILE` and make a \
-         new directory of it with `baton import FILE --data NEW --accept-loss`, or restore a backup, or move {dir} away to \
+        "the database cannot be opened: {reason}; save what can be read with `baton export --data DIR --out FILE` and import \
+         it into a new directory with `baton import FILE --data NEW --accept-loss`, or restore a backup, or move {dir} away to \
          start empty"
     )]
     Damaged { dir: PathBuf, reason: String },
     #[error(
-        "a page of the database is damaged and a write to it has failed, so that a relay cannot go on here; save what \
-         can be read with `baton export --data DIR --out FILE` and make a new directory of it with `baton import FILE \
+        "a page of the database is damaged and a write to it failed, so a relay cannot run on this data; save what \
+         can be read with `baton export --data DIR --out FILE` and import it into a new directory with `baton import FILE \
          --data NEW --accept-loss`, or restore a backup"
     )]
     DamagedPage,
-    #[error("the disk under {dir} is full; make room, and start again")]
+    #[error("the disk of {dir} is full; free disk space and start again")]
     DiskFull { dir: PathBuf },
-    #[error("there is no relay's data in {dir}; name the directory that a relay was started with")]
+    #[error("there is no relay data in {dir}; use the data directory of a relay")]
     NoRelayData { dir: PathBuf },
     #[error("the first write failed: {0}")]
     Fatal(#[from] StoreFailure),
 }
 
 impl StoreOpenError {
-    /// A stable word for programs.
+    /// The machine code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Locked { .. } => "store_locked",
@@ -98,7 +98,7 @@ impl StoreOpenError {
         }
     }
 
-    /// True where nothing is wrong but that there is no room.
+    /// True if the only problem is a full disk.
     pub fn is_disk_full(&self) -> bool {
         match self {
             Self::DiskFull { .. } => true,
@@ -118,7 +118,7 @@ impl StoreOpenError {
         }
     }
 
-    /// True where `--accept-loss` would let the relay start.
+    /// True if the relay could start with `--accept-loss`.
     pub fn is_acceptable_loss(&self) -> bool {
         match self {
             Self::BehindWatermark { .. }
@@ -158,17 +158,17 @@ pub enum UnreadableReason {
     Checksum,
     #[error("it is shorter than its header")]
     Short,
-    #[error("it has the newer schema {0}")]
+    #[error("it has schema {0} of a newer version")]
     NewerSchema(u16),
-    #[error("it cannot be brought up from schema {0}")]
+    #[error("it cannot be migrated from schema {0}")]
     Step(u16),
-    #[error("a part of it is missing or of another write")]
+    #[error("one of its parts is missing or belongs to another write")]
     IncompleteParts,
-    #[error("the page of the database on which it stands is damaged")]
+    #[error("its page in the database is damaged")]
     DamagedPage,
 }
 
-/// Why an append was refused. Nothing of it was taken.
+/// Why an append was refused. Nothing of it was accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalAppendError {
     #[error("one append of {bytes} bytes is over the limit of {MAX_ENTRY}; split it")]
@@ -177,20 +177,23 @@ pub enum JournalAppendError {
     Stopped(#[from] StoreStopped),
 }
 
-/// The store has stopped: a write failed, or it was closed. What was not yet durable may or may not be there later.
+/// The store has stopped, because a write failed or it was closed. Changes that were not yet
+/// durable may or may not exist after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store has stopped; whether the last changes are durable is known after a restart")]
+#[error(
+    "the store has stopped; after a restart it will be known whether the last changes are durable"
+)]
 pub struct StoreStopped;
 
-/// A write or sync that failed, after which nothing is acknowledged any more.
+/// A write or sync that failed. Nothing is acknowledged after it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{op} failed: {message}")]
 pub struct StoreFailure {
     pub op: &'static str,
     pub message: String,
-    /// It met a damaged page of the database: another start would meet it again.
+    /// It met a damaged page of the database. Another start would meet it again.
     pub damaged: bool,
-    /// The disk had no room for it: a start that finds some goes on.
+    /// The disk was full. A start with enough space can continue.
     pub disk_full: bool,
 }
 
@@ -220,7 +223,7 @@ impl StoreFailure {
     }
 }
 
-/// The disk, or this user's part of it.
+/// Whether the disk or this user's quota is full.
 pub(crate) fn is_disk_full_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),

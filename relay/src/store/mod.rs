@@ -1,7 +1,9 @@
-//! The relay's durable memory: keys and opaque bodies in one sled database, behind a journal. It knows nothing of tasks.
+//! The relay's durable store: keys and opaque bodies in one sled database, behind a journal. It
+//! does not interpret tasks.
 //!
-//! A change is visible to reads from its [`Journal::append`] on, and durable when [`Store::durable`] reaches the number
-//! that the append returned. Nothing may leave the relay that depends on a change which is not durable.
+//! A change is visible to reads from its [`Journal::append`] on. It is durable when
+//! [`Store::durable`] reaches the number that the append returned. Nothing that depends on a
+//! change may leave the relay before the change is durable.
 
 mod config;
 mod error;
@@ -38,7 +40,7 @@ pub use sled::record_byte_count::{RecordByteCount, file_bytes};
 use journal::overlay::RawChange;
 use journal::tail::JournalTail;
 
-/// The number of an append. Numbers rise by one and are never given twice in one incarnation.
+/// The number of an append. Numbers rise by one and are never used twice in one incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommitSeq(u64);
 
@@ -54,12 +56,13 @@ impl std::fmt::Display for CommitSeq {
     }
 }
 
-/// Whether another process uses the store in this directory. One that is not there is used by nobody.
+/// Whether another process uses the store in this directory; false if the directory does not
+/// exist.
 pub fn is_in_use(dir: &std::path::Path) -> Result<bool, StoreOpenError> {
     sled::store_paths::is_locked(&sled::store_paths::StorePaths::in_dir(dir))
 }
 
-/// Keeps every relay out of a store's directory for as long as the returned file is open.
+/// Locks a store's directory against every relay as long as the returned file is open.
 pub(crate) fn lock_directory(dir: &std::path::Path) -> Result<std::fs::File, StoreOpenError> {
     sled::store_paths::lock(&sled::store_paths::StorePaths::in_dir(dir))
 }
@@ -71,20 +74,21 @@ pub enum StoreChange {
     Delete(RecordKey),
 }
 
-/// A store that is open, with what was found in its directory.
+/// An open store, and what was found in its directory.
 #[derive(Debug)]
 pub struct OpenedStore {
     pub store: Store,
     pub journal: Journal,
-    /// The identity of this history.
+    /// The identity of this data.
     pub incarnation: Uuid,
-    /// Counts the starts; higher at every open, and durable already.
+    /// Number of starts; higher at every open, and already durable.
     pub relay_epoch: u64,
-    /// The directory was empty. A caller that prepares a new directory should look at what it finds instead: a crash may
-    /// have come between the store's first start and the caller's preparations.
+    /// The directory was empty. A caller that prepares a new directory should check the records
+    /// instead, because a crash may have come between the store's first start and the caller's
+    /// preparations.
     pub fresh: bool,
-    /// The history before this one may have gone further than is known here, by an import or because a loss was
-    /// accepted. Said at each open until [`MetaKey::Inherited`] is deleted.
+    /// The previous history may have gone further than this data, because of an import or an
+    /// accepted loss. Set at each open until [`MetaKey::Inherited`] is deleted.
     pub inherited: bool,
     pub recovery: StoreRecovery,
 }
@@ -96,15 +100,15 @@ pub struct StoreRecovery {
     pub journal_entries: u64,
     /// Changes in those entries.
     pub changes: u64,
-    /// A last entry that was cut short by a crash, and so never acknowledged, was dropped.
+    /// The last entry was torn by a crash, so it was never acknowledged and was dropped.
     pub torn_tail: bool,
     /// Half-written snapshot files that were moved to `quarantine/`.
     pub quarantined: Vec<PathBuf>,
-    /// Files in sled's `blobs/`; always 0, since no value is large enough to make one.
+    /// Files in sled's `blobs/`; always 0, because no value is large enough for one.
     pub blob_files: u64,
     /// Set when acknowledged changes are missing and that was accepted.
     pub accepted_loss: Option<String>,
-    /// Set when records of an older schema were brought to this version's.
+    /// Set when records of an older schema were migrated.
     pub migrated: Option<MigrationSummary>,
 }
 
@@ -112,19 +116,19 @@ pub struct StoreRecovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScannedRecords {
     pub entries: Vec<(RecordKey, Bytes)>,
-    /// Records in this page's range that could not be read, and were passed over; a damaged page of sled's, with all its
-    /// records, counts once.
+    /// Records in this page's range that could not be read and were skipped. A damaged page of
+    /// sled counts once, with all its records.
     pub unreadable: u64,
-    /// The first of them, with their keys where those are known.
+    /// The first of them, with their keys if known.
     pub skipped_records: Vec<(Option<RecordKey>, UnreadableReason)>,
-    /// There are more records behind the last one.
+    /// There are more records after the last one.
     pub has_more: bool,
 }
 
 /// Which part of a range to read.
 #[derive(Clone, Debug)]
 pub struct ScanPage {
-    /// Start behind this key (in scan order). It need not exist.
+    /// Start after this key, in scan order. The key need not exist.
     pub after: Option<RecordKey>,
     pub limit: usize,
     pub reverse: bool,
@@ -154,7 +158,8 @@ impl StoreRecovery {
 }
 
 impl StoreChange {
-    /// Bytes that it adds to an append, at most: callers use it to keep appends below [`MAX_ENTRY`].
+    /// The most bytes that the change adds to an append. Callers use it to keep appends below
+    /// [`MAX_ENTRY`].
     pub fn size(&self) -> usize {
         match self {
             Self::Put(_, body) => body.len() + journal::overlay::PER_CHANGE + records::key::MAX_KEY,
@@ -162,7 +167,8 @@ impl StoreChange {
         }
     }
 
-    /// `None` for a key that this version does not know, and for facts about the directory itself.
+    /// `None` for a key that this version does not know, and for facts about the directory
+    /// itself.
     fn from_raw(raw: &RawChange) -> Option<Self> {
         let key = RecordKey::decode(&raw.key).filter(|key| key.kind() != RecordKind::Meta)?;
         Some(match &raw.body {

@@ -1,4 +1,5 @@
-//! The reading half of the store: memory first, then the records. Cheap to clone, usable from any thread.
+//! The reading half of the store: first the overlay, then the records. Cheap to clone, usable
+//! from any thread.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use super::{
     StoreOpenError, StoreReadError, StoreStopped, UnreadableReason,
 };
 
-/// Changes in memory looked at in one step of a scan.
+/// Overlay entries read in one step of a scan.
 const OVERLAY_PAGE: usize = 256;
-/// Unreadable records that one page of a scan names; more are only counted.
+/// Unreadable records listed for one page of a scan; more are only counted.
 const MAX_LISTED_UNREADABLE: usize = 1_000;
 
 #[derive(Clone, Debug)]
@@ -26,7 +27,7 @@ pub struct Store {
     durable: watch::Receiver<CommitSeq>,
 }
 
-/// The part of a range that one step reads: both ends in encoded keys.
+/// The part of a range that one step reads; both ends are encoded keys.
 #[derive(Clone, Debug)]
 struct ScanWindow {
     low: Bound<Bytes>,
@@ -34,7 +35,7 @@ struct ScanWindow {
 }
 
 impl Store {
-    /// Blocks for as long as recovery takes; call it before serving.
+    /// Opens a store. Blocks for as long as recovery takes; call it before serving.
     pub fn open(config: StoreConfig) -> Result<OpenedStore, StoreOpenError> {
         super::startup::open_store(config)
     }
@@ -52,7 +53,7 @@ impl Store {
         self.find(&key.encode())?.map_err(unreadable)
     }
 
-    /// The newest append; reads that begin now see everything up to it.
+    /// The newest append. Reads that begin now see everything up to it.
     pub fn appended(&self) -> CommitSeq {
         self.shared.overlay.last()
     }
@@ -62,7 +63,7 @@ impl Store {
         *self.durable.borrow()
     }
 
-    /// Follows [`Store::durable`]. The channel closes when the store stops.
+    /// A channel with [`Store::durable`]. It closes when the store stops.
     pub fn subscribe(&self) -> watch::Receiver<CommitSeq> {
         self.durable.clone()
     }
@@ -77,7 +78,8 @@ impl Store {
             .map_err(|_| StoreStopped)
     }
 
-    /// One page of a range, newest values. Unreadable records are counted and passed over. May read the disk.
+    /// One page of a range with the newest values. Unreadable records are counted and skipped.
+    /// May read the disk.
     pub fn scan(
         &self,
         range: &KeyRange,
@@ -91,16 +93,16 @@ impl Store {
                 .overlay
                 .page(window.bounds(), page.reverse, OVERLAY_PAGE);
             let cursor = (step.len() == OVERLAY_PAGE).then(|| step[OVERLAY_PAGE - 1].0.clone());
-            let (now, later) = window.split(cursor, page.reverse);
+            let (current, remaining) = window.split(cursor, page.reverse);
             let mut merge = ScanMerge {
                 store: self,
                 scan: &mut scan,
                 limit: page.limit,
             };
-            if !merge.run(&now, step, page.reverse)? {
+            if !merge.run(&current, step, page.reverse)? {
                 break;
             }
-            rest = later;
+            rest = remaining;
         }
         Ok(scan)
     }
@@ -116,11 +118,12 @@ impl Store {
                 return Ok(tenants);
             };
             let tenant = KeyText::new(key.tenant());
-            tenants.push(tenant.expect("relay-wide keys stand before this range"));
+            tenants.push(tenant.expect("relay-wide keys sort before this range"));
         }
     }
 
-    /// A record that is being replaced looks torn for a moment; then memory has it, or the next look finds it whole.
+    /// Reads a record, up to three times. A record that is being replaced looks torn for a
+    /// moment; after that it is in the overlay or complete on disk.
     pub(super) fn find(&self, key: &[u8]) -> Result<RecordLookup, StoreReadError> {
         let mut found = self.newest(key)?;
         for _ in 0..2 {
@@ -140,7 +143,7 @@ impl Store {
     }
 }
 
-/// Memory and records of one window, in one order.
+/// Merges the overlay and the records of one window in key order.
 struct ScanMerge<'a> {
     store: &'a Store,
     scan: &'a mut ScannedRecords,
@@ -148,7 +151,7 @@ struct ScanMerge<'a> {
 }
 
 impl ScanMerge<'_> {
-    /// False when the page is full.
+    /// Returns false when the page is full.
     fn run(
         &mut self,
         window: &ScanWindow,
@@ -164,10 +167,12 @@ impl ScanMerge<'_> {
                 self.skip_unreadable(None, UnreadableReason::DamagedPage);
                 continue;
             };
-            let met = records
+            let scanned = records
                 .read_scanned(last.as_deref(), &raw_key, &value)
                 .map_err(disk_error)?;
-            let Some((key, found)) = met else { continue };
+            let Some((key, found)) = scanned else {
+                continue;
+            };
             let before = |other: &Bytes| if reverse { *other > key } else { *other < key };
             while let Some((key, slot)) = memory.next_if(|(other, _)| before(other)) {
                 if !self.add(&key, Ok(slot.body)) {
@@ -187,7 +192,7 @@ impl ScanMerge<'_> {
         Ok(memory.all(|(key, slot)| self.add(&key, Ok(slot.body))))
     }
 
-    /// False when the page was full already.
+    /// Adds one record; false if the page was full already.
     fn add(&mut self, key: &[u8], found: RecordLookup) -> bool {
         let entry = match found {
             Ok(None) => return true,
@@ -208,7 +213,7 @@ impl ScanMerge<'_> {
     }
 
     fn skip_unreadable(&mut self, key: Option<RecordKey>, why: UnreadableReason) {
-        tracing::error!(?key, %why, "passing over an unreadable record");
+        tracing::error!(?key, %why, "skipping an unreadable record");
         self.scan.unreadable += 1;
         if self.scan.skipped_records.len() < MAX_LISTED_UNREADABLE {
             self.scan.skipped_records.push((key, why));
@@ -223,7 +228,8 @@ impl ScanWindow {
             high: Bound::Excluded(range.end.clone().into()),
         };
         let after = page.after.as_ref().map(|key| Bytes::from(key.encode()));
-        // A key outside the range changes nothing on its far side and leaves nothing on its near side.
+        // A start key outside the range leaves the range unchanged on one side and empty on the
+        // other.
         match after {
             Some(key) if page.reverse => {
                 window.high = Bound::Excluded(key.min(range.end.clone().into()));
@@ -252,7 +258,7 @@ impl ScanWindow {
         key(&self.low) >= key(&self.high)
     }
 
-    /// Up to and including `cursor`, and what comes after it; all of it without a cursor.
+    /// Splits the window after `cursor`. Without a cursor the first part is everything.
     fn split(self, cursor: Option<Bytes>, reverse: bool) -> (Self, Option<Self>) {
         match cursor {
             None => (self, None),
@@ -279,7 +285,7 @@ impl ScanWindow {
         }
     }
 
-    /// The same window over chunk keys: a record's chunks stand directly behind its key.
+    /// The same window for chunk keys. The chunks of a record follow its key directly.
     fn chunk_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         let low = match &self.low {
             Bound::Included(key) => Bound::Included(key.to_vec()),

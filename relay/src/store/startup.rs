@@ -1,5 +1,6 @@
-//! Opening: preflight, a look at what is there, the decision to start, the entry that counts the start, and the threads.
-//! Each step that can be refused comes before anything is changed for good.
+//! Opening the store: preflight, examination of the directory, the decision to start, the entry
+//! that counts the start, and the threads. Every step that can refuse comes before any
+//! permanent change.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -32,75 +33,71 @@ use super::{
     StoreOpenError, StoreRecovery,
 };
 
-/// What the directory has besides sled.
+/// The locked directory, and what it contains besides sled's files.
 struct LockedDirectory {
-    places: StorePaths,
+    paths: StorePaths,
     lock: File,
     mark: Option<Watermark>,
 }
 
 pub(super) fn open_store(config: StoreConfig) -> Result<OpenedStore, StoreOpenError> {
-    let places = StorePaths::in_dir(&config.dir);
-    let lock = store_paths::lock(&places)?;
-    store_paths::remove_dir(&places.copy_dir)?;
-    let mark =
-        WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-    let beside = LockedDirectory { places, lock, mark };
-    let DirectoryExamination {
-        found,
-        backup: kept,
-    } = examine_directory(&config, &beside.places)?;
+    let paths = StorePaths::in_dir(&config.dir);
+    let lock = store_paths::lock(&paths)?;
+    store_paths::remove_dir(&paths.copy_dir)?;
+    let mark = WatermarkFile::peek(&paths.watermark).map_err(io_error("read", &paths.watermark))?;
+    let directory = LockedDirectory { paths, lock, mark };
+    let DirectoryExamination { found, backup } = examine_directory(&config, &directory.paths)?;
     let decided = found.and_then(|found| {
-        let start = found.decide(beside.mark, &config)?;
+        let start = found.decide(directory.mark, &config)?;
         Ok((found, start))
     });
     let (found, start) = match decided {
         Ok(decided) => decided,
         Err(refusal) => {
-            kept.restore_original()?;
+            backup.restore_original()?;
             return Err(refusal);
         }
     };
     let mut recovery = StoreRecovery::default();
-    recovery.record_tail(&found.tail, store_paths::blob_files(&beside.places)?);
-    recovery.accepted_loss = quarantine_loss(&kept, &start)?;
-    recovery.quarantined = kept.discard()?;
-    store_paths::remove_damage_marker(&beside.places)?;
-    let places = beside.places.clone();
-    start_store(config, found, &start, beside, recovery).map_err(|error| match error {
+    recovery.record_tail(&found.tail, store_paths::blob_files(&directory.paths)?);
+    recovery.accepted_loss = quarantine_loss(&backup, &start)?;
+    recovery.quarantined = backup.discard()?;
+    store_paths::remove_damage_marker(&directory.paths)?;
+    let paths = directory.paths.clone();
+    start_store(config, found, &start, directory, recovery).map_err(|error| match error {
         StoreOpenError::Fatal(fatal) if fatal.damaged => {
-            store_paths::write_damage_marker(&places, &fatal.message);
+            store_paths::write_damage_marker(&paths, &fatal.message);
             StoreOpenError::DamagedPage
         }
         other => other,
     })
 }
 
-/// What the accepted loss is, and where a copy of what there was is now.
+/// Describes the accepted loss and saves a copy of the old files in the quarantine.
 fn quarantine_loss(
-    kept: &SledFileBackup,
+    backup: &SledFileBackup,
     start: &StartDecision,
 ) -> Result<Option<String>, StoreOpenError> {
     let Some(loss) = &start.loss else {
         return Ok(None);
     };
-    let copy = kept.copy_to_quarantine(&format!("before-loss-{}", start.base))?;
-    let copy = copy.map(|path| format!("; what there was is in {}", path.display()));
+    let copy = backup.copy_to_quarantine(&format!("before-loss-{}", start.base))?;
+    let copy = copy.map(|path| format!("; a copy of the previous files is in {}", path.display()));
     let text = format!("{loss}{}", copy.unwrap_or_default());
     tracing::error!(loss = %text, "starting although acknowledged changes are missing");
     Ok(Some(text))
 }
 
-/// Counts the start, durably, and lets the threads go.
+/// Commits the start entry durably and starts the threads.
 fn start_store(
     config: StoreConfig,
     found: DirectoryState,
     start: &StartDecision,
-    beside: LockedDirectory,
+    directory: LockedDirectory,
     mut recovery: StoreRecovery,
 ) -> Result<OpenedStore, StoreOpenError> {
-    let disk = open_database(&config, &beside.places)?;
-    store_paths::sync_names(&beside.places)?;
+    let disk = open_database(&config, &directory.paths)?;
+    store_paths::sync_names(&directory.paths)?;
     let shared = Arc::new(StoreShared {
         pins: JournalPins::new(config.max_pinned_bytes),
         config,
@@ -109,7 +106,7 @@ fn start_store(
         queue: AppendQueue::default(),
         progress: CommitProgress::starting_at(found.tail.head),
         room: Notify::new(),
-        _directory_lock: beside.lock,
+        _directory_lock: directory.lock,
     });
     let applier = remove_crash_remains(&shared, found.applied, &found.tail, start)?;
     let (sender, durable) = watch::channel(start.base);
@@ -120,16 +117,16 @@ fn start_store(
     };
     let migration = SchemaMigration::due(shared.config.schema, found.facts.migration);
     let last = commit_start_entry(&committer, start)?;
-    let watermark = &beside.places.watermark;
+    let watermark = &directory.paths.watermark;
     let (file, _) = WatermarkFile::open(watermark).map_err(io_error("open", watermark))?;
-    let mut marker = WatermarkWriter {
+    let mut watermark_writer = WatermarkWriter {
         shared: Arc::clone(&shared),
         file,
         incarnation: start.incarnation,
-        written_seq: beside.mark.map_or(CommitSeq::default(), |mark| mark.seq),
+        written_seq: directory.mark.map_or(CommitSeq::default(), |mark| mark.seq),
     };
-    marker.write_watermark(last)?;
-    let threads = spawn_threads(committer, applier, marker)?;
+    watermark_writer.write_watermark(last)?;
+    let threads = spawn_threads(committer, applier, watermark_writer)?;
     let store = Store::new(Arc::clone(&shared), durable);
     let inherited = !matches!(store.get(&RecordKey::Meta(MetaKey::Inherited)), Ok(None));
     let mut journal = Journal::new(shared, last, threads);
@@ -148,7 +145,8 @@ fn start_store(
     })
 }
 
-/// Takes away what a crash left before the tail (half a cut) and behind it (a torn entry).
+/// Removes what a crash left in the journal: before the tail an unfinished truncation, after it
+/// a torn entry.
 fn remove_crash_remains(
     shared: &Arc<StoreShared>,
     applied: CommitSeq,
@@ -172,7 +170,8 @@ fn remove_crash_remains(
     Ok(applier)
 }
 
-/// The first entry of this start. It rides in the journal, so that the watermark vouches for the epoch as well.
+/// Commits the first entry of this start. It is part of the journal, so that the watermark
+/// covers the epoch too.
 fn commit_start_entry(
     committer: &JournalCommitter,
     start: &StartDecision,
@@ -187,11 +186,12 @@ fn commit_start_entry(
             start.relay_epoch.to_be_bytes().to_vec(),
         ),
     ];
-    // With the first entry of the new history, or a crash before the caller's conclusions would lose the fact.
+    // Must be in the first entry of the new history. Otherwise a crash before the caller has
+    // acted on it would lose it.
     if start.loss.is_some() || committer.shared.config.inherited {
         facts.push((MetaKey::Inherited, vec![1]));
     }
-    // Nothing in a new directory is older.
+    // A new directory has no older records.
     if start.fresh && schema > 1 {
         facts.push((MetaKey::Migration, MigrationState::done(schema).body()));
     }
@@ -216,7 +216,7 @@ fn commit_start_entry(
 fn spawn_threads(
     committer: JournalCommitter,
     applier: RecordApplier,
-    marker: WatermarkWriter,
+    watermark_writer: WatermarkWriter,
 ) -> Result<StoreThreads, StoreFailure> {
     let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
@@ -225,6 +225,6 @@ fn spawn_threads(
     Ok(StoreThreads {
         committer: start("store-committer", Box::new(|| committer.run()))?,
         applier: start("store-applier", Box::new(|| applier.run()))?,
-        marker: start("store-marker", Box::new(|| marker.run()))?,
+        marker: start("store-marker", Box::new(|| watermark_writer.run()))?,
     })
 }

@@ -1,4 +1,4 @@
-//! The reader against everything that can happen to a file.
+//! Reading damaged, truncated and altered export files.
 
 use std::io::Cursor;
 
@@ -73,8 +73,8 @@ fn item() -> impl Strategy<Value = ArchiveItem> {
     ]
 }
 
-/// The export, and where each of its frames begins.
-fn written(items: &[ArchiveItem]) -> (Vec<u8>, Vec<usize>) {
+/// Writes an export; returns its bytes and the offsets of its frames.
+fn write_archive(items: &[ArchiveItem]) -> (Vec<u8>, Vec<usize>) {
     let mut writer = ArchiveWriter::begin(Vec::new(), &head()).unwrap();
     let mut begins = vec![0, 8];
     for item in items {
@@ -115,7 +115,7 @@ fn some_items() -> Vec<ArchiveItem> {
 proptest! {
     #[test]
     fn what_was_written_is_read_back(items in proptest::collection::vec(item(), 0..20)) {
-        let (bytes, _) = written(&items);
+        let (bytes, _) = write_archive(&items);
         let (found, trailer) = read(&bytes).unwrap();
         prop_assert_eq!(found, items);
         prop_assert_eq!((trailer.revision, trailer.skipped), (50, 2));
@@ -126,10 +126,10 @@ proptest! {
         items in proptest::collection::vec(item(), 0..8),
         changes in proptest::collection::vec((any::<prop::sample::Index>(), 1..=255_u8), 1..4),
     ) {
-        let (good, _) = written(&items);
+        let (good, _) = write_archive(&items);
         let mut bad = good.clone();
-        for (place, by) in changes {
-            bad[place.index(good.len())] ^= by;
+        for (position, by) in changes {
+            bad[position.index(good.len())] ^= by;
         }
         prop_assume!(bad != good);
         prop_assert!(read(&bad).is_err());
@@ -138,7 +138,7 @@ proptest! {
     #[test]
     fn anything_at_all_is_refused_and_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         prop_assert!(read(&bytes).is_err());
-        let (mut begun, _) = written(&[]);
+        let (mut begun, _) = write_archive(&[]);
         begun.truncate(8);
         begun.extend_from_slice(&bytes);
         prop_assert!(read(&begun).is_err());
@@ -147,7 +147,7 @@ proptest! {
 
 #[test]
 fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
-    let (bytes, begins) = written(&some_items());
+    let (bytes, begins) = write_archive(&some_items());
     for len in 0..bytes.len() {
         let fault = read(&bytes[..len]).expect_err("cut short");
         assert!(
@@ -155,13 +155,16 @@ fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
             "{len}: {fault}"
         );
         let begun = begins.iter().rev().find(|begin| **begin <= len).unwrap();
-        assert_eq!(fault.at, *begun as u64, "{len}: it says where");
+        assert_eq!(
+            fault.at, *begun as u64,
+            "{len}: the fault has the offset of the cut frame"
+        );
     }
 }
 
 #[test]
 fn frames_that_are_left_out_doubled_or_moved_are_refused() {
-    let (bytes, begins) = written(&some_items());
+    let (bytes, begins) = write_archive(&some_items());
     let frames: Vec<&[u8]> = begins[1..]
         .windows(2)
         .map(|pair| &bytes[pair[0]..pair[1]])
@@ -169,16 +172,16 @@ fn frames_that_are_left_out_doubled_or_moved_are_refused() {
         .collect();
     let joined = |frames: &[&[u8]]| [&bytes[..8], &frames.concat()].concat();
     assert!(read(&joined(&frames)).is_ok());
-    for place in 0..frames.len() {
+    for index in 0..frames.len() {
         let mut without = frames.clone();
-        without.remove(place);
-        assert!(read(&joined(&without)).is_err(), "without {place}");
+        without.remove(index);
+        assert!(read(&joined(&without)).is_err(), "without {index}");
         let mut twice = frames.clone();
-        twice.insert(place, frames[place]);
-        assert!(read(&joined(&twice)).is_err(), "{place} twice");
+        twice.insert(index, frames[index]);
+        assert!(read(&joined(&twice)).is_err(), "{index} twice");
         let mut swapped = frames.clone();
-        swapped.swap(place, (place + 1) % frames.len());
-        assert!(read(&joined(&swapped)).is_err(), "{place} moved");
+        swapped.swap(index, (index + 1) % frames.len());
+        assert!(read(&joined(&swapped)).is_err(), "{index} moved");
     }
 }
 
@@ -201,7 +204,7 @@ fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
         let bytes = writer.finish(|_| {}).unwrap().out;
         assert_eq!(code(&bytes), "newer_export");
     }
-    let (mut longer, _) = written(&some_items());
+    let (mut longer, _) = write_archive(&some_items());
     longer.push(0);
     let fault = read(&longer).expect_err("refused");
     assert!(matches!(fault.damage, ArchiveDamage::Trailing), "{fault}");
@@ -218,14 +221,14 @@ fn records_of_an_older_schema_are_brought_up_and_what_cannot_be_is_refused() {
         body: Bytes::from_static(body),
     };
     let read = |body| {
-        let (bytes, _) = written(&[put(body), ArchiveItem::Delete(key(2))]);
+        let (bytes, _) = write_archive(&[put(body), ArchiveItem::Delete(key(2))]);
         let mut reader = ArchiveReader::open_as(Cursor::new(bytes), NEXT).unwrap();
         let first = reader.next_item()?;
         assert_eq!(reader.next_item()?, Some(ArchiveItem::Delete(key(2))));
         assert_eq!(
             reader.next_item()?,
             None,
-            "hash and counts are the file's own"
+            "hash and counts are checked against the original items"
         );
         Ok::<_, ArchiveFault>(first)
     };

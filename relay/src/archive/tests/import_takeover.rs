@@ -1,4 +1,4 @@
-//! The renames by which a start puts an import in place, cut short after each of them.
+//! The renames with which a start completes an import, interrupted after each of them.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A relay's directory with an import beside its data.
+/// A relay's directory with a complete import beside its data.
 fn with_import(data: &Path) {
     for part in DATA_PARTS {
         write(&data.join(part).join("what"), "old");
@@ -29,7 +29,7 @@ fn read(path: &Path) -> String {
 #[test]
 fn an_import_is_put_in_place_wherever_a_crash_came_before() {
     let before = "before-import-the-new-one";
-    // Two renames for each part, the last of all for the note.
+    // Two renames for each part, then one for the marker.
     for steps in 0..=DATA_PARTS.len() * 2 + 1 {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path();
@@ -41,8 +41,8 @@ fn an_import_is_put_in_place_wherever_a_crash_came_before() {
                 (incoming_dir(data).join(part), data.join(part)),
             ]
         });
-        let note = (incoming_dir(data).join(IMPORTED), data.join(IMPORTED));
-        for (from, to) in parts.chain([note]).take(steps) {
+        let marker = (incoming_dir(data).join(IMPORTED), data.join(IMPORTED));
+        for (from, to) in parts.chain([marker]).take(steps) {
             fs::rename(from, to).unwrap();
         }
         for _ in 0..2 {
@@ -75,7 +75,10 @@ fn an_import_that_is_not_whole_is_cleared_away_or_refused() {
         assert_eq!(read(&data.join(part).join("what")), "old");
     }
     write(&data.join(IMPORTING), "");
-    let refusal = settle_import(data).expect_err("an import here has not finished");
+    let refusal = settle_import(data).expect_err("the import is unfinished");
     assert!(refusal.to_string().contains("baton import"), "{refusal}");
-    assert!(data.join("store").exists(), "a refusal removes nothing");
+    assert!(
+        data.join("store").exists(),
+        "a refusal must not remove data"
+    );
 }

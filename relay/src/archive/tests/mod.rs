@@ -1,4 +1,4 @@
-//! Exports as bytes, and as the way from one directory to another.
+//! Tests of the export format and of the import into a data directory.
 
 mod format;
 mod import_takeover;

@@ -1,6 +1,8 @@
-//! The feed of durable ends by which a session learns what it may acknowledge, for all its attempts at once.
+//! A session's feed of durable output ends, which determine what it may acknowledge, for all
+//! its attempts at once.
 //!
-//! Coalesced: it holds one entry per watched attempt, always the newest, so it cannot grow and cannot fall behind.
+//! Updates are coalesced: there is one entry per watched attempt, always the newest. The feed
+//! can therefore neither grow nor fall behind.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +32,7 @@ impl DurableEndFeed {
     }
 }
 
-/// Durable ends of the attempts that one session watches. Dropping it ends the watching.
+/// Durable ends of the attempts that one session watches. Dropping it stops watching.
 #[derive(Debug)]
 pub struct AckFeed {
     index: Arc<OutputIndex>,
@@ -51,7 +53,8 @@ impl AckFeed {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts watching an attempt; its present end, if it has any, comes with the next `changed`.
+    /// Starts watching an attempt. If it has output already, the next `changed` returns its
+    /// present end.
     pub fn watch(&self, attempt: Uuid) {
         if self.lock_watched().insert(attempt) {
             self.index.add_feed(attempt, &self.feed);
@@ -65,13 +68,14 @@ impl AckFeed {
         }
     }
 
-    /// Waits until some watched attempt's output moved and takes all that did. Also told: a seal, and a full disk
-    /// taking accepted bytes back (`end` is `durable` again). Safe in `select!`; for one task at a time.
+    /// Waits until the output of some watched attempt has changed, and returns all that have. A
+    /// seal is a change too, and so is a full disk that discards accepted bytes (`end` equals
+    /// `durable` again). Safe in `select!`; only one task may wait at a time.
     pub async fn changed(&self) -> Vec<(Uuid, OutputEnd)> {
         loop {
-            let news = std::mem::take(&mut *self.feed.lock_changed_ends());
-            if !news.is_empty() {
-                return news.into_iter().collect();
+            let changes = std::mem::take(&mut *self.feed.lock_changed_ends());
+            if !changes.is_empty() {
+                return changes.into_iter().collect();
             }
             self.feed.end_posted.notified().await;
         }

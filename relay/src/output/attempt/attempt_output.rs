@@ -1,7 +1,8 @@
-//! What the log knows about the output of one attempt: its ends, its extents and who is listening.
+//! The state of one attempt's output: its ends, its extents and its listeners.
 //!
-//! Pure state; the index locks it and the writer feeds it. Extents describe durable bytes only, so whatever a reader
-//! finds here can be read. `join` is the only way in, for live frames and for recovery alike.
+//! Pure state; the index locks it and the writer updates it. Extents describe durable bytes
+//! only, so everything a reader finds here can be read. `join` is the only way to add an
+//! extent, for live frames and for recovery.
 
 use super::listeners::AttemptListeners;
 use crate::output::error::OutputAppendError;
@@ -18,31 +19,32 @@ pub(crate) enum SealPhase {
 
 #[derive(Debug)]
 pub(crate) struct AttemptOutput {
-    /// Everything below fell to retention.
+    /// Retention removed everything below this offset.
     pub(crate) base: u64,
     pub(crate) extents: Vec<StoredExtent>,
     pub(crate) end: u64,
     pub(crate) durable: u64,
     pub(crate) after_control_seq: u64,
-    /// Accepted payload bytes, against the attempt's limit.
+    /// Accepted payload bytes, counted against the attempt's limit.
     pub(crate) stored: u64,
     pub(crate) stored_durable: u64,
     cut: u64,
-    /// Changes when accepted bytes are taken back; queued jobs of an older generation are void.
+    /// Changes when accepted bytes are discarded. Queued jobs of an older generation are
+    /// ignored.
     pub(crate) generation: u64,
     pub(crate) phase: SealPhase,
-    /// Boxed and absent by default: most known attempts have ended and have no listener.
+    /// Boxed and absent by default, because most attempts have ended and have no listener.
     pub(crate) listeners: Option<Box<AttemptListeners>>,
 }
 
-/// Where the attempt is, for someone who waits for it to move.
+/// The attempt's end and generation, for a caller that waits for a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputPosition {
     pub(crate) end: OutputEnd,
     pub(crate) generation: u64,
 }
 
-/// What a follower at some offset should do next.
+/// What a follower at a given offset does next.
 #[derive(Debug)]
 pub(crate) enum FollowStep {
     FromTail(Vec<OutputPiece>),
@@ -90,14 +92,18 @@ impl AttemptOutput {
         self.end == 0 && self.extents.is_empty()
     }
 
-    /// Nothing is stored and nobody listens: the entry may go.
+    /// Nothing is stored and there is no listener, so the entry can be removed.
     pub(crate) fn is_removable(&self) -> bool {
         let stored_nowhere =
             self.has_no_output() || (self.phase == SealPhase::Sealed && self.extents.is_empty());
-        stored_nowhere && self.listeners.as_ref().is_none_or(|live| live.is_idle())
+        stored_nowhere
+            && self
+                .listeners
+                .as_ref()
+                .is_none_or(|listeners| listeners.is_idle())
     }
 
-    /// Where the new part of `from..to` starts; None when all of it is there already.
+    /// Where the new part of `from..to` starts; `None` if all of it is stored already.
     pub(crate) fn new_part(&self, from: u64, to: u64) -> Result<Option<u64>, OutputAppendError> {
         if from > self.end {
             return Err(OutputAppendError::Gap { expected: self.end });
@@ -113,7 +119,8 @@ impl AttemptOutput {
         }
     }
 
-    /// Adds a durable extent. What it leaves open before itself is damage and becomes a cut; counts those.
+    /// Adds a durable extent. A gap before it means damage and becomes a cut. Returns the
+    /// number of such cuts.
     pub(crate) fn join(&mut self, extent: StoredExtent) -> u64 {
         if extent.content == ExtentContent::Cut(CutReason::Retention)
             && extent.offset < self.durable
@@ -165,8 +172,9 @@ impl AttemptOutput {
         self.extents.push(extent);
     }
 
-    /// A retention record over what is already known: written so that the end outlives the dropped segments. It
-    /// also wins over segments whose removal a crash undid.
+    /// Applies a retention record that covers known output. It is written so that the end
+    /// survives the removed segments. It also takes precedence over segments that reappear
+    /// because a crash undid their removal.
     fn replace_by_retention_cut(&mut self, extent: StoredExtent) {
         self.base = extent.offset;
         self.durable = self.durable.max(extent.end());
@@ -175,7 +183,8 @@ impl AttemptOutput {
         self.extents.push(extent);
     }
 
-    /// Takes over what one recovered segment holds. `dropped_before` says that older segments fell to retention.
+    /// Adds what one recovered segment contains. With `dropped_before`, retention has removed
+    /// older segments.
     pub(crate) fn absorb_segment(
         &mut self,
         part: AttemptExtents,
@@ -214,7 +223,7 @@ impl AttemptOutput {
         damage
     }
 
-    /// Forgets that anything accepted and not durable was ever taken.
+    /// Discards everything that was accepted but is not durable.
     pub(crate) fn discard_unsynced(&mut self, generation: u64) {
         self.end = self.durable;
         self.stored = self.stored_durable;
@@ -225,14 +234,14 @@ impl AttemptOutput {
         self.notify_listeners();
     }
 
-    /// Drops what lies in segments up to `segment`.
+    /// Drops the extents in segments up to `segment`.
     pub(crate) fn drop_through(&mut self, segment: u32) {
-        let gone = self
+        let dropped = self
             .extents
             .partition_point(|extent| extent.segment <= segment);
         let lost: u64 = self
             .extents
-            .drain(..gone)
+            .drain(..dropped)
             .map(|extent| extent.stored_bytes())
             .sum();
         self.extents.shrink_to_fit();
@@ -251,16 +260,19 @@ impl AttemptOutput {
                 FollowStep::Wait
             };
         }
-        let tail = self.listeners.as_ref().and_then(|live| live.tail_from(at));
+        let tail = self
+            .listeners
+            .as_ref()
+            .and_then(|listeners| listeners.tail_from(at));
         tail.map_or(FollowStep::ReadDisk, FollowStep::FromTail)
     }
 
-    /// Tells listeners where the attempt's output stands, and lets go of them after the last word.
+    /// Publishes the attempt's end to the listeners, and drops them after the seal.
     pub(crate) fn notify_listeners(&mut self) {
         let end = self.output_end();
-        if let Some(live) = &mut self.listeners {
-            live.publish_end(end);
-            if end.sealed && live.followers == 0 {
+        if let Some(listeners) = &mut self.listeners {
+            listeners.publish_end(end);
+            if end.sealed && listeners.followers == 0 {
                 self.listeners = None;
             }
         }

@@ -1,7 +1,8 @@
-//! Following: history from disk, then live from the shared tail, in one stream without gap or duplicate.
+//! Followers: history from disk, then live pieces from the shared tail, in one stream without
+//! gap or duplicate.
 //!
-//! Pull-based: a follower holds at most one batch and an offset. One that is slow finds the tail gone past it and reads
-//! the disk again; nobody queues for it.
+//! Pull-based: a follower has at most one batch and an offset. A slow follower that the tail
+//! has passed reads from disk again; nothing is queued for it.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,18 +20,19 @@ use crate::output::error::OutputReadError;
 use crate::output::piece::{OutputEnd, OutputPiece};
 use crate::output::segment_reader::OutputSegmentReader;
 
-/// About one extent, so that one read serves one batch.
+/// About one extent, so that one read fills one batch.
 const BATCH_BYTES: usize = 256 * 1024;
 
 type PieceBatch = Option<Result<Vec<OutputPiece>, OutputReadError>>;
 
-/// One reader's place in one attempt's output.
+/// One reader's position in one attempt's output.
 struct OutputFollower {
     attempt: Uuid,
     at: u64,
     end_changes: watch::Receiver<OutputEnd>,
     reader: Arc<OutputSegmentReader>,
-    /// Last, so that the receiver above is gone when the index looks who is left.
+    /// Must be the last field: the receiver above must be dropped before the index counts the
+    /// remaining listeners.
     registration: FollowerRegistration,
 }
 
@@ -43,7 +45,8 @@ struct FollowerRegistration {
 impl OutputFollower {
     async fn next(&mut self) -> PieceBatch {
         loop {
-            // Seen before looking, so that what moves in between wakes the wait below.
+            // Mark the end as seen before checking it, so that a later change ends the wait
+            // below.
             self.end_changes.borrow_and_update();
             let batch = match self.registration.index.step(self.attempt, self.at) {
                 None => return Some(Err(OutputReadError::Unknown)),
@@ -65,11 +68,11 @@ impl OutputFollower {
         }
     }
 
-    /// History may be cold, so the read leaves the runtime's threads.
+    /// History may not be in the page cache, so the read runs on a blocking thread.
     async fn read(&self) -> Result<Vec<OutputPiece>, OutputReadError> {
         let (reader, attempt, at) = (Arc::clone(&self.reader), self.attempt, self.at);
         let read = tokio::task::spawn_blocking(move || reader.read(attempt, at, BATCH_BYTES));
-        // Only a runtime that shuts down cancels it, and then nobody reads the answer.
+        // Only a runtime that shuts down cancels it, and then nothing reads the result.
         read.await.unwrap_or(Err(OutputReadError::Closed))
     }
 }
@@ -80,7 +83,7 @@ impl Drop for FollowerRegistration {
     }
 }
 
-/// The stream over a follower.
+/// The stream of a follower's pieces.
 pub(crate) struct FollowStream {
     batch: VecDeque<OutputPiece>,
     next: ReusableBoxFuture<'static, (PieceBatch, OutputFollower)>,

@@ -1,7 +1,8 @@
-//! The index: all attempts the log knows, in shards, each behind a lock that is never held over I/O or an await.
+//! The index of all attempts with output, in shards. No shard's lock is kept over I/O or an
+//! await.
 //!
-//! Memory is bounded by what is stored: an entry goes when its last segment is dropped, when it is forgotten, or when
-//! nothing was ever stored and the last listener leaves.
+//! Memory is bounded by what is stored. An entry is removed when its last segment is dropped,
+//! when it is forgotten, or when nothing was ever stored and the last listener leaves.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +29,7 @@ pub(crate) struct OutputIndex {
     tail_memory: TailMemory,
 }
 
-/// What to read for one request: below `base` there is nothing, then the extents in order.
+/// What to read for one request: nothing below `base`, then the extents in order.
 #[derive(Debug)]
 pub(crate) struct OutputReadPlan {
     pub(crate) base: u64,
@@ -45,8 +46,9 @@ impl OutputIndex {
         }
     }
 
-    /// The last byte of an id is random, so it spreads. A panic leaves an entry at worst with stale listeners, so
-    /// poisoning must not spread to every other attempt.
+    /// The shard of an attempt. The last byte of an id is random, so attempts spread evenly. A
+    /// panic leaves at worst stale listeners in one entry, so a poisoned lock must not block
+    /// the other attempts of the shard.
     pub(crate) fn shard(&self, attempt: Uuid) -> MutexGuard<'_, IndexShard> {
         let shard = usize::from(attempt.as_bytes()[15]) % SHARDS;
         self.shards[shard]
@@ -58,7 +60,7 @@ impl OutputIndex {
         self.generations.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Looks at an attempt that is known.
+    /// Calls `look` with the attempt's output, if it is known.
     pub(crate) fn with_attempt<T>(
         &self,
         attempt: Uuid,
@@ -81,41 +83,42 @@ impl OutputIndex {
     }
 
     pub(crate) fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
-        let end = self.with_attempt(attempt, |known| {
-            (!known.has_no_output()).then(|| known.output_end())
+        let end = self.with_attempt(attempt, |output| {
+            (!output.has_no_output()).then(|| output.output_end())
         });
         end.flatten()
     }
 
     pub(crate) fn position(&self, attempt: Uuid) -> Option<OutputPosition> {
-        self.with_attempt(attempt, |known| known.position())
+        self.with_attempt(attempt, |output| output.position())
     }
 
     pub(crate) fn is_current(&self, attempt: Uuid, generation: u64) -> bool {
-        self.with_attempt(attempt, |known| known.generation == generation) == Some(true)
+        self.with_attempt(attempt, |output| output.generation == generation) == Some(true)
     }
 
-    /// A sealed attempt moves no more: its receiver holds the last word and is closed.
+    /// Watches an attempt's end. A sealed attempt does not change any more; its receiver has
+    /// the final end and is closed.
     pub(crate) fn subscribe(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        self.with_attempt_or_new(attempt, |known| {
-            subscribe_attempt(attempt, known, &self.tail_memory)
+        self.with_attempt_or_new(attempt, |output| {
+            subscribe_attempt(attempt, output, &self.tail_memory)
         })
     }
 
-    /// The same for an attempt that must be known already, with where it stands now.
+    /// Like `subscribe`, but only for a known attempt, and with its present position.
     pub(crate) fn subscribe_existing(
         &self,
         attempt: Uuid,
     ) -> Option<(OutputPosition, watch::Receiver<OutputEnd>)> {
-        self.with_attempt(attempt, |known| {
-            let moves = subscribe_attempt(attempt, known, &self.tail_memory);
-            (known.position(), moves)
+        self.with_attempt(attempt, |output| {
+            let changes = subscribe_attempt(attempt, output, &self.tail_memory);
+            (output.position(), changes)
         })
     }
 
     pub(crate) fn add_follower(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        self.with_attempt_or_new(attempt, |known| {
-            let live = listeners_of(attempt, known, &self.tail_memory);
+        self.with_attempt_or_new(attempt, |output| {
+            let live = listeners_of(attempt, output, &self.tail_memory);
             live.followers += 1;
             live.subscribe()
         })
@@ -126,12 +129,12 @@ impl OutputIndex {
     }
 
     pub(crate) fn add_feed(&self, attempt: Uuid, feed: &Arc<DurableEndFeed>) {
-        self.with_attempt_or_new(attempt, |known| {
-            if !known.has_no_output() {
-                feed.post_end(attempt, known.output_end());
+        self.with_attempt_or_new(attempt, |output| {
+            if !output.has_no_output() {
+                feed.post_end(attempt, output.output_end());
             }
-            if known.phase != SealPhase::Sealed {
-                listeners_of(attempt, known, &self.tail_memory).add_feed(feed);
+            if output.phase != SealPhase::Sealed {
+                listeners_of(attempt, output, &self.tail_memory).add_feed(feed);
             }
         });
     }
@@ -140,24 +143,25 @@ impl OutputIndex {
         self.remove_listener(attempt, |live| live.remove_feed(feed));
     }
 
-    /// A listener goes; the entry goes with it when it was there for listeners only.
-    fn remove_listener(&self, attempt: Uuid, leave: impl FnOnce(&mut AttemptListeners)) {
+    /// Removes a listener, and the entry too if it existed for listeners only.
+    fn remove_listener(&self, attempt: Uuid, remove: impl FnOnce(&mut AttemptListeners)) {
         let mut shard = self.shard(attempt);
-        let Some(known) = shard.get_mut(&attempt) else {
+        let Some(output) = shard.get_mut(&attempt) else {
             return;
         };
-        if let Some(live) = &mut known.listeners {
-            leave(live);
+        if let Some(live) = &mut output.listeners {
+            remove(live);
             if live.is_idle() {
-                known.listeners = None;
+                output.listeners = None;
             }
         }
-        if known.is_removable() {
+        if output.is_removable() {
             shard.remove(&attempt);
         }
     }
 
-    /// Makes one run of frames visible: the extents they went into, and the pieces themselves for followers.
+    /// Makes a run of frames visible: the extents that contain them, and the pieces themselves
+    /// for followers.
     pub(crate) fn publish(
         &self,
         attempt: Uuid,
@@ -165,29 +169,29 @@ impl OutputIndex {
         pieces: &[OutputPiece],
         sealed: bool,
     ) {
-        self.with_attempt(attempt, |known| {
-            let was_durable = known.durable;
+        self.with_attempt(attempt, |output| {
+            let was_durable = output.durable;
             for extent in extents {
-                known.join(*extent);
+                output.join(*extent);
             }
-            if let Some(live) = &mut known.listeners {
+            if let Some(live) = &mut output.listeners {
                 let new = pieces.iter().filter(|piece| piece.start() >= was_durable);
                 new.for_each(|piece| live.push_to_tail(piece));
             }
             if sealed {
-                known.phase = SealPhase::Sealed;
-                known.extents.shrink_to_fit();
+                output.phase = SealPhase::Sealed;
+                output.extents.shrink_to_fit();
             }
-            known.notify_listeners();
+            output.notify_listeners();
         });
     }
 
     pub(crate) fn discard_unsynced(&self, attempt: Uuid) {
         let generation = self.next_generation();
         let mut shard = self.shard(attempt);
-        if let Some(known) = shard.get_mut(&attempt) {
-            known.discard_unsynced(generation);
-            if known.is_removable() {
+        if let Some(output) = shard.get_mut(&attempt) {
+            output.discard_unsynced(generation);
+            if output.is_removable() {
                 shard.remove(&attempt);
             }
         }
@@ -197,17 +201,17 @@ impl OutputIndex {
         self.shard(attempt).remove(&attempt).is_some()
     }
 
-    /// Drops what lies in segments up to `segment`. Answers with where an attempt stands that goes on and of which
-    /// nothing is left on disk: its end must be written again.
+    /// Drops what is in segments up to `segment`. If the attempt is still running and nothing
+    /// of it is left on disk, returns its position: its end must be written again.
     pub(crate) fn drop_through(&self, attempt: Uuid, segment: u32) -> Option<OutputPosition> {
         let mut shard = self.shard(attempt);
-        let known = shard.get_mut(&attempt)?;
-        known.drop_through(segment);
-        if known.is_removable() {
+        let output = shard.get_mut(&attempt)?;
+        output.drop_through(segment);
+        if output.is_removable() {
             shard.remove(&attempt);
             return None;
         }
-        (known.extents.is_empty() && known.phase != SealPhase::Sealed).then(|| known.position())
+        (output.extents.is_empty() && output.phase != SealPhase::Sealed).then(|| output.position())
     }
 
     pub(crate) fn absorb_segment(
@@ -221,8 +225,8 @@ impl OutputIndex {
             if part.forgotten {
                 self.forget(attempt);
             } else {
-                damage += self.with_attempt_or_new(attempt, |known| {
-                    known.absorb_segment(part, segment, dropped_before)
+                damage += self.with_attempt_or_new(attempt, |output| {
+                    output.absorb_segment(part, segment, dropped_before)
                 });
             }
         }
@@ -230,27 +234,29 @@ impl OutputIndex {
     }
 
     pub(crate) fn step(&self, attempt: Uuid, at: u64) -> Option<FollowStep> {
-        self.with_attempt(attempt, |known| known.step(at))
+        self.with_attempt(attempt, |output| output.step(at))
     }
 
-    /// Extents from `from` on that together hold `max_bytes`, or all there are.
+    /// Extents from `from` on that together contain `max_bytes`, or all there are.
     pub(crate) fn plan_read(
         &self,
         attempt: Uuid,
         from: u64,
         max_bytes: u64,
     ) -> Option<OutputReadPlan> {
-        self.with_attempt(attempt, |known| {
-            let first = known.extents.partition_point(|extent| extent.end() <= from);
-            let mut held = 0;
+        self.with_attempt(attempt, |output| {
+            let first = output
+                .extents
+                .partition_point(|extent| extent.end() <= from);
+            let mut planned = 0;
             let enough = |extent: &&StoredExtent| {
-                let wanted = held < max_bytes;
-                held += extent.end() - extent.offset.max(from);
+                let wanted = planned < max_bytes;
+                planned += extent.end() - extent.offset.max(from);
                 wanted
             };
             OutputReadPlan {
-                base: known.base,
-                extents: known.extents[first..]
+                base: output.base,
+                extents: output.extents[first..]
                     .iter()
                     .take_while(enough)
                     .copied()
@@ -259,7 +265,7 @@ impl OutputIndex {
         })
     }
 
-    /// Attempts for which `keep` holds.
+    /// Attempts that `keep` selects.
     pub(crate) fn ids(&self, keep: impl Fn(&AttemptOutput) -> bool) -> Vec<Uuid> {
         let mut ids = Vec::new();
         for shard in &self.shards {
@@ -267,7 +273,7 @@ impl OutputIndex {
             ids.extend(
                 shard
                     .iter()
-                    .filter(|(_, known)| keep(known))
+                    .filter(|(_, output)| keep(output))
                     .map(|(id, _)| *id),
             );
         }
@@ -282,12 +288,15 @@ impl OutputIndex {
         lens.sum()
     }
 
-    /// The writer has ended: whoever waits for more is told so by a closed channel.
+    /// Marks the writer as ended. Closing the channels wakes everything that waits for more
+    /// output.
     pub(crate) fn close_listeners(&self) {
         self.writer_ended.store(true, Ordering::Release);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.values_mut().for_each(|known| known.listeners = None);
+            shard
+                .values_mut()
+                .for_each(|output| output.listeners = None);
         }
     }
 
@@ -298,22 +307,22 @@ impl OutputIndex {
 
 fn subscribe_attempt(
     attempt: Uuid,
-    known: &mut AttemptOutput,
+    output: &mut AttemptOutput,
     tails: &TailMemory,
 ) -> watch::Receiver<OutputEnd> {
-    match known.phase {
-        SealPhase::Open | SealPhase::Sealing => listeners_of(attempt, known, tails).subscribe(),
-        SealPhase::Sealed => watch::channel(known.output_end()).1,
+    match output.phase {
+        SealPhase::Open | SealPhase::Sealing => listeners_of(attempt, output, tails).subscribe(),
+        SealPhase::Sealed => watch::channel(output.output_end()).1,
     }
 }
 
 fn listeners_of<'a>(
     attempt: Uuid,
-    known: &'a mut AttemptOutput,
+    output: &'a mut AttemptOutput,
     tails: &TailMemory,
 ) -> &'a mut AttemptListeners {
-    let end = known.output_end();
-    known
+    let end = output.output_end();
+    output
         .listeners
         .get_or_insert_with(|| Box::new(AttemptListeners::new(attempt, end, tails.clone())))
 }

@@ -1,7 +1,9 @@
-//! Who listens to one attempt: durable-end watchers, session feeds, and followers with the short tail they share.
+//! The listeners of one attempt: watchers of its end, session feeds, and followers with the
+//! short tail that they share.
 //!
-//! The tail is a few of the newest durable pieces, kept in memory only while someone follows, so that followers who
-//! keep up do not read the disk. It is bounded: who falls behind it reads the disk again.
+//! The tail contains the newest durable pieces. It is in memory only while there is a follower,
+//! so that followers that keep up do not read from disk. It is bounded; a follower that falls
+//! behind it reads from disk again.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,16 +15,17 @@ use uuid::Uuid;
 use super::ack_feed::DurableEndFeed;
 use crate::output::piece::{OutputEnd, OutputPiece};
 
-/// Payload bytes kept of a followed attempt, whatever others have.
+/// Tail bytes that every followed attempt may keep, however many others there are.
 const TAIL_BYTES: usize = 256 * 1024;
-/// The same while there is room: what a flood brings in one group, or its followers would read all of it from the disk.
+/// Tail bytes of one attempt while memory is available. Enough for the largest group, so that
+/// followers of a fast writer need not read all of it from disk.
 const MAX_TAIL_BYTES: usize = 4 << 20;
-/// Payload bytes in all tails above which each gets the smaller share.
+/// Bytes in all tails above which each is limited to `TAIL_BYTES`.
 const ALL_TAILS_BYTES: usize = 32 << 20;
-/// And pieces, because small chunks cost more than their bytes.
+/// Pieces in one tail, because small chunks cost more memory than their bytes.
 const TAIL_PIECES: usize = 1024;
 
-/// What all tails take together. Clones share it.
+/// Bytes in all tails together. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TailMemory(Arc<AtomicUsize>);
 
@@ -35,7 +38,7 @@ impl TailMemory {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// What one attempt may keep now.
+    /// Bytes that one attempt may keep now.
     fn attempt_share(&self) -> usize {
         if self.0.load(Ordering::Relaxed) < ALL_TAILS_BYTES {
             MAX_TAIL_BYTES
@@ -53,11 +56,11 @@ pub(crate) struct AttemptListeners {
     pub(crate) followers: u32,
     tail: VecDeque<OutputPiece>,
     tail_bytes: usize,
-    room: TailMemory,
+    tail_memory: TailMemory,
 }
 
 impl AttemptListeners {
-    pub(crate) fn new(attempt: Uuid, end: OutputEnd, room: TailMemory) -> Self {
+    pub(crate) fn new(attempt: Uuid, end: OutputEnd, tail_memory: TailMemory) -> Self {
         Self {
             attempt,
             watch: watch::Sender::new(end),
@@ -65,7 +68,7 @@ impl AttemptListeners {
             followers: 0,
             tail: VecDeque::new(),
             tail_bytes: 0,
-            room,
+            tail_memory,
         }
     }
 
@@ -80,15 +83,15 @@ impl AttemptListeners {
     }
 
     pub(crate) fn add_feed(&mut self, feed: &Arc<DurableEndFeed>) {
-        self.feeds.retain(|known| {
-            known.strong_count() > 0 && !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed))
+        self.feeds.retain(|other| {
+            other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(feed))
         });
         self.feeds.push(Arc::downgrade(feed));
     }
 
     pub(crate) fn remove_feed(&mut self, feed: &Arc<DurableEndFeed>) {
         self.feeds
-            .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(feed)));
+            .retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(feed)));
     }
 
     pub(crate) fn publish_end(&self, end: OutputEnd) {
@@ -98,21 +101,21 @@ impl AttemptListeners {
         }
     }
 
-    /// Keeps a newly durable piece for followers, if there are any.
+    /// Adds a newly durable piece to the tail, if there are followers.
     pub(crate) fn push_to_tail(&mut self, piece: &OutputPiece) {
         if self.followers == 0 {
             return;
         }
         self.tail_bytes += piece.payload_bytes();
-        self.room.take(piece.payload_bytes());
+        self.tail_memory.take(piece.payload_bytes());
         self.tail.push_back(piece.clone());
-        while self.tail_bytes > self.room.attempt_share() || self.tail.len() > TAIL_PIECES {
+        while self.tail_bytes > self.tail_memory.attempt_share() || self.tail.len() > TAIL_PIECES {
             let oldest = self
                 .tail
                 .pop_front()
                 .expect("an over-full tail is not empty");
             self.tail_bytes -= oldest.payload_bytes();
-            self.room.release(oldest.payload_bytes());
+            self.tail_memory.release(oldest.payload_bytes());
         }
     }
 
@@ -124,11 +127,12 @@ impl AttemptListeners {
     }
 
     fn drop_tail(&mut self) {
-        self.room.release(std::mem::take(&mut self.tail_bytes));
+        self.tail_memory
+            .release(std::mem::take(&mut self.tail_bytes));
         self.tail = VecDeque::new();
     }
 
-    /// The tail from `at` on, when it reaches back that far.
+    /// The tail from `at` on, if it reaches back that far.
     pub(crate) fn tail_from(&self, at: u64) -> Option<Vec<OutputPiece>> {
         if self.tail.front()?.start() > at {
             return None;
@@ -162,34 +166,36 @@ mod tests {
         }
     }
 
-    fn flooded_listeners(room: &TailMemory, bytes: usize) -> AttemptListeners {
-        let mut live = AttemptListeners::new(Uuid::nil(), OutputEnd::default(), room.clone());
-        live.followers = 1;
+    fn flooded_listeners(tail_memory: &TailMemory, bytes: usize) -> AttemptListeners {
+        let mut listeners =
+            AttemptListeners::new(Uuid::nil(), OutputEnd::default(), tail_memory.clone());
+        listeners.followers = 1;
         let len = 64 * 1024;
         for number in 0..bytes / len {
-            live.push_to_tail(&piece((number * len) as u64, len));
+            listeners.push_to_tail(&piece((number * len) as u64, len));
         }
-        live
+        listeners
     }
 
     #[test]
     fn tails_are_long_while_there_is_room_and_short_when_many_are_followed() {
-        let room = TailMemory::default();
-        let followed: Vec<AttemptListeners> =
-            (0..64).map(|_| flooded_listeners(&room, 8 << 20)).collect();
+        let tail_memory = TailMemory::default();
+        let followed: Vec<AttemptListeners> = (0..64)
+            .map(|_| flooded_listeners(&tail_memory, 8 << 20))
+            .collect();
         assert!(followed[0].tail_bytes <= MAX_TAIL_BYTES && followed[0].tail_bytes > TAIL_BYTES);
         assert!(followed[63].tail_bytes <= TAIL_BYTES);
-        let all: usize = followed.iter().map(|live| live.tail_bytes).sum();
-        assert_eq!(room.0.load(Ordering::Relaxed), all);
+        let all: usize = followed.iter().map(|listeners| listeners.tail_bytes).sum();
+        assert_eq!(tail_memory.0.load(Ordering::Relaxed), all);
         assert!(
             all <= ALL_TAILS_BYTES + MAX_TAIL_BYTES + 64 * TAIL_BYTES,
             "{all}"
         );
         drop(followed);
         assert_eq!(
-            room.0.load(Ordering::Relaxed),
+            tail_memory.0.load(Ordering::Relaxed),
             0,
-            "all of it was given back"
+            "all tail memory was released"
         );
     }
 }

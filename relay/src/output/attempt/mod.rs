@@ -1,5 +1,5 @@
-//! What is known of each attempt's output in memory: its ends and extents, who listens, followers and acknowledgement feeds.
-//! No lock is held over I/O; must not write segment files.
+//! The in-memory state of each attempt's output: ends, extents, listeners, followers and
+//! acknowledgement feeds. No lock is kept over I/O. Must not write segment files.
 
 pub(crate) mod ack_feed;
 pub(crate) mod attempt_output;

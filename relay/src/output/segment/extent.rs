@@ -1,7 +1,9 @@
-//! Extents: where the output of an attempt lies, compactly. And the contents of one segment, as written to its index file.
+//! Extents: a compact description of where an attempt's output is stored, and the contents of
+//! one segment as written to its index file.
 //!
-//! An extent is one read: frames of an attempt that lie close together in one segment, with little of others between
-//! them. How little grows with the number of extents, which bounds them at a few hundred per attempt and segment.
+//! An extent can be fetched with one read: frames of one attempt that lie close together in one
+//! segment, with few bytes of other attempts between them. The allowed gap grows with the
+//! number of extents, which limits them to a few hundred per attempt and segment.
 
 use std::collections::HashMap;
 
@@ -11,10 +13,10 @@ use uuid::Uuid;
 use super::frame::{SegmentFrameClass, SegmentFrameHeader};
 use crate::output::piece::CutReason;
 
-/// The most that one extent spans on disk, and so the most that one read fetches.
+/// The most bytes on disk in one extent, and so the most that one read fetches.
 pub(crate) const EXTENT_SPAN_MAX: u32 = 256 * 1024;
 const MIN_GAP_BYTES: u32 = 8 * 1024;
-/// Added to the allowed gap by each extent that the attempt already has in the segment.
+/// Added to the allowed gap for each extent that the attempt already has in the segment.
 const GAP_BYTES_PER_EXTENT: u32 = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +31,7 @@ pub(crate) struct StoredExtent {
     pub(crate) len: u64,
     pub(crate) segment: u32,
     pub(crate) pos: u32,
-    /// Bytes on disk from `pos`, frame headers and frames of other attempts included.
+    /// Bytes on disk from `pos`, including frame headers and frames of other attempts.
     pub(crate) span: u32,
     pub(crate) content: ExtentContent,
 }
@@ -58,7 +60,7 @@ impl StoredExtent {
         }
     }
 
-    /// What stands for a cut of unknown length.
+    /// Bytes that stand for a cut of unknown length.
     pub(crate) fn open_bytes(&self) -> u64 {
         match self.content {
             ExtentContent::Cut(CutReason::RecorderLost) => self.len,
@@ -73,7 +75,7 @@ impl StoredExtent {
         }
     }
 
-    /// Both describe the same place in the same file: the newer one has grown.
+    /// Whether both start at the same position in the same file; the newer one has grown.
     pub(crate) fn same_place(&self, other: &Self) -> bool {
         self.segment == other.segment && self.pos == other.pos && self.content == other.content
     }
@@ -95,7 +97,7 @@ impl StoredExtent {
     }
 }
 
-/// What one segment holds of one attempt.
+/// What one segment contains of one attempt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AttemptExtents {
     pub(crate) extents: Vec<StoredExtent>,
@@ -119,21 +121,22 @@ impl AttemptExtents {
     }
 }
 
-/// What one segment holds: kept while it is written, saved when it is closed, rebuilt by a scan when that is missing.
+/// What one segment contains: updated while it is written, saved when it is closed, rebuilt by
+/// a scan if the saved copy is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SegmentContents {
     pub(crate) parts: HashMap<Uuid, AttemptExtents>,
 }
 
 impl SegmentContents {
-    /// Notes a frame at `pos` and answers with the extent that now holds it, if it holds output.
+    /// Records a frame at `pos`, and returns the extent that now contains it if it has output.
     pub(crate) fn note_frame(
         &mut self,
         segment: u32,
         pos: u32,
         header: &SegmentFrameHeader,
     ) -> Option<StoredExtent> {
-        let what = match header.class {
+        let content = match header.class {
             SegmentFrameClass::Bytes { .. } => ExtentContent::Stored,
             SegmentFrameClass::Cut { reason, .. } => ExtentContent::Cut(reason),
             SegmentFrameClass::Seal => {
@@ -145,10 +148,10 @@ impl SegmentContents {
                 return None;
             }
         };
-        Some(self.add_frame_extent(segment, pos, header, what))
+        Some(self.add_frame_extent(segment, pos, header, content))
     }
 
-    /// Notes a frame whose payload can no longer be read.
+    /// Records a frame whose payload can no longer be read.
     pub(crate) fn note_corrupt(&mut self, segment: u32, pos: u32, header: &SegmentFrameHeader) {
         self.add_frame_extent(segment, pos, header, ExtentContent::Cut(CutReason::Corrupt));
     }
@@ -158,7 +161,7 @@ impl SegmentContents {
         segment: u32,
         pos: u32,
         header: &SegmentFrameHeader,
-        what: ExtentContent,
+        content: ExtentContent,
     ) -> StoredExtent {
         let extent = StoredExtent {
             offset: header.offset,
@@ -166,7 +169,7 @@ impl SegmentContents {
             segment,
             pos,
             span: u32::try_from(header.frame_bytes()).unwrap_or(u32::MAX - pos),
-            content: what,
+            content,
         };
         self.part(header).push(extent)
     }
@@ -182,7 +185,8 @@ impl SegmentContents {
 mod tests {
     use super::*;
 
-    /// Thousands of attempts that trickle in turn would otherwise cost an index entry for every frame.
+    /// Without joining, thousands of slow attempts that take turns would cost an index entry
+    /// per frame.
     #[test]
     fn extents_of_an_attempt_in_a_segment_stay_few_however_it_is_interleaved() {
         for (payload, others) in [(4096, 0), (100, 50), (100, 400), (100, 3_000), (4096, 100)] {
@@ -206,7 +210,7 @@ mod tests {
             }
             let extents = &contents.parts[&Uuid::nil()].extents;
             let whole = extents.iter().map(|extent| extent.len).sum::<u64>();
-            assert_eq!(whole, offset, "nothing is lost by joining");
+            assert_eq!(whole, offset, "joining must not lose bytes");
             assert!(
                 extents.len() <= 600.min(frames),
                 "{} extents of {frames} frames",

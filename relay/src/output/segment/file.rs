@@ -1,7 +1,9 @@
-//! Segment files: names, file header, the segment being written, and the shared read handles of all of them.
+//! Segment files: their names, the file header, the segment being written, and the shared read
+//! handles.
 //!
-//! A segment starts with 64 bytes: identity and salt, then a small slot that says how much was synced. The slot is
-//! written after each sync and never waited for; it may lag, it is never ahead.
+//! A segment starts with 64 bytes: identity and salt, then a small slot with the number of
+//! synced bytes. The slot is written after each sync without waiting for it. It may lag behind,
+//! but it is never ahead.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -16,9 +18,9 @@ use super::frame::{checksum, u32_at, u64_at};
 pub(crate) const SEGMENT_HEADER: u32 = 64;
 const MAGIC: &[u8; 8] = b"BTNSEG01";
 const SYNCED_SLOT_OFFSET: u64 = 32;
-/// Read handles kept open; a segment beyond that is opened again.
+/// Read handles kept open; other segments are opened again when needed.
 const OPEN_FILES: usize = 32;
-/// What Linux takes in one vectored write.
+/// The most slices that Linux accepts in one vectored write.
 const IOV_MAX: usize = 1024;
 
 pub(crate) fn segment_path(dir: &Path, number: u32) -> PathBuf {
@@ -29,7 +31,7 @@ pub(crate) fn index_path(dir: &Path, number: u32) -> PathBuf {
     dir.join(format!("{number:08}.idx"))
 }
 
-/// A file's name is durable only after its directory was synced.
+/// Makes file names in the directory durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -63,7 +65,7 @@ impl SegmentIdentity {
         })
     }
 
-    /// How much of the segment was synced at least, from its slot.
+    /// The lower bound of synced bytes, from the slot.
     pub(crate) fn synced(&self, raw: &[u8]) -> u32 {
         let at = usize::try_from(SYNCED_SLOT_OFFSET).expect("small");
         let intact = checksum(self.salt, &[&raw[at..at + 4]]) == u32_at(raw, at + 4);
@@ -75,7 +77,7 @@ impl SegmentIdentity {
     }
 }
 
-/// The one segment that grows. Owned by the writer.
+/// The segment that grows. Owned by the writer.
 #[derive(Debug)]
 pub(crate) struct ActiveSegment {
     pub(crate) identity: SegmentIdentity,
@@ -97,14 +99,15 @@ impl ActiveSegment {
             .create_new(true)
             .mode(0o600)
             .open(&path)?;
-        let made = file
+        let created = file
             .write_all_at(&identity.encode(), 0)
             .and_then(|()| sync_dir(dir));
-        if made.is_err() {
-            // Left behind it would stand in the way of the next try; should this fail too, that try says so.
+        if created.is_err() {
+            // A leftover file would block the next attempt to create it. If the removal fails
+            // too, that attempt returns the error.
             drop(std::fs::remove_file(&path));
         }
-        made.map(|()| Self {
+        created.map(|()| Self {
             identity,
             file,
             len: SEGMENT_HEADER,
@@ -124,7 +127,8 @@ impl ActiveSegment {
         }
     }
 
-    /// Writes behind the known end. After an error the file may be longer than `len`; see `take_back`.
+    /// Writes after the known end. After an error the file may be longer than `len`; see
+    /// `truncate_to_len`.
     pub(crate) fn write(&self, mut slices: &mut [IoSlice<'_>]) -> io::Result<u64> {
         let mut at = u64::from(self.len);
         while !slices.is_empty() {
@@ -149,7 +153,7 @@ impl ActiveSegment {
         self.file.write_all_at(&slot, SYNCED_SLOT_OFFSET)
     }
 
-    /// Removes what a failed group left behind the known end.
+    /// Removes what a failed group left after the known end.
     pub(crate) fn truncate_to_len(&self) -> io::Result<()> {
         self.file.set_len(u64::from(self.len))
     }
@@ -159,7 +163,7 @@ impl ActiveSegment {
 pub(crate) struct SegmentInfo {
     pub(crate) salt: u32,
     pub(crate) len: u64,
-    /// None while it is being written.
+    /// `None` while the segment is being written.
     pub(crate) closed_at_ms: Option<u64>,
 }
 
@@ -184,32 +188,32 @@ impl SegmentTable {
         }
     }
 
-    /// Nothing in here can be left half done by a panic.
+    /// A panic cannot leave the state half changed, so a poisoned lock is safe to use.
     fn lock_state(&self) -> MutexGuard<'_, SegmentTableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set(&self, number: u32, known: SegmentInfo) {
-        self.lock_state().segments.insert(number, known);
+    pub(crate) fn set(&self, number: u32, info: SegmentInfo) {
+        self.lock_state().segments.insert(number, info);
     }
 
     pub(crate) fn set_len(&self, number: u32, len: u32) {
-        if let Some(known) = self.lock_state().segments.get_mut(&number) {
-            known.len = u64::from(len);
+        if let Some(info) = self.lock_state().segments.get_mut(&number) {
+            info.len = u64::from(len);
         }
     }
 
     pub(crate) fn oldest_closed(&self) -> Option<(u32, SegmentInfo)> {
         let inner = self.lock_state();
-        let (number, known) = inner.segments.first_key_value()?;
-        known.closed_at_ms.map(|_| (*number, *known))
+        let (number, info) = inner.segments.first_key_value()?;
+        info.closed_at_ms.map(|_| (*number, *info))
     }
 
     pub(crate) fn count_and_bytes(&self) -> (usize, u64) {
         let inner = self.lock_state();
         (
             inner.segments.len(),
-            inner.segments.values().map(|known| known.len).sum(),
+            inner.segments.values().map(|info| info.len).sum(),
         )
     }
 
@@ -219,7 +223,8 @@ impl SegmentTable {
         inner.open.retain(|(open, _)| *open != number);
     }
 
-    /// A read handle and the salt; `NotFound` when retention took the segment. Opening happens outside the lock.
+    /// A read handle and the salt; `NotFound` if retention removed the segment. The file is
+    /// opened outside the lock.
     pub(crate) fn reading(&self, number: u32) -> io::Result<(Arc<File>, u32)> {
         let salt = {
             let mut inner = self.lock_state();
@@ -240,7 +245,7 @@ impl SegmentTable {
         if inner.open.len() >= OPEN_FILES {
             inner.open.pop_front();
         }
-        // A handle of a dropped segment would keep its space in use.
+        // A handle of a dropped segment would keep its disk space in use.
         if inner.segments.contains_key(&number) {
             inner.open.push_back((number, Arc::clone(&file)));
         }

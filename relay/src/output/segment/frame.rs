@@ -1,7 +1,8 @@
-//! The frame: how one chunk, cut, seal or forget record lies in a segment file.
+//! The frame: the format of a chunk, cut, seal or forget record in a segment file.
 //!
-//! 64 bytes of header with its own checksum, then the payload. Checksums start from the segment's random salt, so
-//! that bytes which an agent prints can never pass for a frame when a damaged region is skipped. No I/O here.
+//! A header of 64 bytes with its own checksum, then the payload. Checksums start from the
+//! segment's random salt, so that bytes printed by an agent can never be taken for a frame when
+//! a damaged region is skipped. No I/O here.
 
 use crc32fast::Hasher;
 use uuid::Uuid;
@@ -30,7 +31,7 @@ pub(crate) struct SegmentFrameHeader {
 }
 
 impl SegmentFrameHeader {
-    /// Bytes of the attempt's output that the frame accounts for.
+    /// Bytes of the attempt's output that the frame covers.
     pub(crate) fn covers(&self) -> u64 {
         match self.class {
             SegmentFrameClass::Bytes { .. } => u64::from(self.len),
@@ -43,8 +44,8 @@ impl SegmentFrameHeader {
         FRAME_HEADER + self.len as usize
     }
 
-    /// `synced` is how much of the segment was known to be on disk when this frame was written: damage below it is
-    /// lost data, damage above it was never acknowledged.
+    /// Encodes the header. `synced` is the length of the segment that was on disk when the
+    /// frame was written: damage below it is lost data, damage above it was never acknowledged.
     pub(crate) fn encode(&self, salt: u32, synced: u32, payload: &[u8]) -> [u8; FRAME_HEADER] {
         let (class, kind, aux) = self.class.numbers();
         let mut raw = [0; FRAME_HEADER];
@@ -109,7 +110,7 @@ const REASONS: [CutReason; 10] = [
 ];
 
 impl CutReason {
-    /// Its number on disk and in exports.
+    /// The number of the reason on disk and in exports.
     pub(crate) fn number(self) -> u8 {
         reason_number(self)
     }
@@ -154,8 +155,8 @@ pub(crate) fn u64_at(raw: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A header that was found intact at `pos`; whether its payload is intact is asked separately, because readers walk
-/// over frames of other attempts without touching their payload.
+/// A frame whose header at `pos` is intact. The payload is checked separately, because readers
+/// skip the frames of other attempts without reading their payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentFrame {
     pub(crate) pos: usize,
@@ -204,14 +205,14 @@ impl SegmentFrame {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ScannedFrame {
     Frame(SegmentFrame),
-    /// No intact, complete frame starts in here.
+    /// No intact, complete frame starts in this range.
     Damaged {
         pos: usize,
         end: usize,
     },
 }
 
-/// Walks frames; after damage it goes on at the next intact header.
+/// Iterates over frames; after damage it continues at the next intact header.
 #[derive(Debug)]
 pub(crate) struct SegmentFrameScan<'a> {
     raw: &'a [u8],
@@ -225,7 +226,7 @@ impl<'a> SegmentFrameScan<'a> {
     }
 
     fn decode_complete_frame(&self, pos: usize) -> Option<SegmentFrame> {
-        SegmentFrame::decode(self.raw, pos, self.salt).filter(|found| found.end() <= self.raw.len())
+        SegmentFrame::decode(self.raw, pos, self.salt).filter(|frame| frame.end() <= self.raw.len())
     }
 }
 
@@ -236,9 +237,9 @@ impl Iterator for SegmentFrameScan<'_> {
         if self.pos >= self.raw.len() {
             return None;
         }
-        if let Some(found) = self.decode_complete_frame(self.pos) {
-            self.pos = found.end();
-            return Some(ScannedFrame::Frame(found));
+        if let Some(frame) = self.decode_complete_frame(self.pos) {
+            self.pos = frame.end();
+            return Some(ScannedFrame::Frame(frame));
         }
         let damaged = self.pos;
         self.pos = (damaged + 1..self.raw.len())
@@ -278,11 +279,11 @@ mod tests {
                 .chain([bytes, SegmentFrameClass::Seal, SegmentFrameClass::Forget])
         {
             let raw = header(class, 0).encode(42, 17, b"");
-            let found = SegmentFrame::decode(&raw, 0, 42).unwrap();
-            assert_eq!((found.header, found.synced), (header(class, 0), 17));
+            let frame = SegmentFrame::decode(&raw, 0, 42).unwrap();
+            assert_eq!((frame.header, frame.synced), (header(class, 0), 17));
             assert!(
                 SegmentFrame::decode(&raw, 0, 43).is_none(),
-                "another segment's salt"
+                "the salt of another segment"
             );
         }
     }
@@ -303,10 +304,10 @@ mod tests {
             let seen: Vec<_> = SegmentFrameScan::new(&raw, 1, 0).collect();
             assert_eq!(seen.len(), 2, "bit {bit}");
             assert!(match seen[0] {
-                ScannedFrame::Frame(found) => !found.is_payload_intact(&raw, 1),
+                ScannedFrame::Frame(frame) => !frame.is_payload_intact(&raw, 1),
                 ScannedFrame::Damaged { pos, end } => (pos, end) == (0, first),
             });
-            assert!(matches!(seen[1], ScannedFrame::Frame(found) if found.pos == first));
+            assert!(matches!(seen[1], ScannedFrame::Frame(frame) if frame.pos == first));
             raw[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -1,5 +1,5 @@
-//! Segment files: frame format, extents, the file header and the table of open files, and recovery after a crash.
-//! Must not know who listens to an attempt.
+//! Segment files: frame format, extents, file header, table of open files, and recovery after a
+//! crash. Must not depend on the listeners of an attempt.
 
 pub(crate) mod extent;
 pub(crate) mod file;

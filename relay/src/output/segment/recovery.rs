@@ -1,8 +1,8 @@
-//! Opening: finds out what the segment files hold, from the saved contents of closed segments or by a scan, and makes
-//! the last one ready to be written again.
+//! Recovery: reads what the segment files contain, from the saved contents of closed segments
+//! or by a scan, and prepares the last segment for writing.
 //!
-//! What was never acknowledged is cut off; what was and cannot be read is counted and becomes a cut for readers. Nothing
-//! that was acknowledged goes without a trace.
+//! Bytes that were never acknowledged are truncated. Acknowledged bytes that cannot be read are
+//! counted and become a cut for readers, so no loss goes unreported.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -24,7 +24,7 @@ use crate::output::{OutputConfig, OutputRecovery};
 
 const INDEX_MAGIC: &[u8; 8] = b"BTNIDX01";
 
-/// What an index file says about its segment.
+/// The content of an index file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedIndex {
     pub(crate) salt: u32,
@@ -33,17 +33,13 @@ pub(crate) struct SavedIndex {
     pub(crate) contents: SegmentContents,
 }
 
-/// Best effort and not synced: a missing or torn copy is noticed and rebuilt.
-pub(crate) fn save_contents(
-    dir: &Path,
-    number: u32,
-    known: SegmentInfo,
-    contents: SegmentContents,
-) {
+/// Saves a segment's contents. Best effort and not synced: a missing or torn copy is detected
+/// and rebuilt.
+pub(crate) fn save_contents(dir: &Path, number: u32, info: SegmentInfo, contents: SegmentContents) {
     let saved = SavedIndex {
-        salt: known.salt,
-        len: known.len,
-        closed_at_ms: known.closed_at_ms.unwrap_or_default(),
+        salt: info.salt,
+        len: info.len,
+        closed_at_ms: info.closed_at_ms.unwrap_or_default(),
         contents,
     };
     let written = postcard::to_stdvec(&saved)
@@ -59,7 +55,7 @@ pub(crate) fn save_contents(
             io::Write::write_all(&mut file, &[&INDEX_MAGIC[..], &sum, &body].concat())
         });
     if let Err(error) = written {
-        tracing::warn!(number, %error, "the index of an output segment was not saved; it will be rebuilt");
+        tracing::warn!(number, %error, "saving the index of an output segment failed; the next start rebuilds it");
     }
 }
 
@@ -71,10 +67,10 @@ pub(crate) fn load_contents(dir: &Path, number: u32) -> Option<SavedIndex> {
     intact.then(|| postcard::from_bytes(body).ok()).flatten()
 }
 
-/// How much was synced, of a closed segment.
+/// The synced length of a closed segment: everything.
 pub(crate) const ALL_SYNCED: u32 = u32::MAX;
 
-/// What a scan of a segment found.
+/// The result of scanning a segment.
 pub(crate) struct SegmentSurvey {
     pub(crate) contents: SegmentContents,
     /// Everything from here on was never acknowledged.
@@ -90,7 +86,8 @@ struct SegmentRecovery<'a> {
     found: OutputRecovery,
 }
 
-/// Fills index and segments from the directory and answers with the segment to go on writing.
+/// Fills the index and the segment table from the directory, and returns the segment to
+/// continue writing.
 pub(crate) fn recover(
     config: &OutputConfig,
     now_wall_ms: u64,
@@ -156,7 +153,8 @@ pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
 }
 
 impl SegmentRecovery<'_> {
-    /// A closed segment: by its saved contents when they fit, else by a scan, saved for the next time.
+    /// Recovers a closed segment from its saved contents if they match, else by a scan, whose
+    /// result is saved.
     fn closed(&mut self, number: u32, dropped_before: bool) -> io::Result<()> {
         let dir = &self.config.dir;
         let len = std::fs::metadata(segment_path(dir, number))?.len();
@@ -193,41 +191,43 @@ impl SegmentRecovery<'_> {
             self.set_damaged_aside(number, &raw)?;
             return Ok(None);
         };
-        // Not the last one, so all of it was acknowledged.
+        // Only the last segment can contain unacknowledged bytes.
         let surveyed = survey_segment(&raw, identity, ALL_SYNCED);
         self.found.corrupt_frames += surveyed.corrupt;
         self.found.indexes_rebuilt += 1;
-        let known = SegmentInfo {
+        let info = SegmentInfo {
             salt: identity.salt,
             len: raw.len() as u64,
             closed_at_ms: Some(self.now_wall_ms),
         };
-        save_contents(&self.config.dir, number, known, surveyed.contents.clone());
+        save_contents(&self.config.dir, number, info, surveyed.contents.clone());
         Ok(Some(SavedIndex {
-            salt: known.salt,
-            len: known.len,
+            salt: info.salt,
+            len: info.len,
             closed_at_ms: self.now_wall_ms,
             contents: surveyed.contents,
         }))
     }
 
-    /// Without its header a segment cannot be checked, so nothing of it is shown. It is kept for an operator to look at.
+    /// Without its header a segment cannot be checked, so none of its output is shown. The file
+    /// is kept for an operator.
     fn set_damaged_aside(&mut self, number: u32, raw: &[u8]) -> io::Result<()> {
         let path = segment_path(&self.config.dir, number);
         if raw.len() <= SEGMENT_HEADER as usize {
-            // Created and not yet written when the relay stopped.
+            // Created but not yet written when the relay stopped.
             self.found.torn_bytes += raw.len() as u64;
             return std::fs::remove_file(path);
         }
         self.found.corrupt_frames += 1;
         tracing::error!(
             number,
-            "the header of an output segment is damaged; it is set aside as .bad"
+            "output segment has a damaged header; renamed to .bad"
         );
         std::fs::rename(&path, path.with_extension("bad"))
     }
 
-    /// The last segment: always scanned, cut off behind what is whole, synced, and written on.
+    /// Recovers the last segment: always scanned, truncated after the last valid frame, synced,
+    /// and continued.
     fn last(&mut self, number: u32, dropped_before: bool) -> io::Result<Option<ActiveSegment>> {
         let path = segment_path(&self.config.dir, number);
         let raw = std::fs::read(&path)?;
@@ -253,12 +253,13 @@ impl SegmentRecovery<'_> {
 
     fn finish(mut self) -> OutputRecovery {
         self.found.attempts = self.index.count();
-        self.found.open = self.index.ids(|known| known.phase == SealPhase::Open);
+        self.found.open = self.index.ids(|output| output.phase == SealPhase::Open);
         self.found
     }
 }
 
-/// After a kill the tail may be in the page cache only: it counts as durable from here on, so it is synced here.
+/// After a kill the tail may be only in the page cache. It counts as durable from here on, so
+/// it is synced.
 fn truncate_and_sync(path: &Path, len: usize, end: u32) -> io::Result<File> {
     let file = OpenOptions::new().write(true).open(path)?;
     if len as u64 > u64::from(end) {
@@ -268,8 +269,8 @@ fn truncate_and_sync(path: &Path, len: usize, end: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads all frames. Damage below what is known to have been synced is loss; the first damage above it is where a
-/// group was torn, and what follows was never acknowledged even where it is whole.
+/// Reads all frames. Damage below the synced length is lost data. The first damage above it is
+/// where a group was torn; everything after it was never acknowledged, even if it is intact.
 pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32) -> SegmentSurvey {
     let frames = || SegmentFrameScan::new(raw, identity.salt, SEGMENT_HEADER as usize);
     let noted = frames().filter_map(|one| match one {
@@ -285,8 +286,8 @@ pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32)
                 continue;
             }
             ScannedFrame::Frame(found) => (found.pos, found.pos >= synced),
-            // At the end of the file it goes in any case: a header whose payload is missing would otherwise be
-            // completed by whatever is written next.
+            // Damage at the end of the file is always truncated. Otherwise the next write would
+            // complete a header whose payload is missing.
             ScannedFrame::Damaged { pos, end } => (pos, pos >= synced || end == raw.len()),
         };
         corrupt += u64::from(pos < synced);
@@ -298,7 +299,7 @@ pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32)
             contents.note_corrupt(identity.number, pos as u32, &found.header);
         }
     }
-    // Whole to the last frame, but shorter than it was: the file lost its end.
+    // Intact up to the last frame but shorter than the synced length: the file lost its end.
     corrupt += u64::from(end == raw.len() && end < synced && synced != ALL_SYNCED as usize);
     SegmentSurvey {
         contents,

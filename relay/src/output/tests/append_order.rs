@@ -1,4 +1,4 @@
-//! Appending: order, limits, acknowledgement, and what a failing disk does to it.
+//! Appending: order, limits, acknowledgement, and the effects of a failing disk.
 
 use std::io::ErrorKind;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ async fn only_what_continues_the_output_is_taken() {
     assert_eq!(
         append(4, 20).await,
         Ok(AcceptedEnd { end: 20 }),
-        "overlap: the tail"
+        "overlap: only the new tail"
     );
     assert_eq!(append(20, 20).await, Ok(AcceptedEnd { end: 20 }), "empty");
     assert_eq!(
@@ -86,7 +86,11 @@ async fn only_what_continues_the_output_is_taken() {
     };
     assert_eq!(log.end(id), Some(end));
     assert_eq!(read_all(&log, id), (40, vec![(20, 30, "daemon_overflow")]));
-    assert_eq!(log.read(id, 40, 10).unwrap(), vec![], "nothing more yet");
+    assert_eq!(
+        log.read(id, 40, 10).unwrap(),
+        vec![],
+        "nothing more is stored"
+    );
     assert!(matches!(
         log.read(attempt(2), 0, 10),
         Err(OutputReadError::Unknown)
@@ -111,9 +115,9 @@ async fn output_over_the_limit_becomes_one_growing_cut() {
     assert_eq!(
         log.shared
             .index
-            .with_attempt(id, |known| known.extents.len()),
+            .with_attempt(id, |output| output.extents.len()),
         Some(2),
-        "it stays one entry"
+        "the cut stays one extent"
     );
     close(log).await;
 
@@ -166,7 +170,7 @@ async fn a_session_learns_durable_ends_of_all_its_attempts() {
     assert_eq!(
         log.stats().attempts,
         3,
-        "one that only a feed knew goes with it"
+        "an entry that existed only for the feed is removed with it"
     );
 }
 
@@ -195,16 +199,16 @@ async fn a_sealed_attempt_takes_no_more_and_an_empty_one_leaves_no_trace() {
     assert_eq!(
         within(log.append(chunk(id, 0, 10))).await,
         Ok(AcceptedEnd { end: 10 }),
-        "a replay is no fault"
+        "a replay is not an error"
     );
     within(log.forget(id)).await.unwrap();
     assert_eq!((log.end(id), log.stats().attempts), (None, 0));
     close(log).await;
-    let (log, found) = open(config(dir.path()));
+    let (log, recovery) = open(config(dir.path()));
     assert_eq!(
-        (log.end(id), found.attempts, found.open),
+        (log.end(id), recovery.attempts, recovery.open),
         (None, 0, vec![]),
-        "forgotten for good"
+        "still forgotten after a restart"
     );
 }
 
@@ -247,18 +251,19 @@ async fn a_full_disk_takes_nothing_and_acknowledges_nothing() {
     put(&log, id, 100, 200).await;
     within(log.seal(id)).await.unwrap();
     close(log).await;
-    let (log, found) = open(config(dir.path()));
-    assert_eq!((found.torn_bytes, found.corrupt_frames), (0, 0));
+    let (log, recovery) = open(config(dir.path()));
+    assert_eq!((recovery.torn_bytes, recovery.corrupt_frames), (0, 0));
     assert_eq!(read_all(&log, id), (200, vec![]));
 }
 
 #[tokio::test]
 async fn any_other_write_error_ends_in_the_abort_hook() {
     let dir = tempfile::tempdir().unwrap();
-    let (told, heard) = tokio::sync::oneshot::channel();
-    let told = Mutex::new(Some(told));
+    let (abort_sender, abort_called) = tokio::sync::oneshot::channel();
+    let abort_sender = Mutex::new(Some(abort_sender));
     let abort: AbortHook = Arc::new(move |error| {
-        told.lock()
+        abort_sender
+            .lock()
             .unwrap()
             .take()
             .unwrap()
@@ -271,7 +276,7 @@ async fn any_other_write_error_ends_in_the_abort_hook() {
     spawn_writer(writer, jobs).unwrap();
     faults.set(ErrorKind::InvalidData);
     within(log.append(chunk(attempt(1), 0, 100))).await.unwrap();
-    assert_eq!(within(heard).await.unwrap(), ErrorKind::InvalidData);
+    assert_eq!(within(abort_called).await.unwrap(), ErrorKind::InvalidData);
     assert_eq!(
         log.end(attempt(1)).unwrap().durable,
         0,

@@ -1,4 +1,4 @@
-//! Following under a concurrent writer, and what followers leave behind.
+//! Followers beside a concurrent writer, and the entries they leave.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -9,7 +9,7 @@ use crate::output::{CutReason, OutputReadError};
 
 const LENGTH: u64 = 300_000;
 
-/// Prints LENGTH bytes in chunks of random size, some replayed, some cut, and seals.
+/// Writes LENGTH bytes in chunks of random size, some replayed, some cut, and seals.
 async fn write_all_output(
     log: OutputLog,
     id: Uuid,
@@ -27,7 +27,8 @@ async fn write_all_output(
             continue;
         }
         let from = end - random.random_range(0..=end.min(3_000));
-        // A replay that reaches back into a cut would print what was cut; the order rules ignore that part.
+        // A replay that reaches back into a cut would contain the cut bytes; the order rules
+        // ignore that part.
         end = within(log.append(chunk(id, from, to))).await.unwrap().end;
         if random.random_ratio(1, 50) {
             within(log.wait_durable(id, end)).await.unwrap();
@@ -53,11 +54,11 @@ async fn follow_all(
             }
         }
     }
-    assert_eq!(at, LENGTH, "it ends with the last byte");
+    assert_eq!(at, LENGTH, "the stream ends with the last byte");
     cuts
 }
 
-/// Touching cuts may come joined or apart, depending on how they were read.
+/// Adjacent cuts may be read joined or separately.
 fn joined(cuts: &[(u64, u64, &'static str)], from: u64) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (start, end, _) in cuts.iter().filter(|cut| cut.1 > from) {
@@ -111,10 +112,13 @@ async fn followers_see_history_then_live_without_gap_or_duplicate() {
             let live = log
                 .shared
                 .index
-                .with_attempt(attempt(number), |known| known.listeners.is_some());
+                .with_attempt(attempt(number), |output| output.listeners.is_some());
             assert_eq!(live, Some(false), "an ended attempt keeps no listeners");
         }
-        assert!(log.stats().segments > 10, "it went over many segments");
+        assert!(
+            log.stats().segments > 10,
+            "the output must span many segments"
+        );
     }
 }
 
@@ -146,7 +150,7 @@ async fn a_follower_waits_for_the_first_byte_and_leaves_nothing_behind() {
     assert_eq!(
         log.stats().attempts,
         3,
-        "two with output and one that is waited for"
+        "two with output and one with a waiting follower"
     );
 
     within(log.close()).await;

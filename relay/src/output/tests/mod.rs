@@ -1,4 +1,4 @@
-//! Behaviour of the output log against real files: shared set-up, and faults that a real disk would not give on demand.
+//! Tests of the output log with real files: shared set-up, and injected disk faults.
 
 mod append_order;
 mod follower;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{AbortHook, OutputChunk, OutputConfig, OutputLog, OutputPiece, OutputRecovery};
 
-/// The next group fails with this.
+/// Makes the next group fail with this error.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InjectedFault(Arc<Mutex<Option<io::ErrorKind>>>);
 
@@ -50,14 +50,14 @@ fn open(config: OutputConfig) -> (OutputLog, OutputRecovery) {
     OutputLog::open(config, NOW, no_abort()).unwrap()
 }
 
-/// Every wait for an event ends here at the latest.
+/// Limits every wait for an event.
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), future)
         .await
-        .expect("it happens in time")
+        .expect("the event must occur within 20 seconds")
 }
 
-/// The bytes that an attempt prints are a function of their place, so any misplaced byte shows.
+/// The bytes of an attempt are a function of their offset, so a misplaced byte is detected.
 fn expected_bytes(attempt: Uuid, from: u64, to: u64) -> Bytes {
     let seed = u64::from(attempt.as_bytes()[15]);
     let byte = |at: u64| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed) >> 56) as u8;
@@ -75,18 +75,19 @@ fn chunk(attempt: Uuid, from: u64, to: u64) -> OutputChunk {
     }
 }
 
-/// Appends and waits for the sync, so that each call is a group of its own.
+/// Appends and waits for the sync, so that each call is its own group.
 async fn put(log: &OutputLog, attempt: Uuid, from: u64, to: u64) {
     within(log.append(chunk(attempt, from, to))).await.unwrap();
     within(log.wait_durable(attempt, to)).await.unwrap();
 }
 
-/// Checks that pieces go on from `at` without gap or overlap and hold the right bytes; gives cuts as (from, to, code).
+/// Checks that the pieces continue from `at` without gap or overlap and have the right bytes.
+/// Returns the cuts as (from, to, code).
 fn check(attempt: Uuid, at: &mut u64, pieces: &[OutputPiece]) -> Vec<(u64, u64, &'static str)> {
     let mut cuts = Vec::new();
     for piece in pieces {
-        assert_eq!(piece.start(), *at, "pieces follow each other");
-        assert!(piece.end() > *at, "no piece is empty");
+        assert_eq!(piece.start(), *at, "pieces must follow each other");
+        assert!(piece.end() > *at, "a piece must not be empty");
         match piece {
             OutputPiece::Bytes {
                 offset,
@@ -104,7 +105,7 @@ fn check(attempt: Uuid, at: &mut u64, pieces: &[OutputPiece]) -> Vec<(u64, u64, 
     cuts
 }
 
-/// Reads all there is in small steps; answers with the end and the cuts.
+/// Reads everything in small steps; returns the end and the cuts.
 fn read_all(log: &OutputLog, attempt: Uuid) -> (u64, Vec<(u64, u64, &'static str)>) {
     let (mut at, mut cuts) = (0, Vec::new());
     loop {
@@ -116,7 +117,7 @@ fn read_all(log: &OutputLog, attempt: Uuid) -> (u64, Vec<(u64, u64, &'static str
     }
 }
 
-/// Ends the writer thread, as a stop of the relay does.
+/// Ends the writer thread, like a stop of the relay.
 async fn close(log: OutputLog) {
     within(log.close()).await;
 }

@@ -1,4 +1,5 @@
-//! Opening after crashes and damage: what was never acknowledged goes, what was is there or is a counted cut.
+//! Opening after crashes and damage: unacknowledged bytes are truncated; acknowledged bytes are
+//! readable or become a counted cut.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use crate::output::spawn_writer;
 const PAYLOAD: u64 = 40;
 const FRAME: usize = FRAME_HEADER + PAYLOAD as usize;
 
-/// A closed log with `frames` frames of one attempt, each a synced group of its own.
-async fn written(dir: &Path, frames: u64) -> Vec<u8> {
+/// A closed log with `frames` frames of one attempt, each synced as its own group.
+async fn write_frames(dir: &Path, frames: u64) -> Vec<u8> {
     let (log, _) = open(config(dir));
     for frame in 0..frames {
         put(&log, attempt(1), frame * PAYLOAD, (frame + 1) * PAYLOAD).await;
@@ -25,14 +26,14 @@ fn frame_at(frame: usize) -> usize {
     SEGMENT_HEADER as usize + frame * FRAME
 }
 
-fn reopened(raw: &[u8]) -> (tempfile::TempDir, OutputLog, OutputRecovery) {
+fn reopen(raw: &[u8]) -> (tempfile::TempDir, OutputLog, OutputRecovery) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(segment_path(dir.path(), 1), raw).unwrap();
-    let (log, found) = open(config(dir.path()));
-    (dir, log, found)
+    let (log, recovery) = open(config(dir.path()));
+    (dir, log, recovery)
 }
 
-/// As after a crash before the sync was noted.
+/// The file after a crash before the synced length was written.
 fn clear_synced_slot(raw: &[u8]) -> Vec<u8> {
     let mut raw = raw.to_vec();
     raw[32..40].fill(0);
@@ -42,31 +43,34 @@ fn clear_synced_slot(raw: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn a_torn_tail_is_cut_off_at_every_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = written(dir.path(), 3).await;
+    let raw = write_frames(dir.path(), 3).await;
     assert_eq!(raw.len(), frame_at(3));
     for len in frame_at(2)..raw.len() {
-        let (_dir, log, found) = reopened(&clear_synced_slot(&raw[..len]));
-        assert_eq!(found.torn_bytes as usize, len - frame_at(2));
-        assert_eq!((found.corrupt_frames, found.open), (0, vec![attempt(1)]));
+        let (_dir, log, recovery) = reopen(&clear_synced_slot(&raw[..len]));
+        assert_eq!(recovery.torn_bytes as usize, len - frame_at(2));
+        assert_eq!(
+            (recovery.corrupt_frames, recovery.open),
+            (0, vec![attempt(1)])
+        );
         assert_eq!(read_all(&log, attempt(1)), (2 * PAYLOAD, vec![]));
         put(&log, attempt(1), 2 * PAYLOAD, 3 * PAYLOAD).await;
         assert_eq!(read_all(&log, attempt(1)), (3 * PAYLOAD, vec![]));
         close(log).await;
 
-        let (_dir, log, found) = reopened(&raw[..len]);
+        let (_dir, log, recovery) = reopen(&raw[..len]);
         assert_eq!(
-            found.corrupt_frames, 1,
-            "it was synced and is gone: that is damage"
+            recovery.corrupt_frames, 1,
+            "synced bytes that are missing are damage"
         );
         assert_eq!(log.end(attempt(1)).unwrap().end, 2 * PAYLOAD);
         close(log).await;
     }
     for len in 0..=SEGMENT_HEADER as usize {
-        let (_dir, log, found) = reopened(&clear_synced_slot(&raw)[..len]);
+        let (_dir, log, recovery) = reopen(&clear_synced_slot(&raw)[..len]);
         assert_eq!(
-            (found.attempts, found.corrupt_frames),
+            (recovery.attempts, recovery.corrupt_frames),
             (0, 0),
-            "a file of {len} bytes held nothing yet"
+            "a file of {len} bytes has no frame yet"
         );
         put(&log, attempt(1), 0, PAYLOAD).await;
         close(log).await;
@@ -90,11 +94,11 @@ async fn whole_frames_behind_a_torn_one_of_the_same_group_go_with_it() {
     close(log).await;
     let mut raw = clear_synced_slot(&fs::read(segment_path(dir.path(), 1)).unwrap());
     raw[frame_at(1) + FRAME_HEADER] ^= 1;
-    let (_dir, log, found) = reopened(&raw);
+    let (_dir, log, recovery) = reopen(&raw);
     assert_eq!(
-        (found.torn_bytes as usize, found.corrupt_frames),
+        (recovery.torn_bytes as usize, recovery.corrupt_frames),
         (2 * FRAME, 0),
-        "the daemon still has them"
+        "unacknowledged, so the daemon sends them again"
     );
     assert_eq!(log.end(attempt(1)).unwrap().durable, PAYLOAD);
     put(&log, attempt(1), PAYLOAD, 3 * PAYLOAD).await;
@@ -104,14 +108,14 @@ async fn whole_frames_behind_a_torn_one_of_the_same_group_go_with_it() {
 #[tokio::test]
 async fn damage_in_the_middle_is_counted_and_read_as_a_cut() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = written(dir.path(), 4).await;
+    let raw = write_frames(dir.path(), 4).await;
     let whole_cut = vec![(PAYLOAD, 2 * PAYLOAD, "corrupt")];
     for at in frame_at(1)..frame_at(2) {
         let mut raw = raw.clone();
         raw[at] ^= 0x20;
-        let (dir, log, found) = reopened(&raw);
+        let (dir, log, recovery) = reopen(&raw);
         assert_eq!(
-            (found.corrupt_frames, found.torn_bytes),
+            (recovery.corrupt_frames, recovery.torn_bytes),
             (1, 0),
             "byte {at}"
         );
@@ -127,7 +131,7 @@ async fn damage_in_the_middle_is_counted_and_read_as_a_cut() {
         assert_eq!(
             read_all(&log, attempt(1)),
             (5 * PAYLOAD, whole_cut.clone()),
-            "and after another start"
+            "after another start"
         );
         close(log).await;
     }
@@ -166,7 +170,7 @@ async fn damage_that_appears_while_running_is_read_as_a_cut() {
 }
 
 /// Many attempts over several segments; every third is sealed.
-async fn many(dir: &Path) -> OutputConfig {
+async fn write_many_attempts(dir: &Path) -> OutputConfig {
     let config = OutputConfig {
         segment_bytes: 4_000,
         ..config(dir)
@@ -194,12 +198,16 @@ async fn many(dir: &Path) -> OutputConfig {
     config
 }
 
-fn check_many_segments(log: &OutputLog, found: &OutputRecovery) {
+fn check_many_segments(log: &OutputLog, recovery: &OutputRecovery) {
     assert_eq!(
-        (found.attempts, found.corrupt_frames, found.torn_bytes),
+        (
+            recovery.attempts,
+            recovery.corrupt_frames,
+            recovery.torn_bytes
+        ),
         (9, 0, 0)
     );
-    let mut open = found.open.clone();
+    let mut open = recovery.open.clone();
     open.sort();
     assert_eq!(open, [1, 2, 4, 5, 7, 8].map(attempt));
     for number in 0..9 {
@@ -215,10 +223,10 @@ fn check_many_segments(log: &OutputLog, found: &OutputRecovery) {
 #[tokio::test]
 async fn a_saved_index_is_used_and_a_bad_one_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
-    let config = many(dir.path()).await;
-    let (log, found) = open(config.clone());
-    assert_eq!(found.indexes_rebuilt, 0);
-    check_many_segments(&log, &found);
+    let config = write_many_attempts(dir.path()).await;
+    let (log, recovery) = open(config.clone());
+    assert_eq!(recovery.indexes_rebuilt, 0);
+    check_many_segments(&log, &recovery);
     close(log).await;
 
     let damage: [(u32, fn(PathBuf)); 2] = [
@@ -234,38 +242,38 @@ async fn a_saved_index_is_used_and_a_bad_one_is_rebuilt() {
     for (number, damage) in damage {
         damage(index_path(dir.path(), number));
     }
-    let (log, found) = open(config.clone());
-    assert_eq!(found.indexes_rebuilt, 2);
-    check_many_segments(&log, &found);
+    let (log, recovery) = open(config.clone());
+    assert_eq!(recovery.indexes_rebuilt, 2);
+    check_many_segments(&log, &recovery);
     close(log).await;
     assert_eq!(
         fs::read(index_path(dir.path(), 1)).unwrap().len(),
         whole.len(),
-        "and saved again"
+        "the rebuilt index is saved again"
     );
-    let (log, found) = open(config);
-    assert_eq!(found.indexes_rebuilt, 0);
-    check_many_segments(&log, &found);
+    let (log, recovery) = open(config);
+    assert_eq!(recovery.indexes_rebuilt, 0);
+    check_many_segments(&log, &recovery);
 }
 
 #[tokio::test]
 async fn a_lost_segment_is_a_cut_and_the_rest_is_read() {
     let dir = tempfile::tempdir().unwrap();
-    let config = many(dir.path()).await;
+    let config = write_many_attempts(dir.path()).await;
     let mut raw = fs::read(segment_path(dir.path(), 2)).unwrap();
     raw[3] ^= 1;
     fs::write(segment_path(dir.path(), 2), raw).unwrap();
-    let (log, found) = open(config.clone());
-    assert_eq!(found.corrupt_frames, 0, "its index still knows the salt");
-    check_many_segments(&log, &found);
+    let (log, recovery) = open(config.clone());
+    assert_eq!(recovery.corrupt_frames, 0, "the saved index has the salt");
+    check_many_segments(&log, &recovery);
     close(log).await;
 
     fs::remove_file(index_path(dir.path(), 2)).unwrap();
-    let (log, found) = open(config);
-    assert_eq!(found.corrupt_frames, 1);
+    let (log, recovery) = open(config);
+    assert_eq!(recovery.corrupt_frames, 1);
     assert!(
         segment_path(dir.path(), 2).with_extension("bad").exists(),
-        "kept for an operator"
+        "the file is kept for an operator"
     );
     for number in 0..9 {
         let (end, cuts) = read_all(&log, attempt(number));

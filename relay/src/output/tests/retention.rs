@@ -1,4 +1,4 @@
-//! Retention by size and by age, under readers, and what is still known afterwards.
+//! Retention by size and by age, with concurrent readers, and what is known afterwards.
 
 use tokio_stream::StreamExt;
 
@@ -29,12 +29,12 @@ async fn the_oldest_segments_go_and_readers_are_told() {
     let stats = log.stats();
     assert!(
         stats.bytes <= 20_000 + 4_300,
-        "no tick was needed: {stats:?}"
+        "retention must not need a tick: {stats:?}"
     );
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),
         2 * stats.segments - 1,
-        "files go too"
+        "the files must be removed too"
     );
 
     let (end, cuts) = read_all(&log, busy);
@@ -46,24 +46,24 @@ async fn the_oldest_segments_go_and_readers_are_told() {
     assert_eq!(
         read_all(&log, quiet),
         (500, vec![(0, 500, "retention")]),
-        "it may go on"
+        "a running attempt keeps its end"
     );
     assert!(
         matches!(log.read(ended, 0, 10), Err(OutputReadError::Unknown)),
-        "nothing of it is left"
+        "nothing of a sealed attempt is left"
     );
     assert_eq!(stats.attempts, 2);
     close(log).await;
 
-    let (log, found) = open(small(dir.path()));
-    assert_eq!((found.corrupt_frames, found.attempts), (0, 2));
+    let (log, recovery) = open(small(dir.path()));
+    assert_eq!((recovery.corrupt_frames, recovery.attempts), (0, 2));
     assert_eq!(read_all(&log, busy), (40 * PAYLOAD, cuts));
     assert_eq!(read_all(&log, quiet), (500, vec![(0, 500, "retention")]));
     put(&log, quiet, 500, 700).await;
     assert_eq!(
         read_all(&log, quiet),
         (700, vec![(0, 500, "retention")]),
-        "no byte is asked for again"
+        "the attempt continues at its old end"
     );
 }
 

@@ -1,7 +1,7 @@
-//! Retention: drops whole oldest segments by total size or age, and says so to whoever reads what was in them.
+//! Retention: drops the oldest segments by total size or age, and turns their output into cuts.
 //!
-//! Runs on the writer thread, so no segment is dropped while it is written. The index is told first and the file goes
-//! last: a reader finds either the bytes or the cut.
+//! Runs on the writer thread, so no segment is dropped while it is written. The index is
+//! updated before the file is removed: a reader finds either the bytes or the cut.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -15,11 +15,12 @@ use crate::output::segment::file::{SegmentInfo, index_path, segment_path};
 use crate::output::segment::recovery::load_contents;
 use crate::store::is_disk_full_error;
 
-/// The growing segment is closed after this part of the age limit, or a quiet relay would keep everything for ever.
+/// The growing segment is closed after this fraction of the age limit. Otherwise a relay with
+/// little output would keep everything for ever.
 const ROLLS_PER_AGE_LIMIT: u64 = 4;
 
 impl OutputSegmentWriter {
-    /// Also lets appends try again after a full disk.
+    /// Applies retention, and allows appends again after a full disk.
     pub(crate) fn tick(&mut self, now_wall_ms: u64) -> io::Result<DroppedSegments> {
         self.now_wall_ms = now_wall_ms;
         let retained = self
@@ -48,22 +49,22 @@ impl OutputSegmentWriter {
         self.roll()
     }
 
-    /// Drops segments until both limits hold. The growing one always stays.
+    /// Drops segments until both limits are met. The growing segment always stays.
     pub(crate) fn drop_excess_segments(&mut self) -> io::Result<()> {
-        while let Some((number, known)) = self.segments.oldest_closed() {
-            if !self.is_over_limits(&known) {
+        while let Some((number, info)) = self.segments.oldest_closed() {
+            if !self.is_over_limits(&info) {
                 break;
             }
             self.drop_segment(number)?;
             self.dropped.segments += 1;
-            self.dropped.bytes += known.len;
+            self.dropped.bytes += info.len;
         }
         Ok(())
     }
 
-    fn is_over_limits(&self, known: &SegmentInfo) -> bool {
+    fn is_over_limits(&self, info: &SegmentInfo) -> bool {
         let (_, total) = self.segments.count_and_bytes();
-        let closed_at = known.closed_at_ms.unwrap_or(u64::MAX);
+        let closed_at = info.closed_at_ms.unwrap_or(u64::MAX);
         total > self.config.retention_bytes
             || closed_at.saturating_add(self.age_limit_ms()) <= self.now_wall_ms
     }
@@ -73,25 +74,25 @@ impl OutputSegmentWriter {
             .attempts_in(number)
             .into_iter()
             .filter_map(|attempt| {
-                let standing = self.index.drop_through(attempt, number)?;
-                Some(PendingFrame::retention_anchor(attempt, standing.end))
+                let position = self.index.drop_through(attempt, number)?;
+                Some(PendingFrame::retention_anchor(attempt, position.end))
             })
             .collect();
-        let kept = self.store_unless_full(&ends)?;
+        let stored = self.store_unless_full(&ends)?;
         self.segments.remove(number);
         remove(&segment_path(&self.segments.dir, number))?;
         remove(&index_path(&self.segments.dir, number))?;
-        // On a full disk the ends find room only now.
-        if !kept && !self.store_unless_full(&ends)? {
+        // On a full disk there is room for the ends only now.
+        if !stored && !self.store_unless_full(&ends)? {
             tracing::warn!(
                 attempts = ends.len(),
-                "disk full: ends of running attempts live in memory only"
+                "disk full: output ends of running attempts are kept in memory only"
             );
         }
         Ok(())
     }
 
-    /// False when the disk was full.
+    /// Stores the frames; false if the disk was full.
     fn store_unless_full(&mut self, frames: &[PendingFrame]) -> io::Result<bool> {
         match self.store(frames) {
             Ok(()) => Ok(true),
@@ -106,8 +107,8 @@ impl OutputSegmentWriter {
         let saved = load_contents(&self.segments.dir, number);
         match saved {
             Some(saved) => saved.contents.parts.into_keys().collect(),
-            None => self.index.ids(|known| {
-                known
+            None => self.index.ids(|output| {
+                output
                     .extents
                     .first()
                     .is_some_and(|first| first.segment <= number)

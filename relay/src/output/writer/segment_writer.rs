@@ -1,8 +1,8 @@
-//! The writer thread: takes what is queued as one group, writes it with as few calls as possible, syncs once, and only
-//! then publishes the new ends.
+//! The writer thread: takes what is queued as one group, writes it with as few calls as
+//! possible, syncs once, and only then publishes the new ends.
 //!
-//! It alone changes segment files. Any failure except a full disk ends in the abort hook, because a failed sync leaves
-//! no way to know what is on disk.
+//! Only this thread changes segment files. Any failure except a full disk calls the abort hook,
+//! because after a failed sync the content of the disk is unknown.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct OutputSegmentWriter {
     pub(crate) full: Arc<AtomicBool>,
     pub(crate) counters: Arc<WriterCounters>,
     pub(crate) abort: AbortHook,
-    /// What retention took since the last tick.
+    /// What retention dropped since the last tick.
     pub(crate) dropped: DroppedSegments,
     #[cfg(test)]
     pub(crate) faults: crate::output::tests::InjectedFault,
@@ -55,7 +55,7 @@ impl OutputSegmentWriter {
         self.index.close_listeners();
         match stop {
             WriterStop::Closed(None) => {}
-            // The other side may have stopped waiting.
+            // The caller may have stopped waiting.
             WriterStop::Closed(Some(reply)) => drop(reply.send(())),
             WriterStop::Failed(error) => (self.abort)(&error),
         }
@@ -88,8 +88,8 @@ impl OutputSegmentWriter {
     }
 
     fn commit(&mut self, writes: Vec<QueuedWrite>) -> io::Result<()> {
-        // Held to the end: its jobs hold the room in the queue.
-        let (frames, _held) = self.frames(writes);
+        // Kept to the end, because the jobs own the reserved room in the queue.
+        let (frames, _writes) = self.frames(writes);
         match self.store(&frames) {
             Ok(()) => Ok(()),
             Err(error) if is_disk_full_error(&error) => self.refuse(&frames),
@@ -97,7 +97,8 @@ impl OutputSegmentWriter {
         }
     }
 
-    /// Frames of a group, attempt by attempt so that they lie together; cuts of one reason that touch become one.
+    /// The frames of a group, ordered by attempt so that they lie together. Adjacent cuts with
+    /// the same reason are merged.
     fn frames(&self, mut writes: Vec<QueuedWrite>) -> (Vec<PendingFrame>, Vec<QueuedWrite>) {
         writes.sort_by_key(|write| write.attempt);
         writes.retain(|write| {
@@ -108,7 +109,8 @@ impl OutputSegmentWriter {
         (frames, writes)
     }
 
-    /// Writes, syncs and publishes. On an error nothing was published and the file is as long as before or longer.
+    /// Writes, syncs and publishes. After an error nothing is published, and the file has its
+    /// old length or is longer.
     pub(crate) fn store(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
         if frames.is_empty() {
             return Ok(());
@@ -116,7 +118,7 @@ impl OutputSegmentWriter {
         let size: usize = frames.iter().map(|frame| frame.header.frame_bytes()).sum();
         self.roll_for(size)?;
         let end = self.write(frames)?;
-        // Publishing wakes whoever waits for these bytes; what they look at next is counted before.
+        // Publishing wakes tasks that wait for these bytes, so update the statistics first.
         self.segments.set_len(self.active.identity.number, end);
         self.counters.groups.fetch_add(1, Ordering::Relaxed);
         self.counters
@@ -124,7 +126,7 @@ impl OutputSegmentWriter {
             .fetch_add(frames.len() as u64, Ordering::Relaxed);
         self.publish(frames);
         self.active.len = end;
-        // Only a hint for recovery, which is right without it too.
+        // Only a hint for recovery, which is correct without it.
         drop(self.active.write_synced_slot());
         Ok(())
     }
@@ -154,12 +156,12 @@ impl OutputSegmentWriter {
             let (mut extents, mut pieces, mut sealed) =
                 (Vec::<StoredExtent>::new(), Vec::new(), false);
             for frame in run {
-                let noted = self.active.contents.note_frame(
+                let extent = self.active.contents.note_frame(
                     self.active.identity.number,
                     pos,
                     &frame.header,
                 );
-                if let Some(extent) = noted {
+                if let Some(extent) = extent {
                     match extents.last_mut() {
                         Some(last) if last.same_place(&extent) => *last = extent,
                         Some(_) | None => extents.push(extent),
@@ -174,14 +176,15 @@ impl OutputSegmentWriter {
         }
     }
 
-    /// A full disk: takes the group back as if it had never been accepted, and refuses more until the next tick.
+    /// Handles a full disk: discards the group as if it had never been accepted, and refuses
+    /// more until the next tick.
     fn refuse(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
         self.active.truncate_to_len()?;
         self.full.store(true, Ordering::Release);
         for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {
             self.index.discard_unsynced(run[0].header.attempt);
         }
-        tracing::warn!(frames = frames.len(), "disk full: output was refused");
+        tracing::warn!(frames = frames.len(), "disk full: output refused");
         Ok(())
     }
 
@@ -191,27 +194,28 @@ impl OutputSegmentWriter {
             return Ok(());
         }
         self.roll()?;
-        // Here too, or a flood could outgrow the limit between two ticks.
+        // Apply retention here too, or fast output could exceed the limit between two ticks.
         self.drop_excess_segments()
     }
 
-    /// Starts the next segment, then saves what the closed one holds. That copy can be lost: it is rebuilt at boot.
+    /// Starts the next segment, then saves the contents of the closed one. That copy may be
+    /// lost; the next start rebuilds it.
     pub(crate) fn roll(&mut self) -> io::Result<()> {
         let number = self.active.identity.number + 1;
         let next = ActiveSegment::create(&self.segments.dir, number, self.now_wall_ms)?;
         let closed = std::mem::replace(&mut self.active, next);
-        let was = closed.identity.number;
-        let known = SegmentInfo {
+        let closed_number = closed.identity.number;
+        let info = SegmentInfo {
             closed_at_ms: Some(self.now_wall_ms),
             ..closed.info()
         };
         crate::output::segment::recovery::save_contents(
             &self.segments.dir,
-            was,
-            known,
+            closed_number,
+            info,
             closed.contents,
         );
-        self.segments.set(was, known);
+        self.segments.set(closed_number, info);
         self.segments.set(number, self.active.info());
         Ok(())
     }

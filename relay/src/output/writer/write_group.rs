@@ -1,6 +1,6 @@
-//! The group: what the writer takes from the queue at once, and the frames it becomes.
+//! The group: what the writer takes from the queue at once, and the frames made from it.
 //!
-//! Pure but for draining the queue; writing and publishing are the writer's.
+//! Pure except for draining the queue; the writer writes and publishes.
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -11,7 +11,8 @@ use crate::output::piece::{CutReason, OutputEnd, OutputPiece};
 use crate::output::segment::frame::{SegmentFrameClass, SegmentFrameHeader};
 
 const GROUP_JOBS: usize = 2048;
-/// At most, and never more than a part of a segment, so that segments keep to their size.
+/// The largest group. It is also at most a fraction of a segment, so that segments keep to
+/// their size.
 const GROUP_BYTES: usize = 4 << 20;
 const GROUPS_PER_SEGMENT: u64 = 4;
 
@@ -20,14 +21,15 @@ pub(crate) fn group_bytes(segment_bytes: u64) -> usize {
         .map_or(GROUP_BYTES, |part| part.min(GROUP_BYTES))
 }
 
-/// A frame on its way to disk.
+/// A frame that is about to be written.
 #[derive(Debug)]
 pub(crate) struct PendingFrame {
     pub(crate) header: SegmentFrameHeader,
     pub(crate) payload: Bytes,
 }
 
-/// Collects what is queued; answers with the job that must wait until the group is done, if there was one.
+/// Collects what is queued. Returns the control job that must wait until the group is written,
+/// if there is one.
 pub(crate) fn collect_group(
     first: OutputWriterJob,
     jobs: &mut mpsc::Receiver<OutputWriterJob>,
@@ -51,21 +53,21 @@ pub(crate) fn collect_group(
     None
 }
 
-/// Frames in order; cuts of one reason that touch become one.
+/// The frames in order; adjacent cuts with the same reason are merged.
 pub(crate) fn frames(writes: &[QueuedWrite]) -> Vec<PendingFrame> {
     let mut frames: Vec<PendingFrame> = Vec::with_capacity(writes.len() + 1);
-    for frame in writes.iter().flat_map(outgoing) {
-        let grown = frames
+    for frame in writes.iter().flat_map(pending_frames) {
+        let merged = frames
             .last_mut()
             .is_some_and(|last| last.header.try_merge_cut(&frame.header));
-        if !grown {
+        if !merged {
             frames.push(frame);
         }
     }
     frames
 }
 
-fn outgoing(write: &QueuedWrite) -> Vec<PendingFrame> {
+fn pending_frames(write: &QueuedWrite) -> Vec<PendingFrame> {
     let frame = |offset, class, payload: &Bytes| PendingFrame {
         header: SegmentFrameHeader {
             attempt: write.attempt,
@@ -112,7 +114,7 @@ fn limit_cut(to: u64) -> SegmentFrameClass {
 }
 
 impl PendingFrame {
-    /// A cut over what is known already; see `Attempt::join`.
+    /// A retention cut over known output; see `AttemptOutput::join`.
     pub(crate) fn retention_anchor(attempt: Uuid, end: OutputEnd) -> Self {
         let class = SegmentFrameClass::Cut {
             to: end.durable,
@@ -130,7 +132,7 @@ impl PendingFrame {
         }
     }
 
-    /// What followers get of this frame.
+    /// The piece that followers get for this frame.
     pub(crate) fn to_piece(&self) -> Option<OutputPiece> {
         match self.header.class {
             SegmentFrameClass::Bytes {
@@ -154,18 +156,18 @@ impl PendingFrame {
 }
 
 impl SegmentFrameHeader {
-    /// Grows a cut by the cut that follows it, for the same reason.
+    /// Extends a cut by the cut that follows it, if the reason is the same.
     fn try_merge_cut(&mut self, next: &Self) -> bool {
         let same_attempt = self.attempt == next.attempt;
         match (&mut self.class, next.class) {
             (
                 SegmentFrameClass::Cut { to, reason },
                 SegmentFrameClass::Cut {
-                    to: further,
-                    reason: also,
+                    to: next_to,
+                    reason: next_reason,
                 },
-            ) if same_attempt && *to == next.offset && *reason == also => {
-                *to = further;
+            ) if same_attempt && *to == next.offset && *reason == next_reason => {
+                *to = next_to;
                 true
             }
             (

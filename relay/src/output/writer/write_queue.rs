@@ -1,7 +1,9 @@
-//! The way into the writer: accepts output in order under the attempt's lock and queues it in the same order.
+//! The queue of the writer: accepts output in order under the attempt's lock and queues it in
+//! the same order.
 //!
-//! Room is taken first and the order is decided after that, so a caller that gives up while it waits has taken nothing,
-//! and what was accepted is always queued. Nothing here touches the disk.
+//! Room in the queue is reserved before the order is decided. So a caller that is cancelled
+//! while it waits has changed nothing, and everything accepted is queued. Nothing here accesses
+//! the disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +18,10 @@ use crate::output::attempt::index::OutputIndex;
 use crate::output::error::{OutputAppendError, OutputSyncError};
 use crate::output::piece::{AcceptedEnd, CutReason, OutputChunk, OutputEnd};
 
-/// Full: the caller waits, which holds back the daemon's stream and no other.
+/// Jobs in the queue. When it is full, the caller waits, which slows down only its daemon's
+/// stream.
 const QUEUE_JOBS: usize = 4096;
-/// The same, by payload bytes, so that large chunks cannot pile up in memory.
+/// Payload bytes in the queue, so that large chunks cannot fill the memory.
 const QUEUE_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -46,7 +49,7 @@ pub(crate) struct QueuedWrite {
     pub(crate) offset: u64,
     pub(crate) after_control_seq: u64,
     pub(crate) body: WriteBody,
-    /// Held until the job is done with.
+    /// Released when the job is finished.
     pub(crate) _reserved_bytes: Option<OwnedSemaphorePermit>,
 }
 
@@ -56,7 +59,7 @@ pub(crate) enum WriteBody {
         kind: u8,
         observed_at_ms: u64,
         bytes: Bytes,
-        /// Bytes after these that went over the attempt's limit.
+        /// Bytes after these that exceeded the attempt's limit.
         over_limit: u64,
     },
     Cut {
@@ -74,12 +77,12 @@ pub(crate) struct WriteQueue {
     index: Arc<OutputIndex>,
     /// Set by the writer on a full disk, cleared by the next tick.
     full: Arc<AtomicBool>,
-    /// What is left of the disk is for others.
+    /// Set while the remaining disk space is reserved for records.
     restricted: AtomicBool,
     attempt_bytes_max: u64,
 }
 
-/// What an attempt may have said in all and still be heard on a disk that is held for others.
+/// Output that each attempt may have in all while the disk space is reserved.
 const RESTRICTED_ATTEMPT_BYTES: u64 = 64 * 1024;
 
 type QueueSlot<'a> = mpsc::Permit<'a, OutputWriterJob>;
@@ -103,16 +106,17 @@ impl WriteQueue {
         (queue, receiver)
     }
 
-    pub(crate) fn set_restricted(&self, held: bool) {
-        self.restricted.store(held, Ordering::Release);
+    pub(crate) fn set_restricted(&self, restricted: bool) {
+        self.restricted.store(restricted, Ordering::Release);
     }
 
-    /// Whether output of any length is taken.
+    /// Whether output of any length is accepted.
     pub(crate) fn has_room(&self) -> bool {
         !self.restricted.load(Ordering::Acquire) && !self.full.load(Ordering::Acquire)
     }
 
-    /// While the disk is held for others, who has said little may still say it: or nobody who runs could end.
+    /// Whether output of this attempt is refused to save space. Attempts with little output are
+    /// still accepted; otherwise no running attempt could end.
     fn is_restricted_for(&self, attempt: Uuid) -> bool {
         let stored = || self.index.end(attempt).map_or(0, |end| end.end);
         self.restricted.load(Ordering::Acquire) && stored() >= RESTRICTED_ATTEMPT_BYTES
@@ -144,44 +148,45 @@ impl WriteQueue {
         let room = room.map_err(|_| OutputAppendError::Closed)?;
         let slot = self.slot().await?;
         let (attempt, from) = (chunk.attempt, chunk.offset);
-        // At the far end of the numbers nothing is accepted anyway: it would be a gap.
+        // An offset near the maximum is refused anyway: it would be a gap.
         let to = from.saturating_add(u64::from(size));
-        self.accept(attempt, from, to, |known, start| {
-            let write = self.split_at_limit(known, chunk, start, room);
+        self.accept(attempt, from, to, |output, start| {
+            let write = self.split_at_limit(output, chunk, start, room);
             slot.send(OutputWriterJob::Write(write));
         })
     }
 
-    /// Splits the chunk at its attempt's limit; what is over it is not kept in memory either.
+    /// Splits the chunk at its attempt's limit. The bytes over the limit are not kept in memory
+    /// either.
     fn split_at_limit(
         &self,
-        known: &mut AttemptOutput,
+        output: &mut AttemptOutput,
         chunk: OutputChunk,
         start: u64,
         room: OwnedSemaphorePermit,
     ) -> QueuedWrite {
         let mut bytes = chunk.bytes;
-        let known_part = usize::try_from(start - chunk.offset).expect("inside the chunk");
-        let fresh = bytes.split_off(known_part);
-        let left = self.attempt_bytes_max.saturating_sub(known.stored);
-        let kept = usize::try_from(left).map_or(fresh.len(), |left| left.min(fresh.len()));
-        known.stored += kept as u64;
-        known.after_control_seq = known.after_control_seq.max(chunk.after_control_seq);
+        let stored_len = usize::try_from(start - chunk.offset).expect("inside the chunk");
+        let new_bytes = bytes.split_off(stored_len);
+        let left = self.attempt_bytes_max.saturating_sub(output.stored);
+        let kept = usize::try_from(left).map_or(new_bytes.len(), |left| left.min(new_bytes.len()));
+        output.stored += kept as u64;
+        output.after_control_seq = output.after_control_seq.max(chunk.after_control_seq);
         let body = match kept {
             0 => WriteBody::Cut {
-                to: start + fresh.len() as u64,
+                to: start + new_bytes.len() as u64,
                 reason: CutReason::AttemptLimit,
             },
             1.. => WriteBody::Bytes {
                 kind: chunk.kind,
                 observed_at_ms: chunk.observed_at_ms,
-                bytes: fresh.slice(..kept),
-                over_limit: (fresh.len() - kept) as u64,
+                bytes: new_bytes.slice(..kept),
+                over_limit: (new_bytes.len() - kept) as u64,
             },
         };
         QueuedWrite {
             attempt: chunk.attempt,
-            generation: known.generation,
+            generation: output.generation,
             offset: start,
             after_control_seq: chunk.after_control_seq,
             body,
@@ -197,19 +202,19 @@ impl WriteQueue {
         reason: CutReason,
     ) -> Result<AcceptedEnd, OutputAppendError> {
         let slot = self.slot().await?;
-        self.accept(attempt, from, to, |known, start| {
+        self.accept(attempt, from, to, |output, start| {
             slot.send(OutputWriterJob::Write(QueuedWrite {
                 attempt,
-                generation: known.generation,
+                generation: output.generation,
                 offset: start,
-                after_control_seq: known.after_control_seq,
+                after_control_seq: output.after_control_seq,
                 body: WriteBody::Cut { to, reason },
                 _reserved_bytes: None,
             }));
         })
     }
 
-    /// Decides the order and, for what is new, moves the end and queues it in one step.
+    /// Checks the order. For new output, moves the end and queues the job in one step.
     fn accept(
         &self,
         attempt: Uuid,
@@ -224,30 +229,30 @@ impl WriteQueue {
         if from == to && !shard.contains_key(&attempt) {
             return Ok(AcceptedEnd { end: 0 });
         }
-        let known = shard
+        let output = shard
             .entry(attempt)
             .or_insert_with(|| AttemptOutput::new(self.index.next_generation()));
-        if let Some(start) = known.new_part(from, to)? {
-            known.end = to;
-            queue(known, start);
+        if let Some(start) = output.new_part(from, to)? {
+            output.end = to;
+            queue(output, start);
         }
-        Ok(AcceptedEnd { end: known.end })
+        Ok(AcceptedEnd { end: output.end })
     }
 
-    /// Waits until the seal is durable. Blank attempts have nothing to seal on disk.
+    /// Waits until the seal is durable. An attempt without output needs no seal on disk.
     pub(crate) async fn seal(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         if self.seal_without_output(attempt) {
             return Ok(());
         }
         let slot = self.slot().await?;
-        self.index.with_attempt(attempt, |known| {
-            if known.phase == SealPhase::Open {
-                known.phase = SealPhase::Sealing;
+        self.index.with_attempt(attempt, |output| {
+            if output.phase == SealPhase::Open {
+                output.phase = SealPhase::Sealing;
                 slot.send(OutputWriterJob::Write(QueuedWrite {
                     attempt,
-                    generation: known.generation,
-                    offset: known.end,
-                    after_control_seq: known.after_control_seq,
+                    generation: output.generation,
+                    offset: output.end,
+                    after_control_seq: output.after_control_seq,
                     body: WriteBody::Seal,
                     _reserved_bytes: None,
                 }));
@@ -262,18 +267,18 @@ impl WriteQueue {
         }
     }
 
-    /// True when nothing needs to be written.
+    /// Seals an attempt without output; true if nothing needs to be written.
     fn seal_without_output(&self, attempt: Uuid) -> bool {
         let mut shard = self.index.shard(attempt);
-        let Some(known) = shard.get_mut(&attempt) else {
+        let Some(output) = shard.get_mut(&attempt) else {
             return true;
         };
-        if !known.has_no_output() {
-            return known.phase == SealPhase::Sealed;
+        if !output.has_no_output() {
+            return output.phase == SealPhase::Sealed;
         }
-        known.phase = SealPhase::Sealed;
-        known.notify_listeners();
-        if known.listeners.is_none() {
+        output.phase = SealPhase::Sealed;
+        output.notify_listeners();
+        if output.listeners.is_none() {
             shard.remove(&attempt);
         }
         true
@@ -284,7 +289,7 @@ impl WriteQueue {
         attempt: Uuid,
         through: u64,
     ) -> Result<(), OutputSyncError> {
-        let end = self.index.end(attempt).map_or(0, |known| known.end);
+        let end = self.index.end(attempt).map_or(0, |output| output.end);
         if through > end {
             return Err(OutputSyncError::NotAccepted { end });
         }
@@ -294,13 +299,14 @@ impl WriteQueue {
         self.wait(attempt, |end| end.durable >= through).await
     }
 
-    /// Waits until `reached` holds. A changed generation means that a full disk took accepted bytes back.
+    /// Waits until `reached` is true. A changed generation means that a full disk discarded
+    /// accepted bytes.
     async fn wait(
         &self,
         attempt: Uuid,
         reached: impl Fn(&OutputEnd) -> bool,
     ) -> Result<(), OutputSyncError> {
-        let (start, mut moves) = self
+        let (start, mut changes) = self
             .index
             .subscribe_existing(attempt)
             .ok_or(OutputSyncError::Closed)?;
@@ -312,7 +318,7 @@ impl WriteQueue {
             if now.generation != start.generation {
                 return Err(OutputSyncError::DiskFull);
             }
-            let moved = moves.changed().await;
+            let moved = changes.changed().await;
             now = self
                 .index
                 .position(attempt)
@@ -323,7 +329,7 @@ impl WriteQueue {
         }
     }
 
-    /// Forgetting is idempotent; an unknown attempt writes nothing.
+    /// Forgets the attempt. Idempotent; nothing is written for an unknown attempt.
     pub(crate) async fn forget(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
         let slot = self.slot().await?;
         if self.index.forget(attempt) {
@@ -352,7 +358,7 @@ impl WriteQueue {
         done.await.map_err(|_| OutputAppendError::Closed)
     }
 
-    /// A writer that is gone already is as closed as can be.
+    /// Closes the writer. If it has ended already, there is nothing to do.
     pub(crate) async fn close(&self) {
         let (reply, done) = oneshot::channel();
         if self

@@ -1,4 +1,4 @@
-//! Appends on their way to the committer, in order.
+//! The queue of appends that wait for the committer, in order.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,8 @@ use super::overlay::RawChange;
 use crate::store::config::{MAX_APPENDS_PER_ENTRY, MAX_ENTRY};
 use crate::store::{CommitSeq, StoreStopped};
 
-/// Appends that may wait before `has_room` says no: a few groups, so that the committer never starves.
+/// Appends that may wait before `has_room` returns false: a few groups, so that the committer
+/// always has work.
 const SOFT_LIMIT: usize = 4 * MAX_APPENDS_PER_ENTRY;
 
 #[derive(Debug)]
@@ -17,7 +18,8 @@ pub(crate) struct QueuedAppend {
     pub(crate) bytes: usize,
 }
 
-/// Bounded: above `ROOM` the writer is told to wait, at twice that it waits. Nothing is ever dropped.
+/// Bounded: above `SOFT_LIMIT` `has_room` returns false, at twice that an append waits. Nothing
+/// is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct AppendQueue {
     state: Mutex<QueueState>,
@@ -36,7 +38,7 @@ impl AppendQueue {
         self.lock().waiting.len() < SOFT_LIMIT
     }
 
-    /// Waits while the queue is at its hard limit, or while `overfull` says so.
+    /// Adds an append to the queue. Call `wait_below_limit` first.
     pub(crate) fn push(&self, append: QueuedAppend) -> Result<(), StoreStopped> {
         let mut state = self.lock();
         if state.stopped {
@@ -47,7 +49,8 @@ impl AppendQueue {
         Ok(())
     }
 
-    /// Blocks until an append may be pushed. `overfull` is asked again after each group and each apply cycle.
+    /// Blocks until an append may be pushed. `overfull` is checked again after each group and
+    /// each apply cycle.
     pub(crate) fn wait_below_limit(&self, overfull: impl Fn() -> bool) -> Result<(), StoreStopped> {
         let full = |state: &mut QueueState| {
             !state.stopped && (state.waiting.len() >= 2 * SOFT_LIMIT || overfull())
@@ -61,13 +64,14 @@ impl AppendQueue {
         }
     }
 
-    /// Something was taken or applied: a blocked writer looks again.
+    /// Wakes a blocked writer, because appends were taken or applied.
     pub(crate) fn notify_space(&self) {
         drop(self.lock());
         self.emptied.notify_one();
     }
 
-    /// Everything that waits, up to the limits of one entry. `None` when the queue was stopped and is empty.
+    /// Everything that waits, up to the limits of one entry. `None` when the queue is stopped
+    /// and empty.
     pub(crate) fn take_group(&self) -> Option<Vec<QueuedAppend>> {
         let idle = |state: &mut QueueState| state.waiting.is_empty() && !state.stopped;
         let waited = self.filled.wait_while(self.lock(), idle);
@@ -84,14 +88,15 @@ impl AppendQueue {
         (!group.is_empty()).then_some(group)
     }
 
-    /// No more appends; what waits is still taken.
+    /// Accepts no more appends; the waiting ones are still taken.
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.filled.notify_one();
         self.emptied.notify_one();
     }
 
-    // Every change to the state is complete before a panic can happen.
+    // Each change to the state is complete before a panic can occur, so a poisoned lock is
+    // safe.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,6 @@
-//! The thread that moves changes from memory to their records, and then cuts the journal behind them. It works on what
-//! is durable only, newest value of each key, beside the commits.
+//! The thread that applies changes from the overlay to their records and then truncates the
+//! journal. It applies only durable changes, the newest of each key, in parallel with the
+//! commits.
 
 use std::sync::Arc;
 
@@ -12,8 +13,9 @@ use crate::store::sled::database::write_failure;
 use crate::store::sled::panic_guard::catch_sled_panic;
 use crate::store::{CommitSeq, MetaKey, RecordKey, StoreFailure};
 
-/// Records written without a look at whether the store has failed. No sled batch is used: a batch would stop all other
-/// work on the database while it is written, and replay makes the steps of a cycle atomic already.
+/// Records written between two checks whether the store has failed. No sled batch is used: it
+/// would block all other work on the database while it is written, and replay already makes a
+/// cycle atomic.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
@@ -21,7 +23,7 @@ pub(crate) struct RecordApplier {
     pub(crate) shared: Arc<StoreShared>,
     /// Everything up to here is in the records.
     pub(crate) applied: CommitSeq,
-    /// The journal is cut up to here: less far than `applied` while somebody reads it.
+    /// The journal is truncated up to here; less than `applied` while a reader pins entries.
     pub(crate) cut: CommitSeq,
 }
 
@@ -46,11 +48,11 @@ impl RecordApplier {
         }
     }
 
-    /// Applies everything up to `durable`. A crash at any point is repaired by the next start: until the last step the
-    /// journal still holds all of it.
+    /// Applies everything up to `durable`. A crash at any point is repaired by the next start,
+    /// because the journal contains all of it until the last step.
     pub(crate) fn apply_up_to(&mut self, durable: CommitSeq) -> Result<(), StoreFailure> {
         if durable <= self.applied {
-            // A reader may have let go of the journal since.
+            // A reader may have released its pin meanwhile.
             return catch_sled_panic(|| self.truncate_journal())
                 .map_err(|error| write_failure(&error));
         }
@@ -62,7 +64,8 @@ impl RecordApplier {
             catch_sled_panic(|| self.write(batch)).map_err(|error| write_failure(&error))?;
         }
         self.shared.disk.flush_and_sync()?;
-        // A value that was passed over for a newer one must be in the journal before the older is cut from it.
+        // The newer value that superseded a due one must be durable before the older one is
+        // truncated.
         if !self.shared.progress.wait_for(due.superseded_by) {
             return Ok(());
         }
@@ -73,8 +76,9 @@ impl RecordApplier {
         Ok(())
     }
 
-    /// After a loss was accepted: everything that is left becomes records, and numbers go on behind all that were ever
-    /// given. The identity is written before the jump, so that a crash in between is refused once more.
+    /// Used after an accepted loss: applies everything that is left, and continues the numbers
+    /// above all that were ever used. The incarnation is written before the jump, so that a
+    /// crash in between is refused again at the next start.
     pub(crate) fn apply_and_advance_to(
         &mut self,
         head: CommitSeq,
@@ -102,7 +106,8 @@ impl RecordApplier {
         Ok(())
     }
 
-    // Needs no sync of its own: sled's log keeps the order, and what is lost of it is made again.
+    // Needs no sync of its own: sled's log keeps the order, and a lost mark is only applied
+    // again.
     fn store_applied_mark(&mut self, upto: CommitSeq) -> sled::Result<()> {
         let key = RecordKey::Meta(MetaKey::Applied).encode();
         let body = upto.0.to_be_bytes().to_vec().into();

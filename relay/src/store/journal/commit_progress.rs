@@ -1,5 +1,5 @@
-//! How the store's threads tell each other how far they are. One lock, held for a few instructions; the two background
-//! threads are woken only when there is something for them.
+//! The progress that the store's threads share. One lock, kept for a few instructions. The two
+//! background threads are woken only when there is work for them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +16,9 @@ pub(crate) struct CommitProgress {
 #[derive(Debug, Default)]
 struct ProgressState {
     durable: CommitSeq,
-    /// Enough has gathered to be applied before its time.
+    /// Enough changes have gathered to apply them before their time.
     apply_now: bool,
-    /// The applier can go on only when this is durable.
+    /// The applier waits until this number is durable.
     applier_waits_for: Option<CommitSeq>,
     /// The watermark is up to date and its thread waits for a commit.
     marker_idle: bool,
@@ -31,9 +31,9 @@ struct ProgressState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadWake {
     Work(CommitSeq),
-    /// Finish what there is, then end.
+    /// Finish the remaining work, then end.
     Stop(CommitSeq),
-    /// A write failed somewhere: end at once.
+    /// A write failed in another thread: end at once.
     Failed,
 }
 
@@ -49,7 +49,8 @@ impl CommitProgress {
         }
     }
 
-    /// Makes `seq` the durable number, and runs `acknowledge` unless the store has failed meanwhile.
+    /// Makes `seq` the durable number, and runs `acknowledge` unless the store has failed
+    /// meanwhile.
     pub(crate) fn publish(
         &self,
         seq: CommitSeq,
@@ -72,7 +73,7 @@ impl CommitProgress {
         true
     }
 
-    /// True for the first caller: the one that reports the failure.
+    /// Marks the store as failed. True for the first caller, which reports the failure.
     pub(crate) fn fail(&self) -> bool {
         let mut state = self.lock();
         let first = !state.failed;
@@ -96,7 +97,7 @@ impl CommitProgress {
         self.marker.notify_one();
     }
 
-    /// The applier's rest between cycles: until enough has gathered, at most `longest`.
+    /// Waits between two apply cycles: until enough has gathered, at most `longest`.
     pub(crate) fn wait_for_apply(&self, longest: Duration) -> ThreadWake {
         let state = self.lock();
         let idle =
@@ -107,7 +108,7 @@ impl CommitProgress {
         state.wake(state.applier_stops)
     }
 
-    /// Waits until `seq` is durable; false if that will not be.
+    /// Waits until `seq` is durable; false if the store failed.
     pub(crate) fn wait_for(&self, seq: CommitSeq) -> bool {
         let mut state = self.lock();
         state.applier_waits_for = Some(seq);
@@ -118,7 +119,7 @@ impl CommitProgress {
         !state.failed
     }
 
-    /// The marker's rest until something newer than `marked` is durable.
+    /// Waits until something newer than `marked` is durable.
     pub(crate) fn wait_for_mark(&self, marked: CommitSeq) -> ThreadWake {
         let mut state = self.lock();
         state.marker_idle = true;
@@ -131,13 +132,14 @@ impl CommitProgress {
         state.wake(state.marker_stops)
     }
 
-    /// The marker's rest after a write, which bounds how often it writes.
+    /// Pauses after a write, which limits the write rate.
     pub(crate) fn pause_watermark_writer(&self, pause: Duration) {
         let busy = |state: &mut ProgressState| !state.marker_stops && !state.failed;
         drop(self.marker.wait_timeout_while(self.lock(), pause, busy));
     }
 
-    // Every change to the state is complete before a panic can happen.
+    // Each change to the state is complete before a panic can occur, so a poisoned lock is
+    // safe.
     fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,6 @@
-//! The one thread that makes appends durable: it groups what waits, writes one journal entry, flushes, syncs, and only
-//! then moves the durable number. Also holds what all the store's threads share.
+//! The thread that makes appends durable: it groups the waiting appends, writes one journal
+//! entry, flushes, syncs, and only then advances the durable number. Also contains what the
+//! store's threads share.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -26,11 +27,11 @@ pub(crate) struct StoreShared {
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) queue: AppendQueue,
     pub(crate) progress: CommitProgress,
-    /// Who reads the journal, which is not cut meanwhile.
+    /// The readers of the journal; pinned entries are not truncated.
     pub(crate) pins: JournalPins,
-    /// Wakes the one writer that waits for room.
+    /// Wakes the writer that waits for room.
     pub(crate) room: Notify,
-    /// Keeps other relays out of the directory for as long as anything here is in use.
+    /// Locks the directory against other relays as long as anything here is in use.
     pub(crate) _directory_lock: File,
 }
 
@@ -48,7 +49,7 @@ impl StoreShared {
         self.room.notify_one();
     }
 
-    /// Nothing is acknowledged from here on. The hook normally does not return.
+    /// Stops acknowledging and calls the hook, which normally does not return.
     pub(crate) fn fail(&self, fatal: &StoreFailure) {
         if self.progress.fail() {
             if fatal.damaged {
@@ -67,7 +68,7 @@ impl StoreShared {
 #[derive(Debug)]
 pub(crate) struct JournalCommitter {
     pub(crate) shared: Arc<StoreShared>,
-    /// Owned here, so that its receivers learn when this thread has ended.
+    /// Owned here, so that the channel closes when this thread ends.
     pub(crate) durable: watch::Sender<CommitSeq>,
     pub(crate) relay_epoch: u64,
 }

@@ -1,5 +1,6 @@
-//! The journal tree: one numbered, checksummed entry per commit, cut into values that sled may hold, under
-//! `first sequence number, part`. Owns the entry's format. Must not decide what a damaged entry means: see `recover.rs`.
+//! The journal tree: one numbered, checksummed entry per commit, split into values that sled
+//! can store, under `first sequence number, part`. Owns the entry's format. Must not decide
+//! what a damaged entry means: see `tail.rs`.
 
 use std::ops::Bound;
 
@@ -18,28 +19,28 @@ const PART_BODY_BYTES: usize = MAX_SEALED - PART_HEAD;
 /// The changes of consecutive appends, committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JournalEntry {
-    /// Which start of the relay wrote it.
+    /// The start of the relay that wrote it.
     pub(crate) relay_epoch: u64,
     pub(crate) first: CommitSeq,
     pub(crate) last: CommitSeq,
     pub(crate) changes: Vec<RawChange>,
 }
 
-/// An entry as found on disk: its number, and the entry if it is whole.
+/// An entry on disk: its number, and its content if it is complete.
 #[derive(Debug)]
 pub(crate) struct FoundEntry {
     pub(crate) first: CommitSeq,
     pub(crate) entry: Option<JournalEntry>,
 }
 
-/// Bytes of an entry, ready to be written.
+/// Encodes an entry.
 #[derive(Debug)]
 pub(crate) struct EntryEncoder {
     bytes: Vec<u8>,
 }
 
 impl EntryEncoder {
-    /// `room` is about what the changes take.
+    /// `room` is the approximate size of the changes.
     pub(crate) fn new(relay_epoch: u64, first: CommitSeq, last: CommitSeq, room: usize) -> Self {
         let mut bytes = Vec::with_capacity(room);
         bytes.extend_from_slice(&[0; 4]);
@@ -61,7 +62,7 @@ impl EntryEncoder {
         }
     }
 
-    /// Writes the entry, part by part. It counts only once all parts are durable.
+    /// Writes the entry part by part. It counts only when all parts are durable.
     pub(crate) fn write(
         mut self,
         tree: &sled::Tree,
@@ -86,21 +87,21 @@ impl EntryEncoder {
 pub(crate) enum JournalError {
     #[error(transparent)]
     Sled(sled::Error),
-    #[error("the journal was written by a newer version (format {0})")]
+    #[error("the journal was written by a newer version (schema {0})")]
     NewerSchema(u16),
-    #[error("a change in the journal cannot be brought up from format {0}")]
+    #[error("a change in the journal cannot be migrated from schema {0}")]
     Step(u16),
 }
 
-/// Entries of the tree one by one, in order, whole or not. Steps past damaged pages and counts them.
+/// The entries of the tree in order, complete or not. Skips damaged pages and counts them.
 pub(crate) struct JournalEntries<'a> {
     walk: TreeWalk<'a>,
-    /// What is read is brought up to it.
+    /// The schema to which changes are migrated.
     schema: RecordSchema,
-    /// The first part of the entry behind the one that was given last.
+    /// The first part of the entry after the one returned last.
     next_part: Option<(CommitSeq, Option<EntryPart>)>,
     pub(crate) damaged_pages: u64,
-    /// Values longer than sled may hold safely; always 0.
+    /// Values longer than sled can store safely; always 0.
     pub(crate) too_long: u64,
 }
 
@@ -130,17 +131,17 @@ impl<'a> JournalEntries<'a> {
     }
 
     pub(crate) fn next(&mut self) -> Result<Option<FoundEntry>, JournalError> {
-        let begun = match self.next_part.take() {
+        let started = match self.next_part.take() {
             Some(part) => Some(part),
             None => self.part()?,
         };
-        let Some((first, part)) = begun else {
+        let Some((first, part)) = started else {
             return Ok(None);
         };
         let mut parts = vec![part];
-        while let Some((of, part)) = self.part()? {
-            if of != first {
-                self.next_part = Some((of, part));
+        while let Some((entry_first, part)) = self.part()? {
+            if entry_first != first {
+                self.next_part = Some((entry_first, part));
                 break;
             }
             parts.push(part);
@@ -174,7 +175,7 @@ impl<'a> JournalEntries<'a> {
     ) -> Result<Option<EntryPart>, JournalError> {
         match unseal(self.schema.number(), key, value) {
             Ok((schema, sealed)) => Ok(EntryPart::read(schema, index, sealed)),
-            // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
+            // Not damage: dropping it as a torn tail would destroy what a newer version wrote.
             Err(UnreadableReason::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
             Err(
                 UnreadableReason::Checksum
@@ -186,7 +187,8 @@ impl<'a> JournalEntries<'a> {
         }
     }
 
-    /// An entry is cut from the journal once its changes are records: one that cannot be brought up must not be passed over.
+    /// Migrates an entry's changes. An entry is removed from the journal once its changes are
+    /// records, so one that cannot be migrated is an error and must not be skipped.
     fn migrate_entry(
         &self,
         from: u16,
@@ -236,7 +238,7 @@ impl EntryPart {
     }
 }
 
-/// The entry and the schema that it was written with.
+/// The entry, and the schema with which it was written.
 fn join(first: CommitSeq, parts: Vec<Option<EntryPart>>) -> Option<(u16, JournalEntry)> {
     let mut bytes = Vec::with_capacity(parts.len() * PART_BODY_BYTES);
     let (count, mut schema) = (parts.len(), 0);
@@ -270,7 +272,7 @@ fn decode(first: CommitSeq, bytes: Bytes) -> Option<JournalEntry> {
     (stored_first == first.0 && last >= first.0).then_some(entry)
 }
 
-/// Slices of the entry's bytes, without copies: they live until the change is applied.
+/// Slices of the entry's bytes without copies; they live until the change is applied.
 struct EntryDecoder {
     bytes: Bytes,
     at: usize,

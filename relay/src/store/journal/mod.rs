@@ -1,6 +1,6 @@
-//! The commit log: appends wait in a queue, one thread commits them as numbered entries, one applies them to records, one writes the watermark.
-//! Owns the entry format, the overlay of committed changes and the pins of its readers.
-//! Must not interpret record bodies.
+//! The commit log: appends wait in a queue, one thread commits them as numbered entries, one
+//! applies them to records, one writes the watermark. Owns the entry format, the overlay of
+//! committed changes and the pins of its readers. Must not interpret record bodies.
 
 pub(crate) mod append_queue;
 pub(crate) mod applier;

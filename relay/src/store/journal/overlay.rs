@@ -1,5 +1,6 @@
-//! Changes that are not yet in their records: the newest value of each key, in memory, in key order. Readers look here
-//! first, so a change is visible from its append on. Must not touch the disk.
+//! Changes that are not yet in their records: the newest value of each key, in memory, in key
+//! order. Reads look here first, so a change is visible from its append on. Must not access the
+//! disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Bound;
@@ -9,13 +10,15 @@ use bytes::Bytes;
 
 use crate::store::CommitSeq;
 
-/// Bookkeeping bytes counted per change, so that many small ones are bounded too.
+/// Bookkeeping bytes counted per change, so that many small changes are limited too.
 pub(crate) const PER_CHANGE: usize = 96;
 
-/// Appends looked at under one lock: a cycle has thousands, and the writer must not wait for all of them.
+/// Appends processed under one lock. A cycle has thousands, and the writer must not wait for
+/// all of them.
 const APPENDS_PER_SLICE: usize = 128;
 
-/// One change as it travels from append to journal to record: encoded key, and the body or nothing for a deletion.
+/// A change on its way from append to journal to record: the encoded key, and the body or
+/// `None` for a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RawChange {
     pub(crate) key: Bytes,
@@ -36,9 +39,10 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct OverlayState {
     newest: BTreeMap<Bytes, OverlayValue>,
-    /// What each append touched, oldest first: what the apply step works through.
+    /// The keys of each append, oldest first, for the apply step.
     appended: VecDeque<AppendedKeys>,
-    /// Bytes of all appends not yet applied; bounds memory here and the journal on disk alike.
+    /// Bytes of all appends not yet applied; limits both the memory here and the journal on
+    /// disk.
     bytes: usize,
     /// The newest append.
     last: CommitSeq,
@@ -62,7 +66,8 @@ pub(crate) struct OverlayValue {
 #[derive(Debug, Default)]
 pub(crate) struct DueChanges {
     pub(crate) changes: Vec<(Bytes, OverlayValue)>,
-    /// Newest change that superseded a due one: the journal may be cut only when it is durable as well.
+    /// The newest change that superseded a due one. The journal may be truncated only when it
+    /// is durable too.
     pub(crate) superseded_by: CommitSeq,
 }
 
@@ -95,7 +100,7 @@ impl Overlay {
         self.read().bytes
     }
 
-    /// Up to `limit` newest changes within the bounds, in key order, or backwards.
+    /// Up to `limit` changes within the bounds, in key order or reversed.
     pub(crate) fn page(
         &self,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
@@ -112,18 +117,20 @@ impl Overlay {
         }
     }
 
-    /// The newest values of all keys touched by appends up to `durable`. Newer ones stay out: their journal entry could
-    /// still be lost, and half of an append must never be in the records.
+    /// The newest values of all keys changed by appends up to `durable`. Newer values are left
+    /// out: their journal entry could still be lost, and the records must never contain half of
+    /// an append.
     pub(crate) fn due(&self, durable: CommitSeq) -> DueChanges {
-        let (mut due, mut seen, mut looked_at) = (DueChanges::default(), HashSet::new(), 0);
-        // Only the caller takes away at the front, so that places stay the same between two slices.
-        while self.collect_due_slice(durable, looked_at, &mut due, &mut seen) {
-            looked_at += APPENDS_PER_SLICE;
+        let (mut due, mut seen, mut examined) = (DueChanges::default(), HashSet::new(), 0);
+        // Only the caller removes appends at the front, so indexes stay valid between two
+        // slices.
+        while self.collect_due_slice(durable, examined, &mut due, &mut seen) {
+            examined += APPENDS_PER_SLICE;
         }
         due
     }
 
-    /// False when there is nothing further.
+    /// Returns false when there is nothing more.
     fn collect_due_slice(
         &self,
         durable: CommitSeq,
@@ -133,9 +140,9 @@ impl Overlay {
     ) -> bool {
         let state = self.read();
         let slice = state.appended.iter().skip(from).take(APPENDS_PER_SLICE);
-        let mut touched = 0;
+        let mut appends = 0;
         for append in slice.take_while(|append| append.seq <= durable) {
-            touched += 1;
+            appends += 1;
             for key in append
                 .keys
                 .iter()
@@ -150,15 +157,16 @@ impl Overlay {
                 }
             }
         }
-        touched == APPENDS_PER_SLICE
+        appends == APPENDS_PER_SLICE
     }
 
-    /// Forgets what is now in the records: changes up to `applied`, where nothing newer came since.
+    /// Drops the changes up to `applied`, which are now in the records, unless a newer one
+    /// exists.
     pub(crate) fn drop_applied(&self, applied: CommitSeq) {
         while self.drop_applied_slice(applied) {}
     }
 
-    /// False when there is nothing further.
+    /// Returns false when there is nothing more.
     fn drop_applied_slice(&self, applied: CommitSeq) -> bool {
         let mut state = self.write();
         for _ in 0..APPENDS_PER_SLICE {
@@ -178,7 +186,8 @@ impl Overlay {
         true
     }
 
-    // Every change to the state is complete before the guard is dropped or a panic can happen.
+    // Each change to the state is complete before a panic can occur, so a poisoned lock is
+    // safe.
     fn read(&self) -> RwLockReadGuard<'_, OverlayState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

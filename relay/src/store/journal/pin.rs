@@ -1,5 +1,6 @@
-//! Keeps the journal from being cut while somebody reads it. A pin holds nothing else back: commits, memory and the
-//! writing of records go on, only the entries behind the pin stay on the disk until it is let go.
+//! Pins that keep journal entries from being truncated while they are read. A pin delays
+//! nothing else: commits, the overlay and the applier continue. Only the entries after the pin
+//! stay on disk until it is released.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +11,8 @@ use crate::store::CommitSeq;
 #[derive(Debug)]
 pub(crate) struct JournalPins {
     state: Mutex<PinState>,
-    /// Bytes of changes that one reader may hold back on the disk. A reader that falls behind further loses its pin:
-    /// the disk belongs to the relay's work.
+    /// Bytes of changes that one reader may retain on disk. A reader that falls further behind
+    /// loses its pin, because the disk space is needed for the relay's work.
     max_retained_bytes: u64,
 }
 
@@ -23,7 +24,7 @@ struct PinState {
 
 #[derive(Debug)]
 struct PinnedEntries {
-    /// Everything behind this number stays.
+    /// Entries after this number are retained.
     from_seq: CommitSeq,
     bytes: u64,
 }
@@ -36,31 +37,32 @@ impl JournalPins {
         }
     }
 
-    /// How far the journal may be cut, if `upto` is in the records.
+    /// How far the journal may be truncated, if `upto` is in the records.
     pub(crate) fn truncation_limit(&self, upto: CommitSeq) -> CommitSeq {
         let state = self.lock();
-        let lowest = state.pinned.values().map(|held| held.from_seq).min();
+        let lowest = state.pinned.values().map(|pin| pin.from_seq).min();
         lowest.map_or(upto, |lowest| lowest.min(upto))
     }
 
-    /// Counts a commit against everyone who holds it back.
+    /// Counts a commit against every pin that retains it.
     pub(crate) fn count_commit(&self, bytes: u64) {
         let mut state = self.lock();
-        for held in state.pinned.values_mut() {
-            held.bytes = held.bytes.saturating_add(bytes);
+        for pin in state.pinned.values_mut() {
+            pin.bytes = pin.bytes.saturating_add(bytes);
         }
         state
             .pinned
-            .retain(|_, held| held.bytes <= self.max_retained_bytes);
+            .retain(|_, pin| pin.bytes <= self.max_retained_bytes);
     }
 
-    // Every change to the state is complete before a panic can happen.
+    // Each change to the state is complete before a panic can occur, so a poisoned lock is
+    // safe.
     fn lock(&self) -> MutexGuard<'_, PinState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Holds the journal back from `from` on, until it is dropped or has held back too much.
+/// Retains the journal after `from`, until it is dropped or has retained too much.
 #[derive(Debug)]
 pub(crate) struct JournalPin {
     shared: Arc<StoreShared>,
@@ -69,7 +71,8 @@ pub(crate) struct JournalPin {
 }
 
 impl JournalPin {
-    /// `durable` is asked under the lock: a cut that began before does not go further than what was durable then.
+    /// Creates a pin. `durable` is read under the lock, because a truncation that began earlier
+    /// goes no further than what was durable then.
     pub(crate) fn take(shared: &Arc<StoreShared>, durable: impl FnOnce() -> CommitSeq) -> Self {
         let mut state = shared.pins.lock();
         let (id, from) = (state.next, durable());
@@ -89,7 +92,7 @@ impl JournalPin {
         }
     }
 
-    /// False once it had to let go.
+    /// False once the pin was lost because it retained too much.
     pub(crate) fn is_active(&self) -> bool {
         self.shared.pins.lock().pinned.contains_key(&self.id)
     }

@@ -1,5 +1,6 @@
-//! Decides what a directory holds: records plus the journal's tail, checked for gaps and against the watermark. Pure:
-//! it reads nothing and changes nothing, so that a refusal leaves everything as it was.
+//! Decides what a directory contains: records plus the journal's tail, checked for gaps and
+//! against the watermark. Pure: it neither reads nor changes files, so a refusal leaves
+//! everything unchanged.
 
 use uuid::Uuid;
 
@@ -8,19 +9,20 @@ use super::watermark::Watermark;
 use crate::store::records::migration::MigrationState;
 use crate::store::{CommitSeq, StoreConfig, StoreOpenError, UnreadableReason};
 
-/// What the journal says beyond the records.
+/// The part of the journal that is not in the records.
 #[derive(Debug, Default)]
 pub(crate) struct JournalTail {
     pub(crate) applied: CommitSeq,
-    /// Whole entries in order, without a gap, behind what was applied.
+    /// Complete entries in order, without a gap, after what was applied.
     pub(crate) entries: Vec<JournalEntry>,
-    /// The last number that is there.
+    /// The last number that exists.
     pub(crate) head: CommitSeq,
-    /// The highest number seen anywhere, usable or not; new numbers start behind it.
+    /// The highest number seen anywhere, usable or not; new numbers start after it.
     pub(crate) highest: CommitSeq,
-    /// The last entry was cut short. It was never acknowledged, since nothing follows it.
+    /// The last entry is torn. It was never acknowledged, because nothing follows it.
     pub(crate) torn: bool,
-    /// A whole entry, or a second broken one, stands behind a missing one: the missing one was durable once.
+    /// A complete entry, or a second broken one, follows a missing one, so the missing one was
+    /// durable once.
     pub(crate) hole: bool,
 }
 
@@ -34,13 +36,14 @@ impl JournalTail {
         }
     }
 
-    /// Takes what the journal holds, in order. Entries up to `applied` are what a crash left of a cut.
-    pub(crate) fn add_found(&mut self, met: FoundEntry) {
-        if met.first <= self.applied {
+    /// Adds an entry found in the journal, in order. Entries up to `applied` are left over from
+    /// a truncation that a crash interrupted.
+    pub(crate) fn add_found(&mut self, entry_found: FoundEntry) {
+        if entry_found.first <= self.applied {
             return;
         }
-        self.highest = self.highest.max(met.first);
-        match met.entry {
+        self.highest = self.highest.max(entry_found.first);
+        match entry_found.entry {
             Some(entry) => self.add_entry(entry),
             None if self.torn => self.hole = true,
             None => self.torn = true,
@@ -57,7 +60,7 @@ impl JournalTail {
         }
     }
 
-    /// Refuses when something is missing that was acknowledged. A torn tail alone is fine.
+    /// Fails if something acknowledged is missing. A torn tail alone is not an error.
     pub(crate) fn check(&self, mark: Option<Watermark>) -> Result<(), StoreOpenError> {
         let acknowledged = mark.map_or(CommitSeq::default(), |mark| mark.seq);
         if self.hole {
@@ -80,19 +83,19 @@ pub(crate) struct DirectoryFacts {
     pub(crate) schema: Result<Option<u64>, UnreadableReason>,
     pub(crate) incarnation: Result<Option<Uuid>, UnreadableReason>,
     pub(crate) relay_epoch: Result<Option<u64>, UnreadableReason>,
-    /// Where it stands between two schemas.
+    /// The state of a schema migration.
     pub(crate) migration: Option<MigrationState>,
 }
 
-/// How this start goes on.
+/// How this start continues.
 #[derive(Debug)]
 pub(crate) struct StartDecision {
     pub(crate) incarnation: Uuid,
     pub(crate) relay_epoch: u64,
     pub(crate) fresh: bool,
-    /// New numbers begin behind this one.
+    /// New numbers begin after this one.
     pub(crate) base: CommitSeq,
-    /// What is missing, if the start goes on nevertheless.
+    /// What is missing, if the start continues anyway.
     pub(crate) loss: Option<StoreOpenError>,
 }
 
@@ -107,7 +110,7 @@ impl DirectoryFacts {
         let acknowledged = mark.map_or(CommitSeq::default(), |mark| mark.seq);
         match self.find_loss(tail, mark) {
             Some(loss) if !config.accept_loss => Err(loss),
-            // A number that was given once must not be given again with another meaning.
+            // A number must not be used again with another meaning.
             Some(loss) => Ok(StartDecision {
                 incarnation: config.new_incarnation,
                 relay_epoch: self.next_epoch(),
@@ -153,12 +156,12 @@ impl DirectoryFacts {
 
     fn find_loss(&self, tail: &JournalTail, mark: Option<Watermark>) -> Option<StoreOpenError> {
         let unreadable = |what, bad: bool| bad.then_some(StoreOpenError::MetaUnreadable { what });
-        let found = tail
+        let loss = tail
             .check(mark)
             .err()
             .or_else(|| unreadable("applied", self.applied.is_err()))
             .or_else(|| unreadable("relay epoch", self.relay_epoch.is_err()));
-        found.or_else(|| match (self.incarnation, mark) {
+        loss.or_else(|| match (self.incarnation, mark) {
             (Err(_), _) => Some(StoreOpenError::MetaUnreadable {
                 what: "incarnation",
             }),
@@ -169,7 +172,8 @@ impl DirectoryFacts {
                 let watermark = mark.incarnation;
                 Some(StoreOpenError::ForeignWatermark { found, watermark })
             }
-            // The first start ends with the first watermark; a crash before that has acknowledged nothing.
+            // The first start ends with the first watermark. A crash before that has
+            // acknowledged nothing.
             (Ok(Some(_)), None) if tail.head.0 > 1 => Some(StoreOpenError::WatermarkMissing),
             (Ok(None), _) | (Ok(Some(_)), _) => None,
         })

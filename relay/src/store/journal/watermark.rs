@@ -1,5 +1,6 @@
-//! A small file beside the database that says how far acknowledgements have gone. sled may lose the end of its log
-//! without a word; this is how the next start finds out. Two slots in turn, so that a torn write leaves the other.
+//! A small file beside the database with the number up to which changes were acknowledged. sled
+//! may lose the end of its log without an error; the next start detects that with this file.
+//! Two slots are written in turn, so that a torn write leaves the other slot intact.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,10 +13,10 @@ use crate::store::CommitSeq;
 
 const MAGIC: &[u8; 4] = b"BTWM";
 const SLOT_LEN: usize = 4 + 8 + 16 + 4;
-/// Slots stand in different sectors: one write must not be able to tear both.
+/// The slots are in different sectors, so that one write cannot tear both.
 const SLOT_GAP: u64 = 4096;
 
-/// What was acknowledged, and in which history.
+/// What was acknowledged, and for which incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Watermark {
     pub(crate) seq: CommitSeq,
@@ -29,7 +30,7 @@ pub(crate) struct WatermarkFile {
 }
 
 impl WatermarkFile {
-    /// Opens or creates the file and reads the newest mark in it.
+    /// Opens or creates the file and reads the newest watermark.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Option<Watermark>)> {
         let mut options = OpenOptions::new();
         let file = options
@@ -40,12 +41,12 @@ impl WatermarkFile {
             .open(path)?;
         let marks = [read_slot(&file, 0)?, read_slot(&file, 1)?];
         let newest = marks.into_iter().flatten().max_by_key(|mark| mark.seq);
-        // The next write goes over the older slot.
+        // The next write replaces the older slot.
         let next_slot = u64::from(newest.is_some() && newest == marks[0]);
         Ok((Self { file, next_slot }, newest))
     }
 
-    /// The newest mark in the file, if there is one; makes and changes nothing.
+    /// The newest watermark in the file, if any. Creates and changes nothing.
     pub(crate) fn peek(path: &Path) -> io::Result<Option<Watermark>> {
         let file = match File::open(path) {
             Ok(file) => file,

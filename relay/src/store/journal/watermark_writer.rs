@@ -1,5 +1,5 @@
-//! The thread that keeps the watermark file behind the durable number: at most one write per interval, and one at the
-//! end. Its lag is the span in which a loss by sled would go unnoticed.
+//! The thread that updates the watermark file with the durable number: at most one write per
+//! interval, and one at the end. A loss by sled within this delay would not be detected.
 
 use std::sync::Arc;
 use std::time::Duration;

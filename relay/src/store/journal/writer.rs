@@ -1,4 +1,5 @@
-//! The writing half of the store. There is one, and its owner decides the order of all changes.
+//! The writing half of the store. There is only one; its owner decides the order of all
+//! changes.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,7 +10,8 @@ use super::overlay::RawChange;
 use crate::store::config::MAX_ENTRY;
 use crate::store::{CommitSeq, JournalAppendError, StoreChange, StoreStopped};
 
-/// Takes changes in order. Dropping it is a [`Journal::close`] whose outcome nobody hears.
+/// Accepts changes in order. Dropping it does the same as [`Journal::close`] and ignores the
+/// result.
 #[derive(Debug)]
 pub struct Journal {
     shared: Arc<StoreShared>,
@@ -33,8 +35,9 @@ impl Journal {
         }
     }
 
-    /// Takes the changes as one atomic step: visible to reads at once, durable when the store says so. Does not touch the
-    /// disk. Ask [`Journal::has_room`] before: far beyond its limit this waits for the disk, on the calling thread.
+    /// Accepts the changes as one atomic step: visible to reads at once, durable when the store
+    /// publishes the number. Does not access the disk. Check [`Journal::has_room`] first: far
+    /// above the limit this call blocks the thread until the disk has caught up.
     pub fn append(&mut self, changes: Vec<StoreChange>) -> Result<CommitSeq, JournalAppendError> {
         let changes: Vec<RawChange> = changes.into_iter().map(StoreChange::into_raw).collect();
         let bytes = changes.iter().map(RawChange::cost).sum();
@@ -45,7 +48,8 @@ impl Journal {
             .queue
             .wait_below_limit(|| self.shared.is_overfull())?;
         let seq = CommitSeq(self.last.0 + 1);
-        // Memory first: once the committer has it, it may be durable, applied and forgotten at any moment.
+        // Add to the overlay first: the committer may make the append durable, and the applier
+        // may apply and drop it, at any moment after the push.
         self.shared.overlay.add(seq, &changes);
         self.shared.queue.push(QueuedAppend {
             seq,
@@ -61,7 +65,7 @@ impl Journal {
         self.last
     }
 
-    /// Whether appends keep within the limits of memory and queue.
+    /// Whether appends stay within the limits of memory and queue.
     pub fn has_room(&self) -> bool {
         self.shared.has_room()
     }
@@ -75,12 +79,12 @@ impl Journal {
             if self.shared.has_room() {
                 return Ok(());
             }
-            // Holds a permit if room was made since the look above.
+            // Completes at once if room was made since the check above.
             self.shared.room.notified().await;
         }
     }
 
-    /// Makes everything durable, writes it to its records and stops. Blocks.
+    /// Makes everything durable, applies it to the records and stops. Blocks.
     pub fn close(mut self) -> Result<(), StoreStopped> {
         self.stop()
     }
@@ -106,7 +110,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // The failure was reported by the hook already, and there is nobody left to tell.
+        // The hook has reported the failure already, and the result cannot be returned here.
         let _stopped = self.stop();
     }
 }

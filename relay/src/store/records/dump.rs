@@ -1,8 +1,10 @@
-//! Tells everything that is stored as of one commit, beside a running relay and without holding it back.
+//! A dump of everything stored as of one commit, taken from a running relay without blocking
+//! it.
 //!
-//! First every record, read one page after the other while changes go on; then, from the journal, every change since
-//! the telling began. Who takes them in this order ends with the state at the number that is returned: what was not
-//! changed meanwhile was read as it is, and of everything else the journal has the last word.
+//! First it reads every record page by page while changes continue. Then it reads every change
+//! since the dump began from the journal. Applying both in this order gives the state of the
+//! returned number: a record that did not change was read correctly, and for every other record
+//! the journal has the latest value.
 
 use bytes::Bytes;
 
@@ -13,20 +15,20 @@ use crate::store::{
     StoreStopped, UnreadableReason,
 };
 
-/// Records read at one time.
+/// Records read at a time.
 const PAGE: usize = 256;
 
-/// One piece of a telling. Facts about the directory itself (`Meta`) are not told.
+/// One item of a dump. Facts about the directory itself (`Meta`) are left out.
 #[derive(Debug)]
 pub enum DumpItem {
     Record(RecordKey, Bytes),
-    /// A record that cannot be read, or a damaged page with an unknown number of them. A later `Change` of the same key
-    /// mends it.
+    /// A record that cannot be read, or a damaged page with an unknown number of records. A
+    /// later `Change` of the same key replaces it.
     Unreadable(Option<RecordKey>, UnreadableReason),
     Change(StoreChange),
 }
 
-/// Why a telling ended early. The listener's own error comes back as it is.
+/// Why a dump ended early. The consumer's own error is returned unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError<E> {
     #[error("{0}")]
@@ -36,33 +38,35 @@ pub enum DumpError<E> {
     #[error(transparent)]
     Stopped(#[from] StoreStopped),
     #[error(
-        "the relay changed so much while its records were being read that its disk could not hold all of it; read \
-         faster (into a file on a local disk), or when there is less work"
+        "too many changes were made while the records were being read, more than the journal may retain; read \
+         faster (into a file on a local disk), or while the relay is less busy"
     )]
     FellBehind,
-    #[error("the journal cannot be read behind {after}; `baton verify` says what is damaged")]
+    #[error("the journal cannot be read after {after}; `baton verify` shows what is damaged")]
     Journal { after: CommitSeq },
 }
 
 impl Store {
-    /// Returns the number of the commit that everything told amounts to. Blocks for as long as that takes.
+    /// Passes every item to the consumer. Returns the commit whose state the items add up to.
+    /// Blocks until done.
     pub fn dump<E>(
         &self,
-        mut listener: impl FnMut(DumpItem) -> Result<(), E>,
+        mut consumer: impl FnMut(DumpItem) -> Result<(), E>,
     ) -> Result<CommitSeq, DumpError<E>> {
         let pin = JournalPin::take(&self.shared, || self.durable());
-        self.dump_records(&mut listener)?;
-        // A record may have been read before its commit was durable; nothing may be told that could still be lost.
+        self.dump_records(&mut consumer)?;
+        // A record may have been read before its commit was durable. A dump must not contain
+        // anything that could still be lost.
         let read = self.appended();
         if self.durable() < read {
             self.wait_durable_blocking(read)?;
         }
         let head = self.durable();
-        self.dump_changes(&pin, head, &mut listener)?;
+        self.dump_changes(&pin, head, &mut consumer)?;
         Ok(head)
     }
 
-    /// The same as [`Store::wait_durable`] for a thread outside a runtime.
+    /// Like [`Store::wait_durable`], for a thread outside a runtime.
     pub(crate) fn wait_durable_blocking(&self, seq: CommitSeq) -> Result<(), StoreStopped> {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime
@@ -72,21 +76,21 @@ impl Store {
 
     fn dump_records<E>(
         &self,
-        listener: &mut impl FnMut(DumpItem) -> Result<(), E>,
+        consumer: &mut impl FnMut(DumpItem) -> Result<(), E>,
     ) -> Result<(), DumpError<E>> {
         let (range, mut page) = (KeyRange::everything(), ScanPage::first(PAGE));
         loop {
             let scan = self.scan(&range, &page)?;
             for (key, why) in scan.skipped_records {
-                listener(DumpItem::Unreadable(key, why)).map_err(DumpError::Consumer)?;
+                consumer(DumpItem::Unreadable(key, why)).map_err(DumpError::Consumer)?;
             }
             let last = scan.entries.last().map(|(key, _)| key.clone());
-            let told = scan
+            let records = scan
                 .entries
                 .into_iter()
                 .filter(|(key, _)| key.kind() != RecordKind::Meta);
-            for (key, body) in told {
-                listener(DumpItem::Record(key, body)).map_err(DumpError::Consumer)?;
+            for (key, body) in records {
+                consumer(DumpItem::Record(key, body)).map_err(DumpError::Consumer)?;
             }
             match last.filter(|_| scan.has_more) {
                 Some(last) => page.after = Some(last),
@@ -99,7 +103,7 @@ impl Store {
         &self,
         pin: &JournalPin,
         head: CommitSeq,
-        listener: &mut impl FnMut(DumpItem) -> Result<(), E>,
+        consumer: &mut impl FnMut(DumpItem) -> Result<(), E>,
     ) -> Result<(), DumpError<E>> {
         if !pin.is_active() {
             return Err(DumpError::FellBehind);
@@ -118,14 +122,14 @@ impl Store {
             })?;
             at = entry.last;
             for change in entry.changes.iter().filter_map(StoreChange::from_raw) {
-                listener(DumpItem::Change(change)).map_err(DumpError::Consumer)?;
+                consumer(DumpItem::Change(change)).map_err(DumpError::Consumer)?;
             }
         }
         Ok(())
     }
 }
 
-/// The entry directly behind `at`, or `at` if it is not there or not whole.
+/// The entry directly after `at`, or `at` as an error if it is missing or incomplete.
 fn next_dump_entry(
     entries: &mut JournalEntries<'_>,
     at: CommitSeq,

@@ -1,10 +1,13 @@
-//! Every key of the record tree: its shape, its value and how long it lives. Nothing else writes or parses key bytes.
+//! Every key of the record tree: its format, its value and its lifetime. No other file writes
+//! or parses key bytes.
 //!
-//! Shape: `tenant 00 kind rest`. The tenant leads, so a scan that names no tenant cannot be written by accident;
-//! relay-wide records have the empty tenant and sort first. Numbers are big-endian and texts end in a zero byte, so no
-//! key is the beginning of another and byte order is the order of [`Key`].
+//! Format: `tenant 00 kind rest`. The tenant comes first, so that a scan always names a tenant.
+//! Relay-wide records have the empty tenant and sort first. Numbers are big-endian and texts
+//! end in a zero byte, so no key is a prefix of another, and byte order is the order of
+//! [`RecordKey`].
 //!
-//! Journal entries live in a tree of their own, under `first sequence number (8 bytes) part (2 bytes)`: see `journal.rs`.
+//! Journal entries are in their own tree, under `first sequence number (8 bytes) part (2
+//! bytes)`: see `journal/entry.rs`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -12,46 +15,52 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-/// Longest tenant or name inside a key, in bytes.
+/// Longest tenant or name in a key, in bytes.
 pub const MAX_TEXT: usize = 128;
 
-/// Longest encoded key: two texts, their ends and the kind.
+/// Longest encoded key: two texts, their terminators and the kind.
 pub(crate) const MAX_KEY: usize = 2 * MAX_TEXT + 3;
 
-/// Where a record is kept. Order: tenant, then kind, then the rest of the key.
+/// The key of a record. Order: tenant, then kind, then the rest of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RecordKey {
-    /// `"" 00 00 name` — facts about this data directory. Values: see [`MetaKey`]. Lives as long as the directory.
+    /// `"" 00 00 name` — facts about this data directory. Values: see [`MetaKey`]. Lives as
+    /// long as the directory.
     Meta(MetaKey),
-    /// `tenant 00 01 name 00` — an operator's switch (paused, draining); no tenant means the whole relay. Value: the
-    /// switch's own record. Lives until the operator clears it.
+    /// `tenant 00 01 name 00` — an operator's switch (paused, draining); no tenant means the
+    /// whole relay. Value: the switch's own record. Lives until the operator clears it.
     Control {
         tenant: Option<KeyText>,
         name: KeyText,
     },
-    /// `tenant 00 02 task` — what the client submitted, written once. Lives until the task's retention ends.
+    /// `tenant 00 02 task` — the client's submission, written once. Lives until the task's
+    /// retention ends.
     Spec { tenant: KeyText, task: Uuid },
-    /// `tenant 00 03 task` — task, attempts and timeline while the task is open. Deleted by the commit that writes
-    /// `Done`; an operator's retry brings it back.
+    /// `tenant 00 03 task` — task, attempts and timeline while the task is open. Deleted by the
+    /// commit that writes `Done`; an operator's retry restores it.
     Live { tenant: KeyText, task: Uuid },
-    /// `tenant 00 04 task` — the same facts after the task's end. Lives until its retention ends.
+    /// `tenant 00 04 task` — the same record after the task's end. Lives until its retention
+    /// ends.
     Done { tenant: KeyText, task: Uuid },
-    /// `tenant 00 05 digest` — the task that an idempotency key made, under the digest of that key. Lives as long as
-    /// that task.
+    /// `tenant 00 05 digest` — the task created with an idempotency key, under the digest of
+    /// that key. Lives as long as that task.
     Idempotency { tenant: KeyText, digest: [u8; 32] },
     /// `tenant 00 06 name 00` — a named deadline profile. Lives until it is removed.
     Profile { tenant: KeyText, name: KeyText },
-    /// `tenant 00 07 token` — a credential: role, scope and the hash of its secret. Lives past its revocation, so that a
-    /// list can show it.
+    /// `tenant 00 07 token` — a credential: role, scope and the hash of its secret. Kept after
+    /// its revocation, so that a list can show it.
     Token { tenant: KeyText, token: Uuid },
-    /// `tenant 00 08 daemon` — a daemon that has enrolled: its name, labels and credential. Lives until it is removed.
+    /// `tenant 00 08 daemon` — an enrolled daemon: its name, labels and credential. Lives until
+    /// it is removed.
     Daemon { tenant: KeyText, daemon: Uuid },
-    /// `"" 00 09 hash task` — a task's claim to a long body, which is a file named by its hash; several tasks may have
-    /// the same. Empty. Lives as long as that task; a body without a claim is removed.
+    /// `"" 00 09 hash task` — a task's claim to a long body, which is a file named by its hash;
+    /// several tasks may claim the same body. Empty value. Lives as long as that task; a body
+    /// without a claim is removed.
     Body { hash: [u8; 32], task: Uuid },
-    /// `tenant 00 0a task` — what the task has come to so far. Lives as long as the task.
+    /// `tenant 00 0a task` — the task's latest progress. Lives as long as the task.
     Progress { tenant: KeyText, task: Uuid },
-    /// `tenant 00 0b task number` — a milestone of the task. Lives as long as the task, or until newer ones push it out.
+    /// `tenant 00 0b task number` — a checkpoint of the task. Lives as long as the task, or
+    /// until newer ones replace it.
     Checkpoint {
         tenant: KeyText,
         task: Uuid,
@@ -59,27 +68,29 @@ pub enum RecordKey {
     },
 }
 
-/// The relay-wide facts. `Applied` is written by the store itself; the others are ordinary changes in the journal.
+/// The relay-wide facts. `Applied` is written by the store itself; the others are ordinary
+/// changes in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum MetaKey {
-    /// u16: the newest record format in this directory.
+    /// u16: the newest record schema in this directory.
     Schema = 0,
-    /// 16 bytes: the identity of this history. A new one after a loss was accepted.
+    /// 16 bytes: the identity of this data. It changes after an accepted loss.
     Incarnation = 1,
-    /// u64: counts the starts of the relay.
+    /// u64: the number of starts of the relay.
     RelayEpoch = 2,
-    /// u64: every change up to this sequence number is in its record, and the journal may end behind it.
+    /// u64: every change up to this sequence number is in its record, and the journal may be
+    /// truncated up to it.
     Applied = 3,
-    /// Anything: what is here goes on from a history whose end is not known, by an import or because a loss was
-    /// accepted. Lives until the caller has drawn its conclusions.
+    /// Any value: the data continues a history whose end is unknown, because of an import or an
+    /// accepted loss. Lives until the caller has handled that.
     Inherited = 4,
-    /// u16: the schema that all records have, or are being brought to; then the key of the last one that was, while it
-    /// goes on. Absent in schema 1.
+    /// u16: the schema that all records have or are being migrated to; during the migration
+    /// followed by the key of the last migrated record. Absent in schema 1.
     Migration = 5,
 }
 
-/// The second part of a key: what kind of record it names.
+/// The second part of a key: the kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -113,7 +124,7 @@ impl RecordKind {
         Self::Checkpoint,
     ];
 
-    /// One word, as operators read it.
+    /// The name of the kind, for operators.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Meta => "meta",
@@ -147,7 +158,7 @@ impl MetaKey {
     ];
 }
 
-/// A tenant or a name as a key may hold it: 1 to 128 bytes without a zero byte.
+/// A tenant or name in a key: 1 to 128 bytes without a zero byte.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyText(Arc<str>);
 
@@ -172,19 +183,19 @@ impl fmt::Debug for KeyText {
     }
 }
 
-/// Why a text cannot stand in a key.
+/// Why a text cannot be part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyTextError {
-    #[error("a key text is empty; give a tenant or name of 1 to {MAX_TEXT} bytes")]
+    #[error("the tenant or name is empty; use 1 to {MAX_TEXT} bytes")]
     Empty,
-    #[error("a key text has {bytes} bytes; give at most {MAX_TEXT}")]
+    #[error("the tenant or name has {bytes} bytes; use at most {MAX_TEXT}")]
     TooLong { bytes: usize },
-    #[error("a key text has a zero byte; remove it")]
+    #[error("the tenant or name contains a zero byte; remove it")]
     ZeroByte,
 }
 
 impl RecordKey {
-    /// The tenant that leads the key; empty for relay-wide records.
+    /// The tenant of the key; empty for relay-wide records.
     pub fn tenant(&self) -> &str {
         match self {
             Self::Meta(_) | Self::Body { .. } => "",
@@ -258,7 +269,8 @@ impl RecordKey {
         bytes
     }
 
-    /// `None` for bytes that this version did not write: the caller counts such a record as unreadable.
+    /// `None` for bytes that this version did not write. The caller counts such a record as
+    /// unreadable.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tenant, after) = split_text(bytes)?;
         let (&kind, rest) = after.split_first()?;
@@ -342,7 +354,7 @@ impl RecordKey {
     }
 }
 
-/// As people read it: tenant, kind, and the rest.
+/// For people: tenant, kind, and the rest.
 impl fmt::Display for RecordKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tenant() {
@@ -387,7 +399,7 @@ enum KeySuffix<'a> {
     Name(&'a str),
 }
 
-/// A run of neighbouring keys, from the first byte string to just before the second.
+/// A range of adjacent keys: from `start` up to but not including `end`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     pub(crate) start: Vec<u8>,
@@ -405,11 +417,11 @@ impl KeyRange {
         Self::with_prefix(prefix(tenant.as_str(), None))
     }
 
-    /// The milestones of one task, oldest first.
+    /// The checkpoints of one task, oldest first.
     pub fn checkpoints(tenant: &KeyText, task: &Uuid) -> Self {
         let mut start = prefix(tenant.as_str(), Some(RecordKind::Checkpoint));
         start.extend_from_slice(task.as_bytes());
-        // Behind it stand 8 bytes and the number of a piece: shorter than this.
+        // At most 8 bytes and the number of a chunk follow, which is shorter than this.
         let end = [&*start, &[0xff; 16]].concat();
         Self { start, end }
     }
@@ -418,7 +430,7 @@ impl KeyRange {
     pub fn claims(hash: &[u8; 32]) -> Self {
         let mut start = prefix("", Some(RecordKind::Body));
         start.extend_from_slice(hash);
-        // Behind it stand 16 bytes and the number of a piece: shorter than this.
+        // At most 16 bytes and the number of a chunk follow, which is shorter than this.
         let end = [&*start, &[0xff; 24]].concat();
         Self { start, end }
     }
@@ -436,7 +448,7 @@ impl KeyRange {
         }
     }
 
-    /// Every key behind those of `tenant`, where the next tenant is found.
+    /// Every key after those of `tenant`, which is where the next tenant begins.
     pub(crate) fn after_tenant(tenant: &str) -> Self {
         Self {
             start: Self::with_prefix(prefix(tenant, None)).end,
@@ -444,7 +456,8 @@ impl KeyRange {
         }
     }
 
-    // A prefix never ends in ff (it ends in a zero byte or a kind), so its successor is one byte up.
+    // A prefix never ends in ff (it ends in a zero byte or a kind), so its successor is the
+    // last byte plus one.
     fn with_prefix(start: Vec<u8>) -> Self {
         let mut end = start.clone();
         if let Some(last) = end.last_mut() {

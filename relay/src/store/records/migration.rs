@@ -1,32 +1,33 @@
-//! Rewrites every record that an older version left, once, at the first start of a newer one. It goes through the
-//! journal like any other change, so a crash at any moment leaves records of which each is old or new and whole; reads
-//! bring up what is still old. How far it came is itself a record: the next start goes on there.
+//! Rewrites every record of an older schema once, at the first start of a newer version. The
+//! changes go through the journal like any other, so after a crash each record is complete, in
+//! its old or new schema, and reads migrate the old ones. The progress is itself a record: the
+//! next start continues from there.
 
 use super::key::RecordKey;
 use super::schema::RecordSchema;
 use crate::store::Journal;
 use crate::store::{KeyRange, MetaKey, RecordKind, ScanPage, Store, StoreChange, StoreFailure};
 
-/// Records read at one time.
+/// Records read at a time.
 const PAGE: usize = 64;
-/// Bytes of records in one append, unless one alone has more.
+/// Bytes of records in one append, unless a single record is larger.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Where a directory stands between two numbers, as its record says.
+/// The state of a migration, as recorded in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MigrationState {
-    /// The number that records are brought to.
+    /// The schema to which records are migrated.
     to_schema: u16,
-    /// The last one that was; `None` when all are.
+    /// The last migrated record; `None` when all are done.
     last_key: Option<RecordKey>,
 }
 
-/// What a migration did.
+/// The result of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigrationSummary {
     pub to: u16,
     pub records: u64,
-    /// Records that were left as they are because they could not be read, or not be brought up.
+    /// Records that were left unchanged because they could not be read or migrated.
     pub left_unmigrated: u64,
 }
 
@@ -62,7 +63,7 @@ impl MigrationState {
     }
 }
 
-/// What is left to do in a directory whose record says `stands`; none is a directory of schema 1.
+/// The work left in a directory whose recorded state is `state`; `None` means schema 1.
 #[derive(Debug)]
 pub(crate) struct SchemaMigration {
     to: u16,
@@ -70,15 +71,15 @@ pub(crate) struct SchemaMigration {
 }
 
 impl SchemaMigration {
-    pub(crate) fn due(schema: RecordSchema, stands: Option<MigrationState>) -> Option<Self> {
+    pub(crate) fn due(schema: RecordSchema, state: Option<MigrationState>) -> Option<Self> {
         let to = schema.number();
-        match stands {
+        match state {
             None if to == 1 => None,
             Some(MigrationState {
                 to_schema: at,
                 last_key: None,
             }) if at >= to => None,
-            // Half of the way to another number is no way to this one.
+            // A partial migration to another schema number does not count for this one.
             Some(MigrationState {
                 to_schema: at,
                 last_key: upto,
@@ -87,7 +88,7 @@ impl SchemaMigration {
         }
     }
 
-    /// Returns when every record is durable in its new shape.
+    /// Returns when every record is durable in the new schema.
     pub(crate) fn run(
         self,
         store: &Store,
@@ -95,7 +96,7 @@ impl SchemaMigration {
     ) -> Result<MigrationSummary, StoreFailure> {
         let (range, mut page) = (KeyRange::everything(), ScanPage::first(PAGE));
         page.after = self.after;
-        tracing::info!(to = self.to, after = ?page.after, "bringing records to a newer schema");
+        tracing::info!(to = self.to, after = ?page.after, "migrating records to a newer schema");
         let mut migrated = MigrationSummary {
             to: self.to,
             ..MigrationSummary::default()
@@ -112,11 +113,11 @@ impl SchemaMigration {
             migrated.records += changes.len() as u64;
             append(journal, changes)?;
             let upto = last.filter(|_| scan.has_more);
-            let stands = MigrationState {
+            let state = MigrationState {
                 to_schema: self.to,
                 last_key: upto.clone(),
             };
-            append(journal, vec![stands.change()])?;
+            append(journal, vec![state.change()])?;
             page.after = match upto {
                 Some(key) => Some(key),
                 None => break,
@@ -125,12 +126,12 @@ impl SchemaMigration {
         store
             .wait_durable_blocking(journal.last())
             .map_err(|error| failed(&error))?;
-        tracing::info!(?migrated, "all records have the newer schema");
+        tracing::info!(?migrated, "schema migration finished");
         Ok(migrated)
     }
 }
 
-/// In as many appends as their bytes need.
+/// Appends the changes, in as many appends as their size requires.
 fn append(journal: &mut Journal, changes: Vec<StoreChange>) -> Result<(), StoreFailure> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     for change in changes {

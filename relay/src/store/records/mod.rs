@@ -1,6 +1,6 @@
-//! Records under keys: key and value format, schema numbers and migration, verification and the consistent dump of all records.
-//! Only the apply step and recovery write here.
-//! Must not know what a task is.
+//! Records under keys: key and value format, schema numbers and migration, verification, and
+//! the consistent dump of all records. Only the apply step and recovery write here. Must not
+//! interpret tasks.
 
 pub(crate) mod dump;
 pub(crate) mod key;

@@ -1,32 +1,35 @@
-//! Schema numbers: which shape stored records have, and the way from one number to the next. Every value and every
-//! journal entry carries the number that it was written with, so that what is read can always be brought up, and a
-//! version that knows only older numbers refuses instead of guessing. ARCHITECTURE.md says when the number must grow.
+//! Schema numbers: the format of stored records, and the steps from one number to the next.
+//! Every value and journal entry carries the number it was written with. So everything older
+//! can be migrated when it is read, and a version that supports only older numbers refuses the
+//! data instead of guessing. ARCHITECTURE.md explains when the number must grow.
 
 use bytes::Bytes;
 
 use crate::store::{RecordKey, RecordKind, UnreadableReason};
 
-/// From one number to the next: a pure function of one record. The same body must always give the same one, for a
-/// crash may make it ask again; and it must read everything that the older version could write.
+/// A migration from one number to the next: a pure function of one record. The same body must
+/// always give the same result, because a crash may repeat the step. It must accept everything
+/// that the older version could write.
 #[derive(Clone, Copy, Debug)]
 pub struct SchemaStep {
-    /// What it does, for the log.
+    /// What the step does, for the log.
     pub name: &'static str,
-    /// `None` when the body is not what the older version writes: such a record stays as it is, and counts as unreadable.
+    /// `None` if the body is not valid in the older schema. The record then stays unchanged and
+    /// counts as unreadable.
     pub migrate_record: fn(&RecordKey, &[u8]) -> Option<Vec<u8>>,
 }
 
-/// All steps from schema 1 on, in order; the number is one more than there are.
+/// All steps from schema 1 on, in order. The schema number is one more than their count.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordSchema {
     steps: &'static [SchemaStep],
 }
 
 impl RecordSchema {
-    /// Of this version. A new step goes to the end, and none is ever removed or changed.
+    /// The schema of this version. A new step goes to the end; none is ever removed or changed.
     pub const CURRENT: Self = Self::of(&[]);
 
-    /// Other steps than this version's, to try them out before they are.
+    /// A schema with other steps than this version's, for tests.
     pub const fn of(steps: &'static [SchemaStep]) -> Self {
         Self { steps }
     }
@@ -41,7 +44,8 @@ impl RecordSchema {
         self.steps.get(taken..).unwrap_or_default()
     }
 
-    /// A body as this schema has it. Facts about the directory itself have one shape for all time.
+    /// Migrates a body to this schema. The format of facts about the directory itself never
+    /// changes.
     pub(crate) fn migrate_body(
         self,
         from: u16,
@@ -58,7 +62,7 @@ impl RecordSchema {
         })
     }
 
-    /// The same for a key as it stands on the disk. What has no known key is nobody's to change.
+    /// Like `migrate_body`, for an encoded key. A record with an unknown key is not changed.
     pub(crate) fn migrate_raw(
         self,
         from: u16,
@@ -106,8 +110,8 @@ mod tests {
         assert_eq!(up(3, b"one").unwrap(), "one");
         assert_eq!(up(1, b"odd").unwrap_err(), UnreadableReason::Step(2));
         let fact = RecordKey::Meta(MetaKey::Schema);
-        let kept = schema.migrate_body(1, &fact, Bytes::from_static(b"fact"));
-        assert_eq!(kept.unwrap(), "fact");
+        let unchanged = schema.migrate_body(1, &fact, Bytes::from_static(b"fact"));
+        assert_eq!(unchanged.unwrap(), "fact");
         assert_eq!(RecordSchema::CURRENT.number(), crate::store::SCHEMA);
     }
 

@@ -1,5 +1,6 @@
-//! The record tree: one record per key, cut into chunks where it is long. Must only be written by the apply step and by
-//! recovery; what is written here was in the journal first, so that a crash in the middle is repaired by replay.
+//! The record tree: one record per key, split into chunks if it is long. Only the apply step
+//! and recovery may write it. Everything written here was in the journal first, so replay
+//! repairs a crash in the middle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,13 +16,13 @@ use crate::store::{CommitSeq, UnreadableReason};
 #[derive(Clone, Debug)]
 pub(crate) struct RecordTree {
     pub(crate) tree: sled::Tree,
-    /// By how many bytes of keys and values the tree has grown since it was opened.
+    /// Bytes of keys and values by which the tree has grown since it was opened.
     grown: Arc<AtomicI64>,
-    /// What is written is of this one; what is read is brought up to it.
+    /// The schema of written records; records that are read are migrated to it.
     schema: RecordSchema,
 }
 
-/// What stands under a key: outer errors are sled's, inner ones concern this record only.
+/// The value of a key. Outer errors come from sled; inner errors concern this record only.
 pub(crate) type RecordLookup = Result<Option<Bytes>, UnreadableReason>;
 
 impl RecordTree {
@@ -59,13 +60,13 @@ impl RecordTree {
         }
     }
 
-    /// Removes the pieces of an older, longer value from number `from` on.
+    /// Removes the chunks of an older, longer value from number `from` on.
     fn remove_chunks(&self, key: &[u8], from: u16, before: Option<IVec>) -> sled::Result<()> {
         let Some(before) = before else { return Ok(()) };
         let count = self
             .chunk(&chunk_key(key, 0), &before)
             .map(|chunk| chunk.count);
-        // An unreadable first piece does not say how many follow it.
+        // If the first chunk is unreadable, the number of chunks is unknown.
         let Ok(count) = count else {
             return self.remove_chunks_by_scan(key, from);
         };
@@ -117,13 +118,14 @@ impl RecordTree {
         RecordChunk::read(self.schema.number(), raw_key, value)
     }
 
-    /// A record of one piece.
+    /// Reads a record that has only one chunk.
     fn read_single_chunk(&self, key: &[u8], chunk: &RecordChunk<'_>) -> RecordLookup {
         let body = Bytes::copy_from_slice(chunk.body);
         self.schema.migrate_raw(chunk.schema, key, body).map(Some)
     }
 
-    /// A value read from a scan of the tree; `None` for a later piece of a record that was already met.
+    /// Reads a record met in a scan of the tree; `None` for a later chunk of the record met
+    /// before.
     pub(crate) fn read_scanned(
         &self,
         last: Option<&[u8]>,
@@ -186,7 +188,7 @@ impl RecordTree {
     }
 }
 
-/// What a key and its value count for.
+/// The size of a key and its value.
 pub(crate) fn entry_bytes(key: usize, value: usize) -> i64 {
     i64::try_from(key + value).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,6 @@
-//! How bytes stand in sled: every value is `schema u16, crc32, body`, checked on every read, and none is longer than
-//! [`MAX_VALUE`]. The checksum covers the key too, so that a value under the wrong key is found out.
+//! The format of values in sled: `schema u16, crc32, body`, verified on every read, at most
+//! [`MAX_VALUE`] bytes. The checksum covers the key too, so that a value under the wrong key is
+//! detected.
 
 use bytes::Bytes;
 
@@ -10,7 +11,7 @@ const SEAL: usize = 2 + 4;
 const CHUNK_HEAD: usize = 2 + 8;
 /// Bytes of a record in one chunk.
 const CHUNK: usize = MAX_VALUE - SEAL - CHUNK_HEAD;
-/// Bytes that a sealed value may hold.
+/// Body bytes in a sealed value.
 pub(crate) const MAX_SEALED: usize = MAX_VALUE - SEAL;
 
 /// Wraps a body for storage under `key`.
@@ -25,7 +26,8 @@ pub(crate) fn seal(schema: u16, key: &[u8], head: &[u8], body: &[u8]) -> Vec<u8>
     value
 }
 
-/// The body of a value found under `key`, and the schema that it was written with, which is at most `known`.
+/// The body of a value stored under `key`, and the schema it was written with, which is at most
+/// `known`.
 pub(crate) fn unseal<'a>(
     known: u16,
     key: &[u8],
@@ -52,8 +54,8 @@ fn checksum(key: &[u8], value: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// One piece of a record, as found in sled. Its number and the count of all pieces say where it belongs, and the
-/// sequence number of the write tells the pieces of two writes apart.
+/// One chunk of a record in sled. Its number and the total count give its position, and the
+/// sequence number of the write distinguishes chunks of different writes.
 #[derive(Debug)]
 pub(crate) struct RecordChunk<'a> {
     pub(crate) schema: u16,
@@ -84,7 +86,7 @@ impl<'a> RecordChunk<'a> {
     }
 }
 
-/// The key of a record's piece: the record's key and the number of the piece.
+/// The key of a chunk: the record's key and the chunk's number.
 pub(crate) fn chunk_key(key: &[u8], index: u16) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(key.len() + 2);
     bytes.extend_from_slice(key);
@@ -92,13 +94,13 @@ pub(crate) fn chunk_key(key: &[u8], index: u16) -> Vec<u8> {
     bytes
 }
 
-/// The record's key and the number of the piece that `chunk_key` joined.
+/// Splits a chunk key into the record's key and the chunk's number.
 pub(crate) fn split_chunk_key(bytes: &[u8]) -> Option<(&[u8], u16)> {
     let (key, index) = bytes.split_last_chunk::<2>()?;
     Some((key, u16::from_be_bytes(*index)))
 }
 
-/// A record cut into the pieces that sled may hold, at least one.
+/// Splits a record into chunks that sled can store, at least one.
 pub(crate) fn chunks(
     schema: u16,
     key: &[u8],
@@ -106,7 +108,7 @@ pub(crate) fn chunks(
     body: &Bytes,
 ) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     let count = u16::try_from(body.len().div_ceil(CHUNK).max(1))
-        .expect("an append is limited to 1 MiB, which is 264 pieces");
+        .expect("an append is limited to 1 MiB, which is 264 chunks");
     (0..count).map(move |index| {
         let key = chunk_key(key, index);
         let start = usize::from(index) * CHUNK;

@@ -1,4 +1,5 @@
-//! Walks everything that is stored and counts it, without changing anything. Works beside a running relay.
+//! Reads and counts everything that is stored, without changing anything. Works beside a
+//! running relay.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,12 +12,12 @@ use crate::store::{
     CommitSeq, KeyRange, MetaKey, RecordKey, RecordKind, Store, StoreReadError, UnreadableReason,
 };
 
-/// Unreadable records listed by name; more are only counted.
+/// Unreadable records that are listed; more are only counted.
 const MAX_LISTED_UNREADABLE: usize = 100;
-/// Values between two looks of who watches.
+/// Values between two progress reports.
 const PROGRESS_INTERVAL: u64 = 1024;
 
-/// What a walk found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreVerification {
     /// Readable records of each kind.
@@ -24,38 +25,40 @@ pub struct StoreVerification {
     /// Bytes of their bodies.
     pub bytes: u64,
     pub unreadable: u64,
-    /// The first of the unreadable ones, as far as their keys can be read, with the reason.
+    /// The first unreadable records, with their keys if known, and the reason.
     pub listed: Vec<(Option<RecordKey>, String)>,
-    /// Whole journal entries, and broken ones.
+    /// Complete and broken journal entries.
     pub journal_entries: u64,
     pub broken_journal_entries: u64,
-    /// Values longer than sled may hold safely; always 0.
+    /// Values longer than sled can store safely; always 0.
     pub too_long: u64,
 }
 
 impl Store {
-    /// Counts what is on the disk; changes that are still only in the journal count as its entries. Reads everything.
+    /// Counts what is on disk. Changes that are still only in the journal count as its entries.
+    /// Reads everything.
     pub fn verify(&self) -> Result<StoreVerification, StoreReadError> {
         self.verify_watched(&mut |_| true)
     }
 
-    /// The same, showing now and then how far it is. Ends early, with what was found so far, when `go_on` says no.
+    /// Like `verify`, with progress reports. Ends early, with the result so far, when `proceed`
+    /// returns false.
     pub fn verify_watched(
         &self,
-        go_on: &mut dyn FnMut(&StoreVerification) -> bool,
+        proceed: &mut dyn FnMut(&StoreVerification) -> bool,
     ) -> Result<StoreVerification, StoreReadError> {
         let mut verified = StoreVerification::default();
-        if self.verify_records(&mut verified, go_on)? {
+        if self.verify_records(&mut verified, proceed)? {
             self.verify_journal(&mut verified)?;
         }
         Ok(verified)
     }
 
-    /// False when it was told to end.
+    /// Returns false when `proceed` did.
     fn verify_records(
         &self,
         verified: &mut StoreVerification,
-        go_on: &mut dyn FnMut(&StoreVerification) -> bool,
+        proceed: &mut dyn FnMut(&StoreVerification) -> bool,
     ) -> Result<bool, StoreReadError> {
         let records = &self.shared.disk.records;
         let bounds = (
@@ -67,7 +70,7 @@ impl Store {
         let mut met_values = 0_u64;
         while let Some(item) = walk.next().map_err(disk_error)? {
             met_values += 1;
-            if met_values.is_multiple_of(PROGRESS_INTERVAL) && !go_on(verified) {
+            if met_values.is_multiple_of(PROGRESS_INTERVAL) && !proceed(verified) {
                 return Ok(false);
             }
             let Ok((raw_key, value)) = item else {
@@ -75,20 +78,20 @@ impl Store {
                 continue;
             };
             verified.too_long += u64::from(value.len() > MAX_VALUE);
-            let met = records
+            let scanned = records
                 .read_scanned(last.as_deref(), &raw_key, &value)
                 .map_err(disk_error)?;
-            let Some((key, mut found)) = met else {
+            let Some((key, mut found)) = scanned else {
                 continue;
             };
             if found.is_err() {
-                // It may just be in the middle of being replaced.
+                // It may be in the middle of being replaced.
                 found = self.find(&key)?;
             }
             match (RecordKey::decode(&key), found) {
                 (Some(known), Ok(Some(body))) => verified.count(&known, body.len()),
                 (Some(_), Ok(None)) => {}
-                (None, Ok(_)) => verified.list(None, "its key is of no known kind".to_owned()),
+                (None, Ok(_)) => verified.list(None, "its key has an unknown kind".to_owned()),
                 (known, Err(why)) => verified.list(known, why.to_string()),
             }
             last = Some(key);
@@ -100,13 +103,13 @@ impl Store {
         let (tree, durable) = (&self.shared.disk.journal, self.durable());
         let mut entries = JournalEntries::all(tree, self.shared.config.schema);
         let mut broken = Vec::new();
-        while let Some(met) = next(&mut entries)? {
-            match met.entry {
+        while let Some(scanned) = next(&mut entries)? {
+            match scanned.entry {
                 Some(_) => verified.journal_entries += 1,
-                None => broken.push(met.first),
+                None => broken.push(scanned.first),
             }
         }
-        // Entries before and behind these are just being cut or written.
+        // Entries outside this range are just being truncated or written.
         let settled = self.applied()?..durable;
         let broken = broken
             .iter()

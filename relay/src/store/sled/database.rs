@@ -1,5 +1,6 @@
-//! The open sled database and the one way to make its writes durable. sled's own `flush` hands pages to the kernel and
-//! does not sync them, so a second descriptor of its file is synced after it.
+//! The open sled database, and the only way to make its writes durable. sled's own `flush`
+//! passes pages to the kernel without syncing them, so a second descriptor of its file is
+//! synced afterwards.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use crate::store::records::schema::RecordSchema;
 use crate::store::records::tree::RecordTree;
 use crate::store::{StoreFailure, StoreOpenError};
 
-/// The sync that an acknowledgement waits for; a test can hold it or make it fail.
+/// The sync that an acknowledgement waits for. A test can block it or make it fail.
 pub(crate) type SyncCall = Arc<dyn Fn(&File) -> io::Result<()> + Send + Sync>;
 
 #[derive(Clone)]
@@ -40,7 +41,8 @@ impl SledDatabase {
         })
     }
 
-    /// Returns when all earlier writes are on the disk. Never `flush_async`: seven callers of it deadlock.
+    /// Returns when all earlier writes are on disk. Never use `flush_async`: seven callers of
+    /// it deadlock.
     pub(crate) fn flush_and_sync(&self) -> Result<(), StoreFailure> {
         self.db
             .flush()
@@ -60,12 +62,12 @@ pub(crate) fn fdatasync() -> SyncCall {
     Arc::new(|file| Ok(rustix::fs::fdatasync(file)?))
 }
 
-/// Any failure to write, as the reason to stop.
+/// The failure that stops the store after a write error.
 pub(crate) fn write_failure(error: &sled::Error) -> StoreFailure {
     StoreFailure::sled("write", error)
 }
 
-/// What sled says when it does not open.
+/// The error for a database that sled cannot open.
 pub(crate) fn open_failure(dir: &std::path::Path, error: &sled::Error) -> StoreOpenError {
     match error {
         sled::Error::Io(cause) if is_disk_full_error(cause) => StoreOpenError::DiskFull {
@@ -75,7 +77,7 @@ pub(crate) fn open_failure(dir: &std::path::Path, error: &sled::Error) -> StoreO
     }
 }
 
-/// A failure of sled while opening; `dir` is where the operator should look.
+/// The error for damage found while opening; `dir` is the directory for the operator to check.
 pub(crate) fn damaged_error(
     dir: &std::path::Path,
     reason: impl std::fmt::Display,

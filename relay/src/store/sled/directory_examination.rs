@@ -1,6 +1,6 @@
-//! Looks at what a directory holds before anything is decided. For a start sled is opened on its own files, without its
-//! cleaning thread, so that the only writes are those of its recovery, which `keep.rs` can take back. Who only looks gets
-//! a copy.
+//! Examines a directory before anything is decided. For a start, sled opens its own files
+//! without its cleaning thread, so that the only writes are those of its recovery, which
+//! `file_backup.rs` can undo. A read-only caller gets a copy.
 
 use std::fs::{self, File};
 use std::ops::Bound;
@@ -29,12 +29,13 @@ use crate::store::{
     CommitSeq, KeyRange, MetaKey, RecordKey, StoreConfig, StoreOpenError, UnreadableReason,
 };
 
-/// sled's threads may hold its file for a moment after the last handle is gone.
+/// Attempts to open sled. Its threads may keep the file locked for a moment after the last
+/// handle is dropped.
 const SLED_LOCK_TRIES: u32 = 200;
-/// sled cleans its segments only in the thread that this starts.
+/// Interval of sled's background thread, which also cleans its segments.
 const FLUSH_EVERY_MS: u64 = 500;
 
-/// What was found.
+/// What a directory contains.
 #[derive(Debug)]
 pub(crate) struct DirectoryState {
     /// The changes of the journal's tail, as reads will see them.
@@ -42,13 +43,13 @@ pub(crate) struct DirectoryState {
     pub(crate) applied: CommitSeq,
     pub(crate) tail: JournalTail,
     pub(crate) facts: DirectoryFacts,
-    /// Pages of sled's that cannot be read, and so not be written: of the journal, and of the records if a write to one
-    /// of them has failed before.
+    /// Pages that sled cannot read and therefore not write: of the journal, and of the records
+    /// if a write to one of them has failed before.
     pub(crate) damaged_pages: u64,
 }
 
 impl DirectoryState {
-    /// How a start on this would go on, or why it is refused.
+    /// How a start on this directory continues, or why it is refused.
     pub(crate) fn decide(
         &self,
         mark: Option<Watermark>,
@@ -61,7 +62,7 @@ impl DirectoryState {
     }
 }
 
-/// The look itself, and how to take back what sled did meanwhile.
+/// The result of the examination, and the backup to undo what sled wrote meanwhile.
 #[derive(Debug)]
 pub(crate) struct DirectoryExamination {
     pub(crate) found: Result<DirectoryState, StoreOpenError>,
@@ -70,23 +71,20 @@ pub(crate) struct DirectoryExamination {
 
 pub(crate) fn examine_directory(
     config: &StoreConfig,
-    places: &StorePaths,
+    paths: &StorePaths,
 ) -> Result<DirectoryExamination, StoreOpenError> {
-    store_paths::drop_unfinished_conf(places)?;
-    let mut kept = SledFileBackup::make(places)?;
-    let prepared = prepare(places, &mut kept);
-    let found = prepared.and_then(|()| catch_open_panic(places, || read_state(config, places)));
-    Ok(DirectoryExamination {
-        found,
-        backup: kept,
-    })
+    store_paths::drop_unfinished_conf(paths)?;
+    let mut backup = SledFileBackup::make(paths)?;
+    let prepared = prepare(paths, &mut backup);
+    let found = prepared.and_then(|()| catch_open_panic(paths, || read_state(config, paths)));
+    Ok(DirectoryExamination { found, backup })
 }
 
-/// What there is to see on a copy, which is sled's to do with as it likes, and what of it cannot be read.
+/// Examines a copy, which sled may change freely. Returns its state and the damage found.
 pub(crate) fn examine_copy(
     config: &StoreConfig,
     copy: &StorePaths,
-    taken: DamageHandling,
+    handling: DamageHandling,
 ) -> Result<(DirectoryState, Option<StoreOpenError>), StoreOpenError> {
     let broken = store_paths::broken_snapshots(&copy.sled)?;
     for path in &broken {
@@ -94,90 +92,93 @@ pub(crate) fn examine_copy(
     }
     let (log, survey) = survey_log(copy)?;
     let damage = survey_damage(copy, &survey);
-    let (db, mended) = (copy.db_file(), |error| {
-        io_error("mend", &copy.db_file())(error)
+    let (db, repair_error) = (copy.db_file(), |error| {
+        io_error("repair", &copy.db_file())(error)
     });
-    let claimed = log_repair::patch_damage(&db, &log, &survey.damage, taken).map_err(mended)?;
+    let patched =
+        log_repair::patch_damage(&db, &log, &survey.damage, handling).map_err(repair_error)?;
     close_log_gap(copy, !broken.is_empty())?;
-    if !claimed.is_empty() {
-        // Recovers, and notes where each page is.
+    if !patched.is_empty() {
+        // Recovers the log and records the position of each page.
         drop(catch_open_panic(copy, || {
             open_database_with(config, copy, None)
         })?);
-        log_repair::restore_checksums(&db, &claimed).map_err(mended)?;
+        log_repair::restore_checksums(&db, &patched).map_err(repair_error)?;
     }
     let found = catch_open_panic(copy, || read_state(config, copy))?;
     Ok((found, damage))
 }
 
-/// Nothing is changed before this has found out that sled will read all of its log, and has copied what sled may overwrite.
-fn prepare(places: &StorePaths, kept: &mut SledFileBackup) -> Result<(), StoreOpenError> {
-    if !places.db_file().exists() {
+/// Checks that sled will read all of its log, and copies what sled may overwrite, before
+/// anything is changed.
+fn prepare(paths: &StorePaths, backup: &mut SledFileBackup) -> Result<(), StoreOpenError> {
+    if !paths.db_file().exists() {
         return Ok(());
     }
-    let (log, survey) = survey_log(places)?;
-    if let Some(damage) = survey_damage(places, &survey) {
+    let (log, survey) = survey_log(paths)?;
+    if let Some(damage) = survey_damage(paths, &survey) {
         return Err(damage);
     }
-    kept.copy(&log, &survey);
-    close_log_gap(places, kept.has_broken()?)
+    backup.copy(&log, &survey);
+    close_log_gap(paths, backup.has_broken()?)
 }
 
-fn survey_log(places: &StorePaths) -> Result<(SledLog, RecoverySurvey), StoreOpenError> {
-    let snapshot = match store_paths::newest_snapshot(&places.sled)? {
+fn survey_log(paths: &StorePaths) -> Result<(SledLog, RecoverySurvey), StoreOpenError> {
+    let snapshot = match store_paths::newest_snapshot(&paths.sled)? {
         Some(path) => SledSnapshot::read(&path).map_err(io_error("read", &path))?,
         None => None,
     };
-    let db = places.db_file();
+    let db = paths.db_file();
     let log = SledLog::open(&db).map_err(io_error("read", &db))?;
     let survey = RecoverySurvey::of(&log, snapshot.as_ref()).map_err(io_error("read", &db))?;
     Ok((log, survey))
 }
 
-fn survey_damage(places: &StorePaths, survey: &RecoverySurvey) -> Option<StoreOpenError> {
-    let places_told = survey.damage.len();
-    (places_told > 0).then(|| {
-        let reason = format!("its log cannot be read in {places_told} places");
-        damaged_error(&places.dir, reason)
+fn survey_damage(paths: &StorePaths, survey: &RecoverySurvey) -> Option<StoreOpenError> {
+    let damaged_places = survey.damage.len();
+    (damaged_places > 0).then(|| {
+        let reason = format!("its log cannot be read in {damaged_places} places");
+        damaged_error(&paths.dir, reason)
     })
 }
 
-/// A log whose snapshot was broken must be whole by itself.
-fn close_log_gap(places: &StorePaths, was_broken: bool) -> Result<(), StoreOpenError> {
-    if store_paths::newest_snapshot(&places.sled)?.is_some() {
+/// Repairs the gap that sled leaves in a log without a snapshot. If the snapshot was broken,
+/// the log must be complete.
+fn close_log_gap(paths: &StorePaths, was_broken: bool) -> Result<(), StoreOpenError> {
+    if store_paths::newest_snapshot(&paths.sled)?.is_some() {
         return Ok(());
     }
-    let db = places.db_file();
+    let db = paths.db_file();
     let log = SledLog::open(&db).map_err(io_error("read", &db))?;
     if was_broken && log.heads.contains(&SledSegmentHead::Damaged) {
-        let reason = "its snapshot is damaged, and a part of its log";
-        return Err(damaged_error(&places.dir, reason));
+        let reason = "its snapshot and a part of its log are damaged";
+        return Err(damaged_error(&paths.dir, reason));
     }
-    log_repair::write_bridge_segment(&db, &log).map_err(io_error("mend", &db))
+    log_repair::write_bridge_segment(&db, &log).map_err(io_error("repair", &db))
 }
 
-/// sled panics over some damage; here that is an error like any other.
+/// Turns a panic of sled over damage into an error.
 fn catch_open_panic<T>(
-    places: &StorePaths,
+    paths: &StorePaths,
     step: impl FnOnce() -> Result<T, StoreOpenError>,
 ) -> Result<T, StoreOpenError> {
     catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         Err(damaged_error(
-            &places.dir,
+            &paths.dir,
             text.unwrap_or_else(|| "sled panicked".to_owned()),
         ))
     })
 }
 
-fn read_state(config: &StoreConfig, places: &StorePaths) -> Result<DirectoryState, StoreOpenError> {
-    let broken = |error: sled::Error| damaged_error(&places.dir, error);
-    let disk = open_database_with(config, places, None)?;
+fn read_state(config: &StoreConfig, paths: &StorePaths) -> Result<DirectoryState, StoreOpenError> {
+    let broken = |error: sled::Error| damaged_error(&paths.dir, error);
+    let disk = open_database_with(config, paths, None)?;
     let overlay = Overlay::default();
     let stored = read_meta_number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
-    let (tail, mut damaged_pages) = read_journal(&disk, config.schema, places, stored)?;
-    if places.damage_marker.exists() {
+    let (tail, mut damaged_pages) = read_journal(&disk, config.schema, paths, stored)?;
+    if paths.damage_marker.exists() {
         damaged_pages += count_damaged_record_pages(&disk).map_err(broken)?;
     }
     for entry in &tail.entries {
@@ -202,11 +203,11 @@ fn read_state(config: &StoreConfig, places: &StorePaths) -> Result<DirectoryStat
 fn read_journal(
     disk: &SledDatabase,
     schema: RecordSchema,
-    places: &StorePaths,
+    paths: &StorePaths,
     applied: MetaFact<u64>,
 ) -> Result<(JournalTail, u64), StoreOpenError> {
     let failed = |error| match error {
-        JournalError::Sled(error) => damaged_error(&places.dir, error),
+        JournalError::Sled(error) => damaged_error(&paths.dir, error),
         JournalError::NewerSchema(found) => StoreOpenError::NewerSchema {
             found,
             known: schema.number(),
@@ -217,19 +218,22 @@ fn read_journal(
         },
     };
     let mut entries = JournalEntries::all(&disk.journal, schema);
-    let mut met = entries.next().map_err(failed)?;
-    // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
-    let lowest = met.as_ref().map_or(0, |met| met.first.0.saturating_sub(1));
+    let mut entry = entries.next().map_err(failed)?;
+    // An unreadable `Applied` record is a loss. If that is accepted, the journal is read from
+    // its beginning.
+    let lowest = entry
+        .as_ref()
+        .map_or(0, |entry| entry.first.0.saturating_sub(1));
     let mut tail =
         JournalTail::after_applied(CommitSeq(applied.unwrap_or(Some(lowest)).unwrap_or(0)));
-    while let Some(one) = met {
-        tail.add_found(one);
-        met = entries.next().map_err(failed)?;
+    while let Some(found) = entry {
+        tail.add_found(found);
+        entry = entries.next().map_err(failed)?;
     }
     Ok((tail, entries.damaged_pages))
 }
 
-/// Reads all records, which an ordinary start does not.
+/// Reads all records, which an ordinary start does not do.
 fn count_damaged_record_pages(disk: &SledDatabase) -> sled::Result<u64> {
     let everything = KeyRange::everything();
     let bounds = (
@@ -244,50 +248,50 @@ fn count_damaged_record_pages(disk: &SledDatabase) -> sled::Result<u64> {
     Ok(pages)
 }
 
-/// The database for good, with its cleaning thread.
+/// Opens the database for use, with its cleaning thread.
 pub(crate) fn open_database(
     config: &StoreConfig,
-    places: &StorePaths,
+    paths: &StorePaths,
 ) -> Result<SledDatabase, StoreOpenError> {
-    catch_open_panic(places, || {
-        open_database_with(config, places, Some(FLUSH_EVERY_MS))
+    catch_open_panic(paths, || {
+        open_database_with(config, paths, Some(FLUSH_EVERY_MS))
     })
 }
 
-/// The database for one who only reads.
+/// Opens the database for reading only.
 pub(crate) fn open_database_read_only(
     config: &StoreConfig,
-    places: &StorePaths,
+    paths: &StorePaths,
 ) -> Result<SledDatabase, StoreOpenError> {
-    catch_open_panic(places, || open_database_with(config, places, None))
+    catch_open_panic(paths, || open_database_with(config, paths, None))
 }
 
 fn open_database_with(
     config: &StoreConfig,
-    places: &StorePaths,
+    paths: &StorePaths,
     flush_every_ms: Option<u64>,
 ) -> Result<SledDatabase, StoreOpenError> {
     let options = sled::Config::new()
-        .path(&places.sled)
+        .path(&paths.sled)
         .cache_capacity(config.cache_bytes)
         .flush_every_ms(flush_every_ms);
-    let db = open_sled(&options, places)?;
-    let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
+    let db = open_sled(&options, paths)?;
+    let file = File::open(paths.db_file()).map_err(io_error("open", &paths.db_file()))?;
     let disk = SledDatabase::new(db, file, config.schema, Arc::clone(&config.sync));
-    disk.map_err(|error| open_failure(&places.dir, &error))
+    disk.map_err(|error| open_failure(&paths.dir, &error))
 }
 
-fn open_sled(options: &sled::Config, places: &StorePaths) -> Result<sled::Db, StoreOpenError> {
+fn open_sled(options: &sled::Config, paths: &StorePaths) -> Result<sled::Db, StoreOpenError> {
     for _ in 0..SLED_LOCK_TRIES {
         match options.open() {
             Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
                 store_paths::pause();
             }
-            other => return other.map_err(|error| open_failure(&places.dir, &error)),
+            other => return other.map_err(|error| open_failure(&paths.dir, &error)),
         }
     }
     Err(StoreOpenError::Locked {
-        dir: places.dir.clone(),
+        dir: paths.dir.clone(),
     })
 }
 
@@ -317,7 +321,8 @@ fn read_meta_number(
     }))
 }
 
-/// Nothing where it cannot be read: the way is then gone once more from its beginning, which changes nothing.
+/// `None` if the state cannot be read. The migration then starts from the beginning, which does
+/// no harm.
 fn read_migration_state(
     overlay: &Overlay,
     disk: &SledDatabase,

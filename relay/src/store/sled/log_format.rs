@@ -1,5 +1,6 @@
-//! sled's files as they lie, read without sled, which cannot open them without writing to them. Knows the format of the
-//! pinned version: a log of segments, messages in them, and a snapshot that says where each page is. Changes nothing.
+//! Reads sled's files without sled, which cannot open them without writing to them. Contains
+//! the format of the pinned version: a log of segments, the messages in them, and a snapshot
+//! with the position of each page. Changes nothing.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,15 +9,16 @@ use std::path::Path;
 
 pub(crate) const SEGMENT: usize = 512 * 1024;
 pub(crate) const SEGMENT_HEAD: usize = 20;
-/// Length and checksum behind a snapshot.
+/// Length and checksum at the end of a snapshot.
 const SNAPSHOT_END: usize = 12;
 
-/// What the first bytes of a segment say.
+/// The header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SledSegmentHead {
     Empty,
     Damaged,
-    /// Where its messages stand in the log, and up to where the log was stable when it was begun.
+    /// The position of its messages in the log, and the stable end of the log when it was
+    /// begun.
     Whole {
         lsn: i64,
         stable: i64,
@@ -52,17 +54,17 @@ impl SledSegmentHead {
     }
 }
 
-/// The beginning of the segment in which a position of the log is.
+/// The beginning of the segment that contains a position of the log.
 pub(crate) fn segment_start(lsn: i64) -> i64 {
     lsn - lsn % SEGMENT as i64
 }
 
-/// What a message does to the page that it names.
+/// The effect of a message on its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageEffect {
-    /// None: padding, and marks for sled itself.
+    /// No effect: padding and sled's own marks.
     None,
-    /// The last one of its segment.
+    /// The last message of its segment.
     Cap,
     Replace,
     Link,
@@ -71,19 +73,20 @@ pub(crate) enum PageEffect {
 const CANCELED: u8 = 1;
 const CAP: u8 = 2;
 
-/// A message that fits its checksum.
+/// A message whose checksum matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SledMessage {
     pub(crate) effect: PageEffect,
     pub(crate) page: u64,
-    /// Its segment by position in the log, which tells it from what a reused segment held before.
+    /// Its segment's position in the log, which distinguishes it from leftovers in a reused
+    /// segment.
     pub(crate) segment: u64,
-    /// With its head.
+    /// Length including the head.
     pub(crate) len: usize,
 }
 
 impl SledMessage {
-    /// No message begins closer to the end of a segment.
+    /// No message begins closer than this to the end of a segment.
     pub(crate) const RED_ZONE: usize = 32;
 
     pub(crate) fn read(bytes: &[u8], at: usize) -> Option<Self> {
@@ -92,19 +95,19 @@ impl SledMessage {
         let mut hash = crc32fast::Hasher::new();
         hash.update(&rest[head..]);
         hash.update(&rest[4..head]);
-        // Nothing is behind a cap but padding: damage there hurts nobody.
+        // Only padding follows a cap, so damage there does no harm.
         let pads = message.effect == PageEffect::Cap && message.page == u64::MAX;
         let pads = pads && at + Self::RED_ZONE + message.len - head == SEGMENT;
         (pads || rest.starts_with(&(!hash.finalize()).to_le_bytes())).then_some(message)
     }
 
-    /// What a damaged message that takes all the bytes from here on says that it is.
+    /// Decodes the head of a damaged message that fills all bytes from here on.
     pub(crate) fn read_unchecked(bytes: &[u8], at: usize) -> Option<Self> {
         let (message, _) = Self::head(bytes, at)?;
         (at + message.len == bytes.len()).then_some(message)
     }
 
-    /// What it says, without a look at its checksum, and the length of its head.
+    /// Decodes the head without checking the checksum; also returns the head's length.
     fn head(bytes: &[u8], at: usize) -> Option<(Self, usize)> {
         if at + Self::RED_ZONE > SEGMENT {
             return None;
@@ -130,17 +133,18 @@ impl SledMessage {
         (len <= rest.len()).then_some((message, head))
     }
 
-    /// Bytes that [`Message::cancel`] needs.
+    /// Bytes that [`SledMessage::cancel`] needs.
     pub(crate) fn min_bytes(segment: u64) -> usize {
         FIXED_HEAD_BYTES + 1 + position(segment).len()
     }
 
-    /// Nothing, as long as `place`, around what is there; none if there is no room for its head.
+    /// Turns `place` into a message without effect; `None` if there is no room for its head.
     pub(crate) fn cancel(place: &mut [u8], segment: u64) -> Option<()> {
         encode(place, CANCELED, segment)
     }
 
-    /// The checksum that would make a damaged message whole, where it is one at all and says something about a page.
+    /// The checksum that would make a damaged message valid, if its head is plausible and it
+    /// concerns a page.
     pub(crate) fn checksum_if_whole(place: &[u8]) -> Option<[u8; 4]> {
         let (message, head) = Self::head(place, 0)?;
         let of_page = matches!(message.effect, PageEffect::Replace | PageEffect::Link);
@@ -151,7 +155,7 @@ impl SledMessage {
         (of_page && message.len == place.len()).then_some(crc.to_le_bytes())
     }
 
-    /// The end of a segment that holds nothing else.
+    /// Writes the end of a segment that contains nothing else.
     pub(crate) fn cap(place: &mut [u8], segment: u64) -> Option<()> {
         encode(place, CAP, segment)
     }
@@ -160,7 +164,7 @@ impl SledMessage {
 /// Bytes of a message's head before its numbers.
 const FIXED_HEAD_BYTES: usize = 5;
 
-/// The numbers of a segment and of no page in particular.
+/// The encoded segment number and a page number of zero.
 fn position(segment: u64) -> Vec<u8> {
     match u8::try_from(segment) {
         Ok(small @ 0..=240) => vec![small, 0],
@@ -169,14 +173,14 @@ fn position(segment: u64) -> Vec<u8> {
 }
 
 fn encode(place: &mut [u8], kind: u8, segment: u64) -> Option<()> {
-    let most = place.len().checked_sub(SledMessage::min_bytes(segment))?;
+    let body_len = place.len().checked_sub(SledMessage::min_bytes(segment))?;
     let mut head = vec![0, 0, 0, 0, kind];
-    match u8::try_from(most) {
+    match u8::try_from(body_len) {
         Ok(short @ 0..=240) => head.push(short),
-        // Three bytes behind a mark, which are enough for a segment.
+        // A marker and three bytes, which are enough for a length within a segment.
         Ok(_) | Err(_) => {
             head.push(250);
-            head.extend_from_slice(&u32::try_from(most - 3).ok()?.to_le_bytes()[..3]);
+            head.extend_from_slice(&u32::try_from(body_len - 3).ok()?.to_le_bytes()[..3]);
         }
     }
     head.append(&mut position(segment));
@@ -189,7 +193,7 @@ fn encode(place: &mut [u8], kind: u8, segment: u64) -> Option<()> {
     Some(())
 }
 
-/// A number as sled writes it, of one to nine bytes.
+/// A number in sled's encoding, of one to nine bytes.
 fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     let rest = bytes.get(*at..)?;
     let byte = |at: usize| rest.get(at).copied().map(u64::from);
@@ -208,17 +212,17 @@ fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     Some(number)
 }
 
-/// Where sled's recovery begins: the place of each page as of some position in the log.
+/// Where sled's recovery begins: the position of each page as of some position in the log.
 #[derive(Debug)]
 pub(crate) struct SledSnapshot {
     pub(crate) end: i64,
-    /// The segment in the file that `end` is in.
+    /// The segment in the file that contains `end`.
     pub(crate) active: Option<u64>,
-    /// Segments in the file that hold a part of the page, by the page's number.
+    /// Segments in the file that contain a part of the page, by page number.
     pub(crate) pages: Vec<Vec<u64>>,
 }
 
-/// Whether a file is a snapshot that sled would take for whole.
+/// Whether sled would accept a file as a valid snapshot.
 pub(crate) fn is_whole_snapshot(path: &Path) -> io::Result<bool> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let bytes = fs::read(path)?;
@@ -231,7 +235,7 @@ pub(crate) fn is_whole_snapshot(path: &Path) -> io::Result<bool> {
 }
 
 impl SledSnapshot {
-    /// Of a whole file; none where it says something else than is expected.
+    /// Reads a valid snapshot file; `None` if its content is not as expected.
     pub(crate) fn read(path: &Path) -> io::Result<Option<Self>> {
         let bytes = fs::read(path)?;
         let body = bytes.len().checked_sub(SNAPSHOT_END);
@@ -259,7 +263,7 @@ impl SledSnapshot {
     }
 }
 
-/// The segment that one part of a page is in. A freed page has no size.
+/// The segment of one part of a page. A freed page has no size.
 fn pointer(bytes: &[u8], at: &mut usize, sized: bool) -> Option<u64> {
     *at += 8;
     let blob = match bytes.get(*at)? {
@@ -276,7 +280,7 @@ fn pointer(bytes: &[u8], at: &mut usize, sized: bool) -> Option<u64> {
     (*at <= bytes.len()).then_some(place / SEGMENT as u64)
 }
 
-/// sled's one data file.
+/// sled's data file.
 #[derive(Debug)]
 pub(crate) struct SledLog {
     db: File,
@@ -301,7 +305,7 @@ impl SledLog {
         Ok(log)
     }
 
-    /// All of a segment; the last one may be shorter.
+    /// All bytes of a segment; the last one may be shorter.
     pub(crate) fn segment(&self, number: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; SEGMENT];
         let read = self.read(number, &mut bytes)?;
@@ -332,7 +336,7 @@ impl SledLog {
         segment_start(stable.max().unwrap_or(0).max(0))
     }
 
-    /// What a segment of this number in the file says of itself.
+    /// The header of the segment with this number in the file.
     pub(crate) fn head(&self, number: u64) -> Option<SledSegmentHead> {
         self.heads.get(usize::try_from(number).ok()?).copied()
     }

@@ -1,5 +1,5 @@
-//! Brings sled's log into a shape that sled reads to its end: around what is damaged, which is only for copies, and over a
-//! gap that sled itself has made.
+//! Makes sled's log readable to its end: around damage, which is only done on copies, and
+//! across a gap that sled itself has made.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -12,10 +12,11 @@ use super::recovery_survey::LogDamage;
 /// Enough for a head and a cap.
 const BRIDGE_BYTES: usize = 64;
 
-/// For a log that has no snapshot. sled then asks the newest head up to where the log was stable, and takes the whole log
-/// for empty, and zeroes it, if the segment around that position is gone. But its own last open may have zeroed that one,
-/// because all of its pages had moved on. A segment with nothing in it, in its place, is what sled expects to find; sled
-/// zeroes it again. Where a head is damaged nobody knows what is gone, and nothing is done.
+/// Repairs a log without a snapshot. In that case sled reads from the newest head up to where
+/// the log was stable. If the segment at that position is missing, sled treats the whole log as
+/// empty and zeroes it. But sled's own last open may have zeroed that segment because all its
+/// pages had moved. An empty segment at that position is what sled expects, and sled zeroes it
+/// again. If a head is damaged, it is unknown what is missing, so nothing is changed.
 pub(crate) fn write_bridge_segment(path: &Path, log: &SledLog) -> io::Result<()> {
     let wanted = log.stable();
     let damaged = log.heads.contains(&SledSegmentHead::Damaged);
@@ -34,43 +35,43 @@ pub(crate) fn write_bridge_segment(path: &Path, log: &SledLog) -> io::Result<()>
     segment[..SEGMENT_HEAD].copy_from_slice(&SledSegmentHead::encode(wanted, -1));
     let position = wanted.unsigned_abs() / SEGMENT as u64;
     SledMessage::cap(&mut segment[SEGMENT_HEAD..], position)
-        .ok_or_else(|| io::Error::other("a cap does not fit"))?;
+        .ok_or_else(|| io::Error::other("no room for a segment cap"))?;
     let db = OpenOptions::new().write(true).open(path)?;
     let end = (number + 1) * SEGMENT as u64;
     if end > log.len {
         db.set_len(end)?;
     }
     db.write_all_at(&segment, number * SEGMENT as u64)?;
-    tracing::warn!(position, "closed a gap in a log that has no snapshot");
+    tracing::warn!(position, "repaired a gap in a sled log without a snapshot");
     db.sync_data()
 }
 
-/// How a damaged message is taken in a copy that is only looked at.
+/// How to handle a damaged message in a read-only copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DamageHandling {
-    /// As if it were not there, so its page is as it was before.
+    /// As if it did not exist, so that its page has its earlier state.
     Skip,
-    /// For whole, until sled has recovered: who reads its page then finds that it is not. sled knows the number of every page
-    /// and cannot open where it has nothing at all of one, which is what becomes of a page whose first message is taken for
-    /// nothing.
+    /// As intact until sled has recovered; a later read of its page then finds the damage. sled
+    /// cannot open a log that has no message at all for one of its pages, and skipping a page's
+    /// first message would cause that.
     TreatAsIntact,
 }
 
-/// Bytes of a copy that are not what they were, by their place.
+/// The original checksum bytes of a patched copy, by their offset.
 pub(crate) type PatchedChecksums = Vec<(u64, [u8; 4])>;
 
-/// Makes sled read on behind what it cannot read: in a copy that is only looked at, for what was there is gone then. Returns
-/// what is to be put back once sled has recovered.
+/// Makes sled continue after what it cannot read. Only for a read-only copy, because the
+/// damaged bytes are overwritten. Returns what to restore once sled has recovered.
 pub(crate) fn patch_damage(
     path: &Path,
     log: &SledLog,
     damage: &[LogDamage],
-    taken: DamageHandling,
+    handling: DamageHandling,
 ) -> io::Result<PatchedChecksums> {
     let db = OpenOptions::new().write(true).open(path)?;
-    let mut claimed = PatchedChecksums::new();
-    for one in damage {
-        match *one {
+    let mut patched = PatchedChecksums::new();
+    for found in damage {
+        match *found {
             LogDamage::Head { number, lsn } => {
                 db.write_all_at(&SledSegmentHead::encode(lsn, -1), number * SEGMENT as u64)?;
             }
@@ -84,26 +85,27 @@ pub(crate) fn patch_damage(
                 let place = &mut bytes[from..to];
                 let at = number * SEGMENT as u64 + from as u64;
                 let whole = SledMessage::checksum_if_whole(place)
-                    .filter(|_| taken == DamageHandling::TreatAsIntact);
-                if let (Some(crc), Some(was)) = (whole, place.first_chunk()) {
+                    .filter(|_| handling == DamageHandling::TreatAsIntact);
+                if let (Some(crc), Some(original)) = (whole, place.first_chunk()) {
                     db.write_all_at(&crc, at)?;
-                    claimed.push((at, *was));
+                    patched.push((at, *original));
                 } else if SledMessage::cancel(place, segment).is_some() {
                     db.write_all_at(place, at)?;
                 }
-                // What is too short for a message stays, and sled takes it for the segment's end.
+                // Bytes too short for a message stay, and sled takes them for the segment's
+                // end.
             }
         }
     }
     db.sync_data()?;
-    Ok(claimed)
+    Ok(patched)
 }
 
-/// From here on sled finds the damage where it is.
-pub(crate) fn restore_checksums(path: &Path, claimed: &PatchedChecksums) -> io::Result<()> {
+/// Restores the damaged checksums, so that sled detects the damage in reads.
+pub(crate) fn restore_checksums(path: &Path, patched: &PatchedChecksums) -> io::Result<()> {
     let db = OpenOptions::new().write(true).open(path)?;
-    for (at, was) in claimed {
-        db.write_all_at(was, *at)?;
+    for (at, original) in patched {
+        db.write_all_at(original, *at)?;
     }
     db.sync_data()
 }

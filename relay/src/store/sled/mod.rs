@@ -1,6 +1,6 @@
-//! Everything that exists only because the store runs on sled 0.34: opening its files, reading its log format, surviving its damage and panics, counting its bytes.
-//! Replacing sled means replacing this folder.
-//! Must not decide what a record or a journal entry means.
+//! Everything that exists only because the store uses sled 0.34: opening its files, reading its
+//! log format, surviving its damage and panics, counting its bytes. Replacing sled means
+//! replacing this folder. Must not decide what a record or a journal entry means.
 
 pub(crate) mod database;
 pub(crate) mod directory_examination;

@@ -1,5 +1,6 @@
-//! A directory on which no relay runs, read as it lies: for verification, and to save what can be read from one that no
-//! longer starts. Takes the directory's lock. sled cannot open its files without writing to them, so it gets a copy.
+//! Reads a directory that no relay uses, without changing it: for verification, and to save
+//! what can be read from one on which a relay refuses to start. Takes the directory's lock.
+//! sled cannot open its files without writing to them, so it gets a copy.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,77 +23,79 @@ use crate::store::journal::pin::JournalPins;
 use crate::store::journal::watermark::WatermarkFile;
 use crate::store::{Store, StoreConfig, StoreOpenError};
 
-/// What there is to see.
+/// The readable contents of a directory.
 #[derive(Debug)]
 pub struct OfflineStore {
-    /// Everything readable, the journal's tail included. Reading only; clones must not outlive the look.
+    /// Everything readable, including the journal's tail. Read only; clones must not outlive
+    /// the callback.
     pub store: Store,
-    /// Absent when the record of it cannot be read.
+    /// `None` if its record cannot be read.
     pub incarnation: Option<Uuid>,
     pub relay_epoch: u64,
-    /// Why a relay would not start here.
+    /// Why a relay would refuse to start on it.
     pub refusal: Option<StoreOpenError>,
-    /// A last entry that was never acknowledged was cut short by a crash.
+    /// The last entry was never acknowledged and was torn by a crash.
     pub torn_tail: bool,
 }
 
 impl Store {
-    /// Shows `see` what the directory holds. Fails when another process uses it, or when not even reading is possible.
+    /// Calls `see` with the directory's contents. Fails if another process uses the directory,
+    /// or if it cannot be read at all.
     pub fn with_offline_store<T>(
         config: StoreConfig,
-        see: impl FnOnce(&OfflineStore) -> T,
+        use_store: impl FnOnce(&OfflineStore) -> T,
     ) -> Result<T, StoreOpenError> {
-        let places = StorePaths::in_dir(&config.dir);
-        if !places.db_file().exists() {
+        let paths = StorePaths::in_dir(&config.dir);
+        if !paths.db_file().exists() {
             return Err(StoreOpenError::NoRelayData { dir: config.dir });
         }
-        let lock = store_paths::lock(&places)?;
+        let lock = store_paths::lock(&paths)?;
         let mark =
-            WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-        let (copy, (found, damage)) = examine_file_copy(&config, &places, DamageHandling::Skip)
-            .or_else(|_| examine_file_copy(&config, &places, DamageHandling::TreatAsIntact))?;
-        let refusal = damage.or_else(|| found.decide(mark, &config).err());
-        let disk = open_database_read_only(&config, &copy.places)?;
-        let (_durable, looked) = offline_store(config, disk, found, refusal, lock);
-        Ok(see(&looked))
+            WatermarkFile::peek(&paths.watermark).map_err(io_error("read", &paths.watermark))?;
+        let (copy, (state, damage)) = examine_file_copy(&config, &paths, DamageHandling::Skip)
+            .or_else(|_| examine_file_copy(&config, &paths, DamageHandling::TreatAsIntact))?;
+        let refusal = damage.or_else(|| state.decide(mark, &config).err());
+        let disk = open_database_read_only(&config, &copy.paths)?;
+        let (_durable, offline) = offline_store(config, disk, state, refusal, lock);
+        Ok(use_store(&offline))
     }
 }
 
-/// A copy, and what there is to see in it.
+/// A copy of sled's files, and its state.
 pub(crate) fn examine_file_copy(
     config: &StoreConfig,
-    places: &StorePaths,
-    taken: DamageHandling,
+    paths: &StorePaths,
+    handling: DamageHandling,
 ) -> Result<(SledFileCopy, (DirectoryState, Option<StoreOpenError>)), StoreOpenError> {
-    let copy = SledFileCopy::make(places)?;
-    let found = examine_copy(config, &copy.places, taken)?;
-    Ok((copy, found))
+    let copy = SledFileCopy::make(paths)?;
+    let state = examine_copy(config, &copy.paths, handling)?;
+    Ok((copy, state))
 }
 
-/// sled's files once more. They go with this value.
+/// A copy of sled's files, removed when this value is dropped.
 pub(crate) struct SledFileCopy {
-    /// Of the copy, but for what is beside sled's files.
-    places: StorePaths,
+    /// The paths of the copy; those outside sled's files are the original's.
+    paths: StorePaths,
 }
 
 impl SledFileCopy {
     fn make(original: &StorePaths) -> Result<Self, StoreOpenError> {
-        let looking = &original.copy_dir;
-        remove_dir(looking)?;
+        let copy_dir = &original.copy_dir;
+        remove_dir(copy_dir)?;
         let copied = Self {
-            places: StorePaths {
-                sled: looking.clone(),
+            paths: StorePaths {
+                sled: copy_dir.clone(),
                 ..original.clone()
             },
         };
         copied
             .fill(original)
             .map(|()| copied)
-            .map_err(io_error("make a copy to look at in", looking))
+            .map_err(io_error("make a copy of the database in", copy_dir))
     }
 
     fn fill(&self, original: &StorePaths) -> io::Result<()> {
-        let (from, to) = (&original.sled, &self.places.sled);
+        let (from, to) = (&original.sled, &self.paths.sled);
         fs::create_dir_all(to)?;
         copy_dir(&from.join("blobs"), &to.join("blobs"))?;
         for path in store_paths::files(from).map_err(io::Error::other)? {
@@ -103,15 +106,16 @@ impl SledFileCopy {
         self.copy_db(original)
     }
 
-    /// At no cost where the file system can share blocks; else without what is empty.
+    /// Copies the data file: at no cost if the file system can share blocks, else without its
+    /// empty segments.
     fn copy_db(&self, original: &StorePaths) -> io::Result<()> {
-        let to = File::create(self.places.db_file())?;
+        let to = File::create(self.paths.db_file())?;
         if rustix::fs::ioctl_ficlone(&to, File::open(original.db_file())?).is_ok() {
             return Ok(());
         }
         let log = SledLog::open(&original.db_file())?;
         if log.len > free_disk_bytes(original)? {
-            let why = format!("{} MiB are not free; make room", log.len >> 20);
+            let why = format!("a copy needs {} MiB; free disk space", log.len >> 20);
             return Err(io::Error::new(io::ErrorKind::StorageFull, why));
         }
         for number in 0..log.heads.len() as u64 {
@@ -126,8 +130,8 @@ impl SledFileCopy {
 
 impl Drop for SledFileCopy {
     fn drop(&mut self) {
-        if let Err(error) = remove_dir(&self.places.sled) {
-            tracing::warn!(%error, "a copy that was looked at could not be removed; the next start does it");
+        if let Err(error) = remove_dir(&self.paths.sled) {
+            tracing::warn!(%error, "removing a copy of the database failed; the next start removes it");
         }
     }
 }
@@ -135,28 +139,28 @@ impl Drop for SledFileCopy {
 fn offline_store(
     config: StoreConfig,
     disk: super::database::SledDatabase,
-    found: DirectoryState,
+    state: DirectoryState,
     refusal: Option<StoreOpenError>,
     lock: File,
 ) -> (watch::Sender<crate::store::CommitSeq>, OfflineStore) {
-    let head = found.tail.head;
+    let head = state.tail.head;
     let shared = Arc::new(StoreShared {
         pins: JournalPins::new(config.max_pinned_bytes),
         config,
         disk,
-        overlay: Arc::new(found.overlay),
+        overlay: Arc::new(state.overlay),
         queue: AppendQueue::default(),
         progress: CommitProgress::starting_at(head),
         room: Notify::new(),
         _directory_lock: lock,
     });
     let (sender, durable) = watch::channel(head);
-    let looked = OfflineStore {
+    let offline = OfflineStore {
         store: Store::new(shared, durable),
-        incarnation: found.facts.incarnation.ok().flatten(),
-        relay_epoch: found.facts.relay_epoch.ok().flatten().unwrap_or(0),
+        incarnation: state.facts.incarnation.ok().flatten(),
+        relay_epoch: state.facts.relay_epoch.ok().flatten().unwrap_or(0),
         refusal,
-        torn_tail: found.tail.torn,
+        torn_tail: state.tail.torn,
     };
-    (sender, looked)
+    (sender, offline)
 }

@@ -1,11 +1,13 @@
-//! Calls into sled that may meet damage. Some damage is an error of sled's, some is a panic inside it; here both are the
-//! same error, so that one bad page costs its own records and not the thread that met it.
+//! Guards calls into sled that may meet damage. sled reports some damage as an error and panics
+//! over other damage. Here both become the same error, so that a bad page costs its own records
+//! and not the thread that met it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The error that sled has for damage, for what it panicked over.
+/// Runs a step; a panic becomes sled's error for corruption.
 pub(crate) fn catch_sled_panic<T>(step: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
-    // sled holds no lock over what it asserts about a page; at worst a later call panics again.
+    // sled keeps no lock while it asserts something about a page; at worst a later call panics
+    // again.
     catch_unwind(AssertUnwindSafe(step))
         .unwrap_or(Err(sled::Error::Corruption { at: None, bt: () }))
 }

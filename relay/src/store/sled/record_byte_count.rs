@@ -1,5 +1,5 @@
-//! How large the store is: what its records amount to, and what its files take. The two differ, because sled writes a
-//! log and cleans it up later; retention needs both.
+//! The size of the store: the bytes of its records and of its files. The two differ, because
+//! sled writes a log and cleans it later; retention needs both.
 
 use std::fs;
 use std::ops::Bound;
@@ -11,10 +11,11 @@ use crate::store::reader::disk_error;
 use crate::store::records::tree::entry_bytes;
 use crate::store::{KeyRange, Store, StoreReadError};
 
-/// Records between two looks at whether the count should go on.
+/// Records between two checks whether to continue.
 const RECORDS_PER_CHECK: u64 = 1_024;
 
-/// The sum of all records at one time. It stays right: the store knows by how much its records have grown since.
+/// The size of all records at one time. It stays current, because the store counts the growth
+/// since then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordByteCount {
     bytes: i64,
@@ -22,10 +23,11 @@ pub struct RecordByteCount {
 }
 
 impl Store {
-    /// Walks all records, which takes as long as reading them does. `go_on` is asked now and then; `None` if it said no.
+    /// Counts all records, which takes as long as reading them. Stops and returns `None` when
+    /// `proceed` returns false.
     pub fn count_record_bytes(
         &self,
-        mut go_on: impl FnMut() -> bool,
+        mut proceed: impl FnMut() -> bool,
     ) -> Result<Option<RecordByteCount>, StoreReadError> {
         let records = &self.shared.disk.records;
         let grown = records.growth_bytes();
@@ -34,19 +36,19 @@ impl Store {
             Bound::Excluded(KeyRange::everything().end),
         );
         let mut walk = TreeWalk::new(&records.tree, all, false);
-        let (mut bytes, mut met) = (0, 0_u64);
+        let (mut bytes, mut records_read) = (0, 0_u64);
         while let Some(item) = walk.next().map_err(disk_error)? {
             let Ok((key, value)) = item else { continue };
             bytes += entry_bytes(key.len(), value.len());
-            met += 1;
-            if met % RECORDS_PER_CHECK == 0 && !go_on() {
+            records_read += 1;
+            if records_read % RECORDS_PER_CHECK == 0 && !proceed() {
                 return Ok(None);
             }
         }
         Ok(Some(RecordByteCount { bytes, grown }))
     }
 
-    /// Bytes of keys and values now.
+    /// The present size of keys and values.
     pub fn record_bytes(&self, since: RecordByteCount) -> u64 {
         let grown = self.shared.disk.records.growth_bytes() - since.grown;
         u64::try_from(since.bytes + grown).unwrap_or(0)
@@ -57,12 +59,12 @@ impl Store {
     }
 }
 
-/// What the files of the database in a store's directory take on the disk; nothing if there is none.
+/// Bytes on disk of the database files in a store's directory; 0 if there are none.
 pub fn file_bytes(dir: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(StorePaths::in_dir(dir).sled) else {
         return 0;
     };
-    // sled replaces its snapshots while we look.
+    // sled may replace its snapshots meanwhile.
     let sizes = entries.flatten().filter_map(|entry| entry.metadata().ok());
     sizes.map(|file| file.len()).sum()
 }

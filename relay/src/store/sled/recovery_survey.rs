@@ -1,10 +1,10 @@
-//! What sled's recovery is going to do to its files, found out before sled may open them: which segments it writes to, and
-//! which damage it would pass over in silence. Reads only.
+//! Determines what sled's recovery will do to its files before sled opens them: which segments
+//! it writes to, and which damage it would skip without an error. Reads only.
 //!
-//! Recovery begins at the snapshot. It zeroes what stands behind the first damage at the log's end, which the watermark
-//! finds out; and it zeroes segments on which no page has its place any more. But in the middle of the log it takes a
-//! message that it cannot read for the end of the segment and goes on with the next one: pages are then older than they
-//! were, and nobody would know.
+//! Recovery begins at the snapshot. At the log's end it zeroes what follows the first damage;
+//! the watermark detects that. It also zeroes segments without live pages. But in the middle of
+//! the log it takes an unreadable message for the end of the segment and continues with the
+//! next segment. Pages then have an older state, and nothing would report it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -14,26 +14,26 @@ use super::log_format::{
     segment_start,
 };
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes completely or not at all.
 const SECTOR: usize = 512;
 
-/// What was found.
+/// The result of the survey.
 #[derive(Debug, Default)]
 pub(crate) struct RecoverySurvey {
-    /// Segments that recovery may write to, by their number in the file.
+    /// Numbers in the file of the segments that recovery may write to.
     pub(crate) written_segments: Vec<u64>,
-    /// Others that it may write to, which are nothing but zeros.
+    /// Further segments that it may write to, which contain only zeros.
     pub(crate) empty: Vec<u64>,
-    /// Only what would cost something: most of an old log is nobody's place any more.
+    /// Only damage that matters: most of an old log contains no live page.
     pub(crate) damage: Vec<LogDamage>,
 }
 
-/// A place that recovery reads and that cannot be read.
+/// A position that recovery reads and that is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogDamage {
-    /// The head of a segment; the first message says where it belongs.
+    /// The header of a segment; its first message gives its position.
     Head { number: u64, lsn: i64 },
-    /// From one whole message to the next.
+    /// The range from one valid message to the next.
     Messages {
         number: u64,
         segment: u64,
@@ -43,9 +43,9 @@ pub(crate) enum LogDamage {
 }
 
 impl RecoverySurvey {
-    /// Without a snapshot recovery reads everything.
+    /// Surveys the log. Without a snapshot recovery reads everything.
     pub(crate) fn of(log: &SledLog, snapshot: Option<&SledSnapshot>) -> io::Result<Self> {
-        let mut surveying = SurveyWalk {
+        let mut walk = SurveyWalk {
             log,
             from: snapshot.map_or(0, |snapshot| segment_start(snapshot.end)),
             snapshot,
@@ -54,18 +54,18 @@ impl RecoverySurvey {
             is_significant: false,
             survey: Self::default(),
         };
-        let (read, passed) = surveying.classify_segments()?;
+        let (read, skipped) = walk.classify_segments()?;
         for (lsn, number) in read {
-            surveying.survey_segment(lsn, number)?;
+            walk.survey_segment(lsn, number)?;
         }
-        if !surveying.is_significant && surveying.damaged_pages.is_empty() {
-            surveying.survey.damage.clear();
+        if !walk.is_significant && walk.damaged_pages.is_empty() {
+            walk.survey.damage.clear();
         }
-        let live: HashSet<u64> = surveying.pages.iter().flatten().copied().collect();
-        let gone = passed.into_iter().filter(|number| !live.contains(number));
-        surveying.survey.written_segments.extend(gone);
-        surveying.survey.written_segments.sort_unstable();
-        Ok(surveying.survey)
+        let live: HashSet<u64> = walk.pages.iter().flatten().copied().collect();
+        let dead = skipped.into_iter().filter(|number| !live.contains(number));
+        walk.survey.written_segments.extend(dead);
+        walk.survey.written_segments.sort_unstable();
+        Ok(walk.survey)
     }
 }
 
@@ -74,23 +74,23 @@ struct SurveyWalk<'a> {
     snapshot: Option<&'a SledSnapshot>,
     /// Where recovery begins.
     from: i64,
-    /// The places of pages, followed through the log.
+    /// The positions of pages, followed through the log.
     pages: Vec<Vec<u64>>,
-    /// Pages of which recovery would miss something. Whoever writes a page anew mends it.
+    /// Pages of which recovery would miss something. A message that replaces a page repairs it.
     damaged_pages: HashSet<u64>,
-    /// Nobody can say what is missing, or sled would not open.
+    /// It is unknown what is missing, or sled would not open.
     is_significant: bool,
     survey: RecoverySurvey,
 }
 
 impl SurveyWalk<'_> {
-    /// The segments that recovery reads, in their order, and those that it does not.
+    /// The segments that recovery reads, in order, and those that it does not read.
     fn classify_segments(&mut self) -> io::Result<(BTreeMap<i64, u64>, Vec<u64>)> {
-        let (mut read, mut passed) = (BTreeMap::new(), Vec::new());
+        let (mut read, mut skipped) = (BTreeMap::new(), Vec::new());
         for (number, head) in (0..).zip(&self.log.heads) {
             match *head {
                 SledSegmentHead::Whole { lsn, .. } if lsn < self.from => {
-                    passed.push(number);
+                    skipped.push(number);
                     continue;
                 }
                 SledSegmentHead::Whole { lsn, .. } => {
@@ -107,7 +107,7 @@ impl SurveyWalk<'_> {
                         continue;
                     };
                     if lsn < self.from {
-                        passed.push(number);
+                        skipped.push(number);
                         continue;
                     }
                     if !self.log.has_segment_at(lsn) && read.insert(lsn, number).is_none() {
@@ -117,25 +117,26 @@ impl SurveyWalk<'_> {
             }
             self.survey.written_segments.push(number);
         }
-        Ok((read, passed))
+        Ok((read, skipped))
     }
 
     fn is_empty(&self, number: u64) -> io::Result<bool> {
         Ok(self.log.segment(number)?.iter().all(|byte| *byte == 0))
     }
 
-    /// Where a segment whose head is damaged stands in the log.
+    /// The position in the log of a segment whose header is damaged.
     fn position_of_segment(&self, number: u64) -> io::Result<Option<i64>> {
         let first = SledMessage::read(&self.log.segment(number)?, SEGMENT_HEAD);
         let lsn = first.and_then(|first| i64::try_from(first.segment).ok());
         Ok(lsn.and_then(|lsn| lsn.checked_mul(SEGMENT as i64)))
     }
 
-    /// Follows the pages through one segment. What the snapshot knows already is not read again.
+    /// Follows the pages through one segment. Messages covered by the snapshot are not applied
+    /// again.
     fn survey_segment(&mut self, lsn: i64, number: u64) -> io::Result<()> {
         let bytes = self.log.segment(number)?;
         let segment = (lsn / SEGMENT as i64).unsigned_abs();
-        let (must, known) = (
+        let (intact_to, covered_to) = (
             self.must_be_intact_to(lsn, number),
             self.snapshot_covers(lsn),
         );
@@ -149,13 +150,13 @@ impl SurveyWalk<'_> {
                 if message.effect == PageEffect::Cap {
                     return Ok(());
                 }
-                if at >= known {
+                if at >= covered_to {
                     self.follow_page(message, number, lost);
                 }
                 at += message.len;
                 continue;
             }
-            let Some(to) = find_next_intact(&bytes, at, segment, must) else {
+            let Some(to) = find_next_intact(&bytes, at, segment, intact_to) else {
                 return Ok(());
             };
             self.survey.damage.push(LogDamage::Messages {
@@ -165,8 +166,8 @@ impl SurveyWalk<'_> {
                 to,
             });
             lost = true;
-            self.is_significant |= must < SEGMENT;
-            if to > known {
+            self.is_significant |= intact_to < SEGMENT;
+            if to > covered_to {
                 match SledMessage::read_unchecked(&bytes[..to], at)
                     .filter(|was| was.segment == segment)
                 {
@@ -178,14 +179,14 @@ impl SurveyWalk<'_> {
         }
     }
 
-    /// Up to where the snapshot knows what is in a segment.
+    /// Up to where the snapshot covers a segment.
     fn snapshot_covers(&self, lsn: i64) -> usize {
         let end = self.snapshot.map_or(0, |snapshot| snapshot.end);
         usize::try_from(end - lsn).unwrap_or(0)
     }
 
-    /// Up to where everything in the segment was whole once: all of it, where sled has called more of the log stable; else
-    /// what the snapshot was made of.
+    /// Up to where the whole segment must once have been valid: all of it if sled has called a
+    /// later part of the log stable, else what the snapshot was made from.
     fn must_be_intact_to(&self, lsn: i64, number: u64) -> usize {
         let of_snapshot = self.snapshot.filter(|snapshot| {
             snapshot.active == Some(number) && segment_start(snapshot.end) == lsn
@@ -222,16 +223,17 @@ impl SurveyWalk<'_> {
     }
 }
 
-/// Where reading can go on behind a message that is not whole: `None` where that is no damage, or the segment's end is
-/// reached in good order. A segment that was about to be used again holds messages of its new position.
-fn find_next_intact(bytes: &[u8], at: usize, segment: u64, must: usize) -> Option<usize> {
-    let must = must.min(bytes.len());
-    let rest = bytes.get(at..must)?;
+/// Where reading can continue after an invalid message. `None` if that is not damage, or if the
+/// segment ends there normally. A segment that was about to be reused contains messages of its
+/// new position.
+fn find_next_intact(bytes: &[u8], at: usize, segment: u64, intact_to: usize) -> Option<usize> {
+    let intact_to = intact_to.min(bytes.len());
+    let rest = bytes.get(at..intact_to)?;
     // Too little room for a message, at a segment's end.
     if rest.iter().all(|byte| *byte == 0) || at + SledMessage::RED_ZONE > SEGMENT {
         return None;
     }
-    let found = (at + 1..must).find_map(|to| {
+    let found = (at + 1..intact_to).find_map(|to| {
         let message = SledMessage::read(bytes, to)?;
         let room = to - at >= SledMessage::min_bytes(segment);
         (room || message.segment != segment).then_some((to, message))
@@ -239,13 +241,13 @@ fn find_next_intact(bytes: &[u8], at: usize, segment: u64, must: usize) -> Optio
     let to = match found {
         Some((_, message)) if message.segment != segment => return None,
         Some((to, _)) => to,
-        None => must,
+        None => intact_to,
     };
-    (must < SEGMENT || !has_unwritten_sector(bytes, at, to)).then_some(to)
+    (intact_to < SEGMENT || !has_unwritten_sector(bytes, at, to)).then_some(to)
 }
 
-/// A power cut can leave out sectors that nobody had synced, and what depends on them was never acknowledged: the journal
-/// knows. Damage seldom makes a whole sector of zeros.
+/// A power cut can leave out sectors that were not synced. What depends on them was never
+/// acknowledged, as the journal shows. Damage rarely makes a whole sector of zeros.
 fn has_unwritten_sector(bytes: &[u8], from: usize, to: usize) -> bool {
     let first = from.next_multiple_of(SECTOR);
     let sectors = bytes.get(first..to).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What happens in the directory before sled may look at it: the lock, the files that make sled's open fail, and the syncs
-//! of directories that sled never does.
+//! Prepares the directory before sled opens it: the lock, the files that would make sled's open
+//! fail, and the directory syncs that sled never does.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,21 +12,22 @@ use super::log_format;
 use crate::private_dir;
 use crate::store::StoreOpenError;
 
-/// A second relay is refused after this many pauses; a relay that is just closing gets time to let go.
+/// Attempts to take the lock. A relay that is closing gets time to release it; then a second
+/// relay is refused.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
-/// Where everything stands.
+/// The paths of a store.
 #[derive(Clone, Debug)]
 pub(crate) struct StorePaths {
     pub(crate) dir: PathBuf,
     pub(crate) sled: PathBuf,
     pub(crate) watermark: PathBuf,
     pub(crate) backup_dir: PathBuf,
-    /// A copy of `sled`, while somebody looks at it.
+    /// A copy of `sled` for reading.
     pub(crate) copy_dir: PathBuf,
     pub(crate) quarantine: PathBuf,
-    /// Says that a write met a damaged page.
+    /// Marks that a write met a damaged page.
     pub(crate) damage_marker: PathBuf,
 }
 
@@ -43,15 +44,15 @@ impl StorePaths {
         }
     }
 
-    /// sled's one data file.
+    /// sled's data file.
     pub(crate) fn db_file(&self) -> PathBuf {
         self.sled.join("db")
     }
 }
 
-/// Whether somebody holds the directory's lock. Makes nothing, and waits for nobody.
-pub(crate) fn is_locked(places: &StorePaths) -> Result<bool, StoreOpenError> {
-    let path = places.dir.join("lock");
+/// Whether the directory's lock is taken. Creates nothing and does not wait.
+pub(crate) fn is_locked(paths: &StorePaths) -> Result<bool, StoreOpenError> {
+    let path = paths.dir.join("lock");
     let file = match File::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -65,9 +66,9 @@ pub(crate) fn is_locked(places: &StorePaths) -> Result<bool, StoreOpenError> {
 }
 
 /// Creates the directory and takes its lock, which lasts as long as the returned file is open.
-pub(crate) fn lock(places: &StorePaths) -> Result<File, StoreOpenError> {
-    private_dir::create_or_restrict(&places.dir).map_err(io_error("create", &places.dir))?;
-    let path = places.dir.join("lock");
+pub(crate) fn lock(paths: &StorePaths) -> Result<File, StoreOpenError> {
+    private_dir::create_or_restrict(&paths.dir).map_err(io_error("create", &paths.dir))?;
+    let path = paths.dir.join("lock");
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false);
     let file = options.open(&path).map_err(io_error("open", &path))?;
@@ -79,17 +80,18 @@ pub(crate) fn lock(places: &StorePaths) -> Result<File, StoreOpenError> {
         }
     }
     Err(StoreOpenError::Locked {
-        dir: places.dir.clone(),
+        dir: paths.dir.clone(),
     })
 }
 
-/// Between two tries for a lock: the kernel tells nobody when a lock becomes free without waiting for ever.
+/// Waits between two attempts to take a lock. The kernel offers no wait with a time limit.
 pub(crate) fn pause() {
     std::thread::park_timeout(LOCK_PAUSE);
 }
 
-/// Snapshots that sled would take for whole ones and that are not: half-written by a crash inside its open, or damaged.
-/// Everything else is left to sled: a log without its snapshot is no good log.
+/// Snapshots that sled would take for valid although they are not: half written by a crash
+/// inside its open, or damaged. Everything else is left to sled, because a log without its
+/// snapshot may be incomplete.
 pub(crate) fn broken_snapshots(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     let mut broken = Vec::new();
     for path in snapshots(dir)? {
@@ -105,10 +107,11 @@ pub(crate) fn newest_snapshot(dir: &Path) -> Result<Option<PathBuf>, StoreOpenEr
     Ok(snapshots(dir)?.into_iter().max())
 }
 
-/// sled writes its `conf` in two steps and its data file after it: a `conf` alone may be half of one, and stops sled.
-pub(crate) fn drop_unfinished_conf(places: &StorePaths) -> Result<(), StoreOpenError> {
-    let conf = places.sled.join("conf");
-    if conf.exists() && !places.db_file().exists() {
+/// Removes an unfinished `conf`. sled writes it in two steps and its data file after it, so a
+/// `conf` alone may be incomplete and would stop sled.
+pub(crate) fn drop_unfinished_conf(paths: &StorePaths) -> Result<(), StoreOpenError> {
+    let conf = paths.sled.join("conf");
+    if conf.exists() && !paths.db_file().exists() {
         fs::remove_file(&conf).map_err(io_error("remove", &conf))?;
     }
     Ok(())
@@ -123,13 +126,14 @@ pub(crate) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     Ok(files(dir)?.into_iter().filter(is_snapshot).collect())
 }
 
-/// Files that sled has moved out of its log, which it never syncs. There must be none.
-pub(crate) fn blob_files(places: &StorePaths) -> Result<u64, StoreOpenError> {
-    let count = files(&places.sled.join("blobs"))?.len() as u64;
+/// Counts the files that sled has moved out of its log, which it never syncs. There must be
+/// none.
+pub(crate) fn blob_files(paths: &StorePaths) -> Result<u64, StoreOpenError> {
+    let count = files(&paths.sled.join("blobs"))?.len() as u64;
     if count > 0 {
         tracing::error!(
             count,
-            "sled keeps values outside its log, which it does not sync"
+            "sled stores values in blob files, which it does not sync"
         );
     }
     Ok(count)
@@ -148,16 +152,17 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, StoreOpenError> {
     paths.map_err(io_error("list", dir))
 }
 
-/// Makes the names of all files durable; before this, a power cut can take the whole directory away.
-pub(crate) fn sync_names(places: &StorePaths) -> Result<(), StoreOpenError> {
-    let parent = places
+/// Makes the names of all files durable. Before that, a power cut can remove the whole
+/// directory.
+pub(crate) fn sync_names(paths: &StorePaths) -> Result<(), StoreOpenError> {
+    let parent = paths
         .dir
         .canonicalize()
-        .map_err(io_error("resolve", &places.dir))?;
+        .map_err(io_error("resolve", &paths.dir))?;
     let mut all = vec![
-        places.sled.join("conf"),
-        places.sled.join("blobs"),
-        places.sled.clone(),
+        paths.sled.join("conf"),
+        paths.sled.join("blobs"),
+        paths.sled.clone(),
     ];
     all.extend(parent.ancestors().take(2).map(Path::to_owned));
     for path in all {
@@ -167,22 +172,22 @@ pub(crate) fn sync_names(places: &StorePaths) -> Result<(), StoreOpenError> {
     Ok(())
 }
 
-/// Leaves word for the next start, which would otherwise meet the same page again. Best effort: the caller is about to
-/// stop, and a missing note costs one more try.
-pub(crate) fn write_damage_marker(places: &StorePaths, what: &str) {
-    let noted = fs::write(&places.damage_marker, what)
-        .and_then(|()| File::open(&places.damage_marker)?.sync_all())
-        .and_then(|()| File::open(&places.dir)?.sync_all());
-    if let Err(error) = noted {
-        tracing::error!(%error, "the damage could not be noted");
+/// Marks the damage for the next start, which would otherwise meet the same page again. Best
+/// effort: the caller is about to stop, and a missing marker costs one more attempt.
+pub(crate) fn write_damage_marker(paths: &StorePaths, what: &str) {
+    let written = fs::write(&paths.damage_marker, what)
+        .and_then(|()| File::open(&paths.damage_marker)?.sync_all())
+        .and_then(|()| File::open(&paths.dir)?.sync_all());
+    if let Err(error) = written {
+        tracing::error!(%error, "writing the damage marker failed");
     }
 }
 
-/// The note was wrong, or the damage is gone.
-pub(crate) fn remove_damage_marker(places: &StorePaths) -> Result<(), StoreOpenError> {
-    match fs::remove_file(&places.damage_marker) {
+/// Removes the marker, because it was wrong or the damage is gone.
+pub(crate) fn remove_damage_marker(paths: &StorePaths) -> Result<(), StoreOpenError> {
+    match fs::remove_file(&paths.damage_marker) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io_error("remove", &places.damage_marker)(error))
+            Err(io_error("remove", &paths.damage_marker)(error))
         }
         Ok(()) | Err(_) => Ok(()),
     }

@@ -1,5 +1,6 @@
-//! A walk over sled's keys that steps past damaged pages. sled's own iterator gives the same error for ever when it
-//! meets one; here it is one item, and the walk goes on behind the page. Reads only.
+//! Iterates over sled's keys and skips damaged pages. sled's own iterator returns the same
+//! error for ever when it meets one. Here a damaged page is one item, and the iteration
+//! continues after it. Reads only.
 
 use std::cmp::Ordering;
 use std::ops::Bound;
@@ -8,7 +9,8 @@ use sled::IVec;
 
 use super::panic_guard::catch_sled_panic;
 
-/// Ends the search for a page's edge. Each step halves a gap between keys, and keys have at most 263 bytes.
+/// Limits the search for a page's edge. Each step halves a gap between keys, and keys have at
+/// most 263 bytes.
 const MAX_SEARCH_STEPS: u32 = 8 * 300;
 
 pub(crate) struct TreeWalk<'a> {
@@ -39,7 +41,7 @@ impl<'a> TreeWalk<'a> {
         }
     }
 
-    /// Outer errors are the disk's and end the walk.
+    /// The next item. Outer errors come from the disk and end the iteration.
     pub(crate) fn next(&mut self) -> sled::Result<Option<Result<(IVec, IVec), SkippedPage>>> {
         let Some(iter) = &mut self.iter else {
             return Ok(None);
@@ -55,12 +57,12 @@ impl<'a> TreeWalk<'a> {
         }) {
             Ok(None) => Ok(None),
             Ok(Some((key, value))) => {
-                let passed = Bound::Excluded(key.to_vec());
+                let bound = Bound::Excluded(key.to_vec());
                 *(if self.reverse {
                     &mut self.high
                 } else {
                     &mut self.low
-                }) = passed;
+                }) = bound;
                 Ok(Some(Ok((key, value))))
             }
             Err(sled::Error::Corruption { .. }) => {
@@ -90,19 +92,21 @@ impl<'a> TreeWalk<'a> {
         Ok(())
     }
 
-    /// The first place behind the damaged page, if the walk's range goes that far.
+    /// The first position after the damaged page, if the range goes that far.
     fn first_key_after_damage(&self) -> sled::Result<Option<Vec<u8>>> {
         let start = bytes_of(&self.low);
         let end = bytes_of(&self.high);
-        // Ever shorter beginnings of the start, each raised by one, are ever longer leaps forward.
-        let leaps = (1..=start.len())
+        // Shorter and shorter prefixes of the start, each incremented, are longer and longer
+        // steps forward.
+        let steps = (1..=start.len())
             .rev()
-            .filter_map(|len| raised(&start[..len]));
-        let leaps = leaps.take_while(|leap| *leap < end).chain([end.clone()]);
-        let Some(edge) = self.search(start.clone(), leaps, Ordering::Greater)? else {
+            .filter_map(|len| successor(&start[..len]));
+        let steps = steps.take_while(|step| *step < end).chain([end.clone()]);
+        let Some(edge) = self.search(start.clone(), steps, Ordering::Greater)? else {
             return Ok(None);
         };
-        // The search ends a few zero bytes behind the edge; the first key of the next page may stand on it.
+        // The search ends a few zero bytes after the edge, where the first key of the next page
+        // may be.
         for shorter in (1..edge.len())
             .map(|len| &edge[..len])
             .filter(|&it| *it > *start)
@@ -114,29 +118,29 @@ impl<'a> TreeWalk<'a> {
         Ok(Some(edge))
     }
 
-    /// The last place before the damaged page, if the walk's range goes that far.
+    /// The last position before the damaged page, if the range goes that far.
     fn last_key_before_damage(&self) -> sled::Result<Option<Vec<u8>>> {
         let start = bytes_of(&self.high);
         let end = bytes_of(&self.low);
-        let leaps = (0..start.len()).rev().map(|len| start[..len].to_vec());
-        let leaps = leaps.take_while(|leap| *leap > end).chain([end.clone()]);
-        self.search(start.clone(), leaps, Ordering::Less)
+        let steps = (0..start.len()).rev().map(|len| start[..len].to_vec());
+        let steps = steps.take_while(|step| *step > end).chain([end.clone()]);
+        self.search(start.clone(), steps, Ordering::Less)
     }
 
-    /// Leaps away from `bad` until the page is left behind, then halves the gap down to the page's edge.
+    /// Steps away from `bad` until the page is passed, then bisects down to the page's edge.
     fn search(
         &self,
         mut bad: Vec<u8>,
-        leaps: impl Iterator<Item = Vec<u8>>,
+        steps: impl Iterator<Item = Vec<u8>>,
         direction: Ordering,
     ) -> sled::Result<Option<Vec<u8>>> {
         let mut good = None;
-        for leap in leaps {
-            if self.is_readable_from(&leap)? {
-                good = Some(leap);
+        for step in steps {
+            if self.is_readable_from(&step)? {
+                good = Some(step);
                 break;
             }
-            bad = leap;
+            bad = step;
         }
         let Some(mut good) = good else {
             return Ok(None);
@@ -159,8 +163,9 @@ impl<'a> TreeWalk<'a> {
         Ok(Some(good))
     }
 
-    /// Whether the walk could go on from `key`. Between the last key that was read and the damaged page there is none
-    /// other, so every place before the page leads into it and only places behind it do not.
+    /// Whether the iteration could continue from `key`. There is no other key between the last
+    /// one that was read and the damaged page. So every position before the page leads into it,
+    /// and only positions after it do not.
     fn is_readable_from(&self, key: &[u8]) -> sled::Result<bool> {
         let next = || {
             let next = if self.reverse {
@@ -185,14 +190,14 @@ fn bytes_of(bound: &Bound<Vec<u8>>) -> Vec<u8> {
     }
 }
 
-/// The smallest byte string behind all that begin with `prefix`.
-fn raised(prefix: &[u8]) -> Option<Vec<u8>> {
-    let mut raised = prefix.to_vec();
-    *raised.last_mut()? = raised.last()?.checked_add(1)?;
-    Some(raised)
+/// The smallest byte string after all that begin with `prefix`.
+fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
+    let mut successor = prefix.to_vec();
+    *successor.last_mut()? = successor.last()?.checked_add(1)?;
+    Some(successor)
 }
 
-/// A byte string about halfway between two others; `None` when they are neighbours for all purposes.
+/// A byte string about halfway between two others; `None` if they are practically adjacent.
 fn midpoint(low: &[u8], high: &[u8]) -> Option<Vec<u8>> {
     let common = low.iter().zip(high).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8]| {

@@ -1,5 +1,5 @@
-//! kill -9: a child process writes under load and is killed, at work or while it opens; then everything that it was
-//! told is durable must be there, as a prefix of what it wrote.
+//! kill -9: a child process writes under load and is killed, during its work or while it opens.
+//! Afterwards everything it reported as durable must exist, as a prefix of what it wrote.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -10,13 +10,13 @@ use super::*;
 const DIR: &str = "BATON_TEST_STORE_CRASH_DIR";
 const SLOW_MACHINE: Duration = Duration::from_secs(60);
 
-/// The child: does nothing unless the parent below started it.
+/// The child: does nothing unless the parent test below started it.
 #[test]
 fn writer_that_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
     print_line("opening 0");
     let mut config = StoreConfig::new(dir, Uuid::now_v7());
-    // Small, so that applying and cutting are always under way.
+    // Small, so that applying and truncating are always in progress.
     (config.apply_bytes, config.apply_after) = (40_000, Duration::from_millis(5));
     let mut opened = Store::open(config).unwrap();
     let start = next_number(&opened.store);
@@ -39,7 +39,7 @@ fn print_line(line: &str) {
     out.flush().unwrap();
 }
 
-/// The first number of which neither record is there.
+/// The first number without a record.
 fn next_number(store: &Store) -> u128 {
     (0..)
         .find(|number| body(store, 2 * number).is_none())
@@ -64,13 +64,13 @@ impl WriterProcess {
             .spawn()
             .unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        // Bounded by what the child says in a test; the reader ends with the child.
+        // Bounded by what the child prints in a test; the reader ends with the child.
         let (sender, lines) = mpsc::sync_channel(1 << 16);
         std::thread::spawn(move || {
             for line in out.lines().map_while(Result::ok) {
                 let words = line.split_once(' ');
-                let said = words.and_then(|(word, number)| Some((word, number.parse().ok()?)));
-                if let Some((word, number)) = said
+                let parsed = words.and_then(|(word, number)| Some((word, number.parse().ok()?)));
+                if let Some((word, number)) = parsed
                     && sender.send((word.to_owned(), number)).is_err()
                 {
                     return;
@@ -80,16 +80,17 @@ impl WriterProcess {
         Self { child, lines }
     }
 
-    /// Kills the child once it has said `word` for the `times`th time; the last number known to be durable.
+    /// Kills the child once it has printed `word` for the `times`th time; returns the last
+    /// durable number.
     fn kill_after_lines(mut self, word: &str, times: usize) -> Option<u128> {
         let (mut durable, mut seen) = (None, 0);
         while seen < times {
-            let (said, number) = self
+            let (printed, number) = self
                 .lines
                 .recv_timeout(SLOW_MACHINE)
-                .expect("the child works");
-            seen += usize::from(said == word);
-            durable = if said == "durable" {
+                .expect("the child prints progress");
+            seen += usize::from(printed == word);
+            durable = if printed == "durable" {
                 Some(number)
             } else {
                 durable
@@ -100,7 +101,7 @@ impl WriterProcess {
         let rest = self
             .lines
             .iter()
-            .filter(|(said, _)| said == "durable")
+            .filter(|(printed, _)| printed == "durable")
             .map(|(_, number)| number);
         rest.last().or(durable)
     }
@@ -124,7 +125,7 @@ fn everything_durable_survives_kill_nine_as_a_prefix() {
         let next = next_number(&opened.store);
         assert!(
             durable.is_none_or(|durable| next > durable),
-            "{next} follows {durable:?}"
+            "{next} must be above {durable:?}"
         );
         for number in 0..next {
             let pair = (
@@ -142,13 +143,13 @@ fn everything_durable_survives_kill_nine_as_a_prefix() {
         }
         let beyond =
             (2 * next + 1..2 * next + 600).filter(|number| body(&opened.store, *number).is_some());
-        assert_eq!(beyond.count(), 0, "nothing behind the prefix");
+        assert_eq!(beyond.count(), 0, "nothing after the prefix");
         let verified = opened.store.verify().unwrap();
         assert_eq!((verified.unreadable, verified.too_long), (0, 0));
         assert_eq!(opened.recovery.blob_files, 0);
     }
     assert!(
         durable.is_some_and(|durable| durable >= 16 * 24),
-        "the runs did real work"
+        "the runs must write enough"
     );
 }

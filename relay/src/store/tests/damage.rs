@@ -1,4 +1,4 @@
-//! What damage on the disk does: never a silent loss, never one bad record that stops everything.
+//! Damage on disk: it never causes a silent loss, and one bad record never stops everything.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,14 @@ use super::super::records::value::chunk_key;
 use super::super::{KeyRange, RecordKind, ScanPage, StoreReadError};
 use super::*;
 
-/// Three acknowledged entries that are only in the journal, and a fourth that was never acknowledged.
-fn four_entries(rig: &StoreFixture) -> Vec<CommitSeq> {
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+/// Three acknowledged entries that are only in the journal, and a fourth that was never
+/// acknowledged.
+fn four_entries(fixture: &StoreFixture) -> Vec<CommitSeq> {
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     let mut seqs: Vec<CommitSeq> = (1..=3)
         .map(|number| commit(&mut opened, vec![put(number, &patterned_bytes(10_000, 5))]))
         .collect();
-    rig.crash(
+    fixture.crash(
         opened,
         vec![put(4, &patterned_bytes(10_000, 5)), put(5, b"with it")],
     );
@@ -34,19 +35,19 @@ fn remove_last_part(tree: &sled::Tree, seq: CommitSeq) {
 
 #[test]
 fn a_crash_loses_nothing_that_was_acknowledged() {
-    let rig = StoreFixture::new();
-    four_entries(&rig);
-    let opened = rig.open();
+    let fixture = StoreFixture::new();
+    four_entries(&fixture);
+    let opened = fixture.open();
     assert_eq!(opened.recovery.changes, 3 + 3 + 2);
     assert!((1..=4).all(|number| body(&opened.store, number) == Some(patterned_bytes(10_000, 5))));
 }
 
 #[test]
 fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
-    let rig = StoreFixture::new();
-    let seqs = four_entries(&rig);
-    rig.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let seqs = four_entries(&fixture);
+    fixture.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
+    let mut opened = fixture.open();
     assert!(opened.recovery.torn_tail);
     assert!((1..=3).all(|number| body(&opened.store, number) == Some(patterned_bytes(10_000, 5))));
     assert_eq!(
@@ -55,7 +56,7 @@ fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
     );
     commit(&mut opened, vec![put(6, b"goes on")]);
     drop(opened);
-    let again = rig.open();
+    let again = fixture.open();
     assert!(!again.recovery.torn_tail);
     assert_eq!(
         (body(&again.store, 4), body(&again.store, 6)),
@@ -66,21 +67,21 @@ fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
 #[test]
 fn a_hole_in_the_journal_is_refused_and_accepted_only_on_demand() {
     for broken in [remove_entry, remove_last_part] {
-        let rig = StoreFixture::new();
-        let seqs = four_entries(&rig);
-        rig.edit_sled_trees(|_, journal| broken(journal, seqs[1]));
-        let refusal = rig.open_refused();
+        let fixture = StoreFixture::new();
+        let seqs = four_entries(&fixture);
+        fixture.edit_sled_trees(|_, journal| broken(journal, seqs[1]));
+        let refusal = fixture.open_refused();
         assert!(
             matches!(refusal, StoreOpenError::JournalHole { after } if after == seqs[0]),
             "{refusal}"
         );
         let opened = Store::open(StoreConfig {
             accept_loss: true,
-            ..rig.config()
+            ..fixture.config()
         })
         .unwrap();
         assert!(opened.recovery.accepted_loss.is_some());
-        assert!(opened.journal.last() > seqs[3], "no number is given twice");
+        assert!(opened.journal.last() > seqs[3], "no number is used twice");
         assert!(body(&opened.store, 1).is_some());
         assert!((2..=5).all(|number| body(&opened.store, number).is_none()));
     }
@@ -88,17 +89,17 @@ fn a_hole_in_the_journal_is_refused_and_accepted_only_on_demand() {
 
 #[test]
 fn an_acknowledged_entry_that_is_torn_is_a_loss() {
-    let rig = StoreFixture::new();
-    let seqs = four_entries(&rig);
-    rig.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
-    let path = rig.dir.path().join("store/watermark");
+    let fixture = StoreFixture::new();
+    let seqs = four_entries(&fixture);
+    fixture.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
+    let path = fixture.dir.path().join("store/watermark");
     let (mut file, mark) = WatermarkFile::open(&path).unwrap();
     file.write(Watermark {
         seq: seqs[3],
         ..mark.unwrap()
     })
     .unwrap();
-    let refusal = rig.open_refused();
+    let refusal = fixture.open_refused();
     let expected = (seqs[2], seqs[3]);
     assert!(
         matches!(refusal, StoreOpenError::BehindWatermark { head, watermark } if (head, watermark) == expected),
@@ -108,20 +109,20 @@ fn an_acknowledged_entry_that_is_torn_is_a_loss() {
 
 #[test]
 fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let incarnation = opened.incarnation;
     commit(&mut opened, vec![put(1, b"old")]);
     drop(opened);
     let older = tempfile::tempdir().unwrap();
-    copy_files(&rig.sled(), older.path());
-    let mut opened = rig.open();
+    copy_files(&fixture.sled(), older.path());
+    let mut opened = fixture.open();
     let last = commit(&mut opened, vec![put(2, b"new")]);
     drop(opened);
-    fs::remove_dir_all(rig.sled()).unwrap();
-    copy_files(older.path(), &rig.sled());
+    fs::remove_dir_all(fixture.sled()).unwrap();
+    copy_files(older.path(), &fixture.sled());
 
-    let refusal = rig.open_refused();
+    let refusal = fixture.open_refused();
     assert!(
         refusal.is_acceptable_loss() && refusal.to_string().contains("--accept-loss"),
         "{refusal}"
@@ -130,13 +131,13 @@ fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history(
         matches!(refusal, StoreOpenError::BehindWatermark { watermark, .. } if watermark == last)
     );
     assert!(
-        same_files(older.path(), &rig.sled()),
-        "a refusal changes nothing"
+        same_files(older.path(), &fixture.sled()),
+        "a refusal must not change files"
     );
 
     let accepted = Store::open(StoreConfig {
         accept_loss: true,
-        ..rig.config()
+        ..fixture.config()
     })
     .unwrap();
     assert!(accepted.incarnation != incarnation && accepted.journal.last() > last);
@@ -146,9 +147,9 @@ fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history(
     );
     let (new_incarnation, epoch) = (accepted.incarnation, accepted.relay_epoch);
     drop(accepted);
-    let evidence = rig.dir.path().join("store/quarantine");
+    let evidence = fixture.dir.path().join("store/quarantine");
     assert_eq!(fs::read_dir(evidence).unwrap().count(), 1);
-    let again = rig.open();
+    let again = fixture.open();
     assert_eq!(
         (again.incarnation, again.relay_epoch),
         (new_incarnation, epoch + 1)
@@ -158,11 +159,11 @@ fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history(
 
 #[test]
 fn a_missing_or_foreign_watermark_is_refused() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     commit(&mut opened, vec![put(1, b"there")]);
     drop(opened);
-    let path = rig.dir.path().join("store/watermark");
+    let path = fixture.dir.path().join("store/watermark");
     let (mut file, mark) = WatermarkFile::open(&path).unwrap();
     let mark = mark.unwrap();
     for _ in 0..2 {
@@ -172,11 +173,11 @@ fn a_missing_or_foreign_watermark_is_refused() {
         })
         .unwrap();
     }
-    assert_eq!(rig.open_refused().code(), "store_foreign_watermark");
+    assert_eq!(fixture.open_refused().code(), "store_foreign_watermark");
     fs::write(&path, b"").unwrap();
-    assert_eq!(rig.open_refused().code(), "store_watermark_missing");
+    assert_eq!(fixture.open_refused().code(), "store_watermark_missing");
     file.write(mark).unwrap();
-    assert_eq!(body(&rig.open().store, 1), Some(b"there".to_vec()));
+    assert_eq!(body(&fixture.open().store, 1), Some(b"there".to_vec()));
 }
 
 #[test]
@@ -208,14 +209,14 @@ fn a_torn_watermark_slot_leaves_the_other_one() {
 
 #[test]
 fn an_unreadable_record_is_counted_and_passed_over() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let changes = (0..6)
         .map(|number| put(number, &patterned_bytes(9_000, 6)))
         .collect();
     commit(&mut opened, changes);
     drop(opened);
-    rig.edit_sled_trees(|records, _| {
+    fixture.edit_sled_trees(|records, _| {
         let flip = |key: Vec<u8>| {
             let mut value = records.get(&key).unwrap().unwrap().to_vec();
             value[100] ^= 1;
@@ -228,7 +229,7 @@ fn an_unreadable_record_is_counted_and_passed_over() {
             .insert(b"acme\0\x63unknown", b"what is this")
             .unwrap();
     });
-    let opened = rig.open();
+    let opened = fixture.open();
     let range = KeyRange::of_kind(&tenant("acme"), RecordKind::Done);
     for reverse in [false, true] {
         let page = ScanPage {
@@ -263,17 +264,17 @@ fn an_unreadable_record_is_counted_and_passed_over() {
 
 #[test]
 fn a_flipped_bit_is_never_a_silent_loss() {
-    let rig = StoreFixture::new();
+    let fixture = StoreFixture::new();
     for turn in 0..3 {
-        let mut opened = rig.open();
+        let mut opened = fixture.open();
         let changes = (0..40)
             .map(|number| put(turn * 40 + number, &patterned_bytes(700, 7)))
             .collect();
         commit(&mut opened, changes);
     }
-    let (sled, good) = (rig.sled(), tempfile::tempdir().unwrap());
+    let (sled, good) = (fixture.sled(), tempfile::tempdir().unwrap());
     copy_files(&sled, good.path());
-    let watermark = fs::read(rig.dir.path().join("store/watermark")).unwrap();
+    let watermark = fs::read(fixture.dir.path().join("store/watermark")).unwrap();
     let used = fs::read(sled.join("db")).unwrap().len() as u64;
     let mut refused = 0;
     for turn in 0..24_u64 {
@@ -283,20 +284,17 @@ fn a_flipped_bit_is_never_a_silent_loss() {
         fs::remove_dir_all(&sled).unwrap();
         copy_files(good.path(), &sled);
         fs::write(sled.join("db"), &bytes).unwrap();
-        fs::write(rig.dir.path().join("store/watermark"), &watermark).unwrap();
-        match Store::open(rig.config()) {
+        fs::write(fixture.dir.path().join("store/watermark"), &watermark).unwrap();
+        match Store::open(fixture.config()) {
             Err(_) => {
                 refused += 1;
                 let left = fs::read(sled.join("db")).unwrap();
-                assert!(
-                    left == bytes,
-                    "flip at {at}: a refusal changed the evidence"
-                );
+                assert!(left == bytes, "flip at {at}: a refusal changed a file");
             }
             Ok(opened) => {
-                let gone =
+                let missing =
                     (0..120).filter(|number| matches!(opened.store.get(&done(*number)), Ok(None)));
-                assert_eq!(gone.count(), 0, "flip at {at}");
+                assert_eq!(missing.count(), 0, "flip at {at}");
             }
         }
     }

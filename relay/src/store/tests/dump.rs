@@ -1,4 +1,4 @@
-//! Telling everything as of one commit, and looking at a directory without a relay.
+//! Dumps of the state at one commit, and reading a directory without a relay.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,9 +8,9 @@ use super::*;
 
 type DumpedState = BTreeMap<RecordKey, Vec<u8>>;
 
-/// What a listener ends with.
-fn apply_dump_item(state: &mut DumpedState, told: DumpItem) {
-    match told {
+/// Applies one item, as a consumer of the dump would.
+fn apply_dump_item(state: &mut DumpedState, item: DumpItem) {
+    match item {
         DumpItem::Record(key, body) => drop(state.insert(key, body.to_vec())),
         DumpItem::Change(StoreChange::Put(key, body)) => drop(state.insert(key, body)),
         DumpItem::Change(StoreChange::Delete(key)) => drop(state.remove(&key)),
@@ -20,14 +20,15 @@ fn apply_dump_item(state: &mut DumpedState, told: DumpItem) {
 
 fn dumped_state(store: &Store) -> (DumpedState, CommitSeq) {
     let mut state = DumpedState::new();
-    let head = store.dump(|told| {
-        apply_dump_item(&mut state, told);
+    let head = store.dump(|item| {
+        apply_dump_item(&mut state, item);
         Ok::<_, ()>(())
     });
     (state, head.unwrap())
 }
 
-/// One change per number: what it is follows from the number, so that the state at each number is known.
+/// The change of each number depends on the number alone, so that the state at each number is
+/// known.
 fn step(number: u64) -> StoreChange {
     let key = done(u128::from(number * 7 % 97));
     if number.is_multiple_of(5) {
@@ -53,61 +54,64 @@ fn state_at(first: CommitSeq, head: CommitSeq) -> DumpedState {
 
 #[test]
 fn what_is_told_beside_a_busy_writer_is_the_state_at_one_commit() {
-    let rig = StoreFixture::new();
+    let fixture = StoreFixture::new();
     let mut opened = Store::open(StoreConfig {
         apply_after: Duration::from_millis(1),
         apply_bytes: 30_000,
-        ..rig.config()
+        ..fixture.config()
     })
     .unwrap();
     let first = CommitSeq(opened.journal.last().0 + 1);
     let store = opened.store.clone();
-    let (asked, answers) = std::sync::mpsc::channel::<(CommitSeq, DumpedState, CommitSeq)>();
-    let telling = std::thread::spawn(move || {
+    let (sender, dumps) = std::sync::mpsc::channel::<(CommitSeq, DumpedState, CommitSeq)>();
+    let dumper = std::thread::spawn(move || {
         for _ in 0..12 {
             let before = store.durable();
             let (state, head) = dumped_state(&store);
-            asked.send((before, state, head)).unwrap();
+            sender.send((before, state, head)).unwrap();
         }
     });
-    let mut heard = 0;
-    while heard < 12 {
+    let mut received = 0;
+    while received < 12 {
         for _ in 0..20 {
             let number = opened.journal.last().0 + 1;
             opened.journal.append(vec![step(number)]).unwrap();
         }
-        while let Ok((before, state, head)) = answers.try_recv() {
-            assert!(head >= before, "everything acknowledged before is in it");
+        while let Ok((before, state, head)) = dumps.try_recv() {
+            assert!(
+                head >= before,
+                "the dump must contain everything acknowledged before"
+            );
             assert!(state == state_at(first, head), "not the state at {head}");
-            heard += 1;
+            received += 1;
         }
     }
-    telling.join().unwrap();
+    dumper.join().unwrap();
     let last = opened.journal.last();
     opened.journal.close().unwrap();
     assert_eq!(
         opened.store.shared.disk.journal.len(),
         0,
-        "who has heard everything holds nothing back"
+        "a finished dump must not pin the journal"
     );
     assert!(dumped_state(&opened.store) == (state_at(first, last), last));
 }
 
 #[test]
 fn a_listener_that_falls_behind_is_told_so_and_one_that_fails_ends_it() {
-    let rig = StoreFixture::new();
+    let fixture = StoreFixture::new();
     let mut opened = Store::open(StoreConfig {
         apply_after: Duration::from_millis(1),
         max_pinned_bytes: 50_000,
-        ..rig.config()
+        ..fixture.config()
     })
     .unwrap();
     commit(&mut opened, vec![put(1, b"there")]);
     let store = opened.store.clone();
     let failed = store.dump(|_| Err("enough"));
     assert!(matches!(failed, Err(DumpError::Consumer("enough"))));
-    let slow = store.dump(|told| {
-        if matches!(told, DumpItem::Record(..)) {
+    let slow = store.dump(|item| {
+        if matches!(item, DumpItem::Record(..)) {
             for number in 10..40 {
                 commit(&mut opened, vec![put(number, &patterned_bytes(9_000, 1))]);
             }
@@ -117,40 +121,43 @@ fn a_listener_that_falls_behind_is_told_so_and_one_that_fails_ends_it() {
     assert!(matches!(slow, Err(DumpError::FellBehind)), "{slow:?}");
 }
 
-fn look_offline<T>(rig: &StoreFixture, see: impl FnOnce(&OfflineStore) -> T) -> T {
-    Store::with_offline_store(rig.config(), see).unwrap()
+fn with_offline_store<T>(fixture: &StoreFixture, check: impl FnOnce(&OfflineStore) -> T) -> T {
+    Store::with_offline_store(fixture.config(), check).unwrap()
 }
 
 #[test]
 fn a_look_sees_the_journal_too_and_changes_nothing() {
-    let rig = StoreFixture::new();
-    let missing = Store::with_offline_store(rig.config(), |_| ());
+    let fixture = StoreFixture::new();
+    let missing = Store::with_offline_store(fixture.config(), |_| ());
     assert!(matches!(missing, Err(StoreOpenError::NoRelayData { .. })));
-    assert!(!rig.dir.path().join("store").exists());
+    assert!(!fixture.dir.path().join("store").exists());
 
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     let incarnation = opened.incarnation;
     commit(&mut opened, vec![put(1, &patterned_bytes(9_000, 1))]);
-    let busy = Store::with_offline_store(rig.config(), |_| ());
+    let busy = Store::with_offline_store(fixture.config(), |_| ());
     assert!(matches!(busy, Err(StoreOpenError::Locked { .. })));
-    rig.crash(opened, vec![put(2, b"never acknowledged")]);
-    let before = files(&rig);
+    fixture.crash(opened, vec![put(2, b"never acknowledged")]);
+    let before = files(&fixture);
     for _ in 0..2 {
-        look_offline(&rig, |looked| {
-            assert_eq!(looked.incarnation, Some(incarnation));
-            assert!(looked.refusal.is_none());
-            let (state, _) = dumped_state(&looked.store);
+        with_offline_store(&fixture, |offline| {
+            assert_eq!(offline.incarnation, Some(incarnation));
+            assert!(offline.refusal.is_none());
+            let (state, _) = dumped_state(&offline.store);
             assert_eq!(state.get(&done(1)), Some(&patterned_bytes(9_000, 1)));
-            assert_eq!(looked.store.verify().unwrap().unreadable, 0);
+            assert_eq!(offline.store.verify().unwrap().unreadable, 0);
         });
-        assert!(files(&rig) == before, "the look left traces");
+        assert!(files(&fixture) == before, "reading offline changed a file");
     }
-    assert_eq!(body(&rig.open().store, 1), Some(patterned_bytes(9_000, 1)));
+    assert_eq!(
+        body(&fixture.open().store, 1),
+        Some(patterned_bytes(9_000, 1))
+    );
 }
 
-fn files(rig: &StoreFixture) -> BTreeMap<PathBuf, Vec<u8>> {
+fn files(fixture: &StoreFixture) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
-    for dir in [rig.sled(), rig.dir.path().join("store")] {
+    for dir in [fixture.sled(), fixture.dir.path().join("store")] {
         for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
             if entry.file_type().unwrap().is_file() {
                 all.insert(entry.path(), fs::read(entry.path()).unwrap());
@@ -162,16 +169,16 @@ fn files(rig: &StoreFixture) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn a_directory_that_is_refused_can_still_be_looked_at() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     commit(&mut opened, vec![put(1, b"there")]);
     drop(opened);
-    fs::write(rig.dir.path().join("store/watermark"), b"").unwrap();
-    assert_eq!(rig.open_refused().code(), "store_watermark_missing");
-    look_offline(&rig, |looked| {
-        let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
+    fs::write(fixture.dir.path().join("store/watermark"), b"").unwrap();
+    assert_eq!(fixture.open_refused().code(), "store_watermark_missing");
+    with_offline_store(&fixture, |offline| {
+        let refusal = offline.refusal.as_ref().map(StoreOpenError::code);
         assert_eq!(refusal, Some("store_watermark_missing"));
-        assert_eq!(body(&looked.store, 1), Some(b"there".to_vec()));
+        assert_eq!(body(&offline.store, 1), Some(b"there".to_vec()));
     });
-    assert_eq!(rig.open_refused().code(), "store_watermark_missing");
+    assert_eq!(fixture.open_refused().code(), "store_watermark_missing");
 }

@@ -1,13 +1,14 @@
-//! When a change counts as durable, what happens when it cannot be, and how a slow disk holds the writer back.
+//! When a change counts as durable, what happens if it cannot be, and how a slow disk delays
+//! the writer.
 
 use super::super::journal::overlay::{Overlay, RawChange};
 use super::*;
 
 #[test]
 fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
-    rig.gate.set(SyncBehavior::Wait);
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
+    fixture.gate.set(SyncBehavior::Wait);
     let before = opened.store.durable();
     let first = opened
         .journal
@@ -26,26 +27,26 @@ fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
         (first.get(), second.get()),
         (before.get() + 1, before.get() + 2)
     );
-    rig.gate.set(SyncBehavior::Pass);
+    fixture.gate.set(SyncBehavior::Pass);
     wait(&opened.store, second).unwrap();
     assert_eq!(opened.store.durable(), second);
 }
 
 #[test]
 fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let kept = commit(&mut opened, vec![put(1, b"kept")]);
-    rig.gate.set(SyncBehavior::Fail);
+    fixture.gate.set(SyncBehavior::Fail);
     let lost = opened
         .journal
         .append(vec![put(2, b"never acknowledged")])
         .unwrap();
     assert!(wait(&opened.store, lost).is_err());
     assert_eq!(opened.store.durable(), kept);
-    let told = rig.fatal.lock().unwrap().clone();
+    let failures = fixture.fatal.lock().unwrap().clone();
     assert_eq!(
-        told.iter().map(|fatal| fatal.op).collect::<Vec<_>>(),
+        failures.iter().map(|fatal| fatal.op).collect::<Vec<_>>(),
         ["fdatasync"]
     );
     let refused = opened.journal.append(vec![put(3, b"too late")]);
@@ -55,26 +56,27 @@ fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
     );
     assert!(runtime().block_on(opened.journal.wait_for_room()).is_err());
     drop(opened);
-    rig.gate.set(SyncBehavior::Pass);
-    assert_eq!(body(&rig.open().store, 1), Some(b"kept".to_vec()));
+    fixture.gate.set(SyncBehavior::Pass);
+    assert_eq!(body(&fixture.open().store, 1), Some(b"kept".to_vec()));
 }
 
 #[test]
 fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
-    rig.gate.set(SyncBehavior::Wait);
-    // The committer stands at the disk before the queue is filled: it takes no more from it.
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
+    fixture.gate.set(SyncBehavior::Wait);
+    // The committer must wait at the disk before the queue is filled, so that it takes no more
+    // from it.
     opened.journal.append(vec![put(1, b"first")]).unwrap();
-    rig.gate.wait_for_blocked_sync();
+    fixture.gate.wait_for_blocked_sync();
     while opened.journal.has_room() {
         opened.journal.append(vec![put(1, b"again")]).unwrap();
     }
     runtime().block_on(async {
         let early =
             tokio::time::timeout(Duration::from_millis(20), opened.journal.wait_for_room()).await;
-        assert!(early.is_err(), "no room before the disk moves");
-        rig.gate.set(SyncBehavior::Pass);
+        assert!(early.is_err(), "no room before the disk continues");
+        fixture.gate.set(SyncBehavior::Pass);
         tokio::time::timeout(DEADLINE, opened.journal.wait_for_room())
             .await
             .unwrap()
@@ -86,8 +88,8 @@ fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
 
 #[test]
 fn bytes_close_the_door_too_until_they_are_in_their_records() {
-    let rig = StoreFixture::new();
-    let mut config = rig.config();
+    let fixture = StoreFixture::new();
+    let mut config = fixture.config();
     (config.overlay_bytes, config.apply_bytes) = (200_000, 100_000);
     let mut opened = Store::open(config).unwrap();
     for number in 0..200 {
@@ -108,8 +110,8 @@ fn bytes_close_the_door_too_until_they_are_in_their_records() {
 
 #[test]
 fn too_large_an_append_takes_nothing() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let last = opened.journal.last();
     let refused = opened
         .journal

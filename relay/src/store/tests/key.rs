@@ -1,4 +1,4 @@
-//! Keys: round trip, order, and tenants that do not mix.
+//! Keys: round trip, order, and separation of tenants.
 
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::super::{KeyRange, KeyText, MAX_TEXT, MetaKey, RecordKey, RecordKind};
 
 fn texts() -> impl Strategy<Value = KeyText> {
-    // Short alphabets make neighbours and prefixes of each other likely.
+    // Short alphabets make adjacent keys and prefixes of each other likely.
     let text = prop_oneof!["[ab]{1,3}", "[a-z0-9_*-]{1,20}", "\\PC{1,30}"];
     text.prop_filter_map("fits a key", |text| KeyText::new(&text).ok())
 }

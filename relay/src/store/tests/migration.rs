@@ -1,18 +1,19 @@
-//! The way from one schema to the next, and what cannot go it. tests/migration kills it at every write.
+//! Migration from one schema to the next, and records that cannot be migrated. tests/migration
+//! kills it at every write.
 
 use super::super::{MetaKey, RecordSchema, SchemaStep, StoreReadError, UnreadableReason};
 use super::*;
 
-/// A schema 2 that cannot read one body.
+/// A schema 2 that cannot migrate one body.
 const NEXT: RecordSchema = RecordSchema::of(&[SchemaStep {
     name: "a word more",
     migrate_record: |_, body| (body != b"odd").then(|| [body, b", next"].concat()),
 }]);
 
-fn next(rig: &StoreFixture) -> StoreConfig {
+fn next_schema(fixture: &StoreFixture) -> StoreConfig {
     StoreConfig {
         schema: NEXT,
-        ..rig.config()
+        ..fixture.config()
     }
 }
 
@@ -22,13 +23,13 @@ fn text(store: &Store, number: u128) -> String {
 
 #[test]
 fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let many = (0..200).map(|number| put(number, format!("{number}").as_bytes()));
     commit(&mut opened, many.chain([put(77, b"odd")]).collect());
     opened.journal.close().unwrap();
     drop(opened.store);
-    let opened = Store::open(next(&rig)).unwrap();
+    let opened = Store::open(next_schema(&fixture)).unwrap();
     let migrated = opened.recovery.migrated.clone().unwrap();
     assert_eq!(
         (migrated.to, migrated.records, migrated.left_unmigrated),
@@ -49,23 +50,27 @@ fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
     assert_eq!(opened.store.verify().unwrap().unreadable, 1);
     opened.journal.close().unwrap();
     drop(opened.store);
-    let mut again = Store::open(next(&rig)).unwrap();
+    let mut again = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(again.recovery.migrated, None);
-    assert_eq!(text(&again.store, 150), "150, next", "no record goes twice");
+    assert_eq!(
+        text(&again.store, 150),
+        "150, next",
+        "no record is migrated twice"
+    );
     commit(&mut again, vec![put(77, b"whole again")]);
     assert_eq!(text(&again.store, 77), "whole again");
 }
 
 #[test]
 fn what_is_only_in_the_journal_is_brought_up_too() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(
         &mut opened,
         vec![put(1, b"one"), put(2, &patterned_bytes(9_000, 3))],
     );
-    rig.crash(opened, vec![put(3, b"three")]);
-    let opened = Store::open(next(&rig)).unwrap();
+    fixture.crash(opened, vec![put(3, b"three")]);
+    let opened = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(text(&opened.store, 1), "one, next");
     let whole = [&patterned_bytes(9_000, 3)[..], b", next"].concat();
     assert_eq!(body(&opened.store, 2), Some(whole));
@@ -73,31 +78,31 @@ fn what_is_only_in_the_journal_is_brought_up_too() {
 
 #[test]
 fn a_change_in_the_journal_that_cannot_be_brought_up_refuses_with_a_way_that_works() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(&mut opened, vec![put(1, b"one"), put(2, b"odd")]);
-    rig.crash(opened, vec![put(3, b"three")]);
-    let refusal = Store::open(next(&rig)).unwrap_err();
+    fixture.crash(opened, vec![put(3, b"three")]);
+    let refusal = Store::open(next_schema(&fixture)).unwrap_err();
     assert_eq!(refusal.code(), "store_unmigratable", "{refusal}");
     assert!(!refusal.is_acceptable_loss());
-    // As it says: the older version, stopped in good order.
-    let older = rig.open();
+    // As the message says: start the older version and stop it cleanly.
+    let older = fixture.open();
     assert_eq!(body(&older.store, 2), Some(b"odd".to_vec()));
     older.journal.close().unwrap();
     drop(older.store);
-    let opened = Store::open(next(&rig)).unwrap();
+    let opened = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(opened.recovery.migrated.clone().unwrap().left_unmigrated, 1);
     assert_eq!(text(&opened.store, 1), "one, next");
 }
 
 #[test]
 fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(next(&rig)).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(opened.recovery.migrated, None);
     commit(&mut opened, vec![put(1, b"new")]);
     drop(opened);
-    let again = Store::open(next(&rig)).unwrap();
+    let again = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(again.recovery.migrated, None);
     assert_eq!(text(&again.store, 1), "new");
     let fact = again
@@ -106,5 +111,5 @@ fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() 
         .unwrap();
     assert_eq!(&*fact.unwrap(), &[0, 2]);
     drop(again);
-    assert_eq!(rig.open_refused().code(), "store_newer_schema");
+    assert_eq!(fixture.open_refused().code(), "store_newer_schema");
 }

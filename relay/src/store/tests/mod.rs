@@ -1,5 +1,5 @@
-//! Behaviour of the store on a real disk, and the rig that its tests share: a directory, a sync that can be held or made
-//! to fail, and a record of what the fatal hook was told.
+//! Tests of the store on a real disk, and their shared fixture: a directory, a sync that can be
+//! blocked or made to fail, and the failures passed to the fatal hook.
 
 mod crash;
 mod damage;
@@ -53,8 +53,12 @@ impl SyncGate {
 
     /// Returns once a sync waits at the gate.
     fn wait_for_blocked_sync(&self) {
-        let held = self.sync_blocked.lock().unwrap();
-        drop(self.sync_arrived.wait_while(held, |held| !*held).unwrap());
+        let blocked = self.sync_blocked.lock().unwrap();
+        drop(
+            self.sync_arrived
+                .wait_while(blocked, |blocked| !*blocked)
+                .unwrap(),
+        );
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -70,7 +74,7 @@ impl SyncGate {
             .wait_while(self.syncs.lock().unwrap(), waits)
             .unwrap()
         {
-            SyncBehavior::Fail => Err(io::Error::other("the disk is gone")),
+            SyncBehavior::Fail => Err(io::Error::other("injected disk failure")),
             SyncBehavior::Pass | SyncBehavior::Wait => Ok(()),
         }
     }
@@ -102,7 +106,7 @@ impl StoreFixture {
         config
     }
 
-    /// Nothing is written to records before a close, so that a test can look at the journal.
+    /// Applies nothing before a close, so that a test can examine the journal.
     fn config_without_apply(&self) -> StoreConfig {
         StoreConfig {
             apply_after: Duration::from_secs(3600),
@@ -117,13 +121,13 @@ impl StoreFixture {
     fn open_refused(&self) -> StoreOpenError {
         match Store::open(self.config()) {
             Err(refusal) => refusal,
-            // What was opened may be large; nobody wants to see all of it.
-            Ok(opened) => panic!("this start is not refused: {:?}", opened.recovery),
+            // Print only the recovery, because the opened store may be large.
+            Ok(opened) => panic!("the start must be refused: {:?}", opened.recovery),
         }
     }
 
-    /// Ends like a crash: `last` is written and flushed, but its sync fails, so it is never acknowledged, and nothing
-    /// is applied, cut or marked after that.
+    /// Ends like a crash: `last` is written and flushed, but its sync fails. So it is never
+    /// acknowledged, and nothing is applied, truncated or marked after that.
     fn crash(&self, opened: OpenedStore, last: Vec<StoreChange>) {
         let OpenedStore {
             store, mut journal, ..
@@ -132,7 +136,7 @@ impl StoreFixture {
         let seq = journal.append(last).unwrap();
         assert!(
             wait(&store, seq).is_err(),
-            "a failed sync acknowledges nothing"
+            "a failed sync must not acknowledge anything"
         );
         assert!(journal.close().is_err());
         self.gate.set(SyncBehavior::Pass);
@@ -142,7 +146,7 @@ impl StoreFixture {
         self.dir.path().join("store/sled")
     }
 
-    /// Changes what sled holds, behind the store's back.
+    /// Changes sled's trees directly, without the store.
     fn edit_sled_trees(&self, change: impl FnOnce(&sled::Tree, &sled::Tree)) {
         let db = open_raw(&self.sled());
         change(
@@ -172,12 +176,12 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Waits for durability; an error when the store has stopped.
+/// Waits for durability; an error if the store has stopped.
 fn wait(store: &Store, seq: CommitSeq) -> Result<(), super::StoreStopped> {
     runtime().block_on(async {
         tokio::time::timeout(DEADLINE, store.wait_durable(seq))
             .await
-            .expect("in time")
+            .expect("durable within the deadline")
     })
 }
 
@@ -206,7 +210,7 @@ fn body(store: &Store, number: u128) -> Option<Vec<u8>> {
     store.get(&done(number)).unwrap().map(|body| body.to_vec())
 }
 
-/// Bytes that differ along the way, so that misplaced pieces are found.
+/// Bytes that vary with their position, so that misplaced pieces are detected.
 fn patterned_bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed)

@@ -1,4 +1,5 @@
-//! Reads over memory and disk together: values, pages in both directions, tenants, long records.
+//! Reads over the overlay and the records together: values, pages in both directions, tenants,
+//! long records.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use super::*;
 enum StoreStep {
     Put(u8, usize, u8),
     Delete(u8),
-    /// Writes everything to records before going on.
+    /// Applies everything to the records before continuing.
     Reopen,
 }
 
@@ -55,8 +56,8 @@ proptest! {
 
     #[test]
     fn the_store_holds_what_a_plain_map_would(steps in steps(), limit in 1..5_usize) {
-        let rig = StoreFixture::new();
-        let busy = || StoreConfig { apply_after: Duration::from_millis(1), ..rig.config() };
+        let fixture = StoreFixture::new();
+        let busy = || StoreConfig { apply_after: Duration::from_millis(1), ..fixture.config() };
         let mut opened = Store::open(busy()).unwrap();
         let mut model: BTreeMap<RecordKey, Vec<u8>> = BTreeMap::new();
         for step in steps {
@@ -95,8 +96,8 @@ proptest! {
 
 #[test]
 fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(&mut opened, vec![put(1, &patterned_bytes(900_000, 1))]);
     commit(
         &mut opened,
@@ -112,7 +113,7 @@ fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
     assert_eq!(opened.store.shared.disk.journal.len(), 0);
     drop(opened.store);
 
-    let mut opened = rig.open();
+    let mut opened = fixture.open();
     assert_eq!(body(&opened.store, 1), Some(patterned_bytes(900_000, 1)));
     commit(
         &mut opened,
@@ -123,15 +124,17 @@ fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
     let pieces = |number| records.scan_prefix(done(number).encode()).count();
     assert_eq!((pieces(1), pieces(2), pieces(3)), (1, 0, 2));
     assert_eq!(
-        std::fs::read_dir(rig.sled().join("blobs")).unwrap().count(),
+        std::fs::read_dir(fixture.sled().join("blobs"))
+            .unwrap()
+            .count(),
         0
     );
 }
 
 #[test]
 fn tenants_are_found_in_order_and_do_not_mix() {
-    let rig = StoreFixture::new();
-    let mut opened = rig.open();
+    let fixture = StoreFixture::new();
+    let mut opened = fixture.open();
     let live = |name: &str, number| RecordKey::Live {
         tenant: tenant(name),
         task: Uuid::from_u128(number),
@@ -168,8 +171,8 @@ fn tenants_are_found_in_order_and_do_not_mix() {
 
 #[test]
 fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     for number in 0..1_500 {
         opened
             .journal
@@ -178,7 +181,7 @@ fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
     }
     opened.journal.close().unwrap();
     drop(opened.store);
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     for number in 0..1_500 {
         let change = if number % 3 == 0 {
             StoreChange::Delete(done(number))

@@ -1,5 +1,6 @@
-//! Who only looks, and a start that is refused, leave every file as it was; and what sled would lose in silence is
-//! refused. `BATON_FLIPS=400 cargo test -p baton-relay --lib left_alone -- --nocapture` makes more flips.
+//! Reading offline and refused starts leave every file unchanged, and damage that sled would
+//! skip without an error is refused. `BATON_FLIPS=400 cargo test -p baton-relay --lib
+//! sled_unchanged_files -- --nocapture` makes more flips.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,9 +45,9 @@ fn version(number: u128, round: u8) -> Vec<u8> {
     patterned_bytes(2_500, round ^ number as u8)
 }
 
-/// Each key many times over, so that a lost write shows as an older body. Ends in good order.
-fn write(rig: &StoreFixture, rounds: u8) {
-    let mut opened = rig.open();
+/// Writes each key many times, so that a lost write shows as an older body. Closes cleanly.
+fn write(fixture: &StoreFixture, rounds: u8) {
+    let mut opened = fixture.open();
     for round in 1..=rounds {
         let changes = (0..KEYS).map(|key| put(key, &version(key, round)));
         commit(&mut opened, changes.collect());
@@ -55,7 +56,7 @@ fn write(rig: &StoreFixture, rounds: u8) {
     drop(opened.store);
 }
 
-/// Keys that are not there as they were last written and that nobody calls unreadable.
+/// Keys that do not have their last written value and are not reported as unreadable.
 fn lost_without_error(store: &Store, rounds: u8) -> Vec<u128> {
     let whole = |key: &u128| match store.get(&done(*key)) {
         Ok(body) => body.is_some_and(|body| *body == version(*key, rounds)),
@@ -64,16 +65,16 @@ fn lost_without_error(store: &Store, rounds: u8) -> Vec<u128> {
     (0..KEYS).filter(|key| !whole(key)).collect()
 }
 
-fn log(rig: &StoreFixture) -> SledLog {
-    SledLog::open(&rig.sled().join("db")).unwrap()
+fn log(fixture: &StoreFixture) -> SledLog {
+    SledLog::open(&fixture.sled().join("db")).unwrap()
 }
 
 #[test]
 fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
-    let rig = StoreFixture::new();
-    write(&rig, 10);
-    write(&rig, ROUNDS);
-    let store = rig.dir.path().join("store");
+    let fixture = StoreFixture::new();
+    write(&fixture, 10);
+    write(&fixture, ROUNDS);
+    let store = fixture.dir.path().join("store");
     let sound = files(&store);
     let flips = std::env::var("BATON_FLIPS").map_or(FLIPS, |text| text.parse().unwrap());
     let (mut refused, mut accepted) = (0, 0);
@@ -89,13 +90,17 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
         bytes[usize::try_from(bit / 8).unwrap()] ^= 1 << (bit % 8);
         let what = format!("bit {bit} of {}", path.display());
         write_files(&bad, &store);
-        let looked = Store::with_offline_store(rig.config(), |looked| looked.refusal.is_some());
-        assert!(files(&store) == bad, "{what}: a look changed a file");
-        match Store::open(rig.config()) {
+        let has_refusal =
+            Store::with_offline_store(fixture.config(), |offline| offline.refusal.is_some());
+        assert!(
+            files(&store) == bad,
+            "{what}: reading offline changed a file"
+        );
+        match Store::open(fixture.config()) {
             Ok(opened) => {
                 let lost = lost_without_error(&opened.store, ROUNDS);
                 assert!(lost.is_empty(), "{what}: {lost:?}");
-                assert!(matches!(looked, Ok(false)), "{what}: {looked:?}");
+                assert!(matches!(has_refusal, Ok(false)), "{what}: {has_refusal:?}");
             }
             Err(refusal) => {
                 refused += 1;
@@ -103,10 +108,10 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
                     files(&store) == bad,
                     "{what}: a refused start changed a file"
                 );
-                assert!(!matches!(looked, Ok(false)), "{what}: {refusal}");
+                assert!(!matches!(has_refusal, Ok(false)), "{what}: {refusal}");
                 accepted += u64::from(refusal.is_acceptable_loss());
                 if refusal.is_acceptable_loss() {
-                    accept_loss_and_check_copy(&rig, &bad, &what);
+                    accept_loss_and_check_copy(&fixture, &bad, &what);
                 }
             }
         }
@@ -114,16 +119,23 @@ fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
     println!("{flips} flips: {refused} refused, {accepted} of them accepted");
 }
 
-fn accept_loss_and_check_copy(rig: &StoreFixture, bad: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
+fn accept_loss_and_check_copy(
+    fixture: &StoreFixture,
+    bad: &BTreeMap<PathBuf, Vec<u8>>,
+    what: &str,
+) {
     let accepting = StoreConfig {
         accept_loss: true,
-        ..rig.config()
+        ..fixture.config()
     };
     drop(Store::open(accepting).unwrap());
-    let quarantine = rig.dir.path().join("store/quarantine");
+    let quarantine = fixture.dir.path().join("store/quarantine");
     let kept = super::super::sled::store_paths::files(&quarantine).unwrap();
     let kept = kept.iter().find(|path| path.is_dir()).unwrap();
-    for (path, bytes) in bad.iter().filter(|(path, _)| path.starts_with(rig.sled())) {
+    for (path, bytes) in bad
+        .iter()
+        .filter(|(path, _)| path.starts_with(fixture.sled()))
+    {
         let copy = kept.join(path.file_name().unwrap());
         assert!(
             fs::read(&copy).unwrap() == *bytes,
@@ -133,39 +145,39 @@ fn accept_loss_and_check_copy(rig: &StoreFixture, bad: &BTreeMap<PathBuf, Vec<u8
     }
 }
 
-/// Rounds of a [`write`] that begins a new segment or two.
+/// Rounds of a [`write`] that begins one or two new segments.
 const FEW_ROUNDS: u8 = 8;
 
-/// A directory whose last open has zeroed the segment before the newest one, which the newest one's head names. Any
-/// relay comes to that which has little to do for a while.
+/// A directory whose last open has zeroed the segment before the newest one, to which the
+/// newest one's header refers. That happens on any relay with little work for a while.
 fn fixture_with_log_gap() -> StoreFixture {
-    let rig = StoreFixture::new();
+    let fixture = StoreFixture::new();
     for _ in 0..20 {
-        write(&rig, FEW_ROUNDS);
-        let opened = rig.open();
+        write(&fixture, FEW_ROUNDS);
+        let opened = fixture.open();
         // sled's cleaning thread moves the last pages out of segments that are nearly empty.
         for _ in 0..60 {
             pause();
         }
         opened.journal.close().unwrap();
         drop(opened.store);
-        rig.open().journal.close().unwrap();
-        let log = log(&rig);
+        fixture.open().journal.close().unwrap();
+        let log = log(&fixture);
         if !log.has_segment_at(log.stable()) {
-            return rig;
+            return fixture;
         }
     }
-    panic!("sled keeps the segment before its newest one");
+    panic!("sled never zeroed the segment before its newest one");
 }
 
 #[test]
 fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
-    let rig = fixture_with_log_gap();
-    let store = rig.dir.path().join("store");
+    let fixture = fixture_with_log_gap();
+    let store = fixture.dir.path().join("store");
     let sound = files(&store);
     for damaged in [false, true] {
         write_files(&sound, &store);
-        for path in snapshots(&rig.sled()).unwrap() {
+        for path in snapshots(&fixture.sled()).unwrap() {
             if damaged {
                 let mut bytes = fs::read(&path).unwrap();
                 bytes[20] ^= 1;
@@ -175,23 +187,24 @@ fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
             }
         }
         let before = files(&store);
-        let seen = Store::with_offline_store(rig.config(), |looked| {
-            assert!(looked.refusal.is_none(), "{:?}", looked.refusal);
-            lost_without_error(&looked.store, FEW_ROUNDS)
+        let seen = Store::with_offline_store(fixture.config(), |offline| {
+            assert!(offline.refusal.is_none(), "{:?}", offline.refusal);
+            lost_without_error(&offline.store, FEW_ROUNDS)
         });
         assert!(seen.unwrap().is_empty());
-        assert!(files(&store) == before, "a look changed a file");
-        let opened = rig.open();
+        assert!(files(&store) == before, "reading offline changed a file");
+        let opened = fixture.open();
         assert!(lost_without_error(&opened.store, FEW_ROUNDS).is_empty());
         assert_eq!(opened.recovery.quarantined.len(), usize::from(damaged));
     }
 }
 
-/// Keys that are written once, in order, so that their pages stay where they came to stand.
+/// Keys that are written once, in order, so that their pages stay where they were first
+/// written.
 const WRITTEN_ONCE_KEYS: u128 = 400;
 
-fn write_once(rig: &StoreFixture) {
-    let mut opened = rig.open();
+fn write_once(fixture: &StoreFixture) {
+    let mut opened = fixture.open();
     for first in (0..WRITTEN_ONCE_KEYS).step_by(5) {
         let changes = (first..first + 5).map(|key| put(key, &version(key, 1)));
         commit(&mut opened, changes.collect());
@@ -200,7 +213,7 @@ fn write_once(rig: &StoreFixture) {
     drop(opened.store);
 }
 
-/// How many of them are there as they were written.
+/// How many of them have their written value.
 fn count_written_once(store: &Store) -> usize {
     let there = |key: &u128| {
         let body = store.get(&done(*key)).ok().flatten();
@@ -209,8 +222,8 @@ fn count_written_once(store: &Store) -> usize {
     (0..WRITTEN_ONCE_KEYS).filter(there).count()
 }
 
-/// Where each page stands that the snapshot does not know, for pages that have others behind them and no word at the log's end,
-/// which sled reads in another way.
+/// The positions of each page that is not in the snapshot. Only pages with later ones after
+/// them, and without a message at the log's end, which sled reads in another way.
 fn new_pages(log: &SledLog, snapshot: &SledSnapshot) -> Vec<Vec<usize>> {
     let mut pages: BTreeMap<u64, Vec<Option<usize>>> = BTreeMap::new();
     for (number, head) in (0..).zip(&log.heads) {
@@ -238,22 +251,25 @@ fn new_pages(log: &SledLog, snapshot: &SledSnapshot) -> Vec<Vec<usize>> {
 
 #[test]
 fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
-    let rig = StoreFixture::new();
-    write_once(&rig);
-    let (log, snapshot) = (log(&rig), newest_snapshot(&rig.sled()).unwrap().unwrap());
+    let fixture = StoreFixture::new();
+    write_once(&fixture);
+    let (log, snapshot) = (
+        log(&fixture),
+        newest_snapshot(&fixture.sled()).unwrap().unwrap(),
+    );
     let pages = new_pages(&log, &SledSnapshot::read(&snapshot).unwrap().unwrap());
-    assert!(!pages.is_empty(), "pages are made as keys come");
-    let store = rig.dir.path().join("store");
+    assert!(!pages.is_empty(), "writing keys must create pages");
+    let store = fixture.dir.path().join("store");
     let (sound, mut holes) = (files(&store), 0);
     for page in pages.into_iter().take(12) {
         let mut bad = sound.clone();
         for at in &page {
-            bad.get_mut(&rig.sled().join("db")).unwrap()[*at] ^= 1;
+            bad.get_mut(&fixture.sled().join("db")).unwrap()[*at] ^= 1;
         }
         write_files(&bad, &store);
-        let seen = Store::with_offline_store(rig.config(), |looked| {
-            let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
-            (count_written_once(&looked.store), refusal)
+        let seen = Store::with_offline_store(fixture.config(), |offline| {
+            let refusal = offline.refusal.as_ref().map(StoreOpenError::code);
+            (count_written_once(&offline.store), refusal)
         });
         let (readable, refusal) = seen.unwrap_or_else(|error| panic!("{page:?}: {error}"));
         assert_eq!(refusal, Some("store_damaged"), "{page:?}");
@@ -261,25 +277,34 @@ fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
             readable > WRITTEN_ONCE_KEYS as usize * 3 / 4,
             "{page:?}: {readable}"
         );
-        assert!(files(&store) == bad, "{page:?}: a look changed a file");
-        let places = StorePaths::in_dir(&rig.config().dir);
+        assert!(
+            files(&store) == bad,
+            "{page:?}: reading offline changed a file"
+        );
+        let places = StorePaths::in_dir(&fixture.config().dir);
         holes +=
-            u64::from(examine_file_copy(&rig.config(), &places, DamageHandling::Skip).is_err());
+            u64::from(examine_file_copy(&fixture.config(), &places, DamageHandling::Skip).is_err());
     }
-    assert!(holes > 0, "sled cannot open some of them without more ado");
+    assert!(
+        holes > 0,
+        "sled must fail to open some of them when damage is skipped"
+    );
 }
 
 #[test]
 fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read() {
-    let rig = StoreFixture::new();
-    write_once(&rig);
-    let (log, snapshot) = (log(&rig), newest_snapshot(&rig.sled()).unwrap().unwrap());
+    let fixture = StoreFixture::new();
+    write_once(&fixture);
+    let (log, snapshot) = (
+        log(&fixture),
+        newest_snapshot(&fixture.sled()).unwrap().unwrap(),
+    );
     let from = SledSnapshot::read(&snapshot).unwrap().unwrap().end;
     let middle = |head: &SledSegmentHead| match head {
         SledSegmentHead::Whole { lsn, .. } => (segment_start(from)..log.stable()).contains(lsn),
         SledSegmentHead::Empty | SledSegmentHead::Damaged => false,
     };
-    let store = rig.dir.path().join("store");
+    let store = fixture.dir.path().join("store");
     let (sound, mut refused) = (files(&store), 0);
     let segments = (0..).zip(&log.heads).filter(|(_, head)| middle(head));
     let places = segments.flat_map(|(number, _)| {
@@ -288,9 +313,9 @@ fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read()
     });
     for at in places {
         let mut bad = sound.clone();
-        bad.get_mut(&rig.sled().join("db")).unwrap()[at] ^= 1;
+        bad.get_mut(&fixture.sled().join("db")).unwrap()[at] ^= 1;
         write_files(&bad, &store);
-        match Store::open(rig.config()) {
+        match Store::open(fixture.config()) {
             Ok(opened) => assert_eq!(
                 count_written_once(&opened.store),
                 WRITTEN_ONCE_KEYS as usize,
@@ -300,10 +325,10 @@ fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read()
                 refused += 1;
                 assert_eq!(refusal.code(), "store_damaged", "{at}: {refusal}");
                 assert!(refusal.to_string().contains("baton export"), "{refusal}");
-                assert!(files(&store) == bad, "{at}: the evidence is changed");
-                let seen = Store::with_offline_store(rig.config(), |looked| {
-                    let refusal = looked.refusal.as_ref().map(StoreOpenError::code);
-                    (count_written_once(&looked.store), refusal)
+                assert!(files(&store) == bad, "{at}: a refused start changed a file");
+                let seen = Store::with_offline_store(fixture.config(), |offline| {
+                    let refusal = offline.refusal.as_ref().map(StoreOpenError::code);
+                    (count_written_once(&offline.store), refusal)
                 });
                 let (readable, refusal) = seen.unwrap();
                 assert_eq!(refusal, Some("store_damaged"));
@@ -314,5 +339,8 @@ fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read()
             }
         }
     }
-    assert!(refused > 0, "some of it is a page's only place");
+    assert!(
+        refused > 0,
+        "some of the damage must hit a page's only position"
+    );
 }

@@ -1,4 +1,5 @@
-//! Opening and closing: the lock, the identity, the count of starts, what preflight takes away.
+//! Opening and closing: the lock, the incarnation, the number of starts, and the files that
+//! preflight removes.
 
 use std::fs;
 
@@ -8,14 +9,14 @@ use super::*;
 
 #[test]
 fn identity_stays_and_every_open_counts_up() {
-    let rig = StoreFixture::new();
-    let first = rig.open();
+    let fixture = StoreFixture::new();
+    let first = fixture.open();
     let (incarnation, epoch) = (first.incarnation, first.relay_epoch);
     assert_eq!((first.fresh, epoch), (true, 1));
     first.journal.close().unwrap();
     drop(first.store);
     for turn in 1..=50 {
-        let mut again = rig.open();
+        let mut again = fixture.open();
         assert_eq!((again.fresh, again.incarnation), (false, incarnation));
         assert_eq!(again.relay_epoch, epoch + turn);
         assert_eq!(again.recovery.blob_files, 0);
@@ -28,23 +29,23 @@ fn identity_stays_and_every_open_counts_up() {
             .unwrap();
         assert_eq!(stored, (epoch + turn).to_be_bytes().to_vec());
     }
-    let last = rig.open();
+    let last = fixture.open();
     assert!((1..=50).all(|turn| body(&last.store, turn) == Some(b"here".to_vec())));
 }
 
 #[test]
 fn a_creation_cut_short_starts_over() {
-    let rig = StoreFixture::new();
-    fs::create_dir_all(rig.sled()).unwrap();
-    fs::write(rig.sled().join("conf"), b"half a configuration").unwrap();
-    assert!(rig.open().fresh);
+    let fixture = StoreFixture::new();
+    fs::create_dir_all(fixture.sled()).unwrap();
+    fs::write(fixture.sled().join("conf"), b"half a configuration").unwrap();
+    assert!(fixture.open().fresh);
 }
 
 #[test]
 fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
-    let rig = StoreFixture::new();
-    let mut first = rig.open();
-    let refusal = rig.open_refused();
+    let fixture = StoreFixture::new();
+    let mut first = fixture.open();
+    let refusal = fixture.open_refused();
     assert_eq!(refusal.code(), "store_locked");
     assert!(
         refusal.to_string().contains("in use by another relay"),
@@ -55,8 +56,8 @@ fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
 
 #[test]
 fn a_close_applies_everything_and_marks_it() {
-    let rig = StoreFixture::new();
-    let mut opened = Store::open(rig.config_without_apply()).unwrap();
+    let fixture = StoreFixture::new();
+    let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     for number in 0..300 {
         opened.journal.append(vec![put(number, b"kept")]).unwrap();
     }
@@ -64,7 +65,7 @@ fn a_close_applies_everything_and_marks_it() {
     opened.journal.close().unwrap();
     assert_eq!(opened.store.durable(), last);
     drop(opened.store);
-    let again = rig.open();
+    let again = fixture.open();
     assert_eq!(
         (again.recovery.journal_entries, again.recovery.torn_tail),
         (0, false)
@@ -74,35 +75,39 @@ fn a_close_applies_everything_and_marks_it() {
 
 #[test]
 fn half_written_and_damaged_snapshots_do_not_stop_the_start() {
-    let rig = StoreFixture::new();
+    let fixture = StoreFixture::new();
     for turn in 0..2 {
-        let mut opened = rig.open();
+        let mut opened = fixture.open();
         commit(&mut opened, vec![put(turn, &patterned_bytes(9_000, 4))]);
     }
-    // sled takes the last name for the newest snapshot, whatever it ends in.
-    fs::write(rig.sled().join("snap.FFFFFFFFFFFFFFFE.generating"), b"half").unwrap();
-    fs::write(rig.sled().join("snap.FFFFFFFFFFFFFFFF"), b"").unwrap();
-    let opened = rig.open();
+    // sled takes the last name for the newest snapshot, whatever its ending.
+    fs::write(
+        fixture.sled().join("snap.FFFFFFFFFFFFFFFE.generating"),
+        b"half",
+    )
+    .unwrap();
+    fs::write(fixture.sled().join("snap.FFFFFFFFFFFFFFFF"), b"").unwrap();
+    let opened = fixture.open();
     assert_eq!(opened.recovery.quarantined.len(), 2);
     assert!(opened.recovery.quarantined.iter().all(|path| path.exists()));
     drop(opened);
 
-    let snapshots = super::super::sled::store_paths::snapshots(&rig.sled()).unwrap();
+    let snapshots = super::super::sled::store_paths::snapshots(&fixture.sled()).unwrap();
     assert!(!snapshots.is_empty());
     for path in &snapshots {
         fs::write(path, b"damaged by something else").unwrap();
     }
-    let opened = rig.open();
+    let opened = fixture.open();
     assert_eq!(opened.recovery.quarantined.len(), snapshots.len());
     assert!((0..2).all(|number| body(&opened.store, number) == Some(patterned_bytes(9_000, 4))));
 }
 
 #[test]
 fn data_of_a_newer_version_is_refused_and_left_alone() {
-    let rig = StoreFixture::new();
-    drop(rig.open());
+    let fixture = StoreFixture::new();
+    drop(fixture.open());
     let newer = 7_u64.to_be_bytes().to_vec().into();
-    rig.edit_sled_trees(|records, _| {
+    fixture.edit_sled_trees(|records, _| {
         let records = RecordTree::new(records.clone(), RecordSchema::CURRENT);
         records
             .put(
@@ -112,18 +117,19 @@ fn data_of_a_newer_version_is_refused_and_left_alone() {
             )
             .unwrap();
     });
-    let before = fs::read(rig.sled().join("db")).unwrap();
+    let before = fs::read(fixture.sled().join("db")).unwrap();
     let accepting = StoreConfig {
         accept_loss: true,
-        ..rig.config()
+        ..fixture.config()
     };
-    let refusal = Store::open(accepting).expect_err("no flag helps against a newer version");
+    let refusal =
+        Store::open(accepting).expect_err("no flag allows a start on data of a newer version");
     assert!(
         matches!(refusal, StoreOpenError::NewerSchema { found: 7, .. }),
         "{refusal}"
     );
     assert!(
-        before == fs::read(rig.sled().join("db")).unwrap(),
-        "the data was touched"
+        before == fs::read(fixture.sled().join("db")).unwrap(),
+        "the data was changed"
     );
 }
