@@ -183,7 +183,7 @@ mod tests {
     static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
 
     #[tokio::test]
-    async fn offsets_are_asked_at_every_reading_and_wake_sleepers() {
+    async fn clock_offsets_apply_at_every_reading_and_wake_sleepers() {
         let clock = Clock::offset(
             || BOOT_AHEAD.load(Ordering::Relaxed),
             || WALL_AHEAD.load(Ordering::Relaxed),

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_goes_when_no_request_and_no_task_wants_it() {
+    fn a_body_is_removed_when_no_request_or_task_needs_it() {
         let dir = tempfile::tempdir().unwrap();
         let bodies = BodyFiles::open(dir.path().to_owned()).unwrap();
         let (claimed, refused) = (long_body("c"), long_body("r"));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_looks_at_what_a_crash_left() {
+    fn a_start_sweeps_bodies_left_by_a_crash() {
         let dir = tempfile::tempdir().unwrap();
         let bodies = BodyFiles::open(dir.path().to_owned()).unwrap();
         drop(bodies.store(long_body("a").as_bytes()).unwrap());

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_jump_wakes_sleepers_and_a_wall_jump_moves_no_moment() {
+    async fn a_jump_wakes_sleepers_and_a_wall_jump_keeps_monotonic_time() {
         let (clock, control) = RelayClock::controlled();
         control.freeze();
         let start = clock.now();
@@ -231,7 +231,7 @@ mod tests {
     static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
 
     #[tokio::test]
-    async fn offsets_are_asked_at_every_reading_and_wake_sleepers() {
+    async fn clock_offsets_apply_at_every_reading_and_wake_sleepers() {
         let clock = RelayClock::offset(
             || BOOT_AHEAD.load(Ordering::Relaxed),
             || WALL_AHEAD.load(Ordering::Relaxed),

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exposed_listener_without_tls_needs_an_explicit_word() {
+    fn an_exposed_listener_without_tls_needs_the_insecure_flag() {
         let config = |listen: &str| RelayConfig::new("d".into(), listen.parse().unwrap());
         assert!(config("127.0.0.1:0").check().is_ok());
         assert!(config("[::1]:0").check().is_ok());

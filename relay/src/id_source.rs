@@ -71,7 +71,7 @@ mod tests {
     const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 
     #[test]
-    fn ids_rise_whatever_the_wall_clock_does_and_over_a_restart() {
+    fn ids_rise_over_wall_clock_jumps_and_restarts() {
         let (clock, control) = RelayClock::controlled();
         let mut made = Vec::new();
         for jump in [0, A_DAY_MS, -2 * A_DAY_MS, A_DAY_MS / 2] {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_a_new_relay_tell_when_they_were_made() {
+    fn ids_of_a_new_relay_contain_their_creation_time() {
         let (clock, _) = RelayClock::controlled();
         let before = clock.now().wall.0;
         let (seconds, nanos) = OrderedIds::starting_above(None, clock.clone())

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn open_inputs_are_listed_by_age_however_many_tasks_there_are() {
+    fn open_inputs_are_listed_oldest_first() {
         let inbox = OpenInputIndex::default();
         for n in 0..5_000 {
             let asked = 10_000 - n;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_open_leaves_the_inbox_and_nothing_is_left_behind() {
+    fn closed_inputs_leave_the_index_completely() {
         let inbox = OpenInputIndex::default();
         inbox.set(&tenant("a"), task(7), vec![position(1, 1), position(2, 2)]);
         inbox.set(&tenant("a"), task(7), vec![position(2, 2)]);

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ours_is_closed_and_what_may_be_anybodys_is_left_as_it_is() {
+    fn own_directories_are_restricted_and_existing_ones_keep_their_mode() {
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let (open, new) = (dir.path().join("open"), dir.path().join("a/new"));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_watcher_is_told_what_it_missed() {
+    async fn a_slow_watcher_gets_the_missed_revisions() {
         let watchers = TaskWatchers::default();
         let mut subscription = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
         watchers.publish(&record(10, 12));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn places_come_back_when_watchers_leave() {
+    fn watcher_slots_are_freed_when_watchers_leave() {
         let watchers = TaskWatchers::default();
         let task = TaskId(Uuid::from_u128(1));
         let subscriptions: Vec<TaskSubscription> = (0..WATCHERS_MAX)

@@ -80,7 +80,7 @@ mod tests {
     use crate::store::{KeyText, UnreadableReason};
 
     #[test]
-    fn each_record_counts_once_and_pages_by_the_most_that_were_met() {
+    fn each_record_counts_once_and_pages_by_the_largest_scan() {
         let key = |number| RecordKey::Done {
             tenant: KeyText::new("acme").unwrap(),
             task: Uuid::from_u128(number),

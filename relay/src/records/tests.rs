@@ -76,7 +76,7 @@ fn reencode_record(key: &RecordKey, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_schema_left_is_written_again_byte_for_byte() {
+fn records_of_the_current_schema_are_encoded_byte_for_byte() {
     let number = RecordSchema::CURRENT.number();
     let dir = tempfile::tempdir().unwrap();
     copy_store(number, dir.path());

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_kept_under_its_limit_whatever_it_needs_for_a_record() {
+    fn the_file_stays_under_its_limit_for_any_size_per_record() {
         for times in [1.1, 2.5, 7.0] {
             let mut cap = RecordSizeCap::default();
             let mut file = SimulatedFile {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_below_the_mark_or_from_a_quiet_store() {
+    fn nothing_is_removed_below_the_mark_or_without_growth() {
         let mut cap = RecordSizeCap::default();
         assert_eq!(cap.excess_bytes(LIMIT, 600 * MIB, 500 * MIB), 0);
         for _ in 0..10_000 {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lowered_limit_is_met_at_once_and_never_empties_the_store() {
+    fn a_lowered_limit_applies_at_once_and_never_empties_the_store() {
         let mut cap = RecordSizeCap::default();
         let too_many = cap.excess_bytes(LIMIT, 5_000 * MIB, 4_000 * MIB);
         assert_eq!(too_many, 3_400 * MIB);

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corrected_clock_counts_and_a_leap_does_not() {
+    fn clock_corrections_are_accepted_and_large_jumps_are_not() {
         let mut steady = SteadyWallClock::new(now(0, 1_000_000));
         assert_eq!(steady.now(now(10, 1_000_010)), WallTime(1_000_010));
         assert_eq!(

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_refilled_given_up_and_found_again() {
+    fn ballast_pieces_are_created_removed_and_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut pieces = BallastFiles::open_existing(dir.path(), SIZE);
         assert_eq!(pieces.count(), 0);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_piece_and_one_of_another_size_are_not_held() {
+    fn ballast_pieces_of_another_size_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut pieces = BallastFiles::open_existing(dir.path(), SIZE);
         pieces.refill(SIZE).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_can_be_written_where_space_cannot_be_promised() {
+    fn a_ballast_piece_can_be_written_without_preallocation() {
         let dir = tempfile::tempdir().unwrap();
         let file = File::create(dir.path().join("written")).unwrap();
         write(&file, SIZE + 5).unwrap();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fills_up_closes_then_gives_up_one_piece_then_refuses_output() {
+    fn a_filling_disk_stops_work_then_removes_ballast_then_refuses_output() {
         let decide = |free, pieces, before| measurement(free, pieces).decide(before);
         assert_eq!(
             decide(64, 2, SpaceLevel::Roomy),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn room_refills_the_ballast_and_only_then_is_work_taken_again() {
+    fn work_is_accepted_again_only_after_the_ballast_is_refilled() {
         let decide = |free, pieces, before| measurement(free, pieces).decide(before);
         assert_eq!(
             decide(9, 1, SpaceLevel::Bare),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_disk_does_it_is_never_refilled_and_given_up_at_once() {
+    fn a_refilled_ballast_piece_is_not_removed_at_once() {
         for before in [SpaceLevel::Roomy, SpaceLevel::Low, SpaceLevel::Bare] {
             for pieces in 0..=PIECES {
                 for free in 0..200 {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_gives_up_what_there_is_and_then_waits() {
+    fn a_start_removes_the_ballast_and_then_waits() {
         assert_eq!(measurement(16, 0).start(0), StartAction::Open);
         assert_eq!(measurement(15, 2).start(0), StartAction::GiveUp);
         assert_eq!(measurement(8, 0).start(0), StartAction::Open);

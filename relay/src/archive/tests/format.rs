@@ -114,7 +114,7 @@ fn some_items() -> Vec<ArchiveItem> {
 
 proptest! {
     #[test]
-    fn what_was_written_is_read_back(items in proptest::collection::vec(item(), 0..20)) {
+    fn written_items_are_read_back(items in proptest::collection::vec(item(), 0..20)) {
         let (bytes, _) = write_archive(&items);
         let (found, trailer) = read(&bytes).unwrap();
         prop_assert_eq!(found, items);
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_at_all_is_refused_and_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_are_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         prop_assert!(read(&bytes).is_err());
         let (mut begun, _) = write_archive(&[]);
         begun.truncate(8);
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
+fn an_export_truncated_at_any_byte_is_refused() {
     let (bytes, begins) = write_archive(&some_items());
     for len in 0..bytes.len() {
         let fault = read(&bytes[..len]).expect_err("cut short");
@@ -163,7 +163,7 @@ fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
 }
 
 #[test]
-fn frames_that_are_left_out_doubled_or_moved_are_refused() {
+fn missing_duplicated_or_moved_frames_are_refused() {
     let (bytes, begins) = write_archive(&some_items());
     let frames: Vec<&[u8]> = begins[1..]
         .windows(2)
@@ -186,7 +186,7 @@ fn frames_that_are_left_out_doubled_or_moved_are_refused() {
 }
 
 #[test]
-fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
+fn foreign_files_and_newer_exports_have_their_own_error_codes() {
     let code = |bytes: &[u8]| read(bytes).expect_err("refused").damage.code();
     assert_eq!(code(b"#!/bin/sh\necho"), "not_an_export");
     assert_eq!(code(b""), "export_cut_short");
@@ -211,7 +211,7 @@ fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
 }
 
 #[test]
-fn records_of_an_older_schema_are_brought_up_and_what_cannot_be_is_refused() {
+fn records_of_an_older_schema_are_migrated_or_the_export_is_refused() {
     const NEXT: RecordSchema = RecordSchema::of(&[SchemaStep {
         name: "two bytes more",
         migrate_record: |_, body| (body != b"odd").then(|| [body, b"+2"].concat()),

@@ -27,7 +27,7 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
-fn an_import_is_put_in_place_wherever_a_crash_came_before() {
+fn a_start_completes_an_import_after_a_crash_at_any_rename() {
     let before = "before-import-the-new-one";
     // Two renames for each part, then one for the marker.
     for steps in 0..=DATA_PARTS.len() * 2 + 1 {
@@ -60,7 +60,7 @@ fn an_import_is_put_in_place_wherever_a_crash_came_before() {
 }
 
 #[test]
-fn an_import_that_is_not_whole_is_cleared_away_or_refused() {
+fn an_incomplete_import_is_removed_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path();
     with_import(data);

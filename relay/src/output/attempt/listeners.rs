@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn tails_are_long_while_there_is_room_and_short_when_many_are_followed() {
+    fn tails_shrink_when_many_attempts_are_followed() {
         let tail_memory = TailMemory::default();
         let followed: Vec<AttemptListeners> = (0..64)
             .map(|_| flooded_listeners(&tail_memory, 8 << 20))

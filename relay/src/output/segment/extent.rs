@@ -188,7 +188,7 @@ mod tests {
     /// Without joining, thousands of slow attempts that take turns would cost an index entry
     /// per frame.
     #[test]
-    fn extents_of_an_attempt_in_a_segment_stay_few_however_it_is_interleaved() {
+    fn interleaved_attempts_have_few_extents_in_a_segment() {
         for (payload, others) in [(4096, 0), (100, 50), (100, 400), (100, 3_000), (4096, 100)] {
             let mut contents = SegmentContents::default();
             let (mut pos, mut offset, mut frames) = (64u32, 0u64, 0);

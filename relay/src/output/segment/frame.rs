@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn every_class_survives_the_disk() {
+    fn every_frame_class_is_read_back_unchanged() {
         let classes = REASONS.map(|reason| SegmentFrameClass::Cut { to: 99, reason });
         let bytes = SegmentFrameClass::Bytes {
             kind: 3,
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_is_noticed_and_the_next_frame_is_found() {
+    fn every_flipped_bit_is_detected_and_the_next_frame_is_found() {
         let payload = b"payload";
         let class = SegmentFrameClass::Bytes {
             kind: 0,

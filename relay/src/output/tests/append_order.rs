@@ -10,7 +10,7 @@ use crate::output::{
 };
 
 #[tokio::test]
-async fn only_what_continues_the_output_is_taken() {
+async fn only_output_that_continues_at_the_end_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(config(dir.path()));
     let id = attempt(1);
@@ -134,7 +134,7 @@ async fn output_over_the_limit_becomes_one_growing_cut() {
 }
 
 #[tokio::test]
-async fn a_session_learns_durable_ends_of_all_its_attempts() {
+async fn a_session_feed_reports_the_durable_ends_of_all_its_attempts() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(config(dir.path()));
     put(&log, attempt(1), 0, 10).await;
@@ -175,7 +175,7 @@ async fn a_session_learns_durable_ends_of_all_its_attempts() {
 }
 
 #[tokio::test]
-async fn a_sealed_attempt_takes_no_more_and_an_empty_one_leaves_no_trace() {
+async fn a_sealed_attempt_accepts_no_output_and_an_empty_one_leaves_no_entry() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(config(dir.path()));
     within(log.seal(attempt(9))).await.unwrap();
@@ -213,7 +213,7 @@ async fn a_sealed_attempt_takes_no_more_and_an_empty_one_leaves_no_trace() {
 }
 
 #[tokio::test]
-async fn a_full_disk_takes_nothing_and_acknowledges_nothing() {
+async fn a_full_disk_accepts_and_acknowledges_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _, mut writer, jobs) =
         OutputLog::prepare(config(dir.path()), NOW, no_abort()).unwrap();
@@ -257,7 +257,7 @@ async fn a_full_disk_takes_nothing_and_acknowledges_nothing() {
 }
 
 #[tokio::test]
-async fn any_other_write_error_ends_in_the_abort_hook() {
+async fn any_other_write_error_calls_the_abort_hook() {
     let dir = tempfile::tempdir().unwrap();
     let (abort_sender, abort_called) = tokio::sync::oneshot::channel();
     let abort_sender = Mutex::new(Some(abort_sender));

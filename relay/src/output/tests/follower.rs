@@ -123,7 +123,7 @@ async fn followers_see_history_then_live_without_gap_or_duplicate() {
 }
 
 #[tokio::test]
-async fn a_follower_waits_for_the_first_byte_and_leaves_nothing_behind() {
+async fn a_follower_waits_for_the_first_byte_and_leaves_no_entry() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(config(dir.path()));
     let mut none = log.follow_output(attempt(1), 0);

@@ -41,7 +41,7 @@ fn clear_synced_slot(raw: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_torn_tail_is_cut_off_at_every_byte() {
+async fn a_tail_torn_at_any_byte_is_truncated() {
     let dir = tempfile::tempdir().unwrap();
     let raw = write_frames(dir.path(), 3).await;
     assert_eq!(raw.len(), frame_at(3));
@@ -78,7 +78,7 @@ async fn a_torn_tail_is_cut_off_at_every_byte() {
 }
 
 #[tokio::test]
-async fn whole_frames_behind_a_torn_one_of_the_same_group_go_with_it() {
+async fn intact_frames_after_a_torn_frame_of_the_same_group_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _, writer, jobs) = OutputLog::prepare(config(dir.path()), NOW, no_abort()).unwrap();
     for frame in 0..3 {

@@ -16,7 +16,7 @@ fn small(dir: &Path) -> OutputConfig {
 }
 
 #[tokio::test]
-async fn the_oldest_segments_go_and_readers_are_told() {
+async fn the_oldest_segments_are_dropped_and_readers_see_a_cut() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(small(dir.path()));
     let (quiet, ended, busy) = (attempt(1), attempt(2), attempt(3));
@@ -68,7 +68,7 @@ async fn the_oldest_segments_go_and_readers_are_told() {
 }
 
 #[tokio::test]
-async fn segments_go_by_age_and_a_quiet_one_is_closed_for_it() {
+async fn old_segments_are_dropped_and_an_idle_segment_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let aged = || OutputConfig {
         retention_age: Duration::from_millis(4 * HOUR_MS),
@@ -98,7 +98,7 @@ async fn segments_go_by_age_and_a_quiet_one_is_closed_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_reader_that_retention_overtakes_is_told_and_goes_on() {
+async fn a_reader_overtaken_by_retention_sees_a_cut_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(small(dir.path()));
     let id = attempt(7);

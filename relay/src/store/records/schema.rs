@@ -100,7 +100,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_body_goes_through_the_steps_that_it_has_not_taken_and_facts_through_none() {
+    fn a_body_is_migrated_by_the_missing_steps_and_meta_records_by_none() {
         let (schema, key) = (RecordSchema::of(STEPS), control());
         let up =
             |from, body: &'static [u8]| schema.migrate_body(from, &key, Bytes::from_static(body));

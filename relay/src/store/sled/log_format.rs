@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_here_reads_back_and_one_bit_less_does_not() {
+    fn written_sled_messages_are_read_back_and_bit_flips_are_detected() {
         for (len, segment) in [
             (8, 77),
             (247, 77),

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_damage_and_everything_else_is_what_it_was() {
+    fn a_sled_panic_becomes_a_corruption_error_and_other_results_pass() {
         assert_eq!(catch_sled_panic(|| Ok(7)).unwrap(), 7);
         let other = catch_sled_panic::<()>(|| Err(sled::Error::ReportableBug("x".to_owned())));
         assert!(matches!(other, Err(sled::Error::ReportableBug(_))));

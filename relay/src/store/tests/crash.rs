@@ -12,7 +12,7 @@ const SLOW_MACHINE: Duration = Duration::from_secs(60);
 
 /// The child: does nothing unless the parent test below started it.
 #[test]
-fn writer_that_is_killed() {
+fn killed_writer_process() {
     let Ok(dir) = std::env::var(DIR) else { return };
     print_line("opening 0");
     let mut config = StoreConfig::new(dir, Uuid::now_v7());
@@ -56,7 +56,7 @@ impl WriterProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "store::tests::crash::writer_that_is_killed",
+                "store::tests::crash::killed_writer_process",
                 "--nocapture",
             ])
             .env(DIR, dir)

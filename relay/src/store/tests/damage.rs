@@ -43,7 +43,7 @@ fn a_crash_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
+fn a_torn_journal_tail_is_dropped_completely() {
     let fixture = StoreFixture::new();
     let seqs = four_entries(&fixture);
     fixture.edit_sled_trees(|_, journal| remove_last_part(journal, seqs[3]));
@@ -65,7 +65,7 @@ fn a_torn_tail_was_never_acknowledged_and_is_dropped_whole() {
 }
 
 #[test]
-fn a_hole_in_the_journal_is_refused_and_accepted_only_on_demand() {
+fn a_journal_gap_is_refused_unless_the_loss_is_accepted() {
     for broken in [remove_entry, remove_last_part] {
         let fixture = StoreFixture::new();
         let seqs = four_entries(&fixture);
@@ -108,7 +108,7 @@ fn an_acknowledged_entry_that_is_torn_is_a_loss() {
 }
 
 #[test]
-fn an_older_copy_of_the_data_is_refused_untouched_and_accepted_as_a_new_history() {
+fn an_older_copy_is_refused_unchanged_or_accepted_as_a_new_incarnation() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     let incarnation = opened.incarnation;
@@ -208,7 +208,7 @@ fn a_torn_watermark_slot_leaves_the_other_one() {
 }
 
 #[test]
-fn an_unreadable_record_is_counted_and_passed_over() {
+fn an_unreadable_record_is_counted_and_skipped() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     let changes = (0..6)

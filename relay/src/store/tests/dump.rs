@@ -53,7 +53,7 @@ fn state_at(first: CommitSeq, head: CommitSeq) -> DumpedState {
 }
 
 #[test]
-fn what_is_told_beside_a_busy_writer_is_the_state_at_one_commit() {
+fn a_dump_beside_a_busy_writer_is_the_state_at_one_commit() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(StoreConfig {
         apply_after: Duration::from_millis(1),
@@ -98,7 +98,7 @@ fn what_is_told_beside_a_busy_writer_is_the_state_at_one_commit() {
 }
 
 #[test]
-fn a_listener_that_falls_behind_is_told_so_and_one_that_fails_ends_it() {
+fn a_dump_ends_when_its_consumer_fails_or_falls_behind() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(StoreConfig {
         apply_after: Duration::from_millis(1),
@@ -126,7 +126,7 @@ fn with_offline_store<T>(fixture: &StoreFixture, check: impl FnOnce(&OfflineStor
 }
 
 #[test]
-fn a_look_sees_the_journal_too_and_changes_nothing() {
+fn an_offline_read_includes_the_journal_and_changes_nothing() {
     let fixture = StoreFixture::new();
     let missing = Store::with_offline_store(fixture.config(), |_| ());
     assert!(matches!(missing, Err(StoreOpenError::NoRelayData { .. })));
@@ -168,7 +168,7 @@ fn files(fixture: &StoreFixture) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_directory_that_is_refused_can_still_be_looked_at() {
+fn a_refused_directory_can_still_be_read_offline() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     commit(&mut opened, vec![put(1, b"there")]);

@@ -5,7 +5,7 @@ use super::super::journal::overlay::{Overlay, RawChange};
 use super::*;
 
 #[test]
-fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
+fn an_append_is_readable_at_once_and_durable_only_after_the_sync() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     fixture.gate.set(SyncBehavior::Wait);
@@ -33,7 +33,7 @@ fn an_append_is_read_at_once_and_durable_only_after_the_sync() {
 }
 
 #[test]
-fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
+fn a_failed_sync_acknowledges_nothing_and_stops_the_store() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     let kept = commit(&mut opened, vec![put(1, b"kept")]);
@@ -61,7 +61,7 @@ fn a_failed_sync_acknowledges_nobody_and_stops_the_store() {
 }
 
 #[test]
-fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
+fn a_blocked_disk_makes_the_writer_wait_until_it_continues() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     fixture.gate.set(SyncBehavior::Wait);
@@ -87,7 +87,7 @@ fn a_held_disk_closes_the_door_and_an_open_one_lets_the_writer_on() {
 }
 
 #[test]
-fn bytes_close_the_door_too_until_they_are_in_their_records() {
+fn unapplied_bytes_make_the_writer_wait_until_they_are_applied() {
     let fixture = StoreFixture::new();
     let mut config = fixture.config();
     (config.overlay_bytes, config.apply_bytes) = (200_000, 100_000);
@@ -109,7 +109,7 @@ fn bytes_close_the_door_too_until_they_are_in_their_records() {
 }
 
 #[test]
-fn too_large_an_append_takes_nothing() {
+fn an_oversized_append_is_refused_completely() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     let last = opened.journal.last();
@@ -124,7 +124,7 @@ fn too_large_an_append_takes_nothing() {
 }
 
 #[test]
-fn only_durable_values_are_due_and_a_superseded_one_holds_the_cut() {
+fn only_durable_values_are_due_and_a_superseded_one_delays_truncation() {
     let change = |key: &'static [u8], body: &'static [u8]| RawChange {
         key: key.into(),
         body: Some(body.into()),

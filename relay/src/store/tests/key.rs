@@ -50,19 +50,19 @@ fn keys() -> impl Strategy<Value = RecordKey> {
 
 proptest! {
     #[test]
-    fn a_key_comes_back_from_its_bytes(key in keys()) {
+    fn a_key_is_decoded_from_its_bytes(key in keys()) {
         prop_assert_eq!(RecordKey::decode(&key.encode()), Some(key));
     }
 
     #[test]
-    fn bytes_sort_as_keys_do_and_none_begins_another(a in keys(), b in keys()) {
+    fn encoded_keys_sort_like_keys_and_none_is_a_prefix_of_another(a in keys(), b in keys()) {
         let (bytes_a, bytes_b) = (a.encode(), b.encode());
         prop_assert_eq!(bytes_a.cmp(&bytes_b), a.cmp(&b));
         prop_assert!(a == b || !bytes_a.starts_with(&bytes_b));
     }
 
     #[test]
-    fn a_range_holds_its_own_tenant_and_kind_only(key in keys(), tenant in texts(), other in keys()) {
+    fn a_key_range_contains_only_its_tenant_and_kind(key in keys(), tenant in texts(), other in keys()) {
         let inside = |range: &KeyRange, key: &RecordKey| {
             let bytes = key.encode();
             range.start <= bytes && bytes < range.end
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn foreign_bytes_are_no_key_or_come_back_unchanged(bytes in any::<Vec<u8>>()) {
+    fn arbitrary_bytes_are_rejected_or_encode_unchanged(bytes in any::<Vec<u8>>()) {
         if let Some(key) = RecordKey::decode(&bytes) {
             prop_assert_eq!(key.encode(), bytes);
         }

@@ -22,7 +22,7 @@ fn text(store: &Store, number: u128) -> String {
 }
 
 #[test]
-fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
+fn records_are_migrated_once_and_unmigratable_ones_are_kept_and_counted() {
     let fixture = StoreFixture::new();
     let mut opened = fixture.open();
     let many = (0..200).map(|number| put(number, format!("{number}").as_bytes()));
@@ -62,7 +62,7 @@ fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
 }
 
 #[test]
-fn what_is_only_in_the_journal_is_brought_up_too() {
+fn changes_in_the_journal_are_migrated_too() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(
@@ -77,7 +77,7 @@ fn what_is_only_in_the_journal_is_brought_up_too() {
 }
 
 #[test]
-fn a_change_in_the_journal_that_cannot_be_brought_up_refuses_with_a_way_that_works() {
+fn an_unmigratable_journal_change_is_refused_until_the_journal_is_empty() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(&mut opened, vec![put(1, b"one"), put(2, b"odd")]);
@@ -96,7 +96,7 @@ fn a_change_in_the_journal_that_cannot_be_brought_up_refuses_with_a_way_that_wor
 }
 
 #[test]
-fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() {
+fn a_new_directory_needs_no_migration_and_older_versions_refuse_it() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(next_schema(&fixture)).unwrap();
     assert_eq!(opened.recovery.migrated, None);

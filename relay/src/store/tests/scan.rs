@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn the_store_holds_what_a_plain_map_would(steps in steps(), limit in 1..5_usize) {
+    fn the_store_behaves_like_a_plain_map(steps in steps(), limit in 1..5_usize) {
         let fixture = StoreFixture::new();
         let busy = || StoreConfig { apply_after: Duration::from_millis(1), ..fixture.config() };
         let mut opened = Store::open(busy()).unwrap();
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
+fn values_stay_short_and_a_replaced_record_leaves_no_chunk() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     commit(&mut opened, vec![put(1, &patterned_bytes(900_000, 1))]);
@@ -170,7 +170,7 @@ fn tenants_are_found_in_order_and_do_not_mix() {
 }
 
 #[test]
-fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
+fn a_scan_over_many_overlay_changes_has_no_gap_or_duplicate() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     for number in 0..1_500 {

@@ -110,7 +110,7 @@ fn a_damaged_page_costs_its_own_records_only() {
 }
 
 #[test]
-fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_out() {
+fn a_write_to_a_damaged_page_stops_the_relay_and_later_starts_are_refused() {
     let fixture = fixture_with_damaged_page();
     let mut opened = fixture.open();
     commit(
@@ -160,7 +160,7 @@ fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_ou
 }
 
 #[test]
-fn a_damaged_page_of_the_journal_is_refused_and_what_stands_before_it_can_be_read() {
+fn a_damaged_journal_page_is_refused_and_earlier_entries_are_readable() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     // More than one segment of sled: an open always reads the last one, whatever the snapshot

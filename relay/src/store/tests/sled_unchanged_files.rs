@@ -70,7 +70,7 @@ fn log(fixture: &StoreFixture) -> SledLog {
 }
 
 #[test]
-fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
+fn offline_reads_and_refused_starts_change_no_file_after_a_bit_flip() {
     let fixture = StoreFixture::new();
     write(&fixture, 10);
     write(&fixture, ROUNDS);
@@ -171,7 +171,7 @@ fn fixture_with_log_gap() -> StoreFixture {
 }
 
 #[test]
-fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
+fn a_missing_or_damaged_snapshot_loses_no_data() {
     let fixture = fixture_with_log_gap();
     let store = fixture.dir.path().join("store");
     let sound = files(&store);
@@ -250,7 +250,7 @@ fn new_pages(log: &SledLog, snapshot: &SledSnapshot) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
+fn a_completely_lost_page_leaves_the_other_pages_readable() {
     let fixture = StoreFixture::new();
     write_once(&fixture);
     let (log, snapshot) = (
@@ -292,7 +292,7 @@ fn a_page_of_which_nothing_is_left_leaves_the_rest_to_be_read() {
 }
 
 #[test]
-fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read() {
+fn damage_that_sled_would_ignore_is_refused_and_the_rest_is_readable() {
     let fixture = StoreFixture::new();
     write_once(&fixture);
     let (log, snapshot) = (

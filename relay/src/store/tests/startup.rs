@@ -8,7 +8,7 @@ use super::super::{MetaKey, RecordSchema};
 use super::*;
 
 #[test]
-fn identity_stays_and_every_open_counts_up() {
+fn the_incarnation_stays_and_every_open_raises_the_epoch() {
     let fixture = StoreFixture::new();
     let first = fixture.open();
     let (incarnation, epoch) = (first.incarnation, first.relay_epoch);
@@ -34,7 +34,7 @@ fn identity_stays_and_every_open_counts_up() {
 }
 
 #[test]
-fn a_creation_cut_short_starts_over() {
+fn an_interrupted_creation_starts_over() {
     let fixture = StoreFixture::new();
     fs::create_dir_all(fixture.sled()).unwrap();
     fs::write(fixture.sled().join("conf"), b"half a configuration").unwrap();
@@ -42,7 +42,7 @@ fn a_creation_cut_short_starts_over() {
 }
 
 #[test]
-fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
+fn a_second_relay_on_the_directory_is_refused_and_the_first_continues() {
     let fixture = StoreFixture::new();
     let mut first = fixture.open();
     let refusal = fixture.open_refused();
@@ -55,7 +55,7 @@ fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
 }
 
 #[test]
-fn a_close_applies_everything_and_marks_it() {
+fn a_close_applies_everything_and_writes_the_watermark() {
     let fixture = StoreFixture::new();
     let mut opened = Store::open(fixture.config_without_apply()).unwrap();
     for number in 0..300 {
@@ -103,7 +103,7 @@ fn half_written_and_damaged_snapshots_do_not_stop_the_start() {
 }
 
 #[test]
-fn data_of_a_newer_version_is_refused_and_left_alone() {
+fn data_of_a_newer_version_is_refused_unchanged() {
     let fixture = StoreFixture::new();
     drop(fixture.open());
     let newer = 7_u64.to_be_bytes().to_vec().into();
