@@ -1,8 +1,9 @@
-//! What the tests stand on: relays in process and as processes, clients, a daemon that follows a script frame by
-//! frame, real daemons, a tap on the wire, a collector of traces, a census of processes.
+//! Test support: relays in process and as processes, clients, a daemon scripted frame by frame,
+//! real daemons, a recorder of frames on the wire, a trace collector, a process census.
 //!
-//! Everything waits for events under one generous deadline (`PATIENCE`); nothing sleeps and no port is fixed. What is
-//! checked is the tests' business, but a watch checks by itself that revisions have no gap.
+//! Everything waits for events under one long deadline (`TEST_TIMEOUT`). Nothing sleeps and no
+//! port is fixed. The tests make the assertions, except that a watch checks by itself that
+//! revisions have no gap.
 
 mod client;
 mod host;

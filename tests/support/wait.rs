@@ -1,43 +1,47 @@
-//! How tests wait: for an event, under one deadline that only a hang reaches; and how often they try.
+//! Waiting for events under one deadline that only a hang reaches, and the number of test
+//! rounds.
 
 use std::task::Poll;
 use std::time::Duration;
 
-/// Long enough for a busy machine of two cores; a test that works never waits this long.
+/// Long enough for a busy machine with two cores. A passing test never waits this long.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at what sends no event: files and the process table.
+/// Interval for checks of files and the process table, which send no events.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The future's output; a panic that says `what` was waited for when it does not come.
+/// The future's output. Panics with the description `what` after the deadline.
 pub async fn wait_within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {} s in vain: {what}", TEST_TIMEOUT.as_secs()),
+        Err(_) => panic!(
+            "timed out after {} s waiting for {what}",
+            TEST_TIMEOUT.as_secs()
+        ),
     }
 }
 
-/// Looks again and again until there is something to see.
-pub async fn poll_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Calls `check` repeatedly until it returns a value.
+pub async fn poll_until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
     wait_within(what, async {
         loop {
             ticks.tick().await;
-            if let Some(seen) = look() {
-                return seen;
+            if let Some(value) = check() {
+                return value;
             }
         }
     })
     .await
 }
 
-/// How often a test tries what must never fail: a few times, or as often as `BATON_ROUNDS` says.
+/// How often a test repeats a race: `few` times, or the number in `BATON_ROUNDS`.
 pub fn test_rounds(few: usize) -> usize {
     std::env::var("BATON_ROUNDS").map_or(few, |rounds| {
         rounds.parse().expect("BATON_ROUNDS is a number")
     })
 }
 
-/// Runs all futures at once and returns what they gave, in their order.
+/// Runs all futures concurrently and returns their outputs in order.
 pub async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut open: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|context| {

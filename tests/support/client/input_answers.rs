@@ -1,4 +1,4 @@
-//! What agents ask, as a client sees and answers it.
+//! Inputs of agents, as a client lists and answers them.
 
 use baton_proto::v1::answer_request::Answer;
 use baton_proto::v1::input::Body;
@@ -10,7 +10,7 @@ use crate::client::test_client::TestClient;
 use crate::wait::wait_within;
 
 impl TestClient {
-    /// Those of a task that wait for an answer.
+    /// Open inputs of a task.
     pub async fn open_inputs(&self, task_id: &str) -> Vec<Input> {
         let request = ListInputsRequest {
             task_id: task_id.to_owned(),
@@ -21,7 +21,7 @@ impl TestClient {
         listed.expect("inputs can be listed").into_inner().inputs
     }
 
-    /// Those that wait, once so many have been asked.
+    /// Open inputs, after `count` have been asked.
     pub async fn wait_for_inputs(&self, task_id: &str, count: usize) -> Vec<Input> {
         let mut watch = self.watch(task_id).await;
         for _ in 0..count {
@@ -39,7 +39,7 @@ impl TestClient {
         };
         let mut inputs = self.inputs();
         let given = wait_within("an answer to Answer", inputs.answer(request)).await;
-        given.expect("the answer is taken");
+        given.expect("the answer is accepted");
     }
 
     pub async fn answer_permission(&self, input: &Input, allow: bool) {
@@ -51,12 +51,13 @@ impl TestClient {
         self.answer_input(input, Answer::Permission(reply)).await;
     }
 
-    /// Answers whatever a task asks until it ends: allows it, or chooses the last of what is offered.
+    /// Answers every input of a task until it ends: allows permissions and chooses the last
+    /// option of questions.
     pub async fn answer_all(&self, task_id: &str) {
         let mut watch = self.watch(task_id).await;
         loop {
-            let event = wait_within("the task to go on", watch.next()).await;
-            let Some(event) = event.expect("the watch goes on") else {
+            let event = wait_within("the next event of the task", watch.next()).await;
+            let Some(event) = event.expect("the watch does not fail") else {
                 return;
             };
             if event.kind() != TaskEventKind::InputAsked {
@@ -64,9 +65,9 @@ impl TestClient {
             }
             for input in self.open_inputs(task_id).await {
                 match &input.body {
-                    Some(Body::Question(asked)) => {
+                    Some(Body::Question(question)) => {
                         let reply = QuestionReply {
-                            labels: asked
+                            labels: question
                                 .options
                                 .last()
                                 .map(|last| last.label.clone())

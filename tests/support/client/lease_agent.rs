@@ -1,4 +1,5 @@
-//! An agent that holds its leases itself: the service `Agents` with a credential of its own.
+//! An agent that has its leases itself: a client of the service `Agents` with its own
+//! credential.
 
 use baton_proto::v1::{
     AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
@@ -11,7 +12,7 @@ use tonic::Status;
 use crate::client::test_client::TestClient;
 use crate::wait::wait_within;
 
-/// Work that only agents of this scope may have.
+/// A task that only agents of this scope may claim or pick up.
 pub fn agent_scope_spec(scope: &str) -> TaskSpec {
     TaskSpec {
         agent: "anyone".to_owned(),
@@ -28,7 +29,7 @@ pub struct LeaseAgent {
     pub name: String,
 }
 
-/// A lease as its holder knows it.
+/// A lease as its holder has it.
 #[derive(Clone, Debug)]
 pub struct GrantedLease {
     pub task_id: String,
@@ -40,7 +41,7 @@ pub struct GrantedLease {
 
 impl GrantedLease {
     pub fn of_grant(grant: AgentGrant) -> Self {
-        let re = grant.r#ref.expect("a grant names its attempt");
+        let re = grant.r#ref.expect("a grant has its attempt's ref");
         Self {
             lease_ref: AgentLease {
                 task_id: re.task_id.clone(),
@@ -59,7 +60,7 @@ impl GrantedLease {
         token.value.to_vec()
     }
 
-    /// The secret in every spelling in which it could leak.
+    /// The token in every encoding in which it could leak.
     pub fn token_spellings(&self) -> Vec<Vec<u8>> {
         let token = self.token_bytes();
         let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -68,7 +69,7 @@ impl GrantedLease {
 }
 
 impl LeaseAgent {
-    /// With a new token of the administrator's tenant.
+    /// Creates a token in the administrator's tenant.
     pub async fn new(admin: &TestClient, name: &str, scope: &str) -> Self {
         Self::of_tenant(admin, "", name, scope).await
     }
@@ -81,9 +82,11 @@ impl LeaseAgent {
             agent_scope: scope.to_owned(),
             ttl_ms: None,
         };
-        let made = wait_within("a token", admin.operator().create_token(request)).await;
-        let made = made.expect("an administrator makes tokens").into_inner();
-        let secret = made.secret.expect("a new token has a secret").value;
+        let created = wait_within("a token", admin.operator().create_token(request)).await;
+        let created = created
+            .expect("an administrator may create tokens")
+            .into_inner();
+        let secret = created.secret.expect("a new token has a secret").value;
         Self {
             client: admin.with_token(&secret),
             name: name.to_owned(),
@@ -100,11 +103,11 @@ impl LeaseAgent {
         let answer = wait_within("an answer to Start", agents.start(request)).await?;
         let grant = answer.into_inner().grant;
         Ok(GrantedLease::of_grant(
-            grant.expect("Start grants or refuses"),
+            grant.expect("Start returns a grant or an error"),
         ))
     }
 
-    /// An empty id claims the first that is free.
+    /// An empty id claims the first free task.
     pub async fn claim(&self, task_id: &str) -> Result<Option<GrantedLease>, Status> {
         let request = ClaimRequest {
             task_id: task_id.to_owned(),
@@ -126,7 +129,7 @@ impl LeaseAgent {
         let answer = wait_within("an answer to PickUp", agents.pick_up(request)).await?;
         let grant = answer.into_inner().grant;
         Ok(GrantedLease::of_grant(
-            grant.expect("PickUp grants or refuses"),
+            grant.expect("PickUp returns a grant or an error"),
         ))
     }
 
@@ -146,7 +149,7 @@ impl LeaseAgent {
         let mut agents = self.client.agents();
         let answer = wait_within("an answer to Checkpoint", agents.checkpoint(request)).await?;
         let written = answer.into_inner().checkpoint;
-        Ok(written.expect("an answer shows the checkpoint"))
+        Ok(written.expect("the answer contains the checkpoint"))
     }
 
     pub async fn progress(&self, lease: &GrantedLease, item: &str) -> Result<Progress, Status> {
@@ -161,7 +164,7 @@ impl LeaseAgent {
         let mut agents = self.client.agents();
         let answer = wait_within("an answer to Progress", agents.progress(request)).await?;
         let progress = answer.into_inner().progress;
-        Ok(progress.expect("an answer shows the progress"))
+        Ok(progress.expect("the answer contains the progress"))
     }
 
     pub async fn block(&self, lease: &GrantedLease, reason: &str) -> Result<Task, Status> {
@@ -233,5 +236,5 @@ impl LeaseAgent {
 }
 
 fn expect_task(task: Option<Task>) -> Task {
-    task.expect("an answer shows the task")
+    task.expect("the answer contains the task")
 }

@@ -1,5 +1,4 @@
-//! `baton mcp` as a process, and a client of the Model Context Protocol that talks to it: the library's own, which knows
-//! nothing of Baton.
+//! `baton mcp` as a process, with the MCP library's own client, which is independent of Baton.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +22,7 @@ pub struct McpClient {
     child: Child,
 }
 
-/// What an attempt's agent was handed, as its environment shows it.
+/// Tool socket and capability of an attempt, from its agent's environment.
 #[derive(Clone, Debug)]
 pub struct AttemptToolAccess {
     pub socket: String,
@@ -31,7 +30,7 @@ pub struct AttemptToolAccess {
 }
 
 impl AttemptToolAccess {
-    /// Once the agent runs.
+    /// Waits until the agent runs.
     pub async fn wait_for_attempt(attempt_id: &str) -> Self {
         let variable = |name| attempt_variable(attempt_id, name);
         poll_until("the agent to have its tools", || {
@@ -44,7 +43,7 @@ impl AttemptToolAccess {
     }
 }
 
-/// What a tool answered.
+/// Result of a tool call.
 #[derive(Clone, Debug)]
 pub struct ToolAnswer {
     pub is_refused: bool,
@@ -52,7 +51,7 @@ pub struct ToolAnswer {
 }
 
 impl ToolAnswer {
-    /// One member of a refusal.
+    /// One field of an error result.
     pub fn error_field(&self, name: &str) -> &str {
         assert!(self.is_refused, "{self:?}");
         self.content["error"][name].as_str().unwrap_or_default()
@@ -65,24 +64,24 @@ impl ToolAnswer {
 }
 
 impl McpClient {
-    /// With the token and the address that are in this directory.
+    /// Starts it with the token and the address in this directory.
     pub async fn start(baton: BatonExecutable, data: &Path, arguments: &[&str]) -> Self {
         let mut command = baton.command(data);
         command.arg("mcp").args(arguments);
         Self::start_command(command).await
     }
 
-    /// As if the agent had started it.
+    /// Starts it as the attempt's agent would.
     pub async fn start_for_attempt(
         baton: BatonExecutable,
         data: &Path,
-        handed: &AttemptToolAccess,
+        access: &AttemptToolAccess,
     ) -> Self {
         let mut command = baton.command(data);
         command
             .arg("mcp")
-            .env("BATON_TOOLS_SOCKET", &handed.socket)
-            .env("BATON_CAPABILITY", &handed.capability);
+            .env("BATON_TOOLS_SOCKET", &access.socket)
+            .env("BATON_CAPABILITY", &access.capability);
         Self::start_command(command).await
     }
 
@@ -93,17 +92,17 @@ impl McpClient {
             .stderr(Stdio::inherit())
             .kill_on_drop(true);
         let mut child = command.spawn().expect("the executable can be started");
-        let stdout = child.stdout.take().expect("it is a pipe");
-        let stdin = child.stdin.take().expect("it is a pipe");
-        let client = wait_within("the server's greeting", ().serve((stdout, stdin))).await;
+        let stdout = child.stdout.take().expect("the stream is a pipe");
+        let stdin = child.stdin.take().expect("the stream is a pipe");
+        let client = wait_within("the server's initialize answer", ().serve((stdout, stdin))).await;
         Self {
-            client: client.expect("it speaks the protocol"),
+            client: client.expect("the MCP handshake succeeds"),
             child,
         }
     }
 
     pub fn instructions(&self) -> String {
-        let server = self.client.peer_info().expect("it has greeted");
+        let server = self.client.peer_info().expect("the handshake is complete");
         server.instructions.clone().unwrap_or_default()
     }
 
@@ -114,8 +113,8 @@ impl McpClient {
     }
 
     pub async fn call_tool(&self, name: &str, arguments: Value) -> ToolAnswer {
-        let told = self.try_call_tool(name, arguments).await;
-        told.unwrap_or_else(|error| panic!("{name}: {error}"))
+        let answer = self.try_call_tool(name, arguments).await;
+        answer.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
     pub async fn try_call_tool(
@@ -129,7 +128,7 @@ impl McpClient {
         let call = CallToolRequestParams::new(name.to_owned()).with_arguments(arguments);
         let answer = wait_within(name, self.client.call_tool_once(call)).await?;
         let CallToolResponse::Complete(result) = answer else {
-            panic!("{name} asks for more: {answer:?}");
+            panic!("{name} requests more input: {answer:?}");
         };
         Ok(ToolAnswer {
             is_refused: result.is_error == Some(true),
@@ -137,39 +136,40 @@ impl McpClient {
         })
     }
 
-    /// Sends it a signal, with its stdin still open.
+    /// Sends a signal while its stdin stays open.
     pub fn send_signal(&self, kind: Signal) {
-        let pid = self.child.id().expect("it has not been waited for");
+        let pid = self.child.id().expect("the process was not waited for yet");
         send_signal(pid, kind);
     }
 
-    /// The same to one that has nothing to do, and waits until it has heard: its thread has woken up and sleeps again.
+    /// Sends a signal to an idle server and waits until it is handled: its thread has woken up
+    /// and sleeps again.
     pub async fn send_signal_until_handled(&self, kind: Signal) {
-        let pid = self.child.id().expect("it has not been waited for");
-        let before = voluntary_context_switches(pid).expect("it runs");
+        let pid = self.child.id().expect("the process was not waited for yet");
+        let before = voluntary_context_switches(pid).expect("the process runs");
         send_signal(pid, kind);
-        poll_until("the signal to be heard", || {
+        poll_until("the signal to be handled", || {
             voluntary_context_switches(pid).filter(|naps| *naps > before)
         })
         .await;
     }
 
-    /// Waits for it, with its stdin still open.
+    /// Waits for the exit while its stdin stays open.
     pub async fn wait_for_exit(&mut self) -> ExitStatus {
         let ended = wait_within("the server to end", self.child.wait()).await;
-        ended.expect("it can be waited for")
+        ended.expect("the process can be waited for")
     }
 
-    /// Closes its stdin and waits for it; true when it ended well.
+    /// Closes its stdin and waits for the exit. True if it exited with 0.
     pub async fn close(self) -> bool {
         let Self { client, mut child } = self;
         drop(wait_within("the client to end", client.cancel()).await);
         let ended = wait_within("the server to end", child.wait()).await;
-        ended.expect("it can be waited for").success()
+        ended.expect("the process can be waited for").success()
     }
 }
 
-/// How often the process's first thread went to sleep by itself.
+/// How often the process's first thread gave up the processor voluntarily.
 fn voluntary_context_switches(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status")).ok()?;
     let mut lines = status.lines();

@@ -1,6 +1,5 @@
-//! Clients of a relay: gRPC with a token, agents that hold leases, `baton mcp`, a terminal.
-//! Each call waits under the one test deadline.
-//! Starts no relay and no daemon.
+//! Clients of a relay: gRPC with a token, agents with leases, `baton mcp`, a terminal. Each
+//! call waits under the common test deadline. This module starts no relay and no daemon.
 
 pub(crate) mod input_answers;
 pub(crate) mod lease_agent;

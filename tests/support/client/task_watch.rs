@@ -1,4 +1,5 @@
-//! A task's events as they come. Checks that revisions are 1, 2, 3, … without gap or duplicate.
+//! A watch of a task's events. It checks that revisions are 1, 2, 3, … without gap or
+//! duplicate.
 
 use baton_proto::timestamp_to_ms;
 use baton_proto::v1::watch_task_response::Item;
@@ -11,9 +12,9 @@ use crate::wait::{TEST_TIMEOUT, wait_within};
 #[derive(Debug)]
 pub struct TaskWatch {
     stream: Streaming<WatchTaskResponse>,
-    /// Everything seen so far.
+    /// All events so far.
     pub events: Vec<TaskEvent>,
-    /// How many of them came before CaughtUp; none until it came.
+    /// Number of events before CaughtUp; none until it arrived.
     pub history_length: Option<usize>,
     revision: u64,
 }
@@ -35,14 +36,14 @@ impl TaskWatch {
         })
     }
 
-    /// The next event; none when the watch has ended.
+    /// The next event; none after the end of the watch.
     pub async fn next(&mut self) -> Result<Option<TaskEvent>, Status> {
         loop {
             let Some(message) = self.stream.message().await? else {
                 return Ok(None);
             };
             match message.item {
-                // It only says that the stream lives.
+                // An empty message only shows that the stream is alive.
                 None => {}
                 Some(Item::Event(event)) => {
                     self.revision += 1;
@@ -54,7 +55,7 @@ impl TaskWatch {
                     return Ok(Some(event));
                 }
                 Some(Item::CaughtUp(_)) => {
-                    assert_eq!(self.history_length, None, "CaughtUp comes once");
+                    assert_eq!(self.history_length, None, "CaughtUp is sent once");
                     self.history_length = Some(self.events.len());
                 }
                 Some(Item::Lagged(lagged)) => panic!("a test's watch was too slow: {lagged:?}"),
@@ -63,29 +64,29 @@ impl TaskWatch {
         }
     }
 
-    /// The first event, seen already or yet to come, that is wanted.
+    /// The first matching event, already received or still to come.
     pub async fn wait_for_event(
         &mut self,
         what: &str,
-        wanted: impl Fn(&TaskEvent) -> bool,
+        matches: impl Fn(&TaskEvent) -> bool,
     ) -> TaskEvent {
-        if let Some(seen) = self.events.iter().find(|event| wanted(event)) {
-            return seen.clone();
+        if let Some(event) = self.events.iter().find(|event| matches(event)) {
+            return event.clone();
         }
         loop {
             match self.next_within_timeout(what).await {
-                Some(event) if wanted(&event) => return event,
+                Some(event) if matches(&event) => return event,
                 Some(_) => {}
                 None => panic!("the watch ended before {what}: {:#?}", self.events),
             }
         }
     }
 
-    /// The next event; a panic that shows what there was when none comes.
+    /// The next event. Panics with the events so far after the deadline.
     async fn next_within_timeout(&mut self, what: &str) -> Option<TaskEvent> {
         match tokio::time::timeout(TEST_TIMEOUT, self.next()).await {
-            Ok(event) => event.expect("the watch goes on"),
-            Err(_) => panic!("waited in vain for {what} after {:#?}", self.events),
+            Ok(event) => event.expect("the watch does not fail"),
+            Err(_) => panic!("timed out waiting for {what} after {:#?}", self.events),
         }
     }
 

@@ -27,12 +27,12 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::client::task_watch::TaskWatch;
 use crate::wait::wait_within;
 
-/// Between two looks at what sends no event.
+/// Interval for checks of state that sends no events.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) type AuthenticatedChannel = InterceptedService<Channel, BearerToken>;
 
-/// Puts the token on every call.
+/// Adds the token to every call.
 #[derive(Clone, Debug)]
 pub struct BearerToken(MetadataValue<Ascii>);
 
@@ -53,9 +53,9 @@ pub struct TestClient {
 }
 
 impl TestClient {
-    /// Connects when the first call is made, and again after the relay was away.
+    /// Connects at the first call, and again after the relay was unavailable.
     pub fn new(url: &str, token: &str) -> Self {
-        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("the test's address is valid");
         Self {
             url: url.to_owned(),
             token: token.to_owned(),
@@ -63,13 +63,13 @@ impl TestClient {
         }
     }
 
-    /// The same over TLS, with the authority that certified the relay.
+    /// A client over TLS that trusts this certificate authority.
     pub fn over_tls(url: &str, token: &str, ca: &str) -> Self {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
-        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("the test's address is valid");
         let endpoint = endpoint
             .tls_config(tls)
-            .expect("tests make good authorities");
+            .expect("the test's certificate is valid");
         Self {
             url: url.to_owned(),
             token: token.to_owned(),
@@ -145,7 +145,7 @@ impl TestClient {
         self.get_task(task_id, false).await
     }
 
-    /// The same with its specification.
+    /// The task with its specification.
     pub async fn try_get_with_spec(&self, task_id: &str) -> Result<Task, Status> {
         self.get_task(task_id, true).await
     }
@@ -161,7 +161,7 @@ impl TestClient {
     }
 
     pub async fn get(&self, task_id: &str) -> Task {
-        self.try_get(task_id).await.expect("the task is there")
+        self.try_get(task_id).await.expect("the task exists")
     }
 
     pub async fn try_cancel(&self, task_id: &str) -> Result<CancelTaskResponse, Status> {
@@ -202,8 +202,8 @@ impl TestClient {
         let mut bytes = Vec::new();
         loop {
             let piece = wait_within("the next piece of output", pieces.message()).await;
-            let piece = piece.expect("output goes on");
-            match piece.expect("output ends by saying so").item {
+            let piece = piece.expect("the output stream does not fail");
+            match piece.expect("output ends with an end message").item {
                 Some(Item::Chunk(chunk)) => {
                     assert_eq!(chunk.offset, bytes.len() as u64, "output has no gap");
                     bytes.extend_from_slice(&chunk.data);
@@ -213,19 +213,19 @@ impl TestClient {
                     assert_eq!(end.offset, bytes.len() as u64);
                     return bytes;
                 }
-                // It only says that the stream lives.
+                // An empty message only shows that the stream is alive.
                 None => {}
             }
         }
     }
 
-    /// Waits until the relay has noticed that a daemon's stream is gone.
+    /// Waits until the relay has noticed the end of a daemon's stream.
     pub async fn wait_until_offline(&self, daemon_id: &str) {
         self.wait_for_daemon_state(daemon_id, DaemonState::Offline)
             .await;
     }
 
-    /// The last cut that is read from an offset on, and how the reading ends.
+    /// The last cut from this offset on, and the end of the output.
     pub async fn read_last_cut_and_end(
         &self,
         task_id: &str,
@@ -241,7 +241,10 @@ impl TestClient {
         let mut last = None;
         loop {
             let piece = wait_within("the next piece of output", pieces.message()).await;
-            match piece.expect("output goes on").and_then(|piece| piece.item) {
+            match piece
+                .expect("the output stream does not fail")
+                .and_then(|piece| piece.item)
+            {
                 Some(Item::Cut(cut)) => last = Some(cut),
                 Some(Item::Chunk(_)) => {}
                 Some(Item::End(end)) => return (last, end),
@@ -250,7 +253,7 @@ impl TestClient {
         }
     }
 
-    /// Waits until the relay takes a daemon, by id or name, to be in this state.
+    /// Waits until a daemon, by id or name, has this state.
     pub async fn wait_for_daemon_state(&self, daemon: &str, state: DaemonState) {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         wait_within(&format!("a daemon to be {state:?}"), async {
@@ -259,10 +262,10 @@ impl TestClient {
                 let request = GetDaemonRequest {
                     daemon: daemon.to_owned(),
                 };
-                // It may not have said its first Hello yet.
+                // The daemon may not have sent its first Hello yet.
                 let shown = self.fleet().get_daemon(request).await.ok();
-                let known = shown.and_then(|shown| shown.into_inner().daemon);
-                if known.is_some_and(|daemon| daemon.state() == state) {
+                let daemon_info = shown.and_then(|shown| shown.into_inner().daemon);
+                if daemon_info.is_some_and(|daemon| daemon.state() == state) {
                     return;
                 }
             }
@@ -270,28 +273,33 @@ impl TestClient {
         .await;
     }
 
-    /// What its health service says of `name`; empty stands for the whole relay.
+    /// Whether the health service reports `name` as serving; empty means the whole relay.
     pub async fn is_serving(&self, name: &str) -> bool {
         let mut health = HealthClient::new(self.channel.clone());
         let request = HealthCheckRequest {
             service: name.to_owned(),
         };
         let answer = wait_within("an answer to a health check", health.check(request)).await;
-        let status = answer.expect("the name is known").into_inner().status();
+        let status = answer
+            .expect("the service name is daemon_info")
+            .into_inner()
+            .status();
         status == ServingStatus::Serving
     }
 
     pub async fn relay_info(&self) -> RelayInfoResponse {
         let mut operator = self.operator();
         let answer = wait_within("relay info", operator.relay_info(RelayInfoRequest {})).await;
-        answer.expect("every credential may ask").into_inner()
+        answer
+            .expect("every credential may call RelayInfo")
+            .into_inner()
     }
 
     pub async fn commit_seq(&self) -> u64 {
         self.relay_info().await.commit_seq
     }
 
-    /// Makes a credential: the token's record and its secret.
+    /// Creates a credential and returns the token's record and its secret.
     pub async fn create_token(&self, tenant: &str, role: Role) -> (Token, String) {
         let request = CreateTokenRequest {
             name: format!("{tenant}-{role:?}"),
@@ -300,10 +308,12 @@ impl TestClient {
             ..CreateTokenRequest::default()
         };
         let mut operator = self.operator();
-        let made = wait_within("a token", operator.create_token(request)).await;
-        let made = made.expect("an administrator makes tokens").into_inner();
-        let secret = made.secret.expect("a new token has a secret").value;
-        (made.token.expect("a new token has a record"), secret)
+        let created = wait_within("a token", operator.create_token(request)).await;
+        let created = created
+            .expect("an administrator may create tokens")
+            .into_inner();
+        let secret = created.secret.expect("a new token has a secret").value;
+        (created.token.expect("a new token has a record"), secret)
     }
 
     /// A client of a tenant.
@@ -313,7 +323,7 @@ impl TestClient {
     }
 }
 
-/// The machine code of an error; empty when it carries none.
+/// The machine code of an error; empty without one.
 pub fn error_code(status: &Status) -> String {
     unpack_error_detail(status).map_or_else(String::new, |detail| detail.code)
 }

@@ -1,9 +1,9 @@
-//! Directories as a test handles them: copied whole.
+//! Copies directories recursively.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// Everything under `from`, also under `to`.
+/// Copies everything under `from` to `to`.
 pub fn copy_directory(from: &Path, to: &Path) {
     copy(from, to).expect("the files can be copied");
 }

@@ -1,5 +1,5 @@
-//! The machine under a test: its processes, disks, files, clocks and boot id.
-//! It reads /proc and mounts disks; it speaks no gRPC.
+//! The machine under a test: its processes, disks, files, clocks and boot id. This module reads
+//! /proc and mounts disks; it makes no gRPC calls.
 
 pub(crate) mod directory_copy;
 pub(crate) mod file_lease;

@@ -1,5 +1,5 @@
-//! Disks of their own for processes that come and go: a mount namespace that a small process holds open. It ends with the test, and
-//! nothing of the mount is left behind.
+//! Separate disks for processes under test: a mount namespace that a small process keeps open.
+//! It ends with the test, and the mount disappears with it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use crate::servers::small_disk::SmallDiskSpace;
 use crate::wait::wait_within;
 
-/// Holds the mount as long as its stdin is open.
+/// Keeps the mount as long as its stdin is open.
 const MOUNT_SCRIPT: &str = r#"at=$1; shift; mount "$@" "$at" && echo mounted && exec cat"#;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct MountedDisk {
 }
 
 impl MountedDisk {
-    /// A disk of this size, empty. An error says why this machine gives nobody one.
+    /// An empty disk of this size. The error explains why this machine cannot mount one.
     pub async fn mount_tmpfs(at: &Path, mebibytes: u32) -> Result<Self, String> {
         let size = format!("size={mebibytes}m");
         Self::mount(at, &["-t", "tmpfs", "-o", &size, "none"]).await
@@ -44,18 +44,18 @@ impl MountedDisk {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn();
-        let mut holder = started.map_err(|error| format!("unshare: {error}"))?;
-        let said = holder.stdout.take().expect("stdout is piped");
-        let mut lines = BufReader::new(said).lines();
-        let first = wait_within("a mount or a refusal", lines.next_line()).await;
+        let mut mount_process = started.map_err(|error| format!("unshare: {error}"))?;
+        let stdout = mount_process.stdout.take().expect("stdout is piped");
+        let mut lines = BufReader::new(stdout).lines();
+        let first = wait_within("the result of the mount", lines.next_line()).await;
         if first.is_ok_and(|line| line.is_some_and(|line| line == "mounted")) {
             let at = at.to_owned();
             return Ok(Self {
-                mount_process: holder,
+                mount_process,
                 mount_point: at,
             });
         }
-        let output = wait_within("a refusal", holder.wait_with_output()).await;
+        let output = wait_within("the error of the mount", mount_process.wait_with_output()).await;
         let why = output.map_or_else(
             |error| error.to_string(),
             |output| String::from_utf8_lossy(&output.stderr).trim().to_owned(),
@@ -64,10 +64,10 @@ impl MountedDisk {
     }
 
     fn pid(&self) -> u32 {
-        self.mount_process.id().expect("the holder runs")
+        self.mount_process.id().expect("the mount process runs")
     }
 
-    /// The words before a command line that runs it where the disk is mounted.
+    /// The command prefix that runs a program in the namespace with the disk.
     pub fn command_prefix(&self) -> Vec<String> {
         let pid = self.pid().to_string();
         let user: &[&str] = if is_root() {
@@ -75,14 +75,14 @@ impl MountedDisk {
         } else {
             &["-U", "--preserve-credentials"]
         };
-        let words = ["nsenter", "-t", &pid, "-m"].into_iter();
-        words
+        let arguments = ["nsenter", "-t", &pid, "-m"].into_iter();
+        arguments
             .chain(user.iter().copied())
             .map(str::to_owned)
             .collect()
     }
 
-    /// Its directory, as processes see it that were started by way of it.
+    /// Its directory, as processes in the namespace see it.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }

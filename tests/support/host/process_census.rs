@@ -1,4 +1,5 @@
-//! Who is alive: processes found in /proc by a marker in their environment, whatever session or parent they have.
+//! Finds live processes in /proc by a marker in their environment, independent of their session
+//! and parent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,41 +10,42 @@ use crate::wait::poll_until;
 /// Set by tests on the tasks they submit; every process of the task inherits it.
 pub const MARKER_VARIABLE: &str = "CENSUS_MARK";
 
-/// The mark as it stands in the environment: two runs of the tests do not count each other's processes.
+/// The marker's value in the environment. It includes the pid, so that two test runs do not
+/// count each other's processes.
 pub(crate) fn process_marker(mark: &str) -> String {
     format!("{mark}-{}", std::process::id())
 }
 
-/// A living process.
+/// A live process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveProcess {
     pub pid: u32,
     pub command_line: String,
 }
 
-/// Names the attempt in the environment of all its processes.
+/// Contains the attempt's id in the environment of all its processes.
 const ATTEMPT_VARIABLE: &str = "BATON_ATTEMPT_ID";
 
-/// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
+/// Live processes with the marker. A zombie has no environment and is not counted.
 pub fn marked_processes(mark: &str) -> Vec<LiveProcess> {
     processes_by_variable(MARKER_VARIABLE)
         .remove(&process_marker(mark))
         .unwrap_or_default()
 }
 
-/// Living processes of an attempt, its shim among them.
+/// Live processes of an attempt, including its shim.
 pub fn attempt_processes(attempt_id: &str) -> Vec<LiveProcess> {
     processes_by_attempt()
         .remove(attempt_id)
         .unwrap_or_default()
 }
 
-/// The same of all attempts on this machine, by the attempt's id: one look for many.
+/// Live processes of all attempts on this machine, by attempt id, from one scan.
 pub fn processes_by_attempt() -> BTreeMap<String, Vec<LiveProcess>> {
     processes_by_variable(ATTEMPT_VARIABLE)
 }
 
-/// A variable of an attempt's agent: the first of its processes that has it.
+/// A variable of an attempt's agent: from the first of its processes that has it.
 pub fn attempt_variable(attempt_id: &str, name: &str) -> Option<String> {
     let processes = attempt_processes(attempt_id).into_iter();
     let paths = processes.map(|process| PathBuf::from(format!("/proc/{}", process.pid)));
@@ -52,7 +54,7 @@ pub fn attempt_variable(attempt_id: &str, name: &str) -> Option<String> {
         .next()
 }
 
-/// The shim of an attempt: the one of its processes that has nothing of the task's environment.
+/// The shim of an attempt: the process without the task's environment.
 pub fn attempt_shim(attempt_id: &str) -> Option<LiveProcess> {
     let is_shim = |process: &LiveProcess| {
         let path = PathBuf::from(format!("/proc/{}", process.pid));
@@ -81,19 +83,20 @@ fn environment_variable(path: &Path, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(value).into_owned())
 }
 
-/// Returns once no process carries the mark.
+/// Returns when no process has the marker.
 pub async fn wait_until_marked_gone(mark: &str) {
-    poll_until(&format!("all processes of {mark} to be gone"), || {
+    poll_until(&format!("all processes of {mark} to end"), || {
         marked_processes(mark).is_empty().then_some(())
     })
     .await;
 }
 
-/// Children of this process that ended and were not waited for.
+/// Children of this process that exited and were not waited for.
 pub fn zombies_of(parent: u32) -> Vec<u32> {
     let is_ours = |path: &PathBuf| {
         let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
-        // The name may hold anything, so fields are counted after its closing parenthesis.
+        // The name may contain any character, so fields are counted after its closing
+        // parenthesis.
         let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = rest.split_whitespace();
         fields.next() == Some("Z") && fields.next() == Some(&parent.to_string())

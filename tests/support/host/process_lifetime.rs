@@ -1,5 +1,5 @@
-//! When processes began and when they ended, by CLOCK_BOOTTIME. Nobody's word is taken for it: the kernel says when a
-//! process began, and a handle on it tells its end, whoever caused that.
+//! Start and end times of processes by CLOCK_BOOTTIME, taken from the kernel and independent of
+//! Baton: the start from /proc, the end from a pidfd.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::host::process_census::LiveProcess;
 use crate::wait::wait_within;
 
-/// Of the times in /proc, on every architecture.
+/// Unit of the times in /proc, on every architecture.
 const TICKS_PER_SECOND: u64 = 100;
 
 pub fn boottime() -> Duration {
@@ -25,8 +25,8 @@ pub fn boottime() -> Duration {
 }
 
 pub fn send_signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
-    kill_process(pid, signal).expect("the process is there");
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a pid is not zero");
+    kill_process(pid, signal).expect("the process exists");
 }
 
 /// Whether a signal has stopped it.
@@ -34,12 +34,13 @@ pub fn is_stopped(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
 }
 
-/// When the first of these began, or a little earlier: the kernel tells it in hundredths of a second.
+/// When the first of these started, or slightly earlier: the kernel reports hundredths of a
+/// second.
 pub fn earliest_start_time(processes: &[LiveProcess]) -> Duration {
-    let began = processes
+    let start_times = processes
         .iter()
         .filter_map(|process| process_start_time(process.pid));
-    began.min().expect("one of them lives")
+    start_times.min().expect("one of them is alive")
 }
 
 fn process_start_time(pid: u32) -> Option<Duration> {
@@ -47,14 +48,14 @@ fn process_start_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis(ticks * 1_000 / TICKS_PER_SECOND))
 }
 
-/// What /proc says of it after its name, which may hold anything.
+/// The fields of /proc/PID/stat after the name, which may contain any character.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = line.rsplit_once(')')?;
     Some(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The processes of an attempt, its shim among them, watched to their end.
+/// The processes of an attempt, including its shim, watched until they end.
 #[derive(Debug)]
 pub struct WatchedProcesses {
     pub task_id: String,
@@ -63,13 +64,13 @@ pub struct WatchedProcesses {
 }
 
 impl WatchedProcesses {
-    /// Those that live now.
+    /// Watches these processes.
     pub fn new(task_id: &str, attempt_id: &str, processes: &[LiveProcess]) -> Self {
         let handles: Vec<OwnedFd> = processes.iter().filter_map(open_process_handle).collect();
-        assert!(!handles.is_empty(), "there is somebody to watch");
-        let (said, ended_at) = oneshot::channel();
-        // A thread that nothing else keeps busy, and that nobody has to wait for.
-        std::thread::spawn(move || said.send(wait_for_all_ends(handles)));
+        assert!(!handles.is_empty(), "at least one process is alive");
+        let (end_sender, ended_at) = oneshot::channel();
+        // A thread of its own, so that nothing delays it and no caller has to wait for it.
+        std::thread::spawn(move || end_sender.send(wait_for_all_ends(handles)));
         Self {
             task_id: task_id.to_owned(),
             attempt_id: attempt_id.to_owned(),
@@ -81,16 +82,17 @@ impl WatchedProcesses {
         !self.ended_at.is_empty()
     }
 
-    /// When the last of them was seen to have ended: not before it did.
+    /// When the last of them was seen to have ended; never before it did.
     pub async fn wait_for_end(self) -> Duration {
         let end = wait_within("the end of an attempt's processes", self.ended_at).await;
-        end.expect("the watch goes on")
+        end.expect("the watching thread reports the end")
     }
 }
 
-/// On a process and not on its number, which the next one may get. None if it has ended since it was seen.
+/// Refers to the process itself and not to its pid, which may be reused. None if it has ended
+/// already.
 fn open_process_handle(process: &LiveProcess) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(process.pid.cast_signed()).expect("a process has a number");
+    let pid = Pid::from_raw(process.pid.cast_signed()).expect("a pid is not zero");
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_process_begins_and_ends_within_what_is_measured() {
+    async fn measured_times_enclose_a_process_lifetime() {
         let before = boottime();
         let mut child = tokio::process::Command::new("sleep")
             .arg("600")
@@ -119,11 +121,11 @@ mod tests {
             command_line: String::new(),
         };
         let watched = WatchedProcesses::new("", "", &[process]);
-        let began = process_start_time(pid).unwrap();
+        let start_times = process_start_time(pid).unwrap();
         let tick = Duration::from_millis(10);
         assert!(before <= began + tick && began <= boottime());
         send_signal(pid, Signal::STOP);
-        crate::poll_until("it to stop", || is_stopped(pid).then_some(())).await;
+        crate::poll_until("the process to stop", || is_stopped(pid).then_some(())).await;
         assert!(!watched.has_ended(), "stopped is not dead");
         let killed = boottime();
         send_signal(pid, Signal::KILL);

@@ -1,4 +1,5 @@
-//! The kernel's boot id as the executable under test sees it: a test decides that the machine was started again.
+//! The kernel's boot id as the executable under test reads it, so that a test can simulate a
+//! reboot.
 
 use std::path::PathBuf;
 
@@ -7,10 +8,10 @@ use uuid::Uuid;
 
 use crate::servers::server_processes::BatonExecutable;
 
-/// Names the file. Only the executable under test knows it.
+/// Names the file. Only the executable under test reads this variable.
 pub(crate) const BOOT_FILE: &str = "BATON_TEST_BOOT_ID";
 
-/// A test's hand on the boot id of one machine.
+/// Controls the boot id of one simulated machine.
 #[derive(Debug)]
 pub struct TestBootId {
     dir: TempDir,
@@ -24,12 +25,12 @@ impl TestBootId {
         boot
     }
 
-    /// The executable, started on this machine.
+    /// The executable, started with this boot id.
     pub fn apply_to(&self, baton: BatonExecutable) -> BatonExecutable {
         baton.with_boot_id_file(self.boot_id_file())
     }
 
-    /// Whoever asks from now on is told of another boot.
+    /// From now on every read returns a new boot id.
     pub fn change_boot_id(&self) {
         let id = format!("{}\n", Uuid::now_v7());
         std::fs::write(self.boot_id_file(), id).expect("a file can be written");

@@ -1,8 +1,8 @@
-//! Clocks that a test moves under processes of the executable under test.
+//! Clocks that a test changes for processes of the executable under test.
 //!
-//! A file holds how far CLOCK_BOOTTIME and the wall clock are ahead; the processes that were started with it look at
-//! it whenever they read time. Everything that runs on one machine (a daemon and its shims) has one file, so that
-//! they wake from a suspend together.
+//! A file contains the offsets of CLOCK_BOOTTIME and the wall clock. Processes started with it
+//! read the file whenever they read the time. All processes of one machine (a daemon and its
+//! shims) share one file, so that they resume from a suspend together.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::host::test_boot_id::BOOT_FILE;
 use crate::servers::server_processes::BatonExecutable;
 
-/// Names the file. Only the executable under test knows it.
+/// Names the file. Only the executable under test reads this variable.
 pub(crate) const CLOCK_FILE: &str = "BATON_TEST_CLOCK";
 
 /// Milliseconds ahead of the system's clocks.
@@ -38,7 +38,7 @@ impl ClockOffsets {
     }
 }
 
-/// A test's hand on the clocks of one machine.
+/// Controls the clocks of one simulated machine.
 #[derive(Debug)]
 pub struct TestClock {
     offsets: Mutex<ClockOffsets>,
@@ -46,7 +46,7 @@ pub struct TestClock {
 }
 
 impl TestClock {
-    /// Runs like the system's until it is moved.
+    /// Equals the system's clocks until it is changed.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let clock = Self {
@@ -57,22 +57,23 @@ impl TestClock {
         clock
     }
 
-    /// The executable, started on this clock.
+    /// The executable, started with this clock.
     pub fn apply_to(&self, baton: BatonExecutable) -> BatonExecutable {
         baton.with_clock_file(self.offset_file())
     }
 
-    /// The wall clock is set, either way, as an administrator or NTP would.
+    /// Sets the wall clock forward or back, as an administrator or NTP would.
     pub fn jump_wall(&self, ms: i64) {
-        self.change_offsets(|ahead| ahead.wall_ms += ms);
+        self.change_offsets(|offsets| offsets.wall_ms += ms);
     }
 
-    /// The machine has slept: both clocks are ahead, while timers of the runtime, which stood still, are not.
-    pub fn advance_suspended(&self, slept: Duration) {
-        let ms = u64::try_from(slept.as_millis()).expect("a test's span is short");
-        self.change_offsets(|ahead| {
-            ahead.boot_ms += ms;
-            ahead.wall_ms += ms.cast_signed();
+    /// Simulates a suspend: both clocks advance, but the runtime's timers, which stood still,
+    /// do not.
+    pub fn advance_suspended(&self, suspended: Duration) {
+        let ms = u64::try_from(suspended.as_millis()).expect("a test's suspend is short");
+        self.change_offsets(|offsets| {
+            offsets.boot_ms += ms;
+            offsets.wall_ms += ms.cast_signed();
         });
     }
 
@@ -80,12 +81,12 @@ impl TestClock {
         self.dir.path().join("ahead")
     }
 
-    /// Replaces the file, so that a reader finds the old offsets or the new ones.
+    /// Replaces the file, so that a reader sees the old offsets or the new ones.
     fn change_offsets(&self, change: impl FnOnce(&mut ClockOffsets)) {
-        let mut ahead = self.offsets.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut ahead);
+        let mut offsets = self.offsets.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut offsets);
         let new = self.dir.path().join("new");
-        std::fs::write(&new, ahead.text()).expect("a file can be written");
+        std::fs::write(&new, offsets.text()).expect("a file can be written");
         std::fs::rename(&new, self.offset_file()).expect("a file can be renamed");
     }
 }
@@ -96,7 +97,8 @@ impl Default for TestClock {
     }
 }
 
-/// What the executable under test runs on: the system's clocks and boot, unless its environment names files for them.
+/// Clocks of the executable under test: the system's clocks and boot id, unless its environment
+/// names files for them.
 pub fn clocks_under_test() -> ServerClocks {
     let mut clocks = ServerClocks::default();
     if let Some(file) = std::env::var_os(CLOCK_FILE) {
@@ -114,7 +116,7 @@ pub fn clocks_under_test() -> ServerClocks {
 }
 
 static OFFSET_FILE: OnceLock<PathBuf> = OnceLock::new();
-/// What was read last: a process that outlives its test keeps the time it had.
+/// The last offsets that were read. A process that outlives its test keeps them.
 static LAST_OFFSETS: Mutex<ClockOffsets> = Mutex::new(ClockOffsets {
     boot_ms: 0,
     wall_ms: 0,
@@ -137,7 +139,7 @@ fn read_offsets() -> ClockOffsets {
 
 fn read_offset_file(file: &Path) -> Option<ClockOffsets> {
     let text = std::fs::read_to_string(file).ok()?;
-    Some(ClockOffsets::parse(&text).unwrap_or_else(|| panic!("{CLOCK_FILE} holds {text:?}")))
+    Some(ClockOffsets::parse(&text).unwrap_or_else(|| panic!("{CLOCK_FILE} contains {text:?}")))
 }
 
 #[cfg(test)]
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_survive_the_file_and_add_up() {
+    fn clock_offsets_are_stored_and_add_up() {
         let clock = TestClock::new();
         assert_eq!(
             read_offset_file(&clock.offset_file()),

@@ -1,5 +1,5 @@
-//! A tap on the wire: stands between a daemon and its relay, passes every frame on unchanged and tells of it.
-//! It can also cut the wire, as a broken network would, and say again what was said long ago.
+//! A tap between a daemon and its relay that forwards every frame unchanged and records it. It
+//! can also cut the connection, as a broken network would, and send old frames again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,17 +16,17 @@ use tonic::codegen::BoxStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Frames on their way through. Full: the tap waits, as the wire would.
+/// Frames being forwarded. If full, the tap waits, as a network would.
 const FRAME_QUEUE_LENGTH: usize = 256;
 
-/// One frame as it was seen.
+/// One recorded frame.
 #[derive(Clone, Debug)]
 pub enum TappedFrame {
     FromDaemon(Box<DaemonFrame>),
     FromRelay(Box<RelayFrame>),
 }
 
-/// Hears of every frame before it is passed on.
+/// Called for every frame before it is forwarded.
 pub type FrameListener = Arc<dyn Fn(TappedFrame) + Send + Sync>;
 
 #[derive(Debug)]
@@ -34,46 +34,49 @@ pub struct FrameTap {
     address: SocketAddr,
     recorded_frames: Arc<Mutex<Vec<TappedFrame>>>,
     is_connected: watch::Sender<bool>,
-    /// To the relay, by the newest stream.
+    /// The sender to the relay on the newest stream.
     to_relay: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
     _server: AbortOnDropHandle<()>,
 }
 
 impl FrameTap {
-    /// Listens for daemons and dials the relay at `url` for each.
+    /// Listens for daemons and connects to the relay at `url` for each.
     pub async fn start(url: &str) -> Self {
-        let tape = Arc::new(Mutex::new(Vec::new()));
-        let kept = tape.clone();
-        let keep = move |frame| lock(&kept).push(frame);
-        let tap = Self::start_with_listener(url, "127.0.0.1", Arc::new(keep)).await;
+        let frames = Arc::new(Mutex::new(Vec::new()));
+        let recorded = frames.clone();
+        let record = move |frame| lock(&recorded).push(frame);
+        let tap = Self::start_with_listener(url, "127.0.0.1", Arc::new(record)).await;
         Self {
-            recorded_frames: tape,
+            recorded_frames: frames,
             ..tap
         }
     }
 
-    /// Keeps nothing and tells `listener`. Daemons find it at `host`, an address of this machine.
+    /// Records nothing and calls `listener`. Daemons connect to `host`, an address of this
+    /// machine.
     pub async fn start_with_listener(url: &str, host: &str, listener: FrameListener) -> Self {
-        let bound = TcpListener::bind((host, 0)).await.expect("a port is free");
-        let address = bound.local_addr().expect("a bound socket has an address");
-        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
-        let whole = watch::Sender::new(true);
-        let up = Arc::default();
-        let wire = TapService {
+        let listener_socket = TcpListener::bind((host, 0)).await.expect("a port is free");
+        let address = listener_socket
+            .local_addr()
+            .expect("a listener_socket socket has an address");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("the test's address is valid");
+        let is_connected = watch::Sender::new(true);
+        let to_relay = Arc::default();
+        let tap_service = TapService {
             relay: endpoint.tcp_nodelay(true).connect_lazy(),
             listener,
-            is_connected: whole.subscribe(),
-            to_relay: Arc::clone(&up),
+            is_connected: is_connected.subscribe(),
+            to_relay: Arc::clone(&to_relay),
         };
         let server = Server::builder()
-            .add_service(DaemonLinkServer::new(wire))
-            .serve_with_incoming(TcpListenerStream::new(bound));
+            .add_service(DaemonLinkServer::new(tap_service))
+            .serve_with_incoming(TcpListenerStream::new(listener_socket));
         let server = tokio::spawn(async move { server.await.expect("the tap serves") });
         Self {
             address,
             recorded_frames: Arc::default(),
-            is_connected: whole,
-            to_relay: up,
+            is_connected,
+            to_relay,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -82,7 +85,7 @@ impl FrameTap {
         format!("http://{}", self.address)
     }
 
-    /// Breaks every stream and refuses new ones until `mend`.
+    /// Breaks every stream and rejects new ones until `restore`.
     pub fn cut(&self) {
         self.is_connected.send_replace(false);
     }
@@ -95,10 +98,13 @@ impl FrameTap {
         lock(&self.recorded_frames).clone()
     }
 
-    /// Sends the relay a frame on the daemon's own stream, as a network that held it back for long would. False without a stream.
+    /// Sends the relay a frame on the daemon's own stream, like a long delayed packet. False
+    /// without a stream.
     pub fn inject_frame(&self, frame: DaemonFrame) -> bool {
-        let up = lock(&self.to_relay);
-        up.as_ref().is_some_and(|up| up.try_send(frame).is_ok())
+        let to_relay = lock(&self.to_relay);
+        to_relay
+            .as_ref()
+            .is_some_and(|to_relay| to_relay.try_send(frame).is_ok())
     }
 }
 
@@ -120,9 +126,9 @@ impl TapService {
     }
 
     async fn until_cut(&self) {
-        let mut whole = self.is_connected.clone();
-        // A tap that is gone has broken the wire as well.
-        let _ = whole.wait_for(|whole| !whole).await;
+        let mut is_connected = self.is_connected.clone();
+        // A dropped tap cuts the connection as well.
+        let _ = is_connected.wait_for(|is_connected| !is_connected).await;
     }
 
     async fn forward_to_relay(
@@ -142,8 +148,8 @@ impl TapService {
             () = copy => {}
             () = self.until_cut() => {}
         }
-        // The stream ends when nobody can say anything on it any more.
-        lock(&self.to_relay).take_if(|up| up.same_channel(&to));
+        // The stream ends when its last sender is dropped.
+        lock(&self.to_relay).take_if(|to_relay| to_relay.same_channel(&to));
     }
 
     async fn forward_to_daemon(
@@ -164,7 +170,7 @@ impl TapService {
         tokio::select! {
             () = copy => {}
             () = self.until_cut() => {
-                drop(to.send(Err(Status::unavailable("the wire is cut"))).await);
+                drop(to.send(Err(Status::unavailable("the connection is cut"))).await);
             }
         }
     }
@@ -177,13 +183,16 @@ impl DaemonLink for TapService {
         request: Request<Streaming<DaemonFrame>>,
     ) -> Result<Response<BoxStream<RelayFrame>>, Status> {
         if !*self.is_connected.borrow() {
-            return Err(Status::unavailable("the wire is cut"));
+            return Err(Status::unavailable("the connection is cut"));
         }
         let token = request.metadata().get("authorization").cloned();
-        let (up, queue) = mpsc::channel(FRAME_QUEUE_LENGTH);
-        *lock(&self.to_relay) = Some(up.clone());
+        let (to_relay, queue) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        *lock(&self.to_relay) = Some(to_relay.clone());
         let (down, answers) = mpsc::channel(FRAME_QUEUE_LENGTH);
-        tokio::spawn(self.clone().forward_to_relay(request.into_inner(), up));
+        tokio::spawn(
+            self.clone()
+                .forward_to_relay(request.into_inner(), to_relay),
+        );
         let mut onward = Request::new(ReceiverStream::new(queue));
         if let Some(token) = token {
             onward.metadata_mut().insert("authorization", token);

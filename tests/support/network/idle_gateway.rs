@@ -1,5 +1,6 @@
-//! A gateway as clouds have them in front of a relay: it answers pings by itself, and ends every stream that carried no
-//! message for a while. Knows requests and streams, and nothing of what they say.
+//! A gateway like those of cloud providers in front of a relay: it answers pings by itself and
+//! ends every stream without messages for a while. It handles requests and streams without
+//! decoding them.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -29,7 +30,7 @@ pub struct IdleGateway {
 }
 
 impl IdleGateway {
-    /// Passes the daemons' and the clients' calls on to the relay at `url`.
+    /// Forwards the calls of daemons and clients to the relay at `url`.
     pub async fn start(url: &str, idle: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -37,7 +38,7 @@ impl IdleGateway {
         let address = listener
             .local_addr()
             .expect("a bound socket has an address");
-        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("the test's address is valid");
         let ended = Arc::new(AtomicUsize::new(0));
         let passage = Passage {
             relay: endpoint.tcp_nodelay(true).connect_lazy(),
@@ -60,7 +61,7 @@ impl IdleGateway {
         format!("http://{}", self.address)
     }
 
-    /// Streams that it took for dead.
+    /// Number of streams that it ended as idle.
     pub fn ended_streams(&self) -> usize {
         self.ended_streams.load(Ordering::Relaxed)
     }
@@ -87,7 +88,7 @@ impl Passage {
     }
 }
 
-/// An answer that is ended when it says nothing for too long.
+/// A response body that is ended if no data arrives for too long.
 struct IdleLimitedBody {
     body: Body,
     idle_timer: Interval,

@@ -1,10 +1,10 @@
-//! A network of its own for a few processes, with one cable to this machine that can be pulled out. What is on its way is lost, and
-//! nobody is told: TCP finds out by itself.
+//! A separate network for a few processes, with one link to this machine that can be set down.
+//! Packets are then lost without an error, so TCP has to detect it.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Networks for measurements (RFC 2544), which nobody else uses.
+/// Network range for benchmarks (RFC 2544), which is otherwise unused.
 const NETWORK_PREFIX: &str = "198.18";
 static NEXT_NUMBER: AtomicU8 = AtomicU8::new(0);
 
@@ -16,22 +16,22 @@ pub struct IsolatedNetwork {
 }
 
 impl IsolatedNetwork {
-    /// An error says why this machine lets nobody make one.
+    /// The error explains why this machine cannot create a network.
     pub fn create() -> Result<Self, String> {
         let process = std::process::id() % 10_000;
         let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let block = format!("{NETWORK_PREFIX}.{}", (process % 250) as u8 ^ number);
-        let island = Self {
+        let network = Self {
             name: format!("baton-{process}-{number}"),
             host_interface: format!("btn{process}-{number}"),
             host: format!("{block}.1"),
         };
-        let (name, cable) = (&island.name, &island.host_interface);
+        let (name, link) = (&network.name, &network.host_interface);
         run_ip(&["netns", "add", name])?;
         run_ip(&[
-            "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name,
+            "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name,
         ])?;
-        run_ip(&["address", "add", &format!("{block}.1/30"), "dev", cable])?;
+        run_ip(&["address", "add", &format!("{block}.1/30"), "dev", link])?;
         run_ip(&[
             "-n",
             name,
@@ -43,23 +43,23 @@ impl IsolatedNetwork {
         ])?;
         run_ip(&["-n", name, "link", "set", "lo", "up"])?;
         run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
-        island.set_link_up()?;
-        Ok(island)
+        network.set_link_up()?;
+        Ok(network)
     }
 
-    /// Where the island finds this machine.
+    /// The address of this machine within the network.
     pub fn host_address(&self) -> &str {
         &self.host
     }
 
-    /// The words before a command line that runs it there.
+    /// The command prefix that runs a program in the network.
     pub fn command_prefix(&self) -> Vec<String> {
         ["ip", "netns", "exec", &self.name]
             .map(str::to_owned)
             .into()
     }
 
-    /// Nothing passes, either way.
+    /// No packet passes in either direction.
     pub fn set_link_down(&self) -> Result<(), String> {
         run_ip(&["link", "set", &self.host_interface, "down"])
     }
@@ -71,7 +71,7 @@ impl IsolatedNetwork {
 
 impl Drop for IsolatedNetwork {
     fn drop(&mut self) {
-        // The cable goes with it. There is nobody to tell if it was never there.
+        // The link is deleted with it. An error means that it was never created.
         let _ = run_ip(&["netns", "delete", &self.name]);
     }
 }

@@ -1,5 +1,5 @@
-//! What stands between client, daemon and relay: taps, proxies, gateways, raw byte peers, TLS and trace collection.
-//! It passes bytes on, records or breaks them; it does not know what a task is.
+//! Parts between client, daemon and relay: taps, proxies, gateways, raw byte peers, TLS and
+//! trace collection. They forward, record or break connections and contain no task logic.
 
 pub(crate) mod frame_tap;
 pub(crate) mod idle_gateway;

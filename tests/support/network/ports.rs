@@ -3,14 +3,14 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below the range that the kernel gives to outgoing connections: while the relay is down nobody else gets the port,
-/// and a daemon that dials it cannot be connected to itself.
+/// Below the kernel's range for outgoing connections. While the relay is down, no other process
+/// gets the port, and a daemon that connects to it cannot be connected to itself.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 16_000;
 
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// A port that nobody listens on now.
+/// A port without a listener.
 pub fn unused_port() -> u16 {
     let start: u16 = rand::random_range(0..COUNT);
     for _ in 0..COUNT {

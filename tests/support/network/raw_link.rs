@@ -1,4 +1,5 @@
-//! Bytes instead of messages: what a broken or hostile peer sends, through real gRPC framing.
+//! Raw bytes instead of messages, sent as a broken or hostile peer would, with real gRPC
+//! framing.
 
 use bytes::{Buf, BufMut, Bytes};
 use http::uri::PathAndQuery;
@@ -11,7 +12,7 @@ use tonic::{Request, Status, Streaming};
 use crate::client::test_client::{AuthenticatedChannel, TestClient};
 use crate::wait::wait_within;
 
-/// Frames that a test has ready for the wire. Full: the test waits, which no test does.
+/// Frames that a test has queued. If full, the test waits; no test fills it.
 const OUTGOING_QUEUE_LENGTH: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,7 +53,7 @@ impl Decoder for RawCodec {
     }
 }
 
-/// Calls a unary method with a body that may be no message at all.
+/// Calls a unary method with a body that need not be a valid message.
 pub async fn call_raw_unary(
     client: &TestClient,
     path: &'static str,
@@ -69,7 +70,7 @@ pub async fn call_raw_unary(
         .map(tonic::Response::into_inner)
 }
 
-/// A daemon's stream that sends bytes.
+/// A daemon's stream that sends raw bytes.
 #[derive(Debug)]
 pub struct RawDaemonLink {
     outgoing: mpsc::Sender<Bytes>,
@@ -99,7 +100,7 @@ impl RawDaemonLink {
         wait_within("the next raw frame", self.incoming.message()).await
     }
 
-    /// The status that the stream ended with; none for a clean end.
+    /// The status that ended the stream; none for a clean end.
     pub async fn wait_for_end(mut self) -> Option<Status> {
         loop {
             match self.next().await {

@@ -1,4 +1,5 @@
-//! A relay that a test speaks for, in bytes: takes daemons' streams and hands each to the test.
+//! A relay that a test drives with raw bytes: it accepts daemons' streams and passes each to
+//! the test.
 
 use std::convert::Infallible;
 use std::future::Ready;
@@ -20,9 +21,9 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::network::raw_link::RawCodec;
 use crate::wait::wait_within;
 
-/// Frames on their way to the daemon. Full: the test waits.
+/// Frames queued for the daemon. If full, the test waits.
 const FRAME_QUEUE_LENGTH: usize = 256;
-/// Streams that the test has not looked at. Full: a daemon that dials waits.
+/// Streams that the test has not taken yet. If full, a connecting daemon is rejected.
 const STREAM_QUEUE_LENGTH: usize = 16;
 
 #[derive(Debug)]
@@ -70,11 +71,11 @@ impl RawRelay {
         format!("http://{}", self.address)
     }
 
-    /// Whether new streams are taken; refused ones are told that the relay is away.
+    /// Whether new streams are accepted. Rejected ones get UNAVAILABLE.
     pub fn set_admitting(&mut self, admits: bool) {
         self.admits_streams.send_replace(admits);
         if !admits {
-            // What was opened meanwhile is closed again.
+            // Streams that were opened meanwhile are closed.
             while self.opened_streams.try_recv().is_ok() {}
         }
     }
@@ -87,14 +88,15 @@ impl RawRelay {
 }
 
 impl RawRelayStream {
-    /// The next frame; none when the daemon has closed or lost the stream.
+    /// The next frame; none if the daemon has closed or lost the stream.
     pub async fn next(&mut self) -> Option<Bytes> {
         let frame = wait_within("a daemon's frame", self.incoming.message()).await;
         frame.ok().flatten()
     }
 
     pub async fn send(&self, frame: Bytes) {
-        // A daemon that is gone is noticed where its frames are awaited.
+        // A send to a daemon that has disconnected is not an error here: the test notices when
+        // it waits for frames.
         drop(self.outgoing.send(Ok(frame)).await);
     }
 }
@@ -140,7 +142,7 @@ impl RawLinkService {
         request: Request<Streaming<Bytes>>,
     ) -> Result<Response<ReceiverStream<Result<Bytes, Status>>>, Status> {
         if !*self.admits_streams.borrow() {
-            return Err(Status::unavailable("the relay is away"));
+            return Err(Status::unavailable("the relay is unavailable"));
         }
         let (outgoing, frames) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let stream = RawRelayStream {
@@ -148,7 +150,7 @@ impl RawLinkService {
             outgoing,
         };
         let taken = self.streams.try_send(stream);
-        taken.map_err(|_| Status::unavailable("the test takes no more streams"))?;
+        taken.map_err(|_| Status::unavailable("the test accepts no more streams"))?;
         Ok(Response::new(ReceiverStream::new(frames)))
     }
 }

@@ -1,5 +1,6 @@
-//! A wire between a daemon and its relay that behaves like a bad network: it can break, hold packets back in either
-//! direction without anybody being told, and end what carries nothing for a while. Bytes only; it knows no frames.
+//! A TCP proxy between a daemon and its relay that behaves like a bad network: it can break
+//! connections, delay packets in either direction without an error, and end idle connections.
+//! It forwards bytes without decoding frames.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Which packets arrive. Those that do not are held back and not lost, as TCP would send them again.
+/// Which packets arrive. The others are delayed and not lost, because TCP would send them
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassedTraffic {
     Both,
-    /// Only from the daemon to the relay: the daemon is deaf.
+    /// Only from the daemon to the relay: the daemon receives nothing.
     ToRelayOnly,
-    /// Neither way, and no word of it to anybody.
+    /// Neither direction, without an error.
     Nothing,
 }
 
@@ -29,10 +31,10 @@ enum TrafficDirection {
 }
 
 impl PassedTraffic {
-    fn passes(self, way: TrafficDirection) -> bool {
+    fn passes(self, direction: TrafficDirection) -> bool {
         match self {
             Self::Both => true,
-            Self::ToRelayOnly => way == TrafficDirection::ToRelay,
+            Self::ToRelayOnly => direction == TrafficDirection::ToRelay,
             Self::Nothing => false,
         }
     }
@@ -47,7 +49,7 @@ pub struct TcpProxy {
     _server: AbortOnDropHandle<()>,
 }
 
-/// What each connection needs to know.
+/// Settings of each connection.
 #[derive(Clone, Debug)]
 struct ProxySettings {
     relay: String,
@@ -61,7 +63,7 @@ impl TcpProxy {
         Self::start(url, None).await
     }
 
-    /// Ends connections that carry nothing for so long.
+    /// Ends connections that carry no bytes for this long.
     pub async fn start_with_idle_limit(url: &str, idle: Duration) -> Self {
         Self::start(url, Some(idle)).await
     }
@@ -78,13 +80,13 @@ impl TcpProxy {
             watch::Sender::new(0),
         );
         let accepted = Arc::new(AtomicUsize::new(0));
-        let nature = ProxySettings {
+        let settings = ProxySettings {
             relay: url.trim_start_matches("http://").to_owned(),
             passed_traffic: passing.subscribe(),
             cut_count: cuts.subscribe(),
             idle_limit: idle,
         };
-        let server = tokio::spawn(accept_connections(listener, nature, accepted.clone()));
+        let server = tokio::spawn(accept_connections(listener, settings, accepted.clone()));
         Self {
             address,
             passed_traffic: passing,
@@ -102,12 +104,12 @@ impl TcpProxy {
         self.passed_traffic.send_replace(passing);
     }
 
-    /// Breaks every connection that there is; new ones are made as before.
+    /// Breaks all current connections; new ones are accepted as before.
     pub fn cut_connections(&self) {
         self.cut_count.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Connections made so far.
+    /// Number of connections so far.
     pub fn connection_count(&self) -> usize {
         self.accepted_connections.load(Ordering::Relaxed)
     }
@@ -115,78 +117,78 @@ impl TcpProxy {
 
 async fn accept_connections(
     listener: TcpListener,
-    nature: ProxySettings,
+    settings: ProxySettings,
     accepted: Arc<AtomicUsize>,
 ) {
-    // Dropped with the wire: what still goes through it ends.
+    // Dropped with the proxy, which ends all connections.
     let mut open = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
             Ok((daemon, _)) = listener.accept() => {
                 accepted.fetch_add(1, Ordering::Relaxed);
-                open.spawn(forward_connection(daemon, nature.clone()));
+                open.spawn(forward_connection(daemon, settings.clone()));
             }
             Some(_) = open.join_next() => {}
         }
     }
 }
 
-async fn forward_connection(daemon: TcpStream, mut nature: ProxySettings) {
-    nature.cut_count.mark_unchanged();
-    let Ok(relay) = TcpStream::connect(&nature.relay).await else {
+async fn forward_connection(daemon: TcpStream, mut settings: ProxySettings) {
+    settings.cut_count.mark_unchanged();
+    let Ok(relay) = TcpStream::connect(&settings.relay).await else {
         return;
     };
     for end in [&daemon, &relay] {
-        // Both ends learn of a cut at once.
-        end.set_zero_linger().expect("a socket takes the option");
-        end.set_nodelay(true).expect("a socket takes the option");
+        // Closing a socket resets it, so that both sides notice a cut at once.
+        end.set_zero_linger().expect("the socket option can be set");
+        end.set_nodelay(true).expect("the socket option can be set");
     }
     let ((from_daemon, to_daemon), (from_relay, to_relay)) =
         (daemon.into_split(), relay.into_split());
-    let carried = Arc::new(Notify::new());
+    let forwarded = Arc::new(Notify::new());
     let up = forward_bytes(
         from_daemon,
         to_relay,
         TrafficDirection::ToRelay,
-        &nature,
-        &carried,
+        &settings,
+        &forwarded,
     );
     let down = forward_bytes(
         from_relay,
         to_daemon,
         TrafficDirection::ToDaemon,
-        &nature,
-        &carried,
+        &settings,
+        &forwarded,
     );
-    let mut cuts = nature.cut_count.clone();
+    let mut cuts = settings.cut_count.clone();
     tokio::select! {
         _ = async { tokio::join!(up, down) } => {}
-        // A wire that is gone has broken, too.
+        // A dropped proxy breaks its connections too.
         _ = cuts.changed() => {}
-        () = wait_until_idle(nature.idle_limit, &carried) => {}
+        () = wait_until_idle(settings.idle_limit, &forwarded) => {}
     }
 }
 
-/// Copies one way while that passes, the end of the stream too.
+/// Copies one direction while it is passed, including the end of the stream.
 async fn forward_bytes(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    way: TrafficDirection,
-    nature: &ProxySettings,
-    carried: &Notify,
+    direction: TrafficDirection,
+    settings: &ProxySettings,
+    forwarded: &Notify,
 ) {
-    let mut passing = nature.passed_traffic.clone();
+    let mut passing = settings.passed_traffic.clone();
     let mut bytes = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut bytes).await.unwrap_or(0);
         if passing
-            .wait_for(|passing| passing.passes(way))
+            .wait_for(|passing| passing.passes(direction))
             .await
             .is_err()
         {
             return;
         }
-        carried.notify_one();
+        forwarded.notify_one();
         if read == 0 {
             drop(to.shutdown().await);
             return;
@@ -197,10 +199,13 @@ async fn forward_bytes(
     }
 }
 
-/// Returns when nothing was carried for `idle`.
-async fn wait_until_idle(idle: Option<Duration>, carried: &Notify) {
+/// Returns when nothing was forwarded for `idle`.
+async fn wait_until_idle(idle: Option<Duration>, forwarded: &Notify) {
     let Some(idle) = idle else {
         return std::future::pending().await;
     };
-    while tokio::time::timeout(idle, carried.notified()).await.is_ok() {}
+    while tokio::time::timeout(idle, forwarded.notified())
+        .await
+        .is_ok()
+    {}
 }

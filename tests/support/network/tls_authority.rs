@@ -1,10 +1,10 @@
-//! A certificate authority of a test's own.
+//! A certificate authority for tests.
 
 use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
 
-/// Signs for whatever name it is asked to.
+/// Signs certificates for any name.
 #[derive(Debug)]
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -19,22 +19,22 @@ pub struct ServerCertificate {
 }
 
 impl CertificateAuthority {
-    /// Its files go into `dir`, which is the caller's.
+    /// Its files are written to `dir`, which the caller owns.
     pub fn new(dir: &Path) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let key = KeyPair::generate().expect("a key can be made");
+        let key = KeyPair::generate().expect("a key can be generated");
         let issuer = CertifiedIssuer::self_signed(params, key);
         let authority = Self {
-            issuer: issuer.expect("an authority can sign itself"),
+            issuer: issuer.expect("the authority can sign its own certificate"),
             dir: dir.to_owned(),
         };
         write_file(&authority.ca_file(), &authority.ca_pem());
         authority
     }
 
-    /// What peers check certificates against.
+    /// The certificate that peers use as trust root.
     pub fn ca_pem(&self) -> String {
         let certificate: &rcgen::Certificate = self.issuer.as_ref();
         certificate.pem()
@@ -46,8 +46,8 @@ impl CertificateAuthority {
 
     /// A certificate for a host name or an address.
     pub fn issue_certificate(&self, host: &str) -> ServerCertificate {
-        let params = CertificateParams::new(vec![host.to_owned()]).expect("a host's name");
-        let key = KeyPair::generate().expect("a key can be made");
+        let params = CertificateParams::new(vec![host.to_owned()]).expect("the host name is valid");
+        let key = KeyPair::generate().expect("a key can be generated");
         let certificate = params.signed_by(&key, &self.issuer);
         let certified = ServerCertificate {
             cert: self.dir.join(format!("{host}.pem")),

@@ -1,4 +1,5 @@
-//! An OTLP collector inside the test's process: takes spans over real gRPC and gives them to the test in order.
+//! An OTLP collector inside the test's process: it receives spans over real gRPC and passes
+//! them to the test in order.
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -18,7 +19,7 @@ use tonic::{Request, Response, Status};
 
 use crate::wait::wait_within;
 
-/// Requests that the test has not looked at. Full: the exporter waits for its answer.
+/// Requests that the test has not read. If full, the exporter waits for its answer.
 const REQUEST_QUEUE_LENGTH: usize = 1024;
 
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl TraceService for TraceReceiver {
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let taken = self.0.send(request.into_inner()).await;
-        taken.map_err(|_| Status::unavailable("the test is over"))?;
+        taken.map_err(|_| Status::unavailable("the test has ended"))?;
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
@@ -66,7 +67,7 @@ impl TraceCollector {
         &self.url
     }
 
-    /// All that comes until a span of this name has come, with what sent it.
+    /// All spans up to the first with this name, each with its resource.
     pub async fn wait_for_span(&mut self, name: &str) -> Vec<(Resource, Span)> {
         let mut spans: Vec<(Resource, Span)> = Vec::new();
         while !spans.iter().any(|(_, span)| span.name == name) {
@@ -82,7 +83,7 @@ impl TraceCollector {
     }
 }
 
-/// The attribute as text, whatever its type; empty when there is none.
+/// The attribute as text, for any type; empty if absent.
 pub fn attribute_text(attributes: &[KeyValue], name: &str) -> String {
     let found = attributes.iter().find(|pair| pair.key == name);
     let value = found.and_then(|pair| pair.value.as_ref()?.value.clone());

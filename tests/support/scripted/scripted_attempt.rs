@@ -1,4 +1,4 @@
-//! One attempt in the hands of a scripted daemon: numbers its frames and remembers how much output it sent.
+//! One attempt of a scripted daemon: numbers its frames and tracks the end of its output.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
@@ -18,7 +18,7 @@ pub struct ScriptedAttempt {
     pub control_seq: u64,
     /// End of the output.
     pub offset: u64,
-    /// Says `within_lease` on terminal frames.
+    /// The value of `within_lease` on terminal frames.
     pub within_lease: bool,
     outgoing: mpsc::Sender<DaemonFrame>,
 }
@@ -47,20 +47,20 @@ impl ScriptedAttempt {
         self.dispatch
             .token
             .clone()
-            .expect("a dispatch carries its token")
+            .expect("a dispatch contains its token")
     }
 
-    /// The attempt goes on over another stream.
+    /// Moves the attempt to another stream.
     pub(crate) fn move_to_stream(&mut self, outgoing: mpsc::Sender<DaemonFrame>) {
         self.outgoing = outgoing;
     }
 
-    /// Lets go of its stream, which ends when its daemon has let go as well.
+    /// Drops its sender of the stream, which ends when its daemon has dropped its own.
     pub fn detach_stream(&mut self) {
         self.outgoing = mpsc::channel(1).0;
     }
 
-    /// A frame of this attempt under a number of the test's choice.
+    /// A frame of this attempt with a number that the test chooses.
     pub fn frame(&self, control_seq: u64, body: Body) -> AttemptFrame {
         AttemptFrame {
             r#ref: Some(self.attempt_ref.clone()),
@@ -71,7 +71,7 @@ impl ScriptedAttempt {
         }
     }
 
-    /// Sends any frame as it is.
+    /// Sends any frame unchanged.
     pub async fn send_frame(&self, frame: AttemptFrame) {
         let frame = DaemonFrame {
             frame: Some(daemon_frame::Frame::Attempt(frame)),
@@ -79,7 +79,7 @@ impl ScriptedAttempt {
         self.outgoing.send(frame).await.expect("the stream is open");
     }
 
-    /// Sends a control frame under the next number.
+    /// Sends a control frame with the next number.
     pub async fn send(&mut self, body: Body) {
         self.control_seq += 1;
         self.send_frame(self.frame(self.control_seq, body)).await;
@@ -115,7 +115,7 @@ impl ScriptedAttempt {
         .await;
     }
 
-    /// Output that a person would see.
+    /// Sends visible output.
     pub async fn send_output(&mut self, text: &str) {
         let stream = Stream {
             offset: self.offset,
@@ -129,12 +129,12 @@ impl ScriptedAttempt {
         self.send_frame(self.frame(0, Body::Stream(stream))).await;
     }
 
-    /// Asks for leave to use a tool; returns the id of the input.
+    /// Asks for permission to use a tool and returns the id of the input.
     pub async fn ask_permission(&mut self) -> String {
         self.ask_permission_for(b"{\"command\":\"ls\"}").await
     }
 
-    /// The same with these arguments.
+    /// The same with these tool arguments.
     pub async fn ask_permission_for(&mut self, arguments: &[u8]) -> String {
         let input_id = uuid::Uuid::now_v7().to_string();
         let tool_input = Bytes::copy_from_slice(arguments);
@@ -186,7 +186,7 @@ impl ScriptedAttempt {
     }
 }
 
-/// A process ran, ended by itself, and nothing is left of it.
+/// A receipt for a process that ran and exited by itself, with no process left.
 pub fn receipt() -> TerminationReceipt {
     TerminationReceipt {
         exit_code: Some(0),

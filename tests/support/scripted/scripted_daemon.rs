@@ -1,7 +1,8 @@
-//! A daemon that follows a test's script, frame by frame, over the real stream. It runs no process and no timer.
+//! A daemon that follows a test's script, frame by frame, over the real stream. It starts no
+//! process and has no timer except its heartbeat.
 //!
-//! A pump reads the stream and, while it is told to, renews every attempt it was given once a second, so that a test
-//! may look elsewhere meanwhile. Frames wait in order until the test expects them.
+//! A background task reads the stream and renews every dispatched attempt once a second until
+//! the test stops it. Frames wait in order until the test expects them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,15 +25,16 @@ use crate::client::test_client::TestClient;
 use crate::scripted::scripted_attempt::ScriptedAttempt;
 use crate::wait::wait_within;
 
-/// Frames in either direction. Full: the sender waits; a test reads what it provokes long before that.
+/// Frames in either direction. If full, the sender waits; a test reads its frames long before
+/// that.
 const FRAME_QUEUE_LENGTH: usize = 4096;
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What came over the stream.
+/// An event of the stream.
 #[derive(Debug)]
 pub enum RelayStreamEvent {
     Frame(Box<RelayFrame>),
-    /// The stream is over; with the status it ended with.
+    /// The stream has ended, with this status.
     Ended(Result<(), Status>),
 }
 
@@ -48,7 +50,7 @@ pub struct ScriptedDaemon {
     _pump: AbortOnDropHandle<()>,
 }
 
-/// What the next heartbeat says.
+/// Content of the next heartbeat.
 #[derive(Debug, Default)]
 struct HeartbeatState {
     is_silent: bool,
@@ -57,7 +59,7 @@ struct HeartbeatState {
     leases: BTreeMap<String, LeaseToken>,
 }
 
-/// A daemon that offers these agents.
+/// Hello of a daemon that offers these agents.
 pub fn hello(agents: &[&str]) -> Hello {
     let agent = |name: &&str| AgentInfo {
         name: (*name).to_owned(),
@@ -80,7 +82,7 @@ impl ScriptedDaemon {
     pub async fn connect(client: &TestClient, hello: Hello) -> Self {
         Self::try_connect(client, hello)
             .await
-            .expect("the daemon is welcome")
+            .expect("the relay sends Welcome")
     }
 
     pub async fn try_connect(client: &TestClient, hello: Hello) -> Result<Self, Status> {
@@ -98,17 +100,22 @@ impl ScriptedDaemon {
             Some(Frame::Welcome(welcome)) => welcome,
             other => panic!("the first frame is Welcome or an error, not {other:?}"),
         };
-        let beat = Arc::new(Mutex::new(HeartbeatState {
+        let heartbeat = Arc::new(Mutex::new(HeartbeatState {
             slots: hello.slots,
             ..HeartbeatState::default()
         }));
-        let (tell, heard) = mpsc::channel(FRAME_QUEUE_LENGTH);
-        if let Some(first) = next_heartbeat(&beat) {
-            // A stream that has ended is noticed below.
+        let (event_sender, events) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        if let Some(first) = next_heartbeat(&heartbeat) {
+            // If the stream has ended, the code below notices.
             drop(outgoing.send(first).await);
         }
-        let waiting = read_until_heartbeat_ack(&mut incoming, &tell).await;
-        let pump = tokio::spawn(pump_stream(incoming, tell, outgoing.clone(), beat.clone()));
+        let unread_frames = read_until_heartbeat_ack(&mut incoming, &event_sender).await;
+        let reader_task = tokio::spawn(read_stream(
+            incoming,
+            event_sender,
+            outgoing.clone(),
+            heartbeat.clone(),
+        ));
         Ok(Self {
             hello: Hello {
                 daemon_id: welcome.daemon_id.clone(),
@@ -117,10 +124,10 @@ impl ScriptedDaemon {
             welcome,
             client: client.clone(),
             outgoing,
-            events: heard,
-            unread_frames: waiting,
-            heartbeat: beat,
-            _pump: AbortOnDropHandle::new(pump),
+            events,
+            unread_frames,
+            heartbeat,
+            _pump: AbortOnDropHandle::new(reader_task),
         })
     }
 
@@ -129,7 +136,7 @@ impl ScriptedDaemon {
         lock(&self.heartbeat).is_silent = true;
     }
 
-    /// Does not renew this attempt any more, though the heartbeats go on.
+    /// Stops renewing this attempt while the heartbeats continue.
     pub fn stop_renewing(&self, attempt: &ScriptedAttempt) {
         lock(&self.heartbeat).leases.remove(attempt.id());
     }
@@ -141,7 +148,8 @@ impl ScriptedDaemon {
             .expect("the stream is open");
     }
 
-    /// The first frame, waiting or yet to come, that `pick` takes. Others stay for later.
+    /// The first frame, queued or still to come, for which `pick` returns a value. Others stay
+    /// queued.
     pub async fn expect_frame<T>(
         &mut self,
         what: &str,
@@ -173,7 +181,7 @@ impl ScriptedDaemon {
         wait_within(what, found).await
     }
 
-    /// A command about this attempt.
+    /// A command for this attempt.
     pub async fn expect_command<T>(
         &mut self,
         what: &str,
@@ -187,7 +195,7 @@ impl ScriptedDaemon {
         .await
     }
 
-    /// The next attempt that is offered; it is renewed from now on.
+    /// The next offered attempt; it is renewed from now on.
     pub async fn next_dispatch(&mut self) -> ScriptedAttempt {
         let (re, dispatch) = self
             .expect_frame("a Dispatch", |frame| match &frame.frame {
@@ -212,7 +220,7 @@ impl ScriptedDaemon {
         .await;
     }
 
-    /// Offered, accepted, confirmed and started: the process would run now.
+    /// Dispatched, accepted, confirmed and started: the process would run now.
     pub async fn start_next_attempt(&mut self) -> ScriptedAttempt {
         let mut attempt = self.next_dispatch().await;
         attempt.accept().await;
@@ -223,7 +231,7 @@ impl ScriptedDaemon {
         attempt
     }
 
-    /// Waits until all that this attempt sent is durable on the relay, output too.
+    /// Waits until all frames and output of this attempt are durable on the relay.
     pub async fn wait_until_acked(&mut self, attempt: &ScriptedAttempt) {
         self.expect_frame("an Ack of everything", |frame| {
             let Some(Frame::Ack(ack)) = &frame.frame else {
@@ -239,7 +247,7 @@ impl ScriptedDaemon {
         .await;
     }
 
-    /// The stream's end: frames before it are dropped.
+    /// The end of the stream. Frames before it stay queued.
     pub async fn wait_for_stream_end(&mut self) -> Result<(), Status> {
         let ended = async {
             loop {
@@ -253,7 +261,7 @@ impl ScriptedDaemon {
         wait_within("the stream's end", ended).await
     }
 
-    /// Frames that came and that nobody expected.
+    /// Frames that arrived and were not expected by the test.
     pub fn collect_unread_frames(&mut self) -> Vec<RelayFrame> {
         while let Ok(RelayStreamEvent::Frame(frame)) = self.events.try_recv() {
             self.unread_frames.push_back(*frame);
@@ -261,7 +269,8 @@ impl ScriptedDaemon {
         self.unread_frames.iter().cloned().collect()
     }
 
-    /// The same process on a new stream, over `client` if the relay moved, with the attempts it still has.
+    /// The same process on a new stream, over `client` if the relay moved, with its remaining
+    /// attempts.
     pub async fn reconnect(
         self,
         client: &TestClient,
@@ -279,7 +288,7 @@ impl ScriptedDaemon {
         again
     }
 
-    /// What the attempt says goes over this stream from here on, and it is renewed there.
+    /// Sends the attempt's frames over this stream from here on, and renews it there.
     pub fn take_over_attempt(&self, attempt: &mut ScriptedAttempt) {
         attempt.move_to_stream(self.outgoing.clone());
         lock(&self.heartbeat)
@@ -287,7 +296,8 @@ impl ScriptedDaemon {
             .insert(attempt.id().to_owned(), attempt.token());
     }
 
-    /// The same daemon comes back with an attempt that has finished meanwhile; the relay must want its end.
+    /// The same daemon reconnects with an attempt that has finished meanwhile. The relay must
+    /// adopt it.
     pub async fn reconnect_with_finished(
         client: &TestClient,
         hello: Hello,
@@ -303,9 +313,9 @@ impl ScriptedDaemon {
             ..hello
         };
         let again = Self::connect(client, hello).await;
-        let wanted = |one: &Settlement| matches!(one.decision, Some(Decision::Adopt(_)));
+        let is_adopted = |one: &Settlement| matches!(one.decision, Some(Decision::Adopt(_)));
         assert!(
-            again.welcome.settlements.iter().all(wanted),
+            again.welcome.settlements.iter().all(is_adopted),
             "{:?}",
             again.welcome
         );
@@ -313,12 +323,13 @@ impl ScriptedDaemon {
         again
     }
 
-    /// Lets the attempt's frames go over this stream, whoever's attempt it is.
+    /// Sends the attempt's frames over this stream, even if the attempt belongs to another
+    /// daemon.
     pub fn send_frames_of(&self, attempt: &mut ScriptedAttempt) {
         attempt.move_to_stream(self.outgoing.clone());
     }
 
-    /// How these would be listed in a Hello while they run.
+    /// Entries for Hello of running attempts.
     pub fn list_as_running(attempts: &[&ScriptedAttempt]) -> Vec<ActiveAttempt> {
         attempts
             .iter()
@@ -331,7 +342,7 @@ impl ScriptedDaemon {
     }
 }
 
-/// How Hello lists an attempt that goes on.
+/// Entry for Hello of a running attempt.
 pub fn active_attempt(attempt: &ScriptedAttempt) -> ActiveAttempt {
     ActiveAttempt {
         r#ref: Some(attempt.attempt_ref.clone()),
@@ -358,45 +369,46 @@ fn wrap_frame(frame: daemon_frame::Frame) -> DaemonFrame {
     DaemonFrame { frame: Some(frame) }
 }
 
-fn lock(beat: &Mutex<HeartbeatState>) -> MutexGuard<'_, HeartbeatState> {
-    beat.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(heartbeat: &Mutex<HeartbeatState>) -> MutexGuard<'_, HeartbeatState> {
+    heartbeat.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads up to the answer of the first heartbeat: from there on the relay knows that this daemon hears, and offers it work.
+/// Reads up to the answer of the first heartbeat. From then on the relay offers work, because
+/// the daemon has confirmed that it receives.
 async fn read_until_heartbeat_ack(
     incoming: &mut Streaming<RelayFrame>,
-    tell: &mpsc::Sender<RelayStreamEvent>,
+    event_sender: &mpsc::Sender<RelayStreamEvent>,
 ) -> VecDeque<RelayFrame> {
-    let mut waiting = VecDeque::new();
+    let mut unread_frames = VecDeque::new();
     loop {
         let ended = match wait_within("the first heartbeat's answer", incoming.message()).await {
             Ok(Some(frame)) if matches!(frame.frame, Some(Frame::HeartbeatAck(_))) => break,
             Ok(Some(frame)) => {
-                waiting.push_back(frame);
+                unread_frames.push_back(frame);
                 continue;
             }
             Ok(None) => Ok(()),
             Err(status) => Err(status),
         };
-        // The queue is new, and a test reads it after what waits.
-        let _ = tell.try_send(RelayStreamEvent::Ended(ended));
+        // The queue is new, so it is not full. A test reads the end after the queued frames.
+        let _ = event_sender.try_send(RelayStreamEvent::Ended(ended));
         break;
     }
-    waiting
+    unread_frames
 }
 
-async fn pump_stream(
+async fn read_stream(
     mut incoming: Streaming<RelayFrame>,
-    tell: mpsc::Sender<RelayStreamEvent>,
+    event_sender: mpsc::Sender<RelayStreamEvent>,
     outgoing: mpsc::Sender<DaemonFrame>,
-    beat: Arc<Mutex<HeartbeatState>>,
+    heartbeat: Arc<Mutex<HeartbeatState>>,
 ) {
     let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
-        let heard = tokio::select! {
+        let event = tokio::select! {
             _ = ticks.tick() => {
-                if let Some(frame) = next_heartbeat(&beat) {
-                    // A stream that has ended is noticed by the other branch.
+                if let Some(frame) = next_heartbeat(&heartbeat) {
+                    // If the stream has ended, the other branch notices.
                     drop(outgoing.send(frame).await);
                 }
                 continue;
@@ -408,28 +420,31 @@ async fn pump_stream(
                 Err(status) => RelayStreamEvent::Ended(Err(status)),
             },
         };
-        let over = matches!(heard, RelayStreamEvent::Ended(_));
-        if tell.send(heard).await.is_err() || over {
+        let has_ended = matches!(event, RelayStreamEvent::Ended(_));
+        if event_sender.send(event).await.is_err() || has_ended {
             return;
         }
     }
 }
 
-fn next_heartbeat(beat: &Mutex<HeartbeatState>) -> Option<DaemonFrame> {
-    let mut beat = lock(beat);
-    if beat.is_silent {
+fn next_heartbeat(heartbeat: &Mutex<HeartbeatState>) -> Option<DaemonFrame> {
+    let mut heartbeat = lock(heartbeat);
+    if heartbeat.is_silent {
         return None;
     }
-    beat.seq += 1;
-    let taken = u32::try_from(beat.leases.len()).unwrap_or(u32::MAX);
-    let renew = beat.leases.iter().map(|(attempt_id, token)| RenewEntry {
-        attempt_id: attempt_id.clone(),
-        token: Some(token.clone()),
-        ..RenewEntry::default()
-    });
+    heartbeat.seq += 1;
+    let taken = u32::try_from(heartbeat.leases.len()).unwrap_or(u32::MAX);
+    let renew = heartbeat
+        .leases
+        .iter()
+        .map(|(attempt_id, token)| RenewEntry {
+            attempt_id: attempt_id.clone(),
+            token: Some(token.clone()),
+            ..RenewEntry::default()
+        });
     Some(wrap_frame(daemon_frame::Frame::Heartbeat(Heartbeat {
-        seq: beat.seq,
-        free_slots: beat.slots.saturating_sub(taken),
+        seq: heartbeat.seq,
+        free_slots: heartbeat.slots.saturating_sub(taken),
         status: DaemonStatus::Online.into(),
         renew: renew.collect(),
         ..Heartbeat::default()

@@ -24,9 +24,10 @@ pub struct EmbeddedDaemon {
     _dir: TempDir,
 }
 
-/// The executable under test, which cargo builds beside the tests: this process is none that a shim could be made of.
+/// The executable under test, which cargo builds beside the tests. The test process cannot be
+/// started as a shim.
 fn shim_program() -> ShimProgram {
-    let tests = std::env::current_exe().expect("a program knows its path");
+    let tests = std::env::current_exe().expect("the path of the executable is known");
     let built = tests.parent().and_then(std::path::Path::parent);
     ShimProgram {
         program: built
@@ -38,7 +39,7 @@ fn shim_program() -> ShimProgram {
 }
 
 impl EmbeddedDaemon {
-    /// Runs any command; returns once the relay has welcomed it.
+    /// Accepts any command. Returns when the relay has sent Welcome.
     pub async fn start(url: &str, token: &str) -> Self {
         Self::start_with(url, token, |_| {}).await
     }
@@ -50,12 +51,12 @@ impl EmbeddedDaemon {
     ) -> Self {
         let mut daemon = Self::start_dialing(url, token, change);
         daemon
-            .wait_for_status("the daemon to be welcome", |status| status.connected)
+            .wait_for_status("the daemon to get Welcome", |status| status.connected)
             .await;
         daemon
     }
 
-    /// Runs and dials; whether it is welcome is the test's business.
+    /// Starts and connects, without waiting for Welcome.
     pub fn start_dialing(url: &str, token: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token_file = dir.path().join("token");
@@ -79,12 +80,12 @@ impl EmbeddedDaemon {
             shim: shim_program(),
             tools_program: shim_program().program,
             boot_id_file: KERNEL_BOOT_ID_FILE.into(),
-            // This process has children of its own.
+            // This process has other children.
             adopt_orphans: false,
             clock: Clock::boot(),
         };
         change(&mut config);
-        let daemon = Daemon::open(config).expect("the configuration is good");
+        let daemon = Daemon::open(config).expect("the configuration is valid");
         let status = daemon.status();
         let stop = CancellationToken::new();
         let running = tokio::spawn({
@@ -103,17 +104,21 @@ impl EmbeddedDaemon {
         self.status.borrow().daemon_id.clone()
     }
 
-    /// What a newer relay said and this daemon did not know.
+    /// Number of messages of a newer relay that this daemon could not interpret.
     pub fn unknown_count(&self) -> u64 {
         self.status.borrow().unknown_messages
     }
 
-    pub async fn wait_for_status(&mut self, what: &str, wanted: impl FnMut(&DaemonStatus) -> bool) {
-        let seen = wait_within(what, self.status.wait_for(wanted)).await;
-        drop(seen.expect("the daemon runs"));
+    pub async fn wait_for_status(
+        &mut self,
+        what: &str,
+        matches: impl FnMut(&DaemonStatus) -> bool,
+    ) {
+        let status = wait_within(what, self.status.wait_for(matches)).await;
+        drop(status.expect("the daemon runs"));
     }
 
-    /// Drains and ends.
+    /// Drains and stops.
     pub async fn stop(self) {
         self.stop.cancel();
         wait_within("the daemon to stop", self.running)

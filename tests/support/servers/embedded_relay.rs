@@ -1,6 +1,7 @@
-//! A relay inside the test's process: the same library call as `baton relay`, on a free port and a runtime of its own.
+//! A relay inside the test's process: the same library call as `baton relay`, on a free port
+//! and its own runtime.
 //!
-//! Dropping it stops it and waits, so that its files are removed only when nobody writes them any more.
+//! Dropping it stops it and waits, so that its files are removed only after the last write.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use crate::scripted::scripted_daemon::{ScriptedDaemon, hello};
 use crate::servers::embedded_daemon::EmbeddedDaemon;
 use crate::wait::wait_within;
 
-/// Peers of a test's relay are the test's own; nobody needs time to leave.
+/// The only peers are the test's own, which need no time to disconnect.
 const DRAIN_TIME: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub struct EmbeddedRelay {
     admin: TestClient,
     telemetry: Telemetry,
     relay_thread: RelayThread,
-    /// Removed after the relay has stopped: fields go in order.
+    /// Removed after the relay has stopped, because fields are dropped in order.
     dir: TempDir,
 }
 
@@ -68,7 +69,7 @@ impl EmbeddedRelay {
         }
     }
 
-    /// Stops cleanly and starts again on the same data; the port is another one.
+    /// Stops cleanly and starts again with the same data, on another port.
     pub async fn restart(self) -> Self {
         let Self {
             relay_thread: running,
@@ -82,14 +83,14 @@ impl EmbeddedRelay {
         Self::start_in(dir, |_| {}).await
     }
 
-    /// How often it has counted this since it started, whatever the reason.
+    /// The sum of this counter since the start, over all reasons.
     pub fn counter_value(&self, name: &str) -> u64 {
         let counts = self.telemetry.snapshot();
         let same = counts.iter().filter(|(counter, _)| counter.name == name);
         same.map(|(_, count)| count).sum()
     }
 
-    /// Where it keeps everything.
+    /// Its data directory.
     pub fn data_directory(&self) -> PathBuf {
         self.dir.path().join("data")
     }
@@ -107,13 +108,13 @@ impl EmbeddedRelay {
         self.admin.create_token("", Role::Daemon).await.1
     }
 
-    /// A scripted daemon of the administrator's tenant with a credential of its own.
+    /// A scripted daemon of the administrator's tenant with its own credential.
     pub async fn start_scripted_daemon(&self, agents: &[&str]) -> ScriptedDaemon {
         let client = self.admin.with_token(&self.daemon_token().await);
         ScriptedDaemon::connect(&client, hello(agents)).await
     }
 
-    /// Waits until the relay has noticed that a daemon's stream is gone.
+    /// Waits until the relay has noticed the end of a daemon's stream.
     pub async fn wait_until_offline(&self, daemon_id: &str) {
         self.admin.wait_until_offline(daemon_id).await;
     }
@@ -126,7 +127,7 @@ impl EmbeddedRelay {
 impl RelayThread {
     fn start(config: RelayConfig) -> (Self, oneshot::Receiver<(SocketAddr, Telemetry)>) {
         let (stop, stopping) = oneshot::channel();
-        let (tell, address) = oneshot::channel();
+        let (start_sender, address) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -134,8 +135,8 @@ impl RelayThread {
                 .build();
             runtime.expect("a runtime can be started").block_on(async {
                 let relay = server::start(config).await.expect("the relay starts");
-                // A test that is gone sends no stop either.
-                let _ = tell.send((relay.address(), relay.telemetry().clone()));
+                // If the test has ended, no stop is sent either.
+                let _ = start_sender.send((relay.address(), relay.telemetry().clone()));
                 let _ = stopping.await;
                 relay.stop().await.expect("the relay stops cleanly");
             });
@@ -163,7 +164,7 @@ impl Drop for RelayThread {
 pub(crate) fn read_admin_token(data: &Path) -> String {
     let token = fs::read_to_string(data.join(ADMIN_TOKEN_FILE));
     token
-        .expect("a first start makes a token")
+        .expect("the first start creates a token")
         .trim()
         .to_owned()
 }

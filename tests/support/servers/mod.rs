@@ -1,6 +1,6 @@
-//! Relays and daemons that tests start, in the test's process or as processes of the executable.
-//! Owns their start, restart, stop and kill, and their data directories.
-//! Makes no assertion about tasks; that is the test's business.
+//! Relays and daemons that tests start, in the test's process or as processes of the
+//! executable: their start, restart, stop and kill, and their data directories. This module
+//! makes no assertions about tasks.
 
 pub(crate) mod embedded_daemon;
 pub(crate) mod embedded_relay;

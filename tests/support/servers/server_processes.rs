@@ -1,4 +1,5 @@
-//! The executable under test as processes: relays that are killed and come back, daemons, and single commands.
+//! The executable under test as processes: relays that are killed and restarted, daemons, and
+//! single commands.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -19,19 +20,19 @@ use crate::network::ports::unused_port;
 use crate::servers::embedded_relay::read_admin_token;
 use crate::wait::wait_within;
 
-/// The executable, with an environment that holds nothing of the developer's.
+/// The executable, with an environment that is independent of the developer's.
 #[derive(Clone, Copy, Debug)]
 pub struct BatonExecutable {
     program: &'static str,
-    /// Holds what a test adds to the system's clocks.
+    /// Contains the offsets that a test adds to the system's clocks.
     clock_file: Option<&'static Path>,
-    /// Holds the boot id in place of the kernel's.
+    /// Contains the boot id that replaces the kernel's.
     boot_id_file: Option<&'static Path>,
-    /// Takes all that its processes log.
+    /// Receives the log of all its processes.
     log_file: Option<&'static Path>,
 }
 
-/// What a command printed and how it ended.
+/// Output and exit code of a command.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: Option<i32>,
@@ -57,7 +58,7 @@ impl BatonExecutable {
         }
     }
 
-    /// Its processes log all that there is, to the finest level, and a file keeps it.
+    /// Its processes log at the finest level to this file.
     pub fn logging_to(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
@@ -78,7 +79,7 @@ impl BatonExecutable {
         }
     }
 
-    /// Lives as long as the tests do, so that it can be copied like the others.
+    /// The path is leaked so that the struct stays `Copy`.
     pub(crate) fn with_clock_file(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
@@ -91,12 +92,12 @@ impl BatonExecutable {
         self.command_with_prefix(data, &[])
     }
 
-    /// Started by way of another program.
+    /// Started through a wrapper program.
     pub fn command_with_prefix(self, data: &Path, wrapper: &[&str]) -> Command {
-        let mut words = wrapper.iter().copied().chain([self.program]);
-        let mut command = Command::new(words.next().unwrap_or(self.program));
+        let mut arguments = wrapper.iter().copied().chain([self.program]);
+        let mut command = Command::new(arguments.next().unwrap_or(self.program));
         command
-            .args(words)
+            .args(arguments)
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(self.clock_file.map(|file| (CLOCK_FILE, file)))
@@ -135,13 +136,13 @@ pub struct RelayProcess {
     baton: BatonExecutable,
     child: Child,
     listen: String,
-    /// More of its command line, the same at each start.
+    /// Additional arguments, the same at each start.
     arguments: Vec<String>,
     admin: TestClient,
     data: PathBuf,
-    /// Removed with it, unless somebody else has it.
+    /// Removed with the relay, unless the test owns the directory.
     _dir: Option<TempDir>,
-    /// By way of which it is started.
+    /// The wrapper program and its arguments.
     command_prefix: Vec<String>,
 }
 
@@ -155,7 +156,7 @@ impl RelayProcess {
         Self::start_on(baton, dir, arguments).await
     }
 
-    /// On a directory that may hold data already.
+    /// On a directory that may contain data already.
     pub async fn start_on(baton: BatonExecutable, dir: TempDir, arguments: &[&str]) -> Self {
         let data = dir.path().to_owned();
         let mut relay = Self::start_with_prefix(baton, &[], (&data, &data), arguments).await;
@@ -163,14 +164,18 @@ impl RelayProcess {
         relay
     }
 
-    /// By way of another program, on a directory that outlives it; the test sees that directory at another place.
+    /// Through a wrapper program, on a directory that outlives the relay. The test reaches that
+    /// directory by another path (`seen`).
     pub async fn start_with_prefix(
         baton: BatonExecutable,
         wrapper: &[String],
         (data, seen): (&Path, &Path),
         arguments: &[&str],
     ) -> Self {
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|argument| (*argument).to_owned())
+            .collect();
         let listen = format!("127.0.0.1:{}", unused_port());
         let child = spawn_relay(baton, data, &as_str_slice(wrapper), &listen, &arguments).await;
         let admin = TestClient::new(&format!("http://{listen}"), &read_admin_token(seen));
@@ -198,28 +203,28 @@ impl RelayProcess {
         self.child.id().expect("the relay runs")
     }
 
-    /// kill -9; returns when the process is gone.
+    /// kill -9; returns when the process has ended.
     pub async fn kill(&mut self) {
         self.child.start_kill().expect("the relay runs");
-        let status = wait_within("the killed relay to be gone", self.child.wait()).await;
+        let status = wait_within("the killed relay to end", self.child.wait()).await;
         status.expect("a child can be waited for");
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it exits by itself.
     pub async fn wait_for_exit(&mut self) -> ExitStatus {
         let status = wait_within("the relay to end by itself", self.child.wait()).await;
         status.expect("a child can be waited for")
     }
 
-    /// Starts it again where it was.
+    /// Starts it again with the same address and data.
     pub async fn start_again(&mut self) {
         let (data, wrapper) = (&self.data, as_str_slice(&self.command_prefix));
         self.child = spawn_relay(self.baton, data, &wrapper, &self.listen, &self.arguments).await;
     }
 
-    /// The same with more on its command line, this once.
+    /// Starts it again with additional arguments for this start only.
     pub async fn start_again_with(&mut self, more: &[&str]) {
-        let more = more.iter().map(|word| (*word).to_owned());
+        let more = more.iter().map(|argument| (*argument).to_owned());
         let arguments: Vec<String> = self.arguments.iter().cloned().chain(more).collect();
         let wrapper = as_str_slice(&self.command_prefix);
         self.child = spawn_relay(self.baton, &self.data, &wrapper, &self.listen, &arguments).await;
@@ -240,7 +245,7 @@ fn as_str_slice(wrapper: &[String]) -> Vec<&str> {
     wrapper.iter().map(String::as_str).collect()
 }
 
-/// By way of another program if there is one.
+/// Through a wrapper program, if there is one.
 pub(crate) async fn spawn_relay(
     baton: BatonExecutable,
     data: &Path,
@@ -258,16 +263,16 @@ pub(crate) async fn spawn_relay(
     child
 }
 
-/// Reads stderr until a line holds `text`, then keeps reading so that the pipe never fills.
+/// Reads stderr until a line contains `text`, then keeps reading so that the pipe never fills.
 async fn wait_for_log_line(child: &mut Child, text: &str, log: Option<&'static Path>) {
     let stderr = child.stderr.take().expect("stderr is piped");
     let mut lines = BufReader::new(stderr).lines();
-    let mut said = Vec::new();
+    let mut log_lines = Vec::new();
     let found = async {
         while let Ok(Some(line)) = lines.next_line().await {
             let found = line.contains(text);
             append_to_log(log, &line);
-            said.push(line);
+            log_lines.push(line);
             if found {
                 return true;
             }
@@ -275,7 +280,7 @@ async fn wait_for_log_line(child: &mut Child, text: &str, log: Option<&'static P
         false
     };
     if !wait_within(&format!("a line with {text:?}"), found).await {
-        panic!("the process ended early: {said:#?}");
+        panic!("the process ended early: {log_lines:#?}");
     }
     tokio::spawn(drain_pipe(lines.into_inner(), log));
     if let Some(stdout) = child.stdout.take() {
@@ -283,7 +288,7 @@ async fn wait_for_log_line(child: &mut Child, text: &str, log: Option<&'static P
     }
 }
 
-/// Whoever looks for a fault sets `BATON_TEST_LOG` and gets what the processes say.
+/// For debugging: with `BATON_TEST_LOG` set, the processes' log is printed.
 async fn drain_pipe(pipe: impl AsyncRead + Unpin, log: Option<&'static Path>) {
     let shown = std::env::var_os("BATON_TEST_LOG").is_some();
     let mut lines = BufReader::new(pipe).lines();
@@ -295,22 +300,22 @@ async fn drain_pipe(pipe: impl AsyncRead + Unpin, log: Option<&'static Path>) {
     }
 }
 
-/// Lines of several processes may share a file: each is one write.
+/// Several processes may share a file, so each line is one write.
 fn append_to_log(log: Option<&Path>, line: &str) {
     if let Some(log) = log {
         let mut file = File::options().create(true).append(true).open(log);
-        let kept = file.as_mut().map(|file| writeln!(file, "{line}"));
-        // The test may be over, and its directory gone.
-        drop(kept);
+        let written = file.as_mut().map(|file| writeln!(file, "{line}"));
+        // The test may have ended and removed its directory.
+        drop(written);
     }
 }
 
-#[expect(clippy::print_stderr, reason = "only where somebody asked for it")]
+#[expect(clippy::print_stderr, reason = "only if BATON_TEST_LOG is set")]
 fn print_line(line: &str) {
     eprintln!("{line}");
 }
 
-/// A daemon as a process that may run any command.
+/// A daemon as a process that accepts any command.
 #[derive(Debug)]
 pub struct DaemonProcess {
     child: Child,
@@ -318,7 +323,8 @@ pub struct DaemonProcess {
 }
 
 impl DaemonProcess {
-    /// Files go under `dir`, which outlives the daemon. What it runs ends with it when it is stopped.
+    /// Its files are under `dir`, which outlives the daemon. Its processes end with it when it
+    /// is stopped.
     pub async fn start(
         baton: BatonExecutable,
         dir: &Path,
@@ -329,7 +335,7 @@ impl DaemonProcess {
         Self::start_with(baton, dir, name, (url, token), &[]).await
     }
 
-    /// With more on its command line, which may take the place of what is usual.
+    /// With additional arguments, which may override the defaults.
     pub async fn start_with(
         baton: BatonExecutable,
         dir: &Path,
@@ -340,7 +346,7 @@ impl DaemonProcess {
         Self::start_with_prefix(baton, dir, name, (url, token), &[], more).await
     }
 
-    /// The same by way of another program, which becomes it.
+    /// The same through a wrapper program that executes it.
     pub async fn start_with_prefix(
         baton: BatonExecutable,
         dir: &Path,
@@ -350,7 +356,7 @@ impl DaemonProcess {
         more: &[&str],
     ) -> Self {
         let data = dir.join(name);
-        std::fs::create_dir_all(&data).expect("a directory can be made");
+        std::fs::create_dir_all(&data).expect("a directory can be created");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
         let usual = [["--slots", "4"], ["--drain", "5s"], ["--hold", "0s"]];
@@ -366,7 +372,7 @@ impl DaemonProcess {
         .await
     }
 
-    /// With its directory and its command line, by way of another program if there is one.
+    /// With its directory and arguments, through a wrapper program if there is one.
     pub(crate) async fn start_in_directory(
         baton: BatonExecutable,
         data: &Path,
@@ -386,10 +392,10 @@ impl DaemonProcess {
         self.child.id().expect("the daemon runs")
     }
 
-    /// Whether it has nothing left to tell of any attempt: the relay has acknowledged all of it.
+    /// Whether its outbox is empty: the relay has acknowledged every frame of every attempt.
     pub fn has_empty_outbox(&self) -> bool {
-        let kept = std::fs::read_dir(self.data.join("attempts"));
-        kept.is_ok_and(|mut kept| kept.next().is_none())
+        let attempt_dirs = std::fs::read_dir(self.data.join("attempts"));
+        attempt_dirs.is_ok_and(|mut attempt_dirs| attempt_dirs.next().is_none())
     }
 
     pub async fn terminate(&mut self) -> ExitStatus {
@@ -398,7 +404,7 @@ impl DaemonProcess {
 
     pub async fn kill(&mut self) {
         self.child.start_kill().expect("the daemon runs");
-        let status = wait_within("the killed daemon to be gone", self.child.wait()).await;
+        let status = wait_within("the killed daemon to end", self.child.wait()).await;
         status.expect("a child can be waited for");
     }
 }

@@ -1,5 +1,6 @@
-//! Servers whose data directory is a small disk of its own. The disk is mounted in a mount namespace that dies with the process, so
-//! that nothing of it is left behind; tests reach it through the process's root.
+//! Servers whose data directory is a small separate disk. The disk is mounted in a mount
+//! namespace that ends with the process, so no mount is left. Tests reach it through the
+//! process's root.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -16,7 +17,7 @@ use crate::network::ports::unused_port;
 use crate::servers::embedded_relay::read_admin_token;
 use crate::servers::server_processes::{BatonExecutable, DaemonProcess, spawn_relay};
 
-/// Makes the directory a disk of its own, then becomes the program.
+/// Mounts a small disk on the directory, then executes the program.
 const MOUNT_SCRIPT: &str = r#"mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@""#;
 const FILLER_FILE: &str = "filler";
 
@@ -36,16 +37,17 @@ pub struct SmallDiskRelay {
     _dir: TempDir,
 }
 
-/// The disk as the test sees it. Clones see the same.
+/// The disk as the test reaches it. Clones refer to the same disk.
 #[derive(Clone, Debug)]
 pub struct SmallDiskSpace {
-    /// Reached through a descriptor: a process that becomes itself anew has no root for a moment.
+    /// Reached through a descriptor, because a process that executes itself again has no root
+    /// for a moment.
     _directory: Arc<File>,
     root: PathBuf,
 }
 
 impl SmallDiskDaemon {
-    /// None where this machine lets nobody mount anything; the reason is printed.
+    /// None if this machine cannot mount a disk; the reason is printed.
     pub async fn start(
         baton: BatonExecutable,
         dir: &Path,
@@ -65,16 +67,13 @@ impl SmallDiskDaemon {
                 .arg(&token_file);
         })
         .await;
-        let room = SmallDiskSpace::of_process(daemon.pid(), &data);
-        Some(Self {
-            daemon,
-            disk_space: room,
-        })
+        let disk_space = SmallDiskSpace::of_process(daemon.pid(), &data);
+        Some(Self { daemon, disk_space })
     }
 }
 
 impl SmallDiskRelay {
-    /// None where this machine lets nobody mount anything; the reason is printed.
+    /// None if this machine cannot mount a disk; the reason is printed.
     pub async fn start(baton: BatonExecutable, mebibytes: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let data = dir.path().join("small");
@@ -82,12 +81,15 @@ impl SmallDiskRelay {
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
         let listen = format!("127.0.0.1:{}", unused_port());
         let child = spawn_relay(baton, &data, &wrapper, &listen, &[]).await;
-        let room = SmallDiskSpace::of_process(child.id().expect("the relay runs"), &data);
-        let admin = TestClient::new(&format!("http://{listen}"), &read_admin_token(&room.root));
+        let disk_space = SmallDiskSpace::of_process(child.id().expect("the relay runs"), &data);
+        let admin = TestClient::new(
+            &format!("http://{listen}"),
+            &read_admin_token(&disk_space.root),
+        );
         Some(Self {
             child,
             admin,
-            disk_space: room,
+            disk_space,
             _dir: dir,
         })
     }
@@ -96,12 +98,12 @@ impl SmallDiskRelay {
         &self.admin
     }
 
-    /// Whether it still is the process that was started.
+    /// Whether the process that was started still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Whether it has become itself anew.
+    /// Whether it has executed itself again.
     pub fn has_restarted_itself(&self) -> bool {
         let pid = self.child.id().expect("the relay runs");
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -114,20 +116,20 @@ impl SmallDiskSpace {
     pub(crate) fn of_process(pid: u32, data: &Path) -> Self {
         let data = data.strip_prefix("/").expect("an absolute path");
         let root = Path::new(&format!("/proc/{pid}/root")).join(data);
-        let held = File::open(root).expect("the disk is mounted");
-        let root = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
-        let _directory = Arc::new(held);
+        let directory = File::open(root).expect("the disk is mounted");
+        let root = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        let _directory = Arc::new(directory);
         Self { _directory, root }
     }
 
-    /// A file of the server's.
+    /// The path of a file of the server.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    /// What is free now.
+    /// Free bytes now.
     pub fn free_bytes(&self) -> u64 {
-        let disk = rustix::fs::statvfs(&self.root).expect("the disk is there");
+        let disk = rustix::fs::statvfs(&self.root).expect("the disk is mounted");
         disk.f_bavail * disk.f_frsize
     }
 
@@ -140,7 +142,7 @@ impl SmallDiskSpace {
         }
     }
 
-    /// Leaves about so many free bytes.
+    /// Leaves about this many free bytes.
     pub fn fill_until_free(&self, bytes: u64) {
         let mut filler = self.open_filler();
         let block = vec![0; 1 << 16];
@@ -148,7 +150,7 @@ impl SmallDiskSpace {
     }
 
     pub fn remove_filler(&self) {
-        fs::remove_file(self.path(FILLER_FILE)).expect("it was filled");
+        fs::remove_file(self.path(FILLER_FILE)).expect("the filler file exists");
     }
 
     fn open_filler(&self) -> File {
@@ -157,7 +159,7 @@ impl SmallDiskSpace {
             .create(true)
             .append(true)
             .open(self.path(FILLER_FILE));
-        opened.expect("there is room for a name")
+        opened.expect("the filler file can be created")
     }
 }
 
@@ -165,13 +167,13 @@ fn has_written(written: std::io::Result<usize>) -> bool {
     match written {
         Ok(written) => written > 0,
         Err(error) if error.kind() == ErrorKind::StorageFull => false,
-        Err(error) => panic!("the disk was to be filled: {error}"),
+        Err(error) => panic!("cannot fill the disk: {error}"),
     }
 }
 
-/// The words before a command line that runs it with `data` as a disk of its own.
+/// The command prefix that runs a program with `data` as a separate disk.
 fn mount_command_prefix(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
-    fs::create_dir_all(data).expect("a directory can be made");
+    fs::create_dir_all(data).expect("a directory can be created");
     let size = format!("{mebibytes}m");
     let flags = if rustix::process::geteuid().is_root() {
         "-m"
@@ -181,7 +183,7 @@ fn mount_command_prefix(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
     let data = data
         .to_str()
         .expect("a temporary directory has a plain name");
-    let words = [
+    let arguments = [
         "unshare",
         flags,
         "sh",
@@ -191,8 +193,8 @@ fn mount_command_prefix(data: &Path, mebibytes: u32) -> Option<Vec<String>> {
         &size,
         data,
     ];
-    match try_command_prefix(&words) {
-        Ok(()) => Some(words.map(str::to_owned).into()),
+    match try_command_prefix(&arguments) {
+        Ok(()) => Some(arguments.map(str::to_owned).into()),
         Err(reason) => {
             report_skip(&reason);
             None
@@ -212,7 +214,7 @@ fn try_command_prefix(wrapper: &[&str]) -> Result<(), String> {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "a test that was not run must say so")]
+#[expect(clippy::print_stderr, reason = "a skipped test must be reported")]
 fn report_skip(reason: &str) {
     eprintln!("skipped: a small disk cannot be mounted here: {reason}");
 }

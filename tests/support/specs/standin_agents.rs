@@ -1,5 +1,6 @@
-//! Coding agents for tests: the stand-in, in each wire. A task's prompt is the script that its agent plays
-//! (`standin/script.rs` says what it can say), or its environment holds it where the prompt must be something else.
+//! Coding agents for tests: the stand-in with each agent protocol. A task's prompt is the
+//! script that the agent plays (see `standin/script.rs`). If the prompt must be something else,
+//! the environment contains the script.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use baton_daemon::{AgentConfig, AgentWire};
 use baton_proto::v1::{RetryPolicy, TaskSpec};
 
-/// The name of the agent, what it speaks, and how the stand-in calls that.
+/// Name of the agent, its protocol, and the stand-in's argument for that protocol.
 pub const CODING_AGENTS: [(&str, AgentWire, &str); 4] = [
     ("claude", AgentWire::Claude, "claude"),
     ("codex", AgentWire::CodexAppServer, "app-server"),
@@ -15,23 +16,23 @@ pub const CODING_AGENTS: [(&str, AgentWire, &str); 4] = [
     ("acp", AgentWire::Acp, "acp"),
 ];
 
-/// A script for an agent that is to know it before it has a prompt.
+/// A script for an agent that needs it before it has a prompt.
 const SCRIPT_VARIABLE: &str = "STANDIN_SCRIPT";
 
-/// Those that can ask people.
+/// Agents that can ask for permissions and answers.
 pub const ASKING_AGENTS: [&str; 3] = ["claude", "codex", "acp"];
 
-/// Every coding agent, played by `program`. `env` is the operator's.
+/// Every coding agent, played by `program`. `env` is the operator's environment.
 pub fn standin_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, AgentConfig> {
     let env: BTreeMap<String, String> = env
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
-    let agents = CODING_AGENTS.map(|(name, wire, spoken)| {
+    let agents = CODING_AGENTS.map(|(name, wire, protocol)| {
         let agent = AgentConfig::Coding {
             wire,
             program: program.into(),
-            args: vec!["speak".into(), spoken.into()],
+            args: vec!["speak".into(), protocol.into()],
             env: env.clone(),
             task_env: vec![SCRIPT_VARIABLE.to_owned()],
         };
@@ -47,14 +48,14 @@ pub fn standin_agents_toml(program: &str, env: &[(&str, &str)]) -> String {
         .map(|(name, value)| format!("{name} = {value:?}"))
         .collect();
     let env = env.join(", ");
-    let agents = CODING_AGENTS.map(|(name, wire, spoken)| {
+    let agents = CODING_AGENTS.map(|(name, wire, protocol)| {
         let kind = match wire {
             AgentWire::Claude => "kind = \"claude\"",
             AgentWire::CodexAppServer => "kind = \"codex\"",
             AgentWire::CodexExec => "kind = \"codex\"\nprotocol = \"exec\"",
             AgentWire::Acp => "kind = \"acp\"",
         };
-        let args = format!("args = [\"speak\", {spoken:?}]");
+        let args = format!("args = [\"speak\", {protocol:?}]");
         let task_env = format!("task_env = [{SCRIPT_VARIABLE:?}]");
         format!(
             "[agents.{name}]\n{kind}\nprogram = {program:?}\n{args}\nenv = {{ {env} }}\n{task_env}\n"
@@ -63,7 +64,7 @@ pub fn standin_agents_toml(program: &str, env: &[(&str, &str)]) -> String {
     agents.join("\n")
 }
 
-/// A task whose prompt is the script. No retry: the first end is the end.
+/// A task whose prompt is the script. It has no retry, so its first end is final.
 pub fn scripted_task(agent: &str, script: &str) -> TaskSpec {
     TaskSpec {
         agent: agent.to_owned(),
@@ -76,7 +77,7 @@ pub fn scripted_task(agent: &str, script: &str) -> TaskSpec {
     }
 }
 
-/// A task whose agent knows its script before it has a prompt.
+/// A task whose agent has its script before it has a prompt.
 pub fn scripted_task_with_prompt(agent: &str, script: &str, prompt: &str) -> TaskSpec {
     TaskSpec {
         prompt: prompt.to_owned(),

@@ -1,4 +1,4 @@
-//! Tasks to submit. Only what a test is about should stand in the test.
+//! Default task specifications, so that a test only contains the fields it is about.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use baton_proto::v1::{CommandSpec, RetryPolicy, TaskSpec, WhenUnsafe};
 
 use crate::host::process_census::{MARKER_VARIABLE, process_marker};
 
-/// A command for real daemons; its processes carry `mark`.
+/// A command for real daemons; its processes have the marker `mark`.
 pub fn command_task(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
     let argv = std::iter::once(program).chain(arguments.iter().copied());
     TaskSpec {
@@ -19,7 +19,7 @@ pub fn command_task(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
     }
 }
 
-/// Work for the scripted daemon that offers `agent`.
+/// A task for the scripted daemon that offers `agent`.
 pub fn agent_task(agent: &str) -> TaskSpec {
     TaskSpec {
         agent: agent.to_owned(),
@@ -28,7 +28,7 @@ pub fn agent_task(agent: &str) -> TaskSpec {
     }
 }
 
-/// Under a lease of this length, and run again at once after any loss.
+/// With a lease of this length, and a retry immediately after any loss.
 pub fn with_retry_on_loss(spec: TaskSpec, lease: Duration) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(u64::try_from(lease.as_millis()).expect("a short lease")),
