@@ -2,7 +2,6 @@
 //! about tasks live in the relay, decisions about processes in the daemon.
 
 mod args;
-mod bench;
 mod client;
 mod clock;
 mod commands;

@@ -1,8 +1,10 @@
 //! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Refused here for what the relay would refuse
 //! it for, so that a typing error costs no round trip.
 
-use baton_validation::{FileReceipt, RequiredFile, UnmetRequirement, check_path, unmet_requirements};
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
+use baton_validation::{
+    FileReceipt, RequiredFile, UnmetRequirement, check_path, unmet_requirements,
+};
 
 use crate::args::size;
 

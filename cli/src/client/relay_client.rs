@@ -2,7 +2,6 @@
 //! failed connection is explained; knows nothing about what is asked.
 
 use std::error::Error as _;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tonic::metadata::{Ascii, MetadataValue};
@@ -106,7 +105,6 @@ clients! {
     inputs: inputs_client::InputsClient,
     fleet: fleet_client::FleetClient,
     operator: operator_client::OperatorClient,
-    link: daemon_link_client::DaemonLinkClient,
 }
 
 impl RelayClient {
@@ -122,22 +120,10 @@ impl RelayClient {
         Self::connect_endpoint(build_endpoint(&url, ca.as_deref())?, &url, credential).await
     }
 
-    pub(crate) async fn connect(
-        url: &str,
-        token: &str,
-        ca: Option<&[u8]>,
-    ) -> Result<Self, CliError> {
-        Self::connect_endpoint(build_endpoint(url, ca)?, url, CallCredential::new(token)?).await
-    }
-
-    /// From a chosen address of this machine.
-    pub(crate) async fn connect_from(
-        url: &str,
-        token: &str,
-        from: IpAddr,
-    ) -> Result<Self, CliError> {
-        let endpoint = build_endpoint(url, None)?.local_address(Some(from));
-        Self::connect_endpoint(endpoint, url, CallCredential::new(token)?).await
+    /// Connects without TLS to an address that a test has chosen.
+    #[cfg(test)]
+    pub(crate) async fn connect(url: &str, token: &str) -> Result<Self, CliError> {
+        Self::connect_endpoint(build_endpoint(url, None)?, url, CallCredential::new(token)?).await
     }
 
     async fn connect_endpoint(

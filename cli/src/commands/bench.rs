@@ -1,47 +1,51 @@
-//! `baton bench`: figures from this machine.
+//! `baton bench`: runs the load generator of baton-bench against a relay on this machine.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_bench::environment::{BenchTarget, default_parent};
+use baton_bench::error::BenchError;
+use baton_bench::load::LoadShape;
+use baton_bench::measure::report::BenchReport;
+use baton_bench::progress::BenchProgress;
+use baton_bench::{compare, output, recover, storm, tasks, watch};
 use clap::{Args, Subcommand};
 
 use crate::args::duration;
-use crate::bench::load::LoadShape;
-use crate::bench::report::BenchReport;
-use crate::bench::site::{BenchTarget, default_parent};
-use crate::bench::{compare, output, recover, storm, tasks, watch};
-use crate::error::cli_error::CliError;
+use crate::error::cli_error::{CliError, ErrorText};
 use crate::error::exit_code::CommandExit;
+use crate::render::bench_view;
 use crate::render::console::CliConsole;
-use crate::server::stop_signals;
+use crate::server::{open_files, stop_signals};
 
-/// The relay runs in a process of its own with a fresh data directory; simulated daemons speak to it over loopback gRPC without
-/// starting processes. Every figure counts what the relay has made durable, and what was counted on both sides is compared.
+/// The relay runs in its own process with a fresh data directory. Simulated daemons connect to it over loopback gRPC
+/// and start no processes. A figure counts only work that the relay has stored durably, and the counts of both sides
+/// are compared.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Durable tasks from submit to completion: first as many as the relay takes, then at a fixed rate.
+    /// Durable tasks from submit to completion: first as many as the relay accepts, then at a fixed rate.
     Tasks(BenchTasksArgs),
-    /// Output of attempts, stored and received by everybody who follows it.
+    /// Output of attempts, stored by the relay and received by every client that follows it.
     Output(BenchOutputArgs),
-    /// A fleet whose connections all drop and return at once, some with attempts.
+    /// A fleet whose connections all drop and reconnect at once, some with running attempts.
     Storm(BenchStormArgs),
-    /// Submits with an empty and a full store, disk per finished task, and the time from a kill to serving again.
+    /// Submits with an empty and a full store, disk space per finished task, and the time to recover from a kill.
     Recover(BenchRecoverArgs),
-    /// Many watchers of many tasks, also beside some that hardly read.
+    /// Many watchers of many tasks, alone and beside slow readers.
     Watch(BenchWatchArgs),
-    /// Two builds in one interleaved run: A B A B, medians and spread of every figure.
+    /// Two builds in one interleaved run: A B A B, with median and range of every figure.
     Compare(BenchCompareArgs),
 }
 
-/// Where to measure what, and how to tell.
+/// Where to measure, which relay, and the output format.
 #[derive(Args, Debug)]
 struct BenchTargetArgs {
-    /// Directory, on a real disk, in which the relay's data directory is made and removed again. Without it, the
-    /// directory for temporary files is used, or the current one if that is in memory.
+    /// Directory on a real disk in which the relay's data directory is created and removed again. The default is the
+    /// directory for temporary files, or the current directory if that is in memory.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Measure the relay of this executable instead of this one's.
+    /// Measure the relay of another baton executable.
     #[arg(long, value_name = "FILE")]
     relay_program: Option<PathBuf>,
 
@@ -52,7 +56,7 @@ struct BenchTargetArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchTasksArgs {
-    /// Length of each of the two phases.
+    /// Length of each of the two phases, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
@@ -60,11 +64,11 @@ pub(crate) struct BenchTasksArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: u16,
 
-    /// Calls in flight on each connection at most. The default is 64, or 1 with --batch.
+    /// Maximum of concurrent calls on each connection. The default is 64, or 1 with --batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     in_flight: Option<u16>,
 
-    /// Submit this many tasks in one call, by SubmitMany.
+    /// Submit this many tasks in one call (SubmitMany).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=500))]
     batch: Option<u16>,
 
@@ -76,12 +80,12 @@ pub(crate) struct BenchTasksArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// Open tasks that the relay admits at most: what is above it waits, so that submits cannot starve completions. The
-    /// default is twice what the daemons can hold, and room for every call in flight with --batch.
+    /// Maximum of open tasks that the relay admits, so that submits cannot starve completions. The default is twice the
+    /// number of slots, or enough for all concurrent calls with --batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_open: Option<u32>,
 
-    /// Tasks a second in the second phase. Without it, half of what the first phase reached.
+    /// Tasks per second in the second phase. The default is half of the rate of the first phase.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 
@@ -91,19 +95,19 @@ pub(crate) struct BenchTasksArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchOutputArgs {
-    /// Attempts that write at the same time, each on a daemon of its own.
+    /// Attempts that write at the same time, each on its own daemon.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     writers: u16,
 
-    /// Lines of 256 bytes that each of them writes. The relay stores 64 MiB of an attempt.
+    /// Lines of 256 bytes that each attempt writes. The relay stores at most 64 MiB of an attempt.
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=262_000))]
     lines: u64,
 
-    /// Lines of one chunk. A daemon whose agent floods it sends chunks of 64 KiB.
+    /// Lines of one chunk. A daemon sends chunks of 64 KiB when its agent writes much output.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=256))]
     chunk_lines: u16,
 
-    /// Clients that follow the output of all of them.
+    /// Clients that follow the output of all attempts.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     watchers: u16,
 
@@ -117,19 +121,19 @@ pub(crate) struct BenchOutputArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchStormArgs {
-    /// Daemons, each on a TCP connection of its own.
+    /// Daemons, each on its own TCP connection.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(2..=20_000))]
     daemons: u16,
 
-    /// Of them, how many hold an attempt. The default is a tenth.
+    /// How many of the daemons hold an attempt. The default is a tenth.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     holders: Option<u16>,
 
-    /// Lease of those attempts.
+    /// Lease of their attempts.
     #[arg(long, value_name = "DURATION", default_value = "120s", value_parser = duration::parse)]
     lease: Duration,
 
-    /// All must be back within this.
+    /// All daemons must be back within this time.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse)]
     limit: Duration,
 
@@ -139,23 +143,23 @@ pub(crate) struct BenchStormArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchRecoverArgs {
-    /// Finished tasks that are stored before the second look.
+    /// Finished tasks in the store when the latency is measured again.
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     finished: u64,
 
-    /// Live tasks that are stored when the relay is killed.
+    /// Live tasks in the store when the relay is killed.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     live: u64,
 
-    /// Submits a second while latencies are taken.
+    /// Submits per second while the latency is measured.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
 
-    /// How long latencies are taken, each time.
+    /// Length of each latency measurement, in seconds.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// What the relay may keep on its disk. Less than the finished tasks take shows what retention does.
+    /// Disk space for the relay's finished tasks. A size that is too small for them shows the cost of retention.
     #[arg(long, value_name = "SIZE", default_value = "100GiB")]
     retain_bytes: String,
 
@@ -165,19 +169,19 @@ pub(crate) struct BenchRecoverArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchWatchArgs {
-    /// Tasks that are watched.
+    /// Watched tasks.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
     tasks: u16,
 
-    /// Watchers of each of them.
+    /// Watchers of each task.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=4000))]
     watchers: u16,
 
-    /// Tool calls of each task; each is two events.
+    /// Tool calls of each task; each call makes two events.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
     calls: u64,
 
-    /// Between two calls.
+    /// Time between two calls.
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = duration::parse)]
     every: Duration,
 
@@ -187,15 +191,15 @@ pub(crate) struct BenchWatchArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchCompareArgs {
-    /// The first build's executable.
+    /// Executable of the first build.
     #[arg(long, value_name = "FILE")]
     a: PathBuf,
 
-    /// The second build's executable.
+    /// Executable of the second build.
     #[arg(long, value_name = "FILE")]
     b: PathBuf,
 
-    /// Runs of each.
+    /// Runs of each build.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
 
@@ -213,14 +217,14 @@ pub(crate) struct BenchCompareArgs {
     bench: Vec<String>,
 }
 
-/// A bench that is interrupted takes its relay and its directory with it.
+/// An interrupt drops the bench, which kills its relay and removes its directory.
 pub(crate) async fn run(
     command: BenchCommand,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let stop = stop_signals::cancel_on_signals()?;
     tokio::select! {
-        told = run_bench(command, console) => told,
+        result = run_bench(command, console) => result,
         () = stop.cancelled() => Ok(CommandExit::Interrupted),
     }
 }
@@ -228,28 +232,72 @@ pub(crate) async fn run(
 async fn run_bench(command: BenchCommand, console: &CliConsole) -> Result<CommandExit, CliError> {
     let (json, report) = match command {
         BenchCommand::Tasks(args) => {
-            let (json, place, plan) = args.into_plan();
-            (json, tasks::run(&place, &plan, console).await?)
+            let (json, target, plan) = args.into_plan()?;
+            (json, tasks::run(&target, &plan, console).await?)
         }
         BenchCommand::Output(args) => {
-            let (json, place, plan) = args.into_plan();
-            (json, output::run(&place, &plan, console).await?)
+            let (json, target, plan) = args.into_plan()?;
+            (json, output::run(&target, &plan, console).await?)
         }
         BenchCommand::Storm(args) => {
-            let (json, place, plan) = args.into_plan();
-            (json, storm::run(&place, &plan, console).await?)
+            let (json, target, plan) = args.into_plan()?;
+            raise_open_file_limit(&plan)?;
+            (json, storm::run(&target, &plan, console).await?)
         }
         BenchCommand::Recover(args) => {
-            let (json, place, plan) = args.into_plan();
-            (json, recover::run(&place, &plan, console).await?)
+            let (json, target, plan) = args.into_plan()?;
+            (json, recover::run(&target, &plan, console).await?)
         }
         BenchCommand::Watch(args) => {
-            let (json, place, plan) = args.into_plan();
-            (json, watch::run(&place, &plan, console).await?)
+            let (json, target, plan) = args.into_plan()?;
+            (json, watch::run(&target, &plan, console).await?)
         }
         BenchCommand::Compare(args) => return compare(args, console).await,
     };
     print_report(&report, json, console)
+}
+
+/// For this process and, inherited, for the relay.
+fn raise_open_file_limit(plan: &storm::StormBenchPlan) -> Result<(), CliError> {
+    open_files::raise_limit_for(plan.connections() as u64).map_err(|error| {
+        let hint = "raise the limit (`ulimit -Hn`), or measure with fewer daemons";
+        CliError::usage(error.to_string(), hint)
+    })
+}
+
+impl BenchProgress for CliConsole {
+    fn is_terminal(&self) -> bool {
+        self.stderr_is_terminal()
+    }
+
+    fn status(&self, line: &str) {
+        self.replace_status_line(line);
+    }
+
+    fn note(&self, text: &str) {
+        CliConsole::note(self, text);
+    }
+}
+
+impl From<BenchError> for CliError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Usage { what, hint } => CliError::usage(what, hint),
+            BenchError::Unreachable { url, why } => CliError::Unreachable(ErrorText {
+                what: format!("cannot connect to the relay at {url}"),
+                why,
+                hint: "the bench started this relay itself; repeat it with fewer connections"
+                    .to_owned(),
+            }),
+            BenchError::Status(status) => status.into(),
+            BenchError::Local { what, why } => CliError::local(what, why),
+        }
+    }
+}
+
+fn own_executable() -> Result<PathBuf, CliError> {
+    std::env::current_exe()
+        .map_err(|error| CliError::local("cannot find the path of this executable", error))
 }
 
 fn print_report(
@@ -260,7 +308,7 @@ fn print_report(
     if json {
         console.json(&report.json())?;
     } else {
-        for line in report.lines() {
+        for line in bench_view::report_lines(report) {
             console.line(&line)?;
         }
     }
@@ -273,6 +321,7 @@ fn print_report(
 
 async fn compare(args: BenchCompareArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
     let plan = compare::CompareBenchPlan {
+        baton: own_executable()?,
         a: args.a,
         b: args.b,
         rounds: args.rounds.into(),
@@ -282,7 +331,7 @@ async fn compare(args: BenchCompareArgs, console: &CliConsole) -> Result<Command
     if args.json {
         console.json(&comparison.json())?;
     } else {
-        for line in comparison.lines() {
+        for line in bench_view::comparison_lines(&comparison) {
             console.line(&line)?;
         }
     }
@@ -290,43 +339,43 @@ async fn compare(args: BenchCompareArgs, console: &CliConsole) -> Result<Command
 }
 
 impl BenchTargetArgs {
-    fn into_target(self) -> (bool, BenchTarget) {
-        let place = BenchTarget {
+    fn into_target(self) -> Result<(bool, BenchTarget), CliError> {
+        let target = BenchTarget {
             parent: self.data.unwrap_or_else(default_parent),
-            program: self.relay_program,
+            program: self.relay_program.map_or_else(own_executable, Ok)?,
         };
-        (self.json, place)
+        Ok((self.json, target))
     }
 }
 
 impl BenchTasksArgs {
-    fn into_plan(self) -> (bool, BenchTarget, tasks::TasksBenchPlan) {
-        let (json, place) = self.place.into_target();
+    fn into_plan(self) -> Result<(bool, BenchTarget, tasks::TasksBenchPlan), CliError> {
+        let (json, target) = self.place.into_target()?;
         let batch = self.batch.map(usize::from);
-        let usual = if batch.is_some() { 1 } else { 64 };
+        let default_in_flight = if batch.is_some() { 1 } else { 64 };
         let shape = LoadShape {
-            in_flight: self.in_flight.unwrap_or(usual).into(),
+            in_flight: self.in_flight.unwrap_or(default_in_flight).into(),
             batch,
         };
-        let asked = batch.unwrap_or(0) * shape.in_flight * usize::from(self.connections);
-        let held = 2 * u32::from(self.daemons) * self.slots;
-        let room = held.max(u32::try_from(asked).unwrap_or(u32::MAX));
+        let batched = batch.unwrap_or(0) * shape.in_flight * usize::from(self.connections);
+        let twice_the_slots = 2 * u32::from(self.daemons) * self.slots;
+        let default_max_open = twice_the_slots.max(u32::try_from(batched).unwrap_or(u32::MAX));
         let plan = tasks::TasksBenchPlan {
             window: Duration::from_secs(self.seconds),
             connections: self.connections.into(),
             shape,
             daemons: self.daemons.into(),
             slots: self.slots,
-            max_open: self.max_open.unwrap_or(room),
+            max_open: self.max_open.unwrap_or(default_max_open),
             rate: self.rate,
         };
-        (json, place, plan)
+        Ok((json, target, plan))
     }
 }
 
 impl BenchOutputArgs {
-    fn into_plan(self) -> (bool, BenchTarget, output::OutputBenchPlan) {
-        let (json, place) = self.place.into_target();
+    fn into_plan(self) -> Result<(bool, BenchTarget, output::OutputBenchPlan), CliError> {
+        let (json, target) = self.place.into_target()?;
         let plan = output::OutputBenchPlan {
             writers: self.writers.into(),
             lines: self.lines,
@@ -334,13 +383,13 @@ impl BenchOutputArgs {
             watchers: self.watchers.into(),
             rounds: self.rounds.into(),
         };
-        (json, place, plan)
+        Ok((json, target, plan))
     }
 }
 
 impl BenchStormArgs {
-    fn into_plan(self) -> (bool, BenchTarget, storm::StormBenchPlan) {
-        let (json, place) = self.place.into_target();
+    fn into_plan(self) -> Result<(bool, BenchTarget, storm::StormBenchPlan), CliError> {
+        let (json, target) = self.place.into_target()?;
         let holders = self.holders.unwrap_or(self.daemons.div_ceil(10));
         let plan = storm::StormBenchPlan {
             daemons: self.daemons.into(),
@@ -348,13 +397,13 @@ impl BenchStormArgs {
             lease: self.lease,
             limit: self.limit,
         };
-        (json, place, plan)
+        Ok((json, target, plan))
     }
 }
 
 impl BenchRecoverArgs {
-    fn into_plan(self) -> (bool, BenchTarget, recover::RecoverBenchPlan) {
-        let (json, place) = self.place.into_target();
+    fn into_plan(self) -> Result<(bool, BenchTarget, recover::RecoverBenchPlan), CliError> {
+        let (json, target) = self.place.into_target()?;
         let plan = recover::RecoverBenchPlan {
             finished: self.finished,
             live: self.live,
@@ -362,19 +411,39 @@ impl BenchRecoverArgs {
             window: Duration::from_secs(self.seconds),
             retain_bytes: self.retain_bytes,
         };
-        (json, place, plan)
+        Ok((json, target, plan))
     }
 }
 
 impl BenchWatchArgs {
-    fn into_plan(self) -> (bool, BenchTarget, watch::WatchBenchPlan) {
-        let (json, place) = self.place.into_target();
+    fn into_plan(self) -> Result<(bool, BenchTarget, watch::WatchBenchPlan), CliError> {
+        let (json, target) = self.place.into_target()?;
         let plan = watch::WatchBenchPlan {
             tasks: self.tasks.into(),
             watchers_per_task: self.watchers.into(),
             calls: self.calls,
             every: self.every,
         };
-        (json, place, plan)
+        Ok((json, target, plan))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::client::discovery;
+    use crate::commands::server::relay;
+
+    /// The load generator reads what a relay process prints and stores, and does not depend on it.
+    #[test]
+    fn the_load_generator_expects_what_a_relay_prints_and_stores() {
+        assert_eq!(baton_bench::measure::LISTENING_ON, relay::LISTENING_ON);
+        assert_eq!(
+            baton_bench::measure::ADMIN_TOKEN_FILE,
+            discovery::ADMIN_TOKEN_FILE
+        );
+        assert_eq!(
+            discovery::ADMIN_TOKEN_FILE,
+            baton_relay::auth::bootstrap::ADMIN_TOKEN_FILE
+        );
     }
 }

@@ -57,7 +57,7 @@ impl ScriptedRelay {
         let server =
             tonic::transport::Server::builder().add_service(TasksServer::new(self.clone()));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        RelayClient::connect(&url, "btn_test", None).await.unwrap()
+        RelayClient::connect(&url, "btn_test").await.unwrap()
     }
 }
 

@@ -1,13 +1,13 @@
 //! Test only: every bound of every tool, at its limit and one beyond it, against the schema's check and against a real relay that
 //! is asked although the check would have refused. Made from the fields themselves, so none can be forgotten.
 
-use baton_validation::limits::{MESSAGE, NAME, REASON, TextLimit};
 use baton_daemon::Clock;
 use baton_proto::v1::{CreateTokenRequest, Role};
 use baton_proto::verbs::{ToolOperation, agent_tools};
 use baton_relay::auth::bootstrap::ADMIN_TOKEN_FILE;
 use baton_relay::config::RelayConfig;
 use baton_relay::server;
+use baton_validation::limits::{MESSAGE, NAME, REASON, TextLimit};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -205,9 +205,7 @@ impl BoundsFixture {
         let relay = server::start(config).await.unwrap();
         let url = format!("http://{}", relay.address());
         let admin = std::fs::read_to_string(data.join(ADMIN_TOKEN_FILE)).unwrap();
-        let admin = RelayClient::connect(&url, admin.trim(), None)
-            .await
-            .unwrap();
+        let admin = RelayClient::connect(&url, admin.trim()).await.unwrap();
         let request = CreateTokenRequest {
             name: "ada".to_owned(),
             role: Role::Agent.into(),

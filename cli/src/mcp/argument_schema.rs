@@ -1,8 +1,8 @@
-//! What a tool takes: fields of one of a few shapes. The JSON schema that a client is shown and the check that its
-//! arguments meet are made from the same description, so neither can say what the other does not.
+//! The arguments of a tool: named fields, each of one of a few shapes. The published JSON schema and
+//! the check of a call's arguments are made from the same description, so they cannot disagree.
 
-use baton_validation::limits::{self, TextLimit};
 use baton_validation::check_path;
+use baton_validation::limits::{self, TextLimit};
 use serde_json::{Map, Value, json};
 
 /// One argument, or one member of an object.
@@ -16,19 +16,19 @@ pub(super) struct ArgumentField {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ArgumentShape {
-    /// Also empty.
+    /// May be empty.
     Text(TextLimit),
-    /// Empty is left out; anything else has something to read in it.
+    /// Empty counts as absent; otherwise it must not be blank.
     OptionalText(TextLimit),
-    /// Something to read.
+    /// Must not be blank.
     NonBlankText(TextLimit),
-    /// Of a task or an attempt.
+    /// The id of a task or an attempt.
     Id,
-    /// A word for machines; empty is left out.
+    /// A machine-readable name; empty counts as absent.
     Name(TextLimit),
-    /// Of a required file.
+    /// The path of a required file.
     Path,
-    /// In hex; empty is left out.
+    /// A digest in hex; empty counts as absent.
     Sha256,
     OneOf(&'static [&'static str]),
     Number {
@@ -44,10 +44,10 @@ pub(super) enum ArgumentShape {
     Labels,
 }
 
-/// What is wrong with arguments: where, and why.
+/// Which argument is wrong, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ArgumentError {
-    /// The relay's words for the same faults.
+    /// The code that the relay uses for the same fault.
     pub(super) code: &'static str,
     pub(super) field: String,
     pub(super) why: String,
@@ -74,7 +74,7 @@ impl ArgumentField {
         }
     }
 
-    /// JSON schemas count characters only.
+    /// Adds a limit in bytes to the help text, because a JSON schema can only count characters.
     fn description(&self) -> String {
         match self.shape {
             ArgumentShape::Text(most @ TextLimit::Bytes(_))
@@ -108,7 +108,7 @@ pub(super) fn object_schema(fields: &[ArgumentField]) -> Map<String, Value> {
     schema
 }
 
-/// Refuses what the schema does not allow: the first thing that is wrong.
+/// Returns the first argument that the schema does not allow.
 pub(super) fn check_object(
     fields: &[ArgumentField],
     given: &Map<String, Value>,
@@ -193,73 +193,20 @@ impl ArgumentShape {
 
     fn check(&self, value: &Value, at: &str) -> Result<(), ArgumentError> {
         match (self, value) {
-            (ArgumentShape::Text(most), Value::String(text)) => check_text(text, *most, at),
-            (ArgumentShape::NonBlankText(most), Value::String(text)) => {
-                check_text(text, *most, at)?;
-                match text.trim() {
-                    "" => argument_error("blank", at, "it is blank"),
-                    _said => Ok(()),
-                }
-            }
-            (
-                ArgumentShape::OptionalText(_) | ArgumentShape::Name(_) | ArgumentShape::Sha256,
-                Value::String(text),
-            ) if text.is_empty() => Ok(()),
-            (ArgumentShape::OptionalText(most), Value::String(_)) => {
-                ArgumentShape::NonBlankText(*most).check(value, at)
-            }
-            (ArgumentShape::Id, Value::String(text)) => match is_id(text) {
-                true => Ok(()),
-                false if text.trim().is_empty() => argument_error("blank", at, "it is blank"),
-                false => argument_error("malformed_id", at, "it is not an id"),
-            },
-            (ArgumentShape::Name(most), Value::String(text)) => {
-                check_text(text, *most, at)?;
-                let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
-                match limits::is_name(text) {
-                    true => Ok(()),
-                    false => argument_error("malformed_name", at, rule),
-                }
-            }
-            (ArgumentShape::Path, Value::String(text)) => match check_path(text) {
-                Ok(()) => Ok(()),
-                Err(fault) => argument_error("bad_path", at, fault.fix_hint()),
-            },
-            (ArgumentShape::Sha256, Value::String(text)) => match limits::is_sha256_hex(text) {
-                true => Ok(()),
-                false => {
-                    argument_error("bad_digest", at, "it is not a SHA-256 of 64 digits 0-9a-f")
-                }
-            },
-            (ArgumentShape::OneOf(words), Value::String(word)) => {
-                match words.contains(&word.as_str()) {
-                    true => Ok(()),
-                    false => argument_error(
-                        "unknown_enum_value",
-                        at,
-                        format!("it is one of {}", words.join(", ")),
-                    ),
-                }
-            }
+            (shape, Value::String(text)) => shape.check_string(text, at),
             (ArgumentShape::Number { least, most }, Value::Number(_)) => {
                 match whole_number(value) {
                     Some(number) if (*least..=*most).contains(&number) => Ok(()),
                     Some(_) | None => argument_error(
                         "out_of_range",
                         at,
-                        format!("it is a whole number from {least} to {most}"),
+                        format!("it must be a whole number from {least} to {most}"),
                     ),
                 }
             }
             (ArgumentShape::Flag, Value::Bool(_)) => Ok(()),
             (ArgumentShape::List { of, most }, Value::Array(items)) => {
-                if items.len() > *most {
-                    return argument_error(
-                        "too_many",
-                        at,
-                        format!("it has {} entries, and may have {most}", items.len()),
-                    );
-                }
+                check_count(items.len(), *most, at)?;
                 let mut entries = items.iter().enumerate();
                 entries.try_for_each(|(index, item)| of.check(item, &format!("{at}[{index}]")))
             }
@@ -267,12 +214,69 @@ impl ArgumentShape {
                 check_object(fields, given, at)
             }
             (ArgumentShape::Labels, Value::Object(given)) => check_labels(given, at),
-            (shape, _) => argument_error(
-                "wrong_type",
-                at,
-                format!("it must be {}", shape.type_name()),
-            ),
+            (shape, _) => shape.wrong_type(at),
         }
+    }
+
+    fn check_string(&self, text: &str, at: &str) -> Result<(), ArgumentError> {
+        match self {
+            ArgumentShape::Text(most) => check_text(text, *most, at),
+            ArgumentShape::NonBlankText(most) => {
+                check_text(text, *most, at)?;
+                match text.trim() {
+                    "" => argument_error("blank", at, "it is blank"),
+                    _not_blank => Ok(()),
+                }
+            }
+            ArgumentShape::OptionalText(_) | ArgumentShape::Name(_) | ArgumentShape::Sha256
+                if text.is_empty() =>
+            {
+                Ok(())
+            }
+            ArgumentShape::OptionalText(most) => {
+                ArgumentShape::NonBlankText(*most).check_string(text, at)
+            }
+            ArgumentShape::Id => match is_id(text) {
+                true => Ok(()),
+                false if text.trim().is_empty() => argument_error("blank", at, "it is blank"),
+                false => argument_error("malformed_id", at, "it is not an id"),
+            },
+            ArgumentShape::Name(most) => {
+                check_text(text, *most, at)?;
+                let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
+                match limits::is_name(text) {
+                    true => Ok(()),
+                    false => argument_error("malformed_name", at, rule),
+                }
+            }
+            ArgumentShape::Path => match check_path(text) {
+                Ok(()) => Ok(()),
+                Err(fault) => argument_error("bad_path", at, fault.fix_hint()),
+            },
+            ArgumentShape::Sha256 => match limits::is_sha256_hex(text) {
+                true => Ok(()),
+                false => {
+                    argument_error("bad_digest", at, "it is not a SHA-256 of 64 digits 0-9a-f")
+                }
+            },
+            ArgumentShape::OneOf(values) => match values.contains(&text) {
+                true => Ok(()),
+                false => argument_error(
+                    "unknown_enum_value",
+                    at,
+                    format!("it must be one of {}", values.join(", ")),
+                ),
+            },
+            ArgumentShape::Number { .. }
+            | ArgumentShape::Flag
+            | ArgumentShape::List { .. }
+            | ArgumentShape::Object(_)
+            | ArgumentShape::Labels => self.wrong_type(at),
+        }
+    }
+
+    fn wrong_type(&self, at: &str) -> Result<(), ArgumentError> {
+        argument_error("wrong_type", at, format!("it must be {}", self.type_name()))
     }
 
     fn type_name(&self) -> &'static str {
@@ -297,7 +301,7 @@ impl ArgumentShape {
 const ID_PATTERN: &str = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$";
 const NAME_PATTERN: &str = "^([a-z0-9][a-z0-9._-]*)?$";
 
-/// In the one spelling that the relay takes.
+/// Whether the text is a UUID in the only spelling that the relay accepts.
 fn is_id(text: &str) -> bool {
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     let lengths = text.split('-').map(str::len);
@@ -306,7 +310,7 @@ fn is_id(text: &str) -> bool {
 
 pub(super) fn check_text(text: &str, most: TextLimit, at: &str) -> Result<(), ArgumentError> {
     if !most.allows(text) {
-        return argument_error("too_large", at, format!("it may have {most}"));
+        return argument_error("too_large", at, format!("it may have at most {most}"));
     }
     match text.contains('\0') {
         true => argument_error("zero_byte", at, "it has a zero byte"),
@@ -314,12 +318,19 @@ pub(super) fn check_text(text: &str, most: TextLimit, at: &str) -> Result<(), Ar
     }
 }
 
-fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentError> {
-    let most = limits::MAX_LABELS;
-    if given.len() > most {
-        let why = format!("it has {} entries, and may have {most}", given.len());
-        return argument_error("too_many", at, why);
+fn check_count(entries: usize, most: usize, at: &str) -> Result<(), ArgumentError> {
+    match entries > most {
+        true => argument_error(
+            "too_many",
+            at,
+            format!("it has {entries} entries; the maximum is {most}"),
+        ),
+        false => Ok(()),
     }
+}
+
+fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentError> {
+    check_count(given.len(), limits::MAX_LABELS, at)?;
     for (key, value) in given {
         let at = format!("{at}.{key}");
         let Value::String(value) = value else {
@@ -337,7 +348,7 @@ fn check_labels(given: &Map<String, Value>, at: &str) -> Result<(), ArgumentErro
     Ok(())
 }
 
-/// JSON knows one kind of number: 3.0 is as whole as 3.
+/// JSON has one kind of number, so 3.0 is accepted as 3.
 fn whole_number(value: &Value) -> Option<u64> {
     let fraction = || {
         let number = value.as_f64().filter(|number| number.fract() == 0.0)?;
@@ -346,12 +357,12 @@ fn whole_number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(fraction)
 }
 
-/// Arguments that met their fields.
+/// Arguments that have passed [`check_object`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct McpArguments(pub(super) Map<String, Value>);
 
 impl McpArguments {
-    /// Empty when it was not given.
+    /// Empty if the argument is absent.
     pub(super) fn text(&self, name: &str) -> String {
         self.given_text(name).unwrap_or_default()
     }
@@ -393,109 +404,5 @@ impl McpArguments {
             .and_then(Value::as_array)
             .into_iter()
             .flatten()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ITEM: ArgumentShape = ArgumentShape::Object(&[
-        field("item", ArgumentShape::NonBlankText(TextLimit::Chars(3)), "").required(),
-        field("reason", ArgumentShape::Text(TextLimit::Chars(3)), ""),
-    ]);
-    const FIELDS: [ArgumentField; 11] = [
-        field(
-            "words",
-            ArgumentShape::NonBlankText(TextLimit::Chars(5)),
-            "w",
-        )
-        .required(),
-        field("word", ArgumentShape::OneOf(&["a", "b"]), "o"),
-        field("number", ArgumentShape::Number { least: 1, most: 9 }, "n"),
-        field("items", ArgumentShape::List { of: &ITEM, most: 2 }, "i"),
-        field("flag", ArgumentShape::Flag, "f"),
-        field("labels", ArgumentShape::Labels, "l"),
-        field(
-            "bytes",
-            ArgumentShape::OptionalText(TextLimit::Bytes(4)),
-            "b",
-        ),
-        field("id", ArgumentShape::Id, "i"),
-        field("name", ArgumentShape::Name(TextLimit::Bytes(4)), "n"),
-        field("path", ArgumentShape::Path, "p"),
-        field("digest", ArgumentShape::Sha256, "d"),
-    ];
-
-    fn check_sample(arguments: Value) -> Result<(), String> {
-        let Value::Object(given) = arguments else {
-            unreachable!()
-        };
-        check_object(&FIELDS, &given, "").map_err(|wrong| wrong.field)
-    }
-
-    #[test]
-    fn what_a_schema_allows_passes_and_what_it_does_not_is_named() {
-        let whole = json!({
-            "words": "äöüßé", "word": "b", "number": 9.0, "flag": false, "labels": {"a": "bc"},
-            "bytes": "éé", "id": "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10", "name": "", "path": "a/b", "digest": "",
-            "items": [{"item": "x"}, {"item": "y", "reason": ""}],
-        });
-        assert_eq!(check_sample(whole), Ok(()));
-        for (arguments, field) in [
-            (json!({}), "words"),
-            (json!({"words": " \t"}), "words"),
-            (json!({"words": "sixsix"}), "words"),
-            (json!({"words": null}), "words"),
-            (json!({"words": ["a"]}), "words"),
-            (json!({"words": "a", "word": "c"}), "word"),
-            (json!({"words": "a", "number": 0}), "number"),
-            (json!({"words": "a", "number": 1.5}), "number"),
-            (json!({"words": "a", "number": -1}), "number"),
-            (json!({"words": "a", "items": "abc"}), "items"),
-            (
-                json!({"words": "a", "items": [{"item": "a"}, {}]}),
-                "items[1].item",
-            ),
-            (
-                json!({"words": "a", "items": [{"item": "a", "x": 1}]}),
-                "items[0].x",
-            ),
-            (json!({"words": "a\0"}), "words"),
-            (json!({"words": "a", "labels": {"a": 1}}), "labels.a"),
-            (json!({"words": "a", "labels": {"a b": ""}}), "labels.a b"),
-            (json!({"words": "a", "bytes": "ééx"}), "bytes"),
-            (json!({"words": "a", "bytes": " "}), "bytes"),
-            (
-                json!({"words": "a", "id": "0197C1DE-7A4E-7D61-9F3C-2F1F6F2C9A10"}),
-                "id",
-            ),
-            (json!({"words": "a", "id": ""}), "id"),
-            (json!({"words": "a", "name": "Ab"}), "name"),
-            (json!({"words": "a", "path": "../b"}), "path"),
-            (json!({"words": "a", "digest": "ab"}), "digest"),
-            (json!({"words": "a", "other": 1}), "other"),
-        ] {
-            assert_eq!(
-                check_sample(arguments.clone()),
-                Err(field.to_owned()),
-                "{arguments}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_schema_says_the_same() {
-        let schema = Value::Object(object_schema(&FIELDS));
-        assert_eq!(schema["required"], json!(["words"]));
-        assert_eq!(schema["additionalProperties"], json!(false));
-        assert_eq!(
-            schema["properties"]["items"]["items"]["required"],
-            json!(["item"])
-        );
-        assert_eq!(schema["properties"]["words"]["pattern"], "\\S");
-        assert_eq!(schema["properties"]["words"]["description"], "w");
-        let counted = &schema["properties"]["bytes"]["description"];
-        assert_eq!(counted, "b At most 4 bytes of UTF-8.");
     }
 }

@@ -6,6 +6,8 @@ mod agent_lease;
 #[cfg(test)]
 mod argument_bounds_test;
 mod argument_schema;
+#[cfg(test)]
+mod argument_schema_test;
 mod attempt_handler;
 mod json_line_transport;
 mod relay_connection;

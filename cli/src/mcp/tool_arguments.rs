@@ -1,9 +1,9 @@
 //! The arguments of each tool, by the bounds that the relay has too. What they become on the wire is in `requests`.
 
-use baton_validation::PATHS_MAX;
-use baton_validation::limits::{self, TextLimit};
 use baton_proto::codes;
 use baton_proto::verbs::ToolOperation;
+use baton_validation::PATHS_MAX;
+use baton_validation::limits::{self, TextLimit};
 
 use super::argument_schema::{
     ArgumentError, ArgumentField, ArgumentShape, McpArguments, check_object, check_text, field,

@@ -2,6 +2,7 @@
 //! console is the only file that writes to stdout or stderr; sanitizer cleans every foreign text on the way to a terminal.
 //! Must not call the relay.
 
+pub(crate) mod bench_view;
 pub(crate) mod console;
 pub(crate) mod input_view;
 pub(crate) mod progress_line;

@@ -1,4 +1,5 @@
-//! The output of one simulated attempt: numbered lines in chunks, as fast as the relay acknowledges them, and then its end.
+//! The output of one simulated attempt: numbered lines in chunks, as fast as the relay acknowledges
+//! them, then the completion.
 
 use std::sync::Arc;
 
@@ -10,20 +11,20 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) const LINE_BYTES: usize = 256;
-/// What a daemon may have unacknowledged of one attempt.
+/// Limit on sent but unacknowledged output of one attempt.
 const MAX_UNACKED_BYTES: u64 = 16 << 20;
 
-/// What each attempt writes.
+/// The output that each attempt writes.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputWorkload {
     chunk: Bytes,
     chunks: u64,
-    /// Attempts write only once somebody says so: watchers come first.
+    /// Attempts write only after this becomes true, so that all watchers are connected first.
     start_signal: watch::Receiver<bool>,
 }
 
 impl OutputWorkload {
-    /// As many whole chunks of `chunk_lines` lines as hold at least `lines`.
+    /// Rounds `lines` up to whole chunks of `chunk_lines` lines.
     pub(crate) fn new(lines: u64, chunk_lines: usize, start_signal: watch::Receiver<bool>) -> Self {
         let text = (0..chunk_lines)
             .flat_map(numbered_line)
@@ -48,7 +49,7 @@ fn numbered_line(number: usize) -> Vec<u8> {
     format!("{number:>width$}\n", width = LINE_BYTES - 1).into_bytes()
 }
 
-/// Writes in a task of its own, so that the daemon goes on hearing acknowledgements.
+/// Writes in its own tokio task, so that the daemon keeps reading acknowledgements meanwhile.
 #[derive(Debug)]
 pub(crate) struct AttemptOutputWriter {
     acked: Arc<watch::Sender<u64>>,
@@ -63,11 +64,11 @@ impl AttemptOutputWriter {
         outgoing: &mpsc::Sender<DaemonFrame>,
     ) -> Self {
         let acked = Arc::new(watch::Sender::new(0));
-        let heard = acked.subscribe();
+        let ack_offsets = acked.subscribe();
         let (writing, attempt, outgoing) = (writing.clone(), attempt.clone(), outgoing.clone());
         let task = tokio::spawn(async move {
-            // A closed stream ends the writing; the daemon's own loop sees it too.
-            let _ = write_output(writing, attempt, end, outgoing, heard).await;
+            // A closed stream ends the writing; the daemon's own loop notices it as well.
+            let _ = write_output(writing, attempt, end, outgoing, ack_offsets).await;
         });
         Self {
             acked,
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_has_its_size_and_chunks_are_whole() {
+    fn lines_have_a_fixed_size_and_fill_whole_chunks() {
         let (_begin, never) = watch::channel(false);
         let writing = OutputWorkload::new(1_000, 16, never);
         assert_eq!(writing.chunk.len(), 16 * LINE_BYTES);

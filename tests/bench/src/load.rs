@@ -1,54 +1,57 @@
-//! Two ways of asking for work: as much as the relay takes (closed loop), and at a fixed rate (open loop, timed from the moment
-//! a submit was due, so that a slow relay cannot hide its slowness by slowing the load down).
+//! Submits tasks in two ways: as fast as the relay accepts them (closed loop), and at a fixed rate
+//! (open loop). The open loop times each submit from the moment it was due, so that a slow relay
+//! cannot hide its latency by slowing the load down.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_proto::unpack_error_detail;
 use baton_proto::v1::submit_many_result::Result as RowResult;
 use baton_proto::v1::{CommandSpec, SubmitManyRequest, SubmitRequest, TaskSpec};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
+use tonic::{Code, Status};
 
-use super::latency::LatencySamples;
-use super::relay_process::ProcessUsage;
-use super::report::{BenchFigure, BenchPhase};
-use super::simulated_daemon::COMMAND_AGENT_NAME;
-use super::witness::CompletionRecorder;
-use crate::client::relay_client::RelayClient;
+use crate::client::BenchClient;
 use crate::clock;
-use crate::error::cli_error::CliError;
+use crate::error::BenchError;
+use crate::fleet::completion_recorder::CompletionRecorder;
+use crate::fleet::simulated_daemon::COMMAND_AGENT_NAME;
+use crate::measure::latency::LatencySamples;
+use crate::measure::relay_process::ProcessUsage;
+use crate::measure::report::{BenchFigure, BenchPhase};
 
 const PROMPT_BYTES: usize = 256;
-/// After a refusal that names no time of its own.
+/// Pause after a rejection that has no retry_after_ms.
 const DEFAULT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct LoadGenerator {
-    connections: Vec<RelayClient>,
+    connections: Vec<BenchClient>,
     shape: LoadShape,
     counters: Arc<LoadCounters>,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
 }
 
-/// How the clients ask.
+/// How the clients submit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LoadShape {
-    /// Calls in flight on each connection at most.
+pub struct LoadShape {
+    /// Maximum of concurrent calls on each connection.
     pub in_flight: usize,
-    /// Tasks of one SubmitMany; none for unary Submit.
+    /// Tasks of one SubmitMany; `None` for unary Submit.
     pub batch: Option<usize>,
 }
 
-/// What one stretch of load came to.
+/// The result of one period of load.
 #[derive(Debug)]
 pub(crate) struct LoadMeasurement {
     pub name: &'static str,
     pub elapsed: Duration,
     /// Durable completions within `elapsed`.
     pub completed: u64,
-    /// Tasks that admission turned away.
+    /// Tasks that admission rejected.
     pub refused: u64,
     /// Calls whose connection broke.
     pub failed: u64,
@@ -96,15 +99,15 @@ struct LoadCounters {
 
 impl LoadGenerator {
     pub(crate) fn new(
-        connections: Vec<RelayClient>,
+        connections: Vec<BenchClient>,
         shape: LoadShape,
-        witness: Arc<CompletionRecorder>,
+        completions: Arc<CompletionRecorder>,
     ) -> Self {
         Self {
             connections,
             shape,
             counters: Arc::default(),
-            witness,
+            completions,
         }
     }
 
@@ -113,7 +116,7 @@ impl LoadGenerator {
         self.counters.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Every slot of every connection submits again as soon as its last submit is acknowledged.
+    /// Closed loop: every slot of every connection submits again when its last submit is acknowledged.
     pub(crate) async fn run_saturated(
         &self,
         warm_up: Duration,
@@ -123,15 +126,15 @@ impl LoadGenerator {
         sleep(warm_up).await;
         let before = self.begin_measuring();
         sleep(window).await;
-        let mut stretch = self.end_measuring("saturation", before);
+        let mut measured = self.end_measuring("saturation", before);
         self.stop();
         while let Some(samples) = submitters.join_next().await {
-            stretch.submit.merge(samples.unwrap_or_default());
+            measured.submit.merge(samples.unwrap_or_default());
         }
-        stretch
+        measured
     }
 
-    /// As fast as it goes until at least `count` tasks are acknowledged in all.
+    /// Submits as fast as possible until at least `count` tasks are acknowledged in total.
     pub(crate) async fn submit_until(&self, count: u64) {
         let mut submitters = self.submit_until_stopped();
         while self.acknowledged() < count {
@@ -156,7 +159,7 @@ impl LoadGenerator {
         self.counters.stop.store(true, Ordering::Relaxed);
     }
 
-    /// `rate` submits a second over all connections, whatever the relay does.
+    /// Open loop: `rate` submits a second over all connections, however long the relay takes.
     pub(crate) async fn run_at_rate(
         &self,
         name: &'static str,
@@ -175,42 +178,42 @@ impl LoadGenerator {
         while let Some(samples) = connections.join_next().await {
             submit.merge(samples.unwrap_or_default());
         }
-        let mut stretch = self.end_measuring(name, before);
-        stretch.submit = submit;
-        stretch
+        let mut measured = self.end_measuring(name, before);
+        measured.submit = submit;
+        measured
     }
 
-    /// Waits until all that was acknowledged has completed: an acknowledged task that does not is a bug of the relay.
-    pub(crate) async fn wait_until_completed(&self, limit: Duration) -> Result<(), CliError> {
+    /// Waits until every acknowledged task has completed. One that does not is a bug of the relay.
+    pub(crate) async fn wait_until_completed(&self, limit: Duration) -> Result<(), BenchError> {
         let expected = self.acknowledged();
-        if timeout(limit, self.witness.wait_until_completed(expected))
+        if timeout(limit, self.completions.wait_until_completed(expected))
             .await
             .is_err()
         {
-            let seen = self.witness.completed_count();
-            return Err(CliError::local(
+            let seen = self.completions.completed_count();
+            return Err(BenchError::local(
                 "the relay lost work",
-                format!("{expected} submits were acknowledged, {seen} completions were"),
+                format!("it acknowledged {expected} submits and {seen} completions"),
             ));
         }
         Ok(())
     }
 
-    fn submitter(&self, relay: &RelayClient) -> TaskSubmitter {
+    fn submitter(&self, relay: &BenchClient) -> TaskSubmitter {
         TaskSubmitter {
             relay: relay.clone(),
             shape: self.shape,
             counters: self.counters.clone(),
-            witness: self.witness.clone(),
+            completions: self.completions.clone(),
         }
     }
 
     fn begin_measuring(&self) -> MeasurementStart {
-        drop(self.witness.take_samples());
+        drop(self.completions.take_samples());
         self.counters.measuring.store(true, Ordering::Relaxed);
         MeasurementStart {
             at: clock::instant(),
-            completed: self.witness.completed_count(),
+            completed: self.completions.completed_count(),
         }
     }
 
@@ -219,11 +222,11 @@ impl LoadGenerator {
         LoadMeasurement {
             name,
             elapsed: clock::instant().duration_since(before.at),
-            completed: self.witness.completed_count() - before.completed,
+            completed: self.completions.completed_count() - before.completed,
             refused: self.counters.refused.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),
             submit: LatencySamples::default(),
-            complete: self.witness.take_samples(),
+            complete: self.completions.take_samples(),
         }
     }
 }
@@ -235,10 +238,10 @@ struct MeasurementStart {
 
 #[derive(Clone)]
 struct TaskSubmitter {
-    relay: RelayClient,
+    relay: BenchClient,
     shape: LoadShape,
     counters: Arc<LoadCounters>,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
 }
 
 impl TaskSubmitter {
@@ -258,7 +261,7 @@ impl TaskSubmitter {
 
     async fn at_rate(self, per_second: f64, window: Duration) -> LatencySamples {
         let begun = clock::instant();
-        let slots = Arc::new(Semaphore::new(self.shape.in_flight));
+        let permits = Arc::new(Semaphore::new(self.shape.in_flight));
         let mut running = JoinSet::new();
         let mut samples = LatencySamples::default();
         for number in 0_u32.. {
@@ -267,7 +270,7 @@ impl TaskSubmitter {
                 break;
             }
             sleep_until(due.into()).await;
-            let slot = slots
+            let permit = permits
                 .clone()
                 .acquire_owned()
                 .await
@@ -275,7 +278,7 @@ impl TaskSubmitter {
             let submitter = self.clone();
             running.spawn(async move {
                 let acknowledged = submitter.submit(due).await.is_ok();
-                drop(slot);
+                drop(permit);
                 acknowledged.then(|| clock::instant().duration_since(due))
             });
             while let Some(done) = running.try_join_next() {
@@ -294,9 +297,9 @@ impl TaskSubmitter {
         samples
     }
 
-    /// One call; after a refusal, how long to wait before the next.
+    /// Makes one call. The error is the pause before the next one.
     async fn submit(&self, begun: Instant) -> Result<(), Duration> {
-        let stamp = self.witness.encode_time(begun);
+        let stamp = self.completions.encode_time(begun);
         let outcome = match self.shape.batch {
             None => self.submit_one(stamp).await,
             Some(rows) => self.submit_many(stamp, rows).await,
@@ -310,21 +313,21 @@ impl TaskSubmitter {
                     Ok(())
                 }
             }
-            Err(CliError::Rejected(refusal)) => {
-                let rows = self.shape.batch.unwrap_or(1) as u64;
-                self.counters.record_submits(0, rows);
-                Err(refusal
-                    .retry_after_ms
-                    .map_or(DEFAULT_RETRY_DELAY, Duration::from_millis))
-            }
-            Err(_) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                Err(DEFAULT_RETRY_DELAY)
-            }
+            Err(status) => match rejection_delay(&status) {
+                Some(delay) => {
+                    let rows = self.shape.batch.unwrap_or(1) as u64;
+                    self.counters.record_submits(0, rows);
+                    Err(delay)
+                }
+                None => {
+                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    Err(DEFAULT_RETRY_DELAY)
+                }
+            },
         }
     }
 
-    async fn submit_one(&self, stamp: String) -> Result<SubmitCounts, CliError> {
+    async fn submit_one(&self, stamp: String) -> Result<SubmitCounts, Status> {
         self.relay.tasks().submit(submit_request(stamp)).await?;
         Ok(SubmitCounts {
             accepted: 1,
@@ -332,7 +335,7 @@ impl TaskSubmitter {
         })
     }
 
-    async fn submit_many(&self, stamp: String, rows: usize) -> Result<SubmitCounts, CliError> {
+    async fn submit_many(&self, stamp: String, rows: usize) -> Result<SubmitCounts, Status> {
         let tasks = std::iter::repeat_n(submit_request(stamp), rows).collect();
         let mut client = self.relay.tasks();
         let answer = client.submit_many(SubmitManyRequest { tasks }).await?;
@@ -347,10 +350,28 @@ impl TaskSubmitter {
     }
 }
 
-/// What became of one call's tasks.
+/// How many tasks of one call the relay accepted and refused.
 struct SubmitCounts {
     accepted: u64,
     refused: u64,
+}
+
+/// How long to wait after the relay rejected a call; `None` if the call failed on the way. Only a
+/// transport makes these statuses without an ErrorDetail.
+fn rejection_delay(status: &Status) -> Option<Duration> {
+    let Some(detail) = unpack_error_detail(status) else {
+        let failed_on_the_way = matches!(
+            status.code(),
+            Code::Unavailable
+                | Code::Unknown
+                | Code::Internal
+                | Code::Cancelled
+                | Code::DeadlineExceeded
+        );
+        return (!failed_on_the_way).then_some(DEFAULT_RETRY_DELAY);
+    };
+    let requested = detail.retry_after_ms.map(Duration::from_millis);
+    Some(requested.unwrap_or(DEFAULT_RETRY_DELAY))
 }
 
 impl LoadCounters {
@@ -367,7 +388,7 @@ impl LoadCounters {
     }
 }
 
-/// The task that is measured: a prompt of 256 bytes and a command.
+/// A task with a prompt of 256 bytes and a command. Simulated daemons never run the command.
 pub(crate) fn submit_request(channel_id: String) -> SubmitRequest {
     submit_request_for(COMMAND_AGENT_NAME, channel_id)
 }

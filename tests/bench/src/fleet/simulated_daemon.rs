@@ -1,5 +1,6 @@
-//! A daemon without processes: it speaks the real stream, takes every offer, and does with it what its work says. Counts a
-//! completion only when the relay has said that it is durable. It outlives its connections, like a real one.
+//! A daemon without processes. It uses the real stream, accepts every offer and handles it as its
+//! `SimulatedWork` describes. A completion counts only after the relay has acknowledged it as
+//! durable. Like a real daemon, it keeps its attempts when its connection breaks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,29 +17,29 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::output_writer::{AttemptOutputWriter, OutputWorkload};
-use super::witness::CompletionRecorder;
-use crate::client::relay_client::RelayClient;
+use crate::client::BenchClient;
 use crate::clock;
-use crate::error::cli_error::CliError;
+use crate::error::BenchError;
+use crate::fleet::completion_recorder::CompletionRecorder;
+use crate::fleet::output_writer::{AttemptOutputWriter, OutputWorkload};
 
-/// What tasks ask for that are completed or held.
+/// Agent name of tasks that are completed at once or kept running.
 pub(crate) const COMMAND_AGENT_NAME: &str = "bench";
-/// What tasks ask for that write output.
+/// Agent name of tasks that write output.
 pub(crate) const OUTPUT_AGENT_NAME: &str = "bench-output";
-/// TaskAccepted is 1.
+/// control_seq of TaskStarted; TaskAccepted is 1.
 const STARTED_CONTROL_SEQ: u64 = 2;
-/// Full policy: the daemon waits, and the relay's flow control reaches it that way.
+/// When the queue is full the daemon waits, so the relay's flow control slows it down.
 const MAX_OUTGOING_FRAMES: usize = 1024;
 
-/// What becomes of an attempt once its lease is confirmed.
+/// What a daemon does with an attempt once its lease is confirmed.
 #[derive(Clone, Debug)]
 pub(crate) enum SimulatedWork {
-    /// Completed at once.
+    /// Completes it at once.
     Complete,
-    /// Held until an order says otherwise.
+    /// Keeps it running until an order arrives.
     Hold,
-    /// Writes output, then completes.
+    /// Writes output, then completes it.
     Write(OutputWorkload),
 }
 
@@ -51,14 +52,14 @@ impl SimulatedWork {
     }
 }
 
-/// What a bench tells the daemons that hold attempts. The newest counts.
+/// An order of the bench to all daemons. Only the newest one is carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum DaemonOrder {
     #[default]
     None,
-    /// One tool call on each attempt; the number tells one order from the next.
+    /// One tool call on each attempt; the number distinguishes one order from the next.
     UseTool(u64),
-    /// Complete all that is held.
+    /// Complete all running attempts.
     Complete,
 }
 
@@ -67,7 +68,7 @@ pub(crate) struct SimulatedDaemon {
     hello: Hello,
     work: SimulatedWork,
     orders: watch::Receiver<DaemonOrder>,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
     attempts: HashMap<String, BenchAttempt>,
 }
 
@@ -75,15 +76,15 @@ pub(crate) struct SimulatedDaemon {
 struct BenchAttempt {
     attempt: AttemptRef,
     token: Option<LeaseToken>,
-    /// Number of the last control frame.
+    /// control_seq of the last control frame.
     last_control_seq: u64,
-    /// Its end, once it was said.
+    /// control_seq of the completion, once it was sent.
     end_control_seq: Option<u64>,
     is_running: bool,
     output: Option<AttemptOutputWriter>,
 }
 
-/// One stream, and the connection that it lives on.
+/// One stream and its connection.
 #[derive(Debug)]
 pub(crate) struct SimulatedLink {
     outgoing: mpsc::Sender<DaemonFrame>,
@@ -91,14 +92,14 @@ pub(crate) struct SimulatedLink {
     heartbeat: Duration,
     heartbeats: u64,
     last_acked_heartbeat: u64,
-    _relay: RelayClient,
+    _relay: BenchClient,
 }
 
-/// How the relay answered Hello.
+/// The relay's reply to Hello.
 #[derive(Debug)]
 pub(crate) enum HelloReply {
     Welcome(Box<SimulatedLink>),
-    /// Come back after this.
+    /// Goodbye: connect again after this time.
     RetryAfter(Duration),
 }
 
@@ -108,13 +109,13 @@ impl SimulatedDaemon {
         slots: u32,
         work: SimulatedWork,
         orders: watch::Receiver<DaemonOrder>,
-        witness: Arc<CompletionRecorder>,
+        completions: Arc<CompletionRecorder>,
     ) -> Self {
         Self {
             hello: hello_message(name, slots, work.agent()),
             work,
             orders,
-            witness,
+            completions,
             attempts: HashMap::new(),
         }
     }
@@ -123,8 +124,8 @@ impl SimulatedDaemon {
         !self.attempts.is_empty()
     }
 
-    /// Introduces itself on a new connection, with what it holds.
-    pub(crate) async fn dial(&mut self, relay: RelayClient) -> Result<HelloReply, CliError> {
+    /// Opens a stream on a new connection; Hello lists the attempts that this daemon holds.
+    pub(crate) async fn dial(&mut self, relay: BenchClient) -> Result<HelloReply, BenchError> {
         let (outgoing, queue) = mpsc::channel(MAX_OUTGOING_FRAMES);
         self.hello.active = self
             .attempts
@@ -153,8 +154,8 @@ impl SimulatedDaemon {
                 let ms = goodbye.retry_after_ms.unwrap_or(500);
                 Ok(HelloReply::RetryAfter(Duration::from_millis(ms)))
             }
-            other => Err(CliError::local(
-                "a simulated daemon was not welcomed",
+            other => Err(BenchError::local(
+                "a simulated daemon got no Welcome",
                 format!("{other:?}"),
             )),
         }
@@ -167,21 +168,21 @@ impl SimulatedDaemon {
                 Some(settlement::Decision::Keep(_)) => {}
                 Some(settlement::Decision::Adopt(_) | settlement::Decision::Kill(_)) | None => {
                     self.attempts.remove(&settled.attempt_id);
-                    self.witness.record_revoked();
+                    self.completions.record_revoked();
                 }
             }
         }
     }
 
-    /// Until the relay closes the stream. A broken stream shows as work that does not complete.
+    /// Handles frames until the stream ends. A broken stream shows up as tasks that do not complete.
     pub(crate) async fn serve(&mut self, link: &mut SimulatedLink) {
         let mut beat = tokio::time::interval(link.heartbeat);
-        let mut ordered = true;
+        let mut orders_open = true;
         loop {
             tokio::select! {
                 _ = beat.tick() => self.send_heartbeat(link).await,
-                changed = self.orders.changed(), if ordered => {
-                    ordered = changed.is_ok();
+                changed = self.orders.changed(), if orders_open => {
+                    orders_open = changed.is_ok();
                     self.apply_order(link).await;
                 }
                 frame = link.incoming.message() => match frame {
@@ -211,7 +212,7 @@ impl SimulatedDaemon {
                     }
                 }
             }
-            // A refused frame is not a completion, however it is acknowledged later.
+            // A rejected frame is not a completion, even if a later Ack covers it.
             Some(relay_frame::Frame::Rejected(rejected)) => self.drop_attempt(&rejected.attempt_id),
             Some(_) | None => {}
         }
@@ -245,7 +246,7 @@ impl SimulatedDaemon {
         attempt: AttemptRef,
         dispatch: Dispatch,
     ) {
-        self.witness.record_offered(attempt.attempt_number);
+        self.completions.record_offered(attempt.attempt_number);
         let id = attempt.attempt_id.clone();
         let mut held = BenchAttempt {
             attempt,
@@ -283,7 +284,7 @@ impl SimulatedDaemon {
 
     async fn apply_order(&mut self, link: &SimulatedLink) {
         let order = *self.orders.borrow_and_update();
-        // Both frames of a tool call carry the moment that they were made, for whoever watches.
+        // Both frames of a tool call carry their time, so that a watcher can measure the delivery.
         for held in self
             .attempts
             .values_mut()
@@ -292,7 +293,7 @@ impl SimulatedDaemon {
             match order {
                 DaemonOrder::None => {}
                 DaemonOrder::UseTool(_) => {
-                    let id = self.witness.encode_time(clock::instant());
+                    let id = self.completions.encode_time(clock::instant());
                     link.send(held.control_frame(tool_event(LifecyclePhase::ToolStarted, &id)))
                         .await;
                     link.send(held.control_frame(tool_event(LifecyclePhase::ToolFinished, &id)))
@@ -312,17 +313,18 @@ impl SimulatedDaemon {
         }
         if control_seq >= STARTED_CONTROL_SEQ && !held.is_running {
             held.is_running = true;
-            self.witness.record_running();
+            self.completions.record_running();
         }
-        // Said twice, it counts once: the attempt is gone after the first.
+        // A repeated ack counts once, because the first one removes the attempt.
         if held.end_control_seq.is_some_and(|end| end <= control_seq)
             && let Some(held) = self.attempts.remove(attempt_id)
         {
-            self.witness.record_completed(&held.attempt.channel_id);
+            self.completions.record_completed(&held.attempt.channel_id);
         }
     }
 
-    /// An attempt whose end the relay has just heard is no longer renewed; its acknowledgement is on the way.
+    /// The relay does not renew an attempt whose completion it has received. Its ack is on the way,
+    /// so such an attempt does not count as revoked.
     fn handle_revocation(&mut self, attempt_id: &str) {
         if self
             .attempts
@@ -335,7 +337,7 @@ impl SimulatedDaemon {
 
     fn drop_attempt(&mut self, attempt_id: &str) {
         if self.attempts.remove(attempt_id).is_some() {
-            self.witness.record_revoked();
+            self.completions.record_revoked();
         }
     }
 
@@ -360,14 +362,14 @@ impl SimulatedDaemon {
 }
 
 impl SimulatedLink {
-    /// A closed stream shows in `serve`, so a frame that nobody takes is no error here.
+    /// Ignores a closed stream: `serve` notices it.
     async fn send(&self, frame: daemon_frame::Frame) {
         drop(self.outgoing.send(DaemonFrame { frame: Some(frame) }).await);
     }
 }
 
 impl BenchAttempt {
-    /// The next control frame.
+    /// Makes the next control frame.
     fn control_frame(&mut self, body: attempt_frame::Body) -> daemon_frame::Frame {
         self.last_control_seq += 1;
         daemon_frame::Frame::Attempt(AttemptFrame {

@@ -1,5 +1,6 @@
-//! Many watchers of many tasks: how long an event takes from the daemon that says it to each of those who watch, what they cost the
-//! relay, and whether others suffer from one who reads slowly and one who does not read at all.
+//! Watch bench: many watchers of many tasks. Measures how long an event takes from a daemon to each
+//! watcher, what the watchers cost the relay, and whether a slow reader or one that has stopped
+//! reading affects the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,36 +15,37 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tonic::Streaming;
 
-use super::latency::LatencySamples;
-use super::load::{submit_request, submit_request_for};
-use super::output_writer::OutputWorkload;
-use super::report::{BenchFigure, BenchPhase, BenchReport};
-use super::simulated_daemon::{DaemonOrder, OUTPUT_AGENT_NAME, SimulatedWork};
-use super::site::{BenchEnvironment, BenchTarget, SimulatedFleet, SimulatedFleetPlan};
-use super::witness::CompletionRecorder;
-use super::{SETTLE_LIMIT, with_progress};
-use crate::client::relay_client::RelayClient;
-use crate::error::cli_error::CliError;
-use crate::render::console::CliConsole;
+use crate::SETTLE_LIMIT;
+use crate::client::BenchClient;
+use crate::clock::millis;
+use crate::environment::{BenchEnvironment, BenchTarget, SimulatedFleet, SimulatedFleetPlan};
+use crate::error::BenchError;
+use crate::fleet::completion_recorder::CompletionRecorder;
+use crate::fleet::output_writer::OutputWorkload;
+use crate::fleet::simulated_daemon::{DaemonOrder, OUTPUT_AGENT_NAME, SimulatedWork};
+use crate::load::{submit_request, submit_request_for};
+use crate::measure::latency::LatencySamples;
+use crate::measure::report::{BenchFigure, BenchPhase, BenchReport};
+use crate::progress::{BenchProgress, with_progress};
 
-/// Below the relay's bounds on streams of one connection, and of one token.
+/// Below the relay's limits on streams of one connection and of one token.
 const STREAMS_PER_CONNECTION: usize = 128;
 const STREAMS_PER_TOKEN: usize = 1_000;
-/// What the slow reader takes in a second.
 const SLOW_BYTES_PER_SECOND: usize = 1024;
-/// Both frames of a tool call are events.
+/// Start and end of a tool call are one event each.
 const EVENTS_PER_CALL: u64 = 2;
-/// Of the attempt that the slow ones read; about 32 MiB, more than any window on the way.
+/// Output of the attempt that the slow readers follow: about 32 MiB, more than all flow-control
+/// windows together.
 const FLOOD_LINES: u64 = 131_072;
 const FLOOD_CHUNK_LINES: usize = 16;
 
 #[derive(Clone, Debug)]
-pub(crate) struct WatchBenchPlan {
+pub struct WatchBenchPlan {
     pub tasks: usize,
     pub watchers_per_task: usize,
     /// Tool calls of each task, one after the other.
     pub calls: u64,
-    /// Between two of them.
+    /// Time between two calls.
     pub every: Duration,
 }
 
@@ -53,7 +55,7 @@ impl WatchBenchPlan {
             ("tasks", self.tasks as u64),
             ("watchersPerTask", self.watchers_per_task as u64),
             ("calls", self.calls),
-            ("everyMs", crate::args::duration::millis(self.every)),
+            ("everyMs", millis(self.every)),
         ]
     }
 
@@ -62,7 +64,7 @@ impl WatchBenchPlan {
     }
 }
 
-/// What the watchers of one phase saw.
+/// Counts and latencies of all watchers of one phase.
 #[derive(Debug, Default)]
 struct WatcherCounts {
     ready: AtomicU64,
@@ -72,21 +74,21 @@ struct WatcherCounts {
     progressed: Notify,
 }
 
-pub(crate) async fn run(
-    place: &BenchTarget,
+pub async fn run(
+    target: &BenchTarget,
     plan: &WatchBenchPlan,
-    console: &CliConsole,
-) -> Result<BenchReport, CliError> {
-    let mut site = BenchEnvironment::open(place, &[]).await?;
-    let mut report = BenchReport::new("watch", site.machine.clone(), plan.settings());
+    progress: &dyn BenchProgress,
+) -> Result<BenchReport, BenchError> {
+    let mut environment = BenchEnvironment::open(target, &[]).await?;
+    let mut report = BenchReport::new("watch", environment.machine.clone(), plan.settings());
     for (name, with_slow) in [("alone", false), ("beside slow ones", true)] {
-        let bench = WatchedTasks::open(&site, plan).await?;
+        let bench = WatchedTasks::open(&environment, plan).await?;
         let slow = if with_slow {
-            Some(SlowReaders::start(&site).await?)
+            Some(SlowReaders::start(&environment).await?)
         } else {
             None
         };
-        let _ = site.relay.usage();
+        let _ = environment.relay.usage();
         let seen = bench.counts.clone();
         let line = || {
             format!(
@@ -94,7 +96,7 @@ pub(crate) async fn run(
                 seen.events.load(Ordering::Relaxed)
             )
         };
-        let complete = with_progress(console, bench.run_tool_calls(plan), line).await;
+        let complete = with_progress(progress, bench.run_tool_calls(plan), line).await;
         let expected = plan.watchers() as u64 * plan.calls * EVENTS_PER_CALL;
         let events = seen.events.load(Ordering::Relaxed);
         let lagged = seen.lagged.load(Ordering::Relaxed);
@@ -109,7 +111,7 @@ pub(crate) async fn run(
                 .with("events", "EVENTS", BenchFigure::Count(events))
                 .with("delivery", "DELIVERY", BenchFigure::Latency(latency))
                 .with("lagged", "LAGGED", BenchFigure::Count(lagged))
-                .with_usage(site.relay.usage()),
+                .with_usage(environment.relay.usage()),
         );
         report.add_check(
             complete && events == expected && lagged == 0,
@@ -119,40 +121,44 @@ pub(crate) async fn run(
             slow.report_result(&mut report).await;
         }
     }
-    site.close().await?;
+    environment.close().await?;
     Ok(report)
 }
 
-/// Tasks that are held, and everybody who watches them.
+/// Running tasks and their watchers.
 struct WatchedTasks {
     fleet: SimulatedFleet,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
     counts: Arc<WatcherCounts>,
     _watching: JoinSet<()>,
 }
 
 impl WatchedTasks {
-    async fn open(site: &BenchEnvironment, plan: &WatchBenchPlan) -> Result<Self, CliError> {
-        let witness = Arc::new(CompletionRecorder::new());
-        let fleet = site
+    async fn open(
+        environment: &BenchEnvironment,
+        plan: &WatchBenchPlan,
+    ) -> Result<Self, BenchError> {
+        let completions = Arc::new(CompletionRecorder::new());
+        let fleet = environment
             .start_fleet(SimulatedFleetPlan {
                 daemons: 4,
                 slots: u32::try_from(plan.tasks).unwrap_or(4096).min(4096),
                 work: SimulatedWork::Hold,
-                witness: witness.clone(),
+                completions: completions.clone(),
             })
             .await?;
-        let client = site.connect_clients(1).await?.remove(0);
+        let client = environment.connect_clients(1).await?.remove(0);
         let mut tasks = Vec::with_capacity(plan.tasks);
         for _ in 0..plan.tasks {
             let submitted = client.tasks().submit(submit_request(String::new())).await?;
             tasks.push(submitted.into_inner().task.unwrap_or_default().task_id);
         }
-        let runs = timeout(SETTLE_LIMIT, witness.wait_until_running(plan.tasks as u64)).await;
-        runs.map_err(|_| CliError::local("the tasks did not start", "no daemon took them"))?;
+        let running = completions.wait_until_running(plan.tasks as u64);
+        let running = timeout(SETTLE_LIMIT, running).await;
+        running.map_err(|_| BenchError::local("the tasks did not start", "no daemon took them"))?;
         let seen = Arc::new(WatcherCounts::default());
         let mut watching = JoinSet::new();
-        let readers = connect_readers(site, plan.watchers()).await?;
+        let readers = connect_readers(environment, plan.watchers()).await?;
         for number in 0..plan.watchers() {
             let request = WatchTaskRequest {
                 task_id: tasks[number % plan.tasks].clone(),
@@ -160,27 +166,34 @@ impl WatchedTasks {
             };
             let reader = &readers[number / STREAMS_PER_CONNECTION];
             let stream = reader.tasks().watch(request).await?.into_inner();
-            watching.spawn(watch_events(stream, seen.clone(), witness.clone()));
+            watching.spawn(watch_events(stream, seen.clone(), completions.clone()));
         }
         let ready = seen.wait_until(&seen.ready, plan.watchers() as u64);
         let ready = timeout(SETTLE_LIMIT, ready).await;
-        ready.map_err(|_| CliError::local("the watchers did not catch up", "none lagged"))?;
+        ready.map_err(|_| {
+            let seconds = SETTLE_LIMIT.as_secs();
+            BenchError::local(
+                "not all watchers caught up with their task's events",
+                format!("waited for {seconds} s"),
+            )
+        })?;
         Ok(Self {
             fleet,
-            witness,
+            completions,
             counts: seen,
             _watching: watching,
         })
     }
 
-    /// Every call, at its time; whether all events arrived in the end.
+    /// Makes every tool call at its time. Returns whether all events arrived.
     async fn run_tool_calls(&self, plan: &WatchBenchPlan) -> bool {
         let mut ticks = interval(plan.every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for call in 1..=plan.calls {
             ticks.tick().await;
             self.fleet.send_order(DaemonOrder::UseTool(call));
-            // The newest order counts, so the next one waits until this one was obeyed everywhere.
+            // A daemon carries out only the newest order, so the next one waits until all events of
+            // this one have arrived.
             let expected = call * EVENTS_PER_CALL * plan.watchers() as u64;
             let arrived = self.counts.wait_until(&self.counts.events, expected);
             if timeout(SETTLE_LIMIT, arrived).await.is_err() {
@@ -188,23 +201,25 @@ impl WatchedTasks {
             }
         }
         self.fleet.send_order(DaemonOrder::Complete);
-        let completed = self.witness.wait_until_completed(plan.tasks as u64);
+        let completed = self.completions.wait_until_completed(plan.tasks as u64);
         timeout(SETTLE_LIMIT, completed).await.is_ok()
     }
 }
 
-/// Enough connections for that many streams.
+/// Opens enough connections for that many streams.
 async fn connect_readers(
-    site: &BenchEnvironment,
+    environment: &BenchEnvironment,
     streams: usize,
-) -> Result<Vec<RelayClient>, CliError> {
+) -> Result<Vec<BenchClient>, BenchError> {
     let mut readers = Vec::new();
     let mut token = String::new();
     for number in 0..streams.div_ceil(STREAMS_PER_CONNECTION) {
         if number % (STREAMS_PER_TOKEN / STREAMS_PER_CONNECTION) == 0 {
-            token = site.create_token("bench-reader", Role::ReadOnly).await?;
+            token = environment
+                .create_token("bench-reader", Role::ReadOnly)
+                .await?;
         }
-        readers.push(RelayClient::connect(&site.relay.url, &token, None).await?);
+        readers.push(BenchClient::connect(&environment.relay.url, &token).await?);
     }
     Ok(readers)
 }
@@ -212,12 +227,12 @@ async fn connect_readers(
 async fn watch_events(
     mut stream: Streaming<WatchTaskResponse>,
     seen: Arc<WatcherCounts>,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
 ) {
     while let Ok(Some(message)) = stream.message().await {
         match message.item {
             Some(Item::Event(event)) if !event.tool_call_id.is_empty() => {
-                if let Some(latency) = witness.elapsed_since(&event.tool_call_id) {
+                if let Some(latency) = completions.elapsed_since(&event.tool_call_id) {
                     seen.lock_samples().add(latency);
                 }
                 seen.increment(&seen.events);
@@ -236,7 +251,7 @@ impl WatcherCounts {
     }
 
     fn lock_samples(&self) -> std::sync::MutexGuard<'_, LatencySamples> {
-        self.samples.lock().expect("no holder of this lock panics")
+        self.samples.lock().expect("no code panics under this lock")
     }
 
     async fn wait_until(&self, counter: &AtomicU64, count: u64) {
@@ -250,31 +265,31 @@ impl WatcherCounts {
     }
 }
 
-/// An attempt that floods, followed by one who reads 1 KB/s, one who has stopped reading, and one who keeps up.
+/// An attempt with much output and three readers: one reads 1 KB/s, one does not read, one keeps up.
 struct SlowReaders {
     _fleet: SimulatedFleet,
     expected: u64,
     healthy: JoinSet<u64>,
     _slow: JoinSet<()>,
-    /// Never read; dropping it would end the stream.
+    /// Kept open and never read.
     _stopped: Streaming<ReadOutputResponse>,
 }
 
 impl SlowReaders {
-    async fn start(site: &BenchEnvironment) -> Result<Self, CliError> {
-        let witness = Arc::new(CompletionRecorder::new());
+    async fn start(environment: &BenchEnvironment) -> Result<Self, BenchError> {
+        let completions = Arc::new(CompletionRecorder::new());
         let (begin, begun) = watch::channel(false);
         let writing = OutputWorkload::new(FLOOD_LINES, FLOOD_CHUNK_LINES, begun);
         let expected = writing.bytes();
-        let fleet = site
+        let fleet = environment
             .start_fleet(SimulatedFleetPlan {
                 daemons: 1,
                 slots: 1,
                 work: SimulatedWork::Write(writing),
-                witness: witness.clone(),
+                completions: completions.clone(),
             })
             .await?;
-        let clients = site.connect_clients(3).await?;
+        let clients = environment.connect_clients(3).await?;
         let flood = submit_request_for(OUTPUT_AGENT_NAME, String::new());
         let submitted = clients[0].tasks().submit(flood).await?;
         let task_id = submitted.into_inner().task.unwrap_or_default().task_id;

@@ -1,4 +1,4 @@
-//! What a run was measured on. A figure without its machine says nothing.
+//! The machine that a run was measured on. Figures are only comparable on the same machine.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,27 +8,26 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::render::progress_line::format_size;
 
-/// Syncs that are timed before a run.
-const SYNC_SAMPLES: usize = 32;
+/// Number of fdatasync calls that are timed before a run.
+pub const SYNC_SAMPLES: usize = 32;
 const SYNC_BLOCK: [u8; 4096] = [0x5a; 4096];
-pub(super) const TMPFS_MAGIC: i64 = 0x0102_1994;
+pub(crate) const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 #[derive(Clone, Debug)]
-pub(crate) struct MachineInfo {
-    cpu: String,
-    cores: usize,
-    memory_bytes: u64,
-    kernel: String,
-    filesystem: String,
-    /// Median time of a 4 KiB write and its fdatasync where the relay's data is.
+pub struct MachineInfo {
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_bytes: u64,
+    pub kernel: String,
+    pub filesystem: String,
+    /// Median time of a 4 KiB write and its fdatasync in the relay's data directory.
     sync_median: Duration,
-    load_1m: String,
+    pub load_1m: String,
 }
 
 impl MachineInfo {
-    /// Looks at this machine, and at the disk below `data`.
+    /// Describes this machine and times the disk below `data`.
     pub(crate) fn measure(data: &Path) -> io::Result<Self> {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -58,30 +57,13 @@ impl MachineInfo {
             "kernel": self.kernel,
             "filesystem": self.filesystem,
             "load1m": self.load_1m,
-            // The relay has no switch that turns it off; how long it takes says whether the disk means it.
+            // Always on: the relay has no switch for it. The time shows whether the disk really syncs.
             "fdatasync": { "on": true, "medianMs": self.sync_ms() },
         })
     }
 
-    pub(crate) fn lines(&self) -> [String; 2] {
-        [
-            format!(
-                "machine: {}, {} cores, {} memory, {}, {}, load {}",
-                self.cpu,
-                self.cores,
-                format_size(self.memory_bytes),
-                self.kernel,
-                self.filesystem,
-                self.load_1m
-            ),
-            format!(
-                "fdatasync: on for every commit; 4 KiB take {:.2} ms on this disk (median of {SYNC_SAMPLES})",
-                self.sync_ms()
-            ),
-        ]
-    }
-
-    fn sync_ms(&self) -> f64 {
+    /// Median time of a 4 KiB write and its fdatasync, in milliseconds.
+    pub fn sync_ms(&self) -> f64 {
         self.sync_median.as_secs_f64() * 1000.0
     }
 }
@@ -99,11 +81,11 @@ fn parse_kib(value: &str) -> u64 {
     number.parse().unwrap_or(0)
 }
 
-/// The type of what is mounted closest above `path`.
+/// The type of the filesystem that `path` is on: the longest mount point above it.
 fn filesystem_type(mounts: &str, path: &Path) -> String {
     let mounted = mounts.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        let (point, kind) = (words.next()?, words.next()?);
+        let mut columns = line.split(' ').skip(1);
+        let (point, kind) = (columns.next()?, columns.next()?);
         path.starts_with(point).then_some((point.len(), kind))
     });
     let closest = mounted.max_by_key(|(depth, _)| *depth);
@@ -132,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_proc_are_read_by_name_and_the_closest_mount_counts() {
+    fn proc_fields_are_found_by_name_and_the_longest_mount_point_wins() {
         assert_eq!(
             proc_field("a : 1\nmodel name\t: Some CPU\n", "model name").unwrap(),
             "Some CPU"

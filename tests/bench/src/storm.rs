@@ -1,5 +1,5 @@
-//! A fleet that comes back all at once: every daemon's connection drops in the same moment, some of them hold attempts, and all dial
-//! again at once. Each daemon is a TCP connection of its own.
+//! Storm bench: the connections of all daemons drop at the same time and all daemons reconnect at
+//! once. Some of them hold attempts. Each daemon has its own TCP connection.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,40 +11,42 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::latency::LatencySamples;
-use super::load::submit_request;
-use super::report::{BenchFigure, BenchPhase, BenchReport};
-use super::simulated_daemon::{
+use crate::SETTLE_LIMIT;
+use crate::environment::{BenchEnvironment, BenchTarget};
+use crate::fleet::completion_recorder::CompletionRecorder;
+use crate::fleet::simulated_daemon::{
     DaemonOrder, HelloReply, SimulatedDaemon, SimulatedLink, SimulatedWork,
 };
-use super::site::{BenchEnvironment, BenchTarget};
-use super::witness::CompletionRecorder;
-use super::{SETTLE_LIMIT, with_progress};
-use crate::args::duration::millis;
-use crate::client::relay_client::RelayClient;
-use crate::clock;
-use crate::error::cli_error::CliError;
-use crate::render::console::CliConsole;
-use crate::server::open_files;
+use crate::load::submit_request;
+use crate::measure::latency::LatencySamples;
+use crate::measure::relay_process::ProcessUsage;
+use crate::measure::report::{BenchFigure, BenchPhase, BenchReport};
+use crate::progress::{BenchProgress, with_progress};
 
-/// Loopback addresses that the daemons dial from, or the relay's bound on one address and the kernel's ports would be met.
+use crate::client::BenchClient;
+use crate::clock::{self, millis};
+use crate::error::BenchError;
+
+/// Number of loopback addresses that the daemons connect from. With one address, the relay's limit
+/// on connections per address and the kernel's number of ports would be reached.
 const SOURCE_ADDRESSES: usize = 64;
-/// First connections on their way at one time. In the storm there is no such courtesy.
+/// Limit on concurrent first connections. The storm itself has no such limit.
 const MAX_FIRST_CONNECTS: usize = 128;
-/// A daemon whose connection was not taken dials again after this, as a daemon's first backoff would have it.
+/// Pause before a daemon whose connection failed connects again, as in a daemon's first backoff.
 const REDIAL_DELAY: Duration = Duration::from_millis(500);
-/// The relay lets as many in at once as it takes in this time; where all are back by then nobody had to wait, and nobody was first.
+/// The relay admits at once as many daemons as it can serve in this time. If all are back by then,
+/// no daemon had to wait and the order in which they returned means nothing.
 const AT_ONCE_MS: f64 = 500.0;
-/// The most tasks of one SubmitMany.
+/// The largest number of tasks in one SubmitMany.
 const BATCH_TASKS: usize = 500;
 
 #[derive(Clone, Debug)]
-pub(crate) struct StormBenchPlan {
+pub struct StormBenchPlan {
     pub daemons: usize,
-    /// Of them, those that hold an attempt each.
+    /// How many of the daemons hold an attempt.
     pub holders: usize,
     pub lease: Duration,
-    /// All must be back within this.
+    /// All daemons must be back within this time.
     pub limit: Duration,
 }
 
@@ -58,18 +60,19 @@ impl StormBenchPlan {
         ]
     }
 
-    /// Some old connections are still open when the new ones come.
-    fn connections(&self) -> usize {
+    /// Connections that this process and the relay must be able to open. Some old ones are still
+    /// open when the new ones arrive.
+    pub fn connections(&self) -> usize {
         self.daemons + self.daemons / 2 + 64
     }
 }
 
-/// What all daemons share.
+/// State that all daemons share.
 #[derive(Debug)]
 struct StormState {
     url: String,
     token: String,
-    /// Set when the storm breaks.
+    /// Set when the connections are dropped.
     dropped_at: watch::Sender<Option<Instant>>,
     connected: AtomicU64,
     retry_later_replies: AtomicU64,
@@ -78,12 +81,12 @@ struct StormState {
     progressed: Notify,
 }
 
-/// How long each was away, by whether it had a lease to save.
+/// How long the daemons were away, separately for holders of a lease and idle ones.
 #[derive(Debug, Default)]
 struct ReconnectTimes {
     holders: LatencySamples,
     idle: LatencySamples,
-    /// Idle ones that were back before the last holder was.
+    /// Idle daemons that were back before the last holder.
     idle_before_last_holder: u64,
     idle_count: u64,
     holder_count: u64,
@@ -94,8 +97,8 @@ impl ReconnectTimes {
         self.idle_count + self.holder_count
     }
 
-    fn record(&mut self, holds: bool, away: Duration) {
-        if holds {
+    fn record(&mut self, is_holder: bool, away: Duration) {
+        if is_holder {
             self.holders.add(away);
             self.holder_count += 1;
             self.idle_before_last_holder = self.idle_count;
@@ -106,43 +109,45 @@ impl ReconnectTimes {
     }
 }
 
-pub(crate) async fn run(
-    place: &BenchTarget,
+/// The caller raises the limit on open files for [`StormBenchPlan::connections`] first; the relay's
+/// process inherits it.
+pub async fn run(
+    target: &BenchTarget,
     plan: &StormBenchPlan,
-    console: &CliConsole,
-) -> Result<BenchReport, CliError> {
-    // In this process and, inherited, in the relay's.
-    open_files::raise_limit_for(plan.connections() as u64).map_err(|short| {
-        let hint = "raise the limit (`ulimit -Hn`), or measure with fewer daemons";
-        CliError::usage(short.to_string(), hint)
-    })?;
+    progress: &dyn BenchProgress,
+) -> Result<BenchReport, BenchError> {
     let arguments = ["--max-connections", &plan.connections().to_string()].map(str::to_owned);
-    let site = BenchEnvironment::open(place, &arguments).await?;
-    let mut report = BenchReport::new("storm", site.machine.clone(), plan.settings());
-    let mut storm = ReconnectStorm::start(site, plan).await?;
-    storm.connect_all(plan, console, &mut report).await?;
+    let environment = BenchEnvironment::open(target, &arguments).await?;
+    let mut report = BenchReport::new("storm", environment.machine.clone(), plan.settings());
+    let mut storm = ReconnectStorm::start(environment, plan).await?;
+    storm.connect_all(plan, progress, &mut report).await?;
     storm.submit_tasks(plan).await?;
-    storm.drop_connections(plan, console, &mut report).await;
+    storm.drop_connections(plan, progress, &mut report).await;
     storm.check_leases(plan, &mut report).await;
     storm.fleet.shutdown().await;
-    storm.site.close().await?;
+    storm.environment.close().await?;
     Ok(report)
 }
 
-/// A relay, and all daemons that live under one sky.
+/// The relay and all daemons of the storm.
 struct ReconnectStorm {
-    site: BenchEnvironment,
+    environment: BenchEnvironment,
     state: Arc<StormState>,
-    witness: Arc<CompletionRecorder>,
+    completions: Arc<CompletionRecorder>,
     orders: watch::Sender<DaemonOrder>,
     fleet: JoinSet<()>,
 }
 
 impl ReconnectStorm {
-    async fn start(site: BenchEnvironment, plan: &StormBenchPlan) -> Result<Self, CliError> {
-        let sky = Arc::new(StormState {
-            url: site.relay.url.clone(),
-            token: site.create_token("bench-fleet", Role::Daemon).await?,
+    async fn start(
+        environment: BenchEnvironment,
+        plan: &StormBenchPlan,
+    ) -> Result<Self, BenchError> {
+        let state = Arc::new(StormState {
+            url: environment.relay.url.clone(),
+            token: environment
+                .create_token("bench-fleet", Role::Daemon)
+                .await?,
             dropped_at: watch::Sender::new(None),
             connected: AtomicU64::new(0),
             retry_later_replies: AtomicU64::new(0),
@@ -150,46 +155,47 @@ impl ReconnectStorm {
             reconnect_times: Mutex::default(),
             progressed: Notify::new(),
         });
-        let witness = Arc::new(CompletionRecorder::new());
-        let (orders, obeyed) = watch::channel(DaemonOrder::None);
-        let courtesy = Arc::new(Semaphore::new(MAX_FIRST_CONNECTS));
+        let completions = Arc::new(CompletionRecorder::new());
+        let (orders, received_orders) = watch::channel(DaemonOrder::None);
+        let first_connects = Arc::new(Semaphore::new(MAX_FIRST_CONNECTS));
         let mut fleet = JoinSet::new();
         for number in 0..plan.daemons {
             let name = format!("bench-{number}");
-            let (orders, witness) = (obeyed.clone(), witness.clone());
-            let daemon = SimulatedDaemon::new(&name, 1, SimulatedWork::Hold, orders, witness);
+            let (orders, completions) = (received_orders.clone(), completions.clone());
+            let daemon = SimulatedDaemon::new(&name, 1, SimulatedWork::Hold, orders, completions);
             fleet.spawn(run_daemon(
                 daemon,
                 source_address(number),
-                sky.clone(),
-                courtesy.clone(),
+                state.clone(),
+                first_connects.clone(),
             ));
         }
         Ok(Self {
-            site,
-            state: sky,
-            witness,
+            environment,
+            state,
+            completions,
             orders,
             fleet,
         })
     }
 
-    /// Everybody comes for the first time.
+    /// Waits for the first connection of all daemons.
     async fn connect_all(
         &mut self,
         plan: &StormBenchPlan,
-        console: &CliConsole,
+        progress: &dyn BenchProgress,
         report: &mut BenchReport,
-    ) -> Result<(), CliError> {
+    ) -> Result<(), BenchError> {
         let from = clock::instant();
-        let sky = &self.state;
-        let count = || sky.connected.load(Ordering::Relaxed);
-        let gathered = with_progress(
-            console,
-            sky.wait_until_connected(plan.daemons as u64),
+        let state = &self.state;
+        let count = || state.connected.load(Ordering::Relaxed);
+        let connected = with_progress(
+            progress,
+            state.wait_until_connected(plan.daemons as u64),
             || format!("{} of {} daemons are connected", count(), plan.daemons),
         );
-        within_limit("the fleet did not gather", 4 * SETTLE_LIMIT, gathered).await?;
+        let what = "not all daemons could connect";
+        within_limit(what, 4 * SETTLE_LIMIT, connected).await?;
         report.add_phase(
             BenchPhase::new("gathering")
                 .with(
@@ -198,24 +204,25 @@ impl ReconnectStorm {
                     BenchFigure::Count(plan.daemons as u64),
                 )
                 .with("seconds", "TIME", BenchFigure::Seconds(seconds_since(from)))
-                .with_usage(self.site.relay.usage()),
+                .with_usage(self.environment.relay.usage()),
         );
         Ok(())
     }
 
-    /// One task for each holder.
-    async fn submit_tasks(&mut self, plan: &StormBenchPlan) -> Result<(), CliError> {
+    /// Submits one task for each holder.
+    async fn submit_tasks(&mut self, plan: &StormBenchPlan) -> Result<(), BenchError> {
         let leased = |_| {
             let mut request = submit_request(String::new());
             if let Some(spec) = &mut request.spec {
                 spec.lease_ttl_ms = Some(millis(plan.lease));
-                // Nothing but the lease can end it: no agent is started that could meet deadlines.
+                // No deadlines: no agent is started that could meet them, so only the lease may end
+                // the attempt.
                 spec.profile = Some(DeadlineProfile::default());
             }
             request
         };
         let tasks: Vec<SubmitRequest> = (0..plan.holders).map(leased).collect();
-        let client = self.site.connect_clients(1).await?.remove(0);
+        let client = self.environment.connect_clients(1).await?.remove(0);
         for rows in tasks.chunks(BATCH_TASKS) {
             let tasks = rows.to_vec();
             client
@@ -223,28 +230,33 @@ impl ReconnectStorm {
                 .submit_many(SubmitManyRequest { tasks })
                 .await?;
         }
-        let running = self.witness.wait_until_running(plan.holders as u64);
-        within_limit("the holders did not start", SETTLE_LIMIT, running).await
+        let running = self.completions.wait_until_running(plan.holders as u64);
+        within_limit("not all attempts started", SETTLE_LIMIT, running).await
     }
 
     async fn drop_connections(
         &mut self,
         plan: &StormBenchPlan,
-        console: &CliConsole,
+        progress: &dyn BenchProgress,
         report: &mut BenchReport,
     ) {
-        let _ = self.site.relay.usage();
-        let sky = &self.state;
+        let _ = self.environment.relay.usage();
+        let state = &self.state;
         let from = clock::instant();
-        sky.dropped_at.send_replace(Some(from));
-        let back = || sky.lock_reconnect_times().count();
+        state.dropped_at.send_replace(Some(from));
+        let back = || state.lock_reconnect_times().count();
         let returned = with_progress(
-            console,
-            sky.wait_until_reconnected(plan.daemons as u64),
+            progress,
+            state.wait_until_reconnected(plan.daemons as u64),
             || format!("{} of {} daemons are back", back(), plan.daemons),
         );
         let in_limit = timeout(plan.limit, returned).await.is_ok();
-        report_reconnects(report, sky, seconds_since(from), self.site.relay.usage());
+        report_reconnects(
+            report,
+            state,
+            seconds_since(from),
+            self.environment.relay.usage(),
+        );
         let (all, limit) = (plan.daemons, plan.limit.as_secs());
         report.add_check(
             in_limit,
@@ -252,16 +264,19 @@ impl ReconnectStorm {
         );
     }
 
-    /// What the leases were for: every holder finishes the attempt that it had.
+    /// Checks that every holder can still complete its attempt.
     async fn check_leases(&self, plan: &StormBenchPlan, report: &mut BenchReport) {
         self.orders.send_replace(DaemonOrder::Complete);
-        let completed = self.witness.wait_until_completed(plan.holders as u64);
+        let completed = self.completions.wait_until_completed(plan.holders as u64);
         let completed = timeout(SETTLE_LIMIT, completed).await.is_ok();
-        let (count, lost) = (self.witness.completed_count(), self.witness.lost_count());
+        let (count, lost) = (
+            self.completions.completed_count(),
+            self.completions.lost_count(),
+        );
         report.add_check(
             completed && lost == 0,
             format!(
-                "no healthy lease was lost: {count} of {} attempts completed, {lost} were taken away or done again",
+                "no healthy lease was lost: {count} of {} attempts completed, {lost} were revoked or repeated",
                 plan.holders
             ),
         );
@@ -270,12 +285,12 @@ impl ReconnectStorm {
 
 fn report_reconnects(
     report: &mut BenchReport,
-    sky: &StormState,
+    state: &StormState,
     elapsed: f64,
-    used: super::relay_process::ProcessUsage,
+    used: ProcessUsage,
 ) {
-    let away = |counter: &AtomicU64| BenchFigure::Count(counter.load(Ordering::Relaxed));
-    let returned = sky.lock_reconnect_times();
+    let count = |counter: &AtomicU64| BenchFigure::Count(counter.load(Ordering::Relaxed));
+    let returned = state.lock_reconnect_times();
     let (holders, idle) = (
         returned.holders.clone().summary(),
         returned.idle.clone().summary(),
@@ -290,48 +305,51 @@ fn report_reconnects(
                 "IDLE BEFORE LAST HOLDER",
                 BenchFigure::Count(returned.idle_before_last_holder),
             )
-            .with("sentAway", "SENT AWAY", away(&sky.retry_later_replies))
-            .with("notTaken", "NOT TAKEN", away(&sky.failed_connects))
+            .with("sentAway", "SENT AWAY", count(&state.retry_later_replies))
+            .with("notTaken", "NOT TAKEN", count(&state.failed_connects))
             .with_usage(used),
     );
-    let nobody_waited = holders.count == 0 || idle.count == 0 || idle.max < AT_ONCE_MS;
+    let no_daemon_waited = holders.count == 0 || idle.count == 0 || idle.max < AT_ONCE_MS;
     report.add_check(
-        nobody_waited || holders.max < idle.max,
-        format!("holders came first: the last was back after {:.0} ms, the last idle one after {:.0} ms", holders.max, idle.max),
+        no_daemon_waited || holders.max < idle.max,
+        format!(
+            "holders came first: the last was back after {:.0} ms, the last idle one after {:.0} ms",
+            holders.max, idle.max
+        ),
     );
 }
 
-/// One daemon: it dials until it is let in, and again whenever its stream ends.
+/// Runs one daemon: connects until the relay admits it, and again whenever its stream ends.
 async fn run_daemon(
     mut daemon: SimulatedDaemon,
     from: IpAddr,
-    sky: Arc<StormState>,
-    courtesy: Arc<Semaphore>,
+    state: Arc<StormState>,
+    first_connects: Arc<Semaphore>,
 ) {
-    let mut broke = sky.dropped_at.subscribe();
-    let polite = courtesy.acquire().await;
-    let mut link = sky.connect(&mut daemon, from).await;
-    drop(polite);
-    sky.connected.fetch_add(1, Ordering::Relaxed);
-    sky.progressed.notify_waiters();
+    let mut dropped = state.dropped_at.subscribe();
+    let permit = first_connects.acquire().await;
+    let mut link = state.connect(&mut daemon, from).await;
+    drop(permit);
+    state.connected.fetch_add(1, Ordering::Relaxed);
+    state.progressed.notify_waiters();
     loop {
         tokio::select! {
-            changed = broke.changed() => {
+            changed = dropped.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                // The connection goes with its last stream.
+                // Dropping the last stream closes the connection.
                 drop(link);
-                let holds = daemon.has_attempts();
-                link = sky.connect(&mut daemon, from).await;
-                let broke_at = *broke.borrow();
-                if let Some(at) = broke_at {
+                let is_holder = daemon.has_attempts();
+                link = state.connect(&mut daemon, from).await;
+                let dropped_at = *dropped.borrow();
+                if let Some(at) = dropped_at {
                     let away = clock::instant().saturating_duration_since(at);
-                    sky.lock_reconnect_times().record(holds, away);
-                    sky.progressed.notify_waiters();
+                    state.lock_reconnect_times().record(is_holder, away);
+                    state.progressed.notify_waiters();
                 }
             }
-            () = daemon.serve(&mut link) => link = sky.connect(&mut daemon, from).await,
+            () = daemon.serve(&mut link) => link = state.connect(&mut daemon, from).await,
         }
     }
 }
@@ -358,15 +376,15 @@ impl StormState {
         &self,
         daemon: &mut SimulatedDaemon,
         from: IpAddr,
-    ) -> Result<HelloReply, CliError> {
-        let relay = RelayClient::connect_from(&self.url, &self.token, from).await?;
+    ) -> Result<HelloReply, BenchError> {
+        let relay = BenchClient::connect_from(&self.url, &self.token, from).await?;
         daemon.dial(relay).await
     }
 
     fn lock_reconnect_times(&self) -> std::sync::MutexGuard<'_, ReconnectTimes> {
         self.reconnect_times
             .lock()
-            .expect("no holder of this lock panics")
+            .expect("no code panics under this lock")
     }
 
     async fn wait_until_connected(&self, count: u64) {
@@ -399,10 +417,10 @@ async fn within_limit<T>(
     what: &'static str,
     limit: Duration,
     future: impl Future<Output = T>,
-) -> Result<T, CliError> {
+) -> Result<T, BenchError> {
     let waited = format!("waited for {} s", limit.as_secs());
     let outcome = timeout(limit, future).await;
-    outcome.map_err(|_| CliError::local(what, waited))
+    outcome.map_err(|_| BenchError::local(what, waited))
 }
 
 fn seconds_since(from: Instant) -> f64 {

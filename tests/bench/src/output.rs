@@ -1,4 +1,5 @@
-//! Output from simulated attempts to those who follow it: every line stored by the relay and received by each watcher.
+//! Output bench: simulated attempts write lines, the relay stores them, and every watcher receives
+//! each line.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +12,27 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Streaming;
 
-use super::load::submit_request_for;
-use super::output_writer::{LINE_BYTES, OutputWorkload};
-use super::report::{BenchFigure, BenchPhase, BenchReport};
-use super::simulated_daemon::{OUTPUT_AGENT_NAME, SimulatedWork};
-use super::site::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
-use super::witness::CompletionRecorder;
-use super::{SETTLE_LIMIT, with_progress};
-use crate::client::relay_client::RelayClient;
+use crate::SETTLE_LIMIT;
+use crate::client::BenchClient;
 use crate::clock;
-use crate::error::cli_error::CliError;
-use crate::render::console::CliConsole;
+use crate::environment::{BenchEnvironment, BenchTarget, SimulatedFleetPlan};
+use crate::error::BenchError;
+use crate::fleet::completion_recorder::CompletionRecorder;
+use crate::fleet::output_writer::{LINE_BYTES, OutputWorkload};
+use crate::fleet::simulated_daemon::{OUTPUT_AGENT_NAME, SimulatedWork};
+use crate::load::submit_request_for;
+use crate::measure::report::{BenchFigure, BenchPhase, BenchReport};
+use crate::progress::{BenchProgress, with_progress};
 
 #[derive(Clone, Debug)]
-pub(crate) struct OutputBenchPlan {
-    /// Attempts that write at the same time, each on a daemon of its own.
+pub struct OutputBenchPlan {
+    /// Attempts that write at the same time, each on its own daemon.
     pub writers: usize,
-    /// Lines of one attempt; the relay stores 64 MiB of each.
+    /// Lines of one attempt; the relay stores at most 64 MiB of each attempt.
     pub lines: u64,
     pub chunk_lines: usize,
     pub watchers: usize,
-    /// One after the other: each has new attempts.
+    /// Rounds run one after the other, each with new attempts.
     pub rounds: usize,
 }
 
@@ -48,35 +49,35 @@ impl OutputBenchPlan {
     }
 }
 
-pub(crate) async fn run(
-    place: &BenchTarget,
+pub async fn run(
+    target: &BenchTarget,
     plan: &OutputBenchPlan,
-    console: &CliConsole,
-) -> Result<BenchReport, CliError> {
-    let mut site = BenchEnvironment::open(place, &[]).await?;
-    let mut report = BenchReport::new("output", site.machine.clone(), plan.settings());
-    let witness = Arc::new(CompletionRecorder::new());
+    progress: &dyn BenchProgress,
+) -> Result<BenchReport, BenchError> {
+    let mut environment = BenchEnvironment::open(target, &[]).await?;
+    let mut report = BenchReport::new("output", environment.machine.clone(), plan.settings());
+    let completions = Arc::new(CompletionRecorder::new());
     let (begin, begun) = watch::channel(false);
     let writing = OutputWorkload::new(plan.lines, plan.chunk_lines, begun);
     let expected = writing.lines() * plan.writers as u64;
-    let fleet = site
+    let fleet = environment
         .start_fleet(SimulatedFleetPlan {
             daemons: plan.writers,
             slots: 1,
             work: SimulatedWork::Write(writing),
-            witness: witness.clone(),
+            completions: completions.clone(),
         })
         .await?;
-    let clients = site.connect_clients(plan.watchers).await?;
+    let clients = environment.connect_clients(plan.watchers).await?;
     for round in 1..=plan.rounds as u64 {
         begin.send_replace(false);
         let received = Arc::new(AtomicU64::new(0));
         let mut watching = JoinSet::new();
         submit_round(&clients, plan.writers, &received, &mut watching).await?;
-        let runs = witness.wait_until_running(round * plan.writers as u64);
+        let runs = completions.wait_until_running(round * plan.writers as u64);
         let runs = timeout(SETTLE_LIMIT, runs).await;
-        runs.map_err(|_| CliError::local("the attempts did not start", "no daemon took them"))?;
-        let _ = site.relay.usage();
+        runs.map_err(|_| BenchError::local("the attempts did not start", "no daemon took them"))?;
+        let _ = environment.relay.usage();
         begin.send_replace(true);
         let from = clock::instant();
         let line = || {
@@ -86,12 +87,14 @@ pub(crate) async fn run(
             )
         };
         let totals =
-            with_progress(console, lines_per_watcher(watching, plan.watchers), line).await?;
-        let done = witness.wait_until_completed(round * plan.writers as u64);
+            with_progress(progress, lines_per_watcher(watching, plan.watchers), line).await?;
+        let done = completions.wait_until_completed(round * plan.writers as u64);
         let done = timeout(SETTLE_LIMIT, done).await;
-        done.map_err(|_| CliError::local("the attempts did not end", "their output may be lost"))?;
+        done.map_err(|_| {
+            BenchError::local("the attempts did not end", "their output may be lost")
+        })?;
         let elapsed = clock::instant().duration_since(from);
-        report.add_phase(round_phase(expected, elapsed).with_usage(site.relay.usage()));
+        report.add_phase(round_phase(expected, elapsed).with_usage(environment.relay.usage()));
         report.add_check(
             totals.iter().all(|lines| *lines == expected),
             format!(
@@ -100,7 +103,7 @@ pub(crate) async fn run(
         );
     }
     drop(fleet);
-    site.close().await?;
+    environment.close().await?;
     Ok(report)
 }
 
@@ -122,13 +125,13 @@ fn round_phase(lines: u64, elapsed: Duration) -> BenchPhase {
         )
 }
 
-/// Tasks for this round, each followed by every watcher from its first byte.
+/// Submits the tasks of a round; every watcher follows each of them from the first byte.
 async fn submit_round(
-    watchers: &[RelayClient],
+    watchers: &[BenchClient],
     writers: usize,
     received: &Arc<AtomicU64>,
-    watching: &mut JoinSet<(usize, Result<u64, CliError>)>,
-) -> Result<(), CliError> {
+    watching: &mut JoinSet<(usize, Result<u64, BenchError>)>,
+) -> Result<(), BenchError> {
     for _ in 0..writers {
         let mut tasks = watchers[0].tasks();
         let submitted = tasks
@@ -150,11 +153,11 @@ async fn submit_round(
     Ok(())
 }
 
-/// Lines that arrived, in order and without a gap.
+/// Counts the lines of one stream and fails if a chunk is missing or out of order.
 async fn count_lines(
     mut stream: Streaming<ReadOutputResponse>,
     received: &AtomicU64,
-) -> Result<u64, CliError> {
+) -> Result<u64, BenchError> {
     let (mut lines, mut at) = (0, 0);
     while let Some(message) = stream.message().await? {
         match message.item {
@@ -165,7 +168,7 @@ async fn count_lines(
                 received.fetch_add(fresh, Ordering::Relaxed);
             }
             Some(Item::Chunk(_) | Item::Cut(_)) => {
-                return Err(CliError::local(
+                return Err(BenchError::local(
                     "output has a gap",
                     format!("after byte {at}"),
                 ));
@@ -176,14 +179,14 @@ async fn count_lines(
     Ok(lines)
 }
 
-/// What each watcher received of all attempts.
+/// The number of lines that each watcher received from all attempts.
 async fn lines_per_watcher(
-    mut watching: JoinSet<(usize, Result<u64, CliError>)>,
+    mut watching: JoinSet<(usize, Result<u64, BenchError>)>,
     watchers: usize,
-) -> Result<Vec<u64>, CliError> {
+) -> Result<Vec<u64>, BenchError> {
     let mut totals = vec![0; watchers];
     while let Some(ended) = watching.join_next().await {
-        let (number, lines) = ended.map_err(|e| CliError::local("a watcher panicked", e))?;
+        let (number, lines) = ended.map_err(|e| BenchError::local("a watcher panicked", e))?;
         totals[number] += lines?;
     }
     Ok(totals)

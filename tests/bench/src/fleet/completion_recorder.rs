@@ -1,5 +1,6 @@
-//! What the simulated daemons saw: how many completions the relay has made durable and how long each took, and what the relay took
-//! away. The moment of submission travels with the task (as its channel), so that no table of open tasks is needed.
+//! Counts what the simulated daemons observe: durable completions with their latency, and attempts
+//! that the relay revoked. The time of the submit is sent with the task (as its channel id), so no
+//! table of open tasks is needed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::latency::LatencySamples;
 use crate::clock;
+use crate::measure::latency::LatencySamples;
 
 #[derive(Debug)]
 pub(crate) struct CompletionRecorder {
@@ -36,20 +37,20 @@ impl CompletionRecorder {
         }
     }
 
-    /// A moment as a word that a task or an event can carry.
+    /// A time as text that fits into an id of a task or an event.
     pub(crate) fn encode_time(&self, at: Instant) -> String {
         at.saturating_duration_since(self.epoch)
             .as_micros()
             .to_string()
     }
 
-    /// How long ago a stamp was made.
+    /// Time since [`Self::encode_time`] made this stamp.
     pub(crate) fn elapsed_since(&self, stamp: &str) -> Option<Duration> {
         let made = self.epoch + Duration::from_micros(stamp.parse().ok()?);
         Some(clock::instant().saturating_duration_since(made))
     }
 
-    /// An attempt was offered; one that is not its task's first is work done twice.
+    /// Counts an offered attempt. One that is not the first of its task repeats work.
     pub(super) fn record_offered(&self, attempt_number: u32) {
         self.offered.fetch_add(1, Ordering::Relaxed);
         if attempt_number > 1 {
@@ -58,25 +59,25 @@ impl CompletionRecorder {
         self.progressed.notify_waiters();
     }
 
-    /// The relay has made the start of an attempt durable.
+    /// Counts an attempt whose start the relay has acknowledged as durable.
     pub(super) fn record_running(&self) {
         self.running.fetch_add(1, Ordering::Relaxed);
         self.progressed.notify_waiters();
     }
 
-    /// One completion is durable.
+    /// Counts an attempt whose completion the relay has acknowledged as durable.
     pub(super) fn record_completed(&self, stamp: &str) {
         if let Some(latency) = self.elapsed_since(stamp) {
             self.samples
                 .lock()
-                .expect("no holder of this lock panics")
+                .expect("no code panics under this lock")
                 .add(latency);
         }
         self.completed.fetch_add(1, Ordering::Relaxed);
         self.progressed.notify_waiters();
     }
 
-    /// The relay says that an attempt may not go on.
+    /// Counts an attempt that the relay has revoked.
     pub(super) fn record_revoked(&self) {
         self.revoked.fetch_add(1, Ordering::Relaxed);
     }
@@ -85,17 +86,17 @@ impl CompletionRecorder {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Attempts that were fenced, killed, revoked or done again.
+    /// Attempts that were fenced, killed, revoked or repeated.
     pub(crate) fn lost_count(&self) -> u64 {
         self.revoked.load(Ordering::Relaxed) + self.reruns.load(Ordering::Relaxed)
     }
 
-    /// Takes the latencies recorded so far and starts afresh.
+    /// Returns the latencies recorded so far and clears them.
     pub(crate) fn take_samples(&self) -> LatencySamples {
-        std::mem::take(&mut *self.samples.lock().expect("no holder of this lock panics"))
+        std::mem::take(&mut *self.samples.lock().expect("no code panics under this lock"))
     }
 
-    /// Waits until `count` completions were seen.
+    /// Waits until `count` completions are durable.
     pub(crate) async fn wait_until_completed(&self, count: u64) {
         self.wait_until(&self.completed, count).await;
     }

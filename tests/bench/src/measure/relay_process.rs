@@ -1,4 +1,5 @@
-//! The relay under measurement: a child process of this executable, so that its memory and disk are its own.
+//! The relay under measurement, as a child process, so that its memory and disk use can be told
+//! apart from the load generator's.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -14,14 +15,17 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;
 
-use crate::client::discovery::ADMIN_TOKEN_FILE;
-use crate::commands::server::relay::LISTENING_ON;
-use crate::error::cli_error::CliError;
+use crate::error::BenchError;
+
+/// Text before the address in the line that a started relay prints.
+pub const LISTENING_ON: &str = "listening on ";
+/// File in the relay's data directory with the token of its first administrator.
+pub const ADMIN_TOKEN_FILE: &str = "admin.token";
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const LOG_TAIL_LINES: usize = 20;
-/// The kernel's promise about times in /proc, whatever its own tick is.
+/// USER_HZ, the unit of processor times in /proc; it does not depend on the kernel's own tick.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug)]
@@ -33,19 +37,18 @@ pub(crate) struct MeasuredRelay {
     last_cpu_seconds: f64,
 }
 
-/// How the relay is started; the same at each start.
+/// How the relay is started; a restart uses the same command.
 #[derive(Clone, Debug)]
 pub(crate) struct RelayStartCommand {
-    /// Another build than this one, if asked for.
-    pub program: Option<PathBuf>,
+    /// The baton executable to start.
+    pub program: PathBuf,
     pub arguments: Vec<String>,
 }
 
 impl MeasuredRelay {
-    /// Starts it on a free loopback port and waits until it listens.
-    pub(crate) async fn start(data: &Path, start: &RelayStartCommand) -> Result<Self, CliError> {
-        let own = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
-        let mut child = Command::new(start.program.as_ref().unwrap_or(&own))
+    /// Starts the relay on a free loopback port and waits until it listens.
+    pub(crate) async fn start(data: &Path, start: &RelayStartCommand) -> Result<Self, BenchError> {
+        let mut child = Command::new(&start.program)
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
             .arg(data)
             .args(&start.arguments)
@@ -57,13 +60,13 @@ impl MeasuredRelay {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| CliError::local("start the relay", error))?;
+            .map_err(|error| BenchError::local("start the relay", error))?;
         let stderr = child.stderr.take().expect("stderr is piped just above");
         let log_tail = Arc::new(Mutex::new(VecDeque::new()));
         let mut lines = BufReader::new(stderr).lines();
         let url = timeout(START_LIMIT, read_listen_address(&mut lines, &log_tail)).await;
         let Ok(Some(url)) = url else {
-            return Err(CliError::local(
+            return Err(BenchError::local(
                 "the relay did not start",
                 log_text(&log_tail),
             ));
@@ -78,14 +81,14 @@ impl MeasuredRelay {
         })
     }
 
-    pub(crate) fn admin_token(&self) -> Result<String, CliError> {
+    pub(crate) fn admin_token(&self) -> Result<String, BenchError> {
         let path = self.data.join(ADMIN_TOKEN_FILE);
         let token = fs::read_to_string(&path)
-            .map_err(|error| CliError::local(format!("read {}", path.display()), error))?;
+            .map_err(|error| BenchError::local(format!("read {}", path.display()), error))?;
         Ok(token.trim().to_owned())
     }
 
-    /// Memory now and at its highest, and processor time since this was last asked.
+    /// Current and peak memory, and processor time since the previous call.
     pub(crate) fn usage(&mut self) -> ProcessUsage {
         let pid = self.child.id().unwrap_or_default();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -99,29 +102,29 @@ impl MeasuredRelay {
         }
     }
 
-    /// What its data takes on the disk, in allocated bytes.
+    /// Allocated bytes of the data directory.
     pub(crate) fn disk_bytes(&self) -> u64 {
         allocated_bytes(&self.data).unwrap_or(0)
     }
 
-    /// kill -9; returns when it is gone.
-    pub(crate) async fn kill(mut self) -> Result<(), CliError> {
+    /// Sends SIGKILL and waits until the process has ended.
+    pub(crate) async fn kill(mut self) -> Result<(), BenchError> {
         let killed = self.child.kill().await;
-        killed.map_err(|error| CliError::local("kill the relay", error))
+        killed.map_err(|error| BenchError::local("kill the relay", error))
     }
 
-    /// A clean stop, as an operator would do it.
-    pub(crate) async fn stop(mut self) -> Result<(), CliError> {
+    /// Stops the relay cleanly with SIGTERM.
+    pub(crate) async fn stop(mut self) -> Result<(), BenchError> {
         let pid = self
             .child
             .id()
             .and_then(|pid| Pid::from_raw(pid.cast_signed()));
         if let Some(pid) = pid {
-            kill_process(pid, Signal::TERM).map_err(|e| CliError::local("stop the relay", e))?;
+            kill_process(pid, Signal::TERM).map_err(|e| BenchError::local("stop the relay", e))?;
         }
         match timeout(STOP_LIMIT, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(_) | Err(_) => Err(CliError::local(
+            Ok(_) | Err(_) => Err(BenchError::local(
                 "the relay did not stop cleanly",
                 log_text(&self.log_tail),
             )),
@@ -133,7 +136,7 @@ impl MeasuredRelay {
 pub(crate) struct ProcessUsage {
     pub resident: u64,
     pub peak: u64,
-    /// User and system together.
+    /// User and system time together.
     pub cpu_seconds: f64,
 }
 
@@ -160,7 +163,7 @@ async fn collect_log_tail(
 }
 
 fn push_log_line(log_tail: &Mutex<VecDeque<String>>, line: String) {
-    let mut tail = log_tail.lock().expect("no holder of this lock panics");
+    let mut tail = log_tail.lock().expect("no code panics under this lock");
     if tail.len() == LOG_TAIL_LINES {
         tail.pop_front();
     }
@@ -168,10 +171,10 @@ fn push_log_line(log_tail: &Mutex<VecDeque<String>>, line: String) {
 }
 
 fn log_text(log_tail: &Mutex<VecDeque<String>>) -> String {
-    let tail = log_tail.lock().expect("no holder of this lock panics");
+    let tail = log_tail.lock().expect("no code panics under this lock");
     let lines: Vec<&str> = tail.iter().map(String::as_str).collect();
     if lines.is_empty() {
-        "it said nothing".to_owned()
+        "it printed no log line".to_owned()
     } else {
         lines.join(" | ")
     }
@@ -183,7 +186,7 @@ fn status_bytes(status: &str, field: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Fields 14 and 15 of /proc/PID/stat, counted after the name, which may hold spaces.
+/// Fields 14 and 15 of /proc/PID/stat, counted after the name because that may contain spaces.
 fn cpu_ticks(stat: &str) -> u64 {
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let fields = after_name.split_whitespace().skip(11).take(2);
@@ -195,7 +198,7 @@ fn allocated_bytes(path: &Path) -> io::Result<u64> {
     let mut bytes = meta.blocks() * 512;
     if meta.is_dir() {
         for entry in fs::read_dir(path)? {
-            // A file may go away while we look: the relay is running.
+            // The relay is running and may remove a file meanwhile.
             bytes += allocated_bytes(&entry?.path()).unwrap_or(0);
         }
     }

@@ -1,4 +1,4 @@
-//! Latencies as plain samples: exact percentiles from a sorted vector, no buckets to argue about.
+//! Latencies as plain samples: exact percentiles from a sorted vector, without histogram buckets.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 /// Samples in microseconds, in any order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LatencySamples(Vec<u32>);
+pub struct LatencySamples(Vec<u32>);
 
 impl LatencySamples {
-    pub(crate) fn add(&mut self, latency: Duration) {
+    pub fn add(&mut self, latency: Duration) {
         self.0
             .push(u32::try_from(latency.as_micros()).unwrap_or(u32::MAX));
     }
@@ -18,7 +18,7 @@ impl LatencySamples {
         self.0.extend(other.0);
     }
 
-    pub(crate) fn summary(mut self) -> LatencySummary {
+    pub fn summary(mut self) -> LatencySummary {
         self.0.sort_unstable();
         let at = |q: f64| percentile_ms(&self.0, q);
         LatencySummary {
@@ -31,9 +31,9 @@ impl LatencySamples {
     }
 }
 
-/// Milliseconds.
+/// Percentiles in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct LatencySummary {
+pub struct LatencySummary {
     pub count: usize,
     pub p50: f64,
     pub p90: f64,
@@ -53,7 +53,7 @@ impl LatencySummary {
     }
 }
 
-/// Nearest rank: the smallest sample that at least the share `q` of all samples does not exceed.
+/// Nearest rank: the smallest sample such that at least the share `q` of all samples is not above it.
 fn percentile_ms(sorted: &[u32], q: f64) -> f64 {
     let rank = (q * sorted.len() as f64).ceil() as usize;
     let sample = sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0);
