@@ -1,12 +1,11 @@
-//! One story from end to end, all of it real processes: a task blocks on one machine, everything is started again, a person answers
-//! a day later, and another machine finishes it. What must be there afterwards, and what must be nowhere.
+//! One scenario with real processes end to end: a task blocks on one machine, all processes
+//! restart, a person answers a day later, and another machine finishes the task. The tests check
+//! its records, and that no secret leaked.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use baton_proto::timestamp_to_ms;
 use baton_proto::v1::attempt_command::Body as Command;
 use baton_proto::v1::relay_frame::Frame;
@@ -23,10 +22,12 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::secret_search::{SecretSearch, files_below};
+
 const SCOPE: &str = "reviewers";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A machine: its daemon, by a wire that is listened to.
+/// A machine with its daemon, connected through a frame tap.
 struct ScenarioMachine {
     name: &'static str,
     credential: String,
@@ -43,14 +44,14 @@ struct ScenarioFixture {
     dir: TempDir,
 }
 
-/// What the story left, for those who look.
+/// Everything that the scenario left behind.
 struct ScenarioRemains {
     fixture: ScenarioFixture,
     task: Task,
     spans: Vec<Span>,
     events: Vec<Vec<u8>>,
     tool_access: Vec<AttemptToolAccess>,
-    /// The environments of everything that ran for the task.
+    /// The environments of all processes of the task.
     environments: Vec<Vec<u8>>,
 }
 
@@ -90,7 +91,7 @@ impl ScenarioFixture {
         DaemonProcess::start(self.baton, self.dir.path(), name, &tap.url(), credential).await
     }
 
-    /// Everything ends, a day goes by, and everything is started again.
+    /// Stops all processes, advances the clocks by a day and restarts everything.
     async fn restart_after_a_day(&mut self) {
         for machine in &mut self.machines {
             machine.daemon.terminate().await;
@@ -112,24 +113,24 @@ impl ScenarioFixture {
         }
     }
 
-    /// Runs until it may end, and has tools.
+    /// A task with tools that runs until the file `done` exists.
     fn scenario_task(&self) -> TaskSpec {
         let file = self.dir.path().join("done");
         let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
         TaskSpec {
             goal: "review the change".to_owned(),
             mcp: true,
-            ..command_task("sh", &["-c", &script], "whole-story")
+            ..command_task("sh", &["-c", &script], "full-scenario")
         }
     }
 
-    async fn start_mcp(&self, handed: &AttemptToolAccess) -> McpClient {
-        McpClient::start_for_attempt(self.baton, self.dir.path(), handed).await
+    async fn start_mcp(&self, access: &AttemptToolAccess) -> McpClient {
+        McpClient::start_for_attempt(self.baton, self.dir.path(), access).await
     }
 
-    /// The agent works, and gives up for want of an answer.
-    async fn progress_and_block(&self, handed: &AttemptToolAccess) {
-        let tools = self.start_mcp(handed).await;
+    /// The agent reports progress and blocks the task with a question.
+    async fn progress_and_block(&self, access: &AttemptToolAccess) {
+        let tools = self.start_mcp(access).await;
         let items = json!({"completed_items": ["first"], "cursor": "page 3"});
         tools.call_tool("task_progress", items).await.into_content();
         let begun = json!({"summary": "begun"});
@@ -153,13 +154,13 @@ impl ScenarioFixture {
         };
         let mut tasks = self.relay.admin().tasks();
         let resumed = wait_within("an answer to Resume", tasks.resume(request)).await;
-        let resumed = resumed.expect("it is parked").into_inner();
-        resumed.task.expect("the task after it")
+        let resumed = resumed.expect("the task is parked").into_inner();
+        resumed.task.expect("the answer has the task")
     }
 
-    /// Another agent reads what was left, and finishes.
-    async fn complete_task(&self, handed: &AttemptToolAccess) {
-        let tools = self.start_mcp(handed).await;
+    /// Another agent reads the resume data and completes the task.
+    async fn complete_task(&self, access: &AttemptToolAccess) {
+        let tools = self.start_mcp(access).await;
         let own = tools.call_tool("task_get", json!({})).await.into_content();
         let resume = &own["task"]["resume"];
         assert_eq!(
@@ -175,7 +176,7 @@ impl ScenarioFixture {
         std::fs::write(self.dir.path().join("done"), "").expect("a file can be written");
     }
 
-    /// No daemon but the others may have the task.
+    /// Drains this daemon, so that another one gets the task.
     async fn drain_daemon(&self, name: &str) {
         let request = DrainDaemonRequest {
             daemon: name.to_owned(),
@@ -189,7 +190,7 @@ impl ScenarioFixture {
 }
 
 impl ScenarioRemains {
-    /// The same once more by agents that hold their leases themselves.
+    /// Repeats the scenario with agents that hold their leases themselves.
     async fn run_with_lease_agents(&mut self) -> Vec<GrantedLease> {
         let admin = self.fixture.relay.admin().clone();
         let ada = LeaseAgent::new(&admin, "ada", SCOPE).await;
@@ -197,12 +198,21 @@ impl ScenarioRemains {
         let first = ada
             .start(agent_scope_spec(SCOPE), "k")
             .await
-            .expect("it starts");
-        ada.renew(&first).await.expect("it holds it");
-        ada.checkpoint(&first, "half way").await.expect("it may");
-        ada.block(&first, "which way?").await.expect("it may");
-        let second = bob.pick_up(&first.task_id, "").await.expect("it is free");
-        bob.complete(&second, "done").await.expect("it holds it");
+            .expect("the task starts");
+        ada.renew(&first).await.expect("the agent has the lease");
+        ada.checkpoint(&first, "half way")
+            .await
+            .expect("the call is allowed");
+        ada.block(&first, "which way?")
+            .await
+            .expect("the call is allowed");
+        let second = bob
+            .pick_up(&first.task_id, "")
+            .await
+            .expect("the task is parked");
+        bob.complete(&second, "done")
+            .await
+            .expect("the agent has the lease");
         let events = admin.watch(&first.task_id).await.collect_to_end().await;
         let events = events.iter().map(prost::Message::encode_to_vec);
         self.events.extend(events);
@@ -213,37 +223,37 @@ impl ScenarioRemains {
 }
 
 async fn run_scenario() -> ScenarioRemains {
-    let mut stage = ScenarioFixture::start().await;
-    stage.add_machine("a").await;
-    let client = stage.relay.admin().clone();
-    let task = client.submit(stage.scenario_task()).await;
+    let mut fixture = ScenarioFixture::start().await;
+    fixture.add_machine("a").await;
+    let client = fixture.relay.admin().clone();
+    let task = client.submit(fixture.scenario_task()).await;
     let first = AttemptToolAccess::wait_for_attempt(&task.attempts[0].attempt_id).await;
     let mut environments = environments(&task.attempts[0].attempt_id);
-    stage.add_machine("b").await;
-    stage.progress_and_block(&first).await;
+    fixture.add_machine("b").await;
+    fixture.progress_and_block(&first).await;
     client
         .wait_for_state(&task.task_id, TaskState::NeedsAttention)
         .await;
-    poll_until("the first machine to be done with it", || {
-        stage.machines[0].daemon.has_empty_outbox().then_some(())
+    poll_until("the first machine's outbox to be empty", || {
+        fixture.machines[0].daemon.has_empty_outbox().then_some(())
     })
     .await;
-    stage.restart_after_a_day().await;
-    stage.drain_daemon("a").await;
-    let resumed = stage.resume_with_answer(&task.task_id).await;
+    fixture.restart_after_a_day().await;
+    fixture.drain_daemon("a").await;
+    let resumed = fixture.resume_with_answer(&task.task_id).await;
     let next = &resumed.attempts[1].attempt_id;
     let second = AttemptToolAccess::wait_for_attempt(next).await;
     environments.extend(self::environments(next));
-    stage.complete_task(&second).await;
+    fixture.complete_task(&second).await;
     let events = client.watch(&task.task_id).await.collect_to_end().await;
-    let spans = stage.collector.wait_for_span("baton.task").await;
+    let spans = fixture.collector.wait_for_span("baton.task").await;
     ScenarioRemains {
         task: client.get(&task.task_id).await,
         spans: spans.into_iter().map(|(_, span)| span).collect(),
         events: events.iter().map(prost::Message::encode_to_vec).collect(),
         tool_access: vec![first, second],
         environments,
-        fixture: stage,
+        fixture,
     }
 }
 
@@ -251,14 +261,14 @@ fn environments(attempt_id: &str) -> Vec<Vec<u8>> {
     let processes = attempt_processes(attempt_id).into_iter();
     let read = processes.map(|process| std::fs::read(format!("/proc/{}/environ", process.pid)));
     let read: Vec<Vec<u8>> = read.flatten().collect();
-    assert!(read.len() > 1, "a shim and what it started");
+    assert!(read.len() > 1, "the shim and its child have environments");
     read
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_blocks_on_one_daemon_is_resumed_a_day_later_and_finished_by_another() {
-    let told = run_scenario().await;
-    let (task, admin) = (&told.task, told.fixture.relay.admin());
+async fn a_task_blocked_on_one_daemon_is_finished_a_day_later_by_another() {
+    let remains = run_scenario().await;
+    let (task, admin) = (&remains.task, remains.fixture.relay.admin());
     let listed = admin.tasks().list(ListTasksRequest::default()).await;
     let listed = listed.expect("tasks are listed").into_inner().tasks;
     assert_eq!(listed.len(), 1, "one task");
@@ -281,7 +291,7 @@ async fn what_blocks_on_one_daemon_is_resumed_a_day_later_and_finished_by_anothe
         (2, AttemptState::Completed, "b"),
     ];
     assert_eq!(attempts, both);
-    let progress = task.progress.clone().expect("it outlives attempts");
+    let progress = task.progress.clone().expect("progress outlives attempts");
     assert_eq!(progress.completed_items, ["first", "second"]);
     assert_eq!(progress.cursor, "page 3");
     let request = ListCheckpointsRequest {
@@ -302,20 +312,23 @@ async fn what_blocks_on_one_daemon_is_resumed_a_day_later_and_finished_by_anothe
     let at = |time: Option<&prost_types::Timestamp>| time.map_or(0, timestamp_to_ms);
     let (created, ended) = (at(task.created_at.as_ref()), at(task.ended_at.as_ref()));
     assert!(ended - created >= 24 * 3_600_000, "{created} to {ended}");
-    assert_one_trace(&told.spans);
+    assert_one_trace(&remains.spans);
 }
 
-/// Told by two runs of the relay, and still one trace with one root.
+/// The spans come from two runs of the relay and must form one trace with one root.
 fn assert_one_trace(spans: &[Span]) {
     let traces: BTreeSet<&Vec<u8>> = spans.iter().map(|span| &span.trace_id).collect();
     assert_eq!(traces.len(), 1, "one trace");
-    let named = |name: &str| {
+    let locations_with_id = |name: &str| {
         spans
             .iter()
             .filter(|span| span.name == name)
             .collect::<Vec<_>>()
     };
-    let (roots, attempts) = (named("baton.task"), named("baton.attempt"));
+    let (roots, attempts) = (
+        locations_with_id("baton.task"),
+        locations_with_id("baton.attempt"),
+    );
     assert_eq!((roots.len(), attempts.len()), (1, 2), "{spans:#?}");
     for attempt in &attempts {
         assert_eq!(attempt.parent_span_id, roots[0].span_id);
@@ -326,21 +339,7 @@ fn assert_one_trace(spans: &[Span]) {
     assert_eq!(daemons.collect::<BTreeSet<_>>().len(), 2);
 }
 
-/// A secret in every spelling in which it could leak.
-fn secret_spellings(secret: &[u8]) -> Vec<Vec<u8>> {
-    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-    vec![
-        secret.to_vec(),
-        hex.to_uppercase().into(),
-        hex.into(),
-        STANDARD_NO_PAD.encode(secret).into(),
-        URL_SAFE_NO_PAD.encode(secret).into(),
-        // As a list of numbers, which is how bytes are printed by default.
-        format!("{secret:?}").trim_matches(['[', ']']).into(),
-    ]
-}
-
-/// The lease tokens that went over the wires.
+/// The lease tokens in all dispatches.
 fn lease_tokens(machines: &[ScenarioMachine]) -> Vec<Vec<u8>> {
     let frames = machines.iter().flat_map(|machine| machine.tap.frames());
     let dispatched = frames.filter_map(|frame| {
@@ -358,135 +357,86 @@ fn lease_tokens(machines: &[ScenarioMachine]) -> Vec<Vec<u8>> {
     dispatched.collect()
 }
 
-/// Everything that the story left behind, by where it is.
-fn remaining_bytes(told: &ScenarioRemains, export: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut found = files_below(told.fixture.relay.data());
-    found.extend(files_below(told.fixture.dir.path()));
+/// All bytes that the scenario left behind, each with its location.
+fn remaining_bytes(remains: &ScenarioRemains, export: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = files_below(remains.fixture.relay.data());
+    found.extend(files_below(remains.fixture.dir.path()));
     assert!(
         found
             .iter()
             .any(|(path, _)| path == &*export.to_string_lossy())
     );
     let log = found.iter().find(|(path, _)| path.ends_with("/log"));
-    let log = String::from_utf8_lossy(&log.expect("there is a log").1).into_owned();
-    assert!(log.contains("TRACE"), "the log has the finest level");
-    for said in ["baton_relay", "baton_daemon"] {
-        assert!(log.contains(said), "the log has {said}");
+    let log = String::from_utf8_lossy(&log.expect("a log file exists").1).into_owned();
+    assert!(log.contains("TRACE"), "the log has TRACE lines");
+    for target in ["baton_relay", "baton_daemon"] {
+        assert!(log.contains(target), "the log has no lines of {target}");
     }
-    let spans = told.spans.iter().map(prost::Message::encode_to_vec);
+    let spans = remains.spans.iter().map(prost::Message::encode_to_vec);
     found.extend(spans.map(|span| ("a span".to_owned(), span)));
-    let events = told.events.iter().cloned();
+    let events = remains.events.iter().cloned();
     found.extend(events.map(|event| ("an event".to_owned(), event)));
     found
 }
 
-fn files_below(root: &Path) -> Vec<(String, Vec<u8>)> {
-    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from(root)]);
-    while let Some(path) = open.pop() {
-        if let Ok(entries) = std::fs::read_dir(&path) {
-            open.extend(entries.flatten().map(|entry| entry.path()));
-        } else if path.is_file()
-            && let Ok(bytes) = std::fs::read(&path)
-        {
-            found.push((path.to_string_lossy().into_owned(), bytes));
-        }
-    }
-    found
-}
-
-/// Finds any of several secrets, however spelled, in one pass: a log of the finest level is long.
-struct SecretSearch {
-    spellings: Vec<Vec<u8>>,
-    /// Whether one of them begins with these two bytes.
-    first_two_bytes: Vec<bool>,
-}
-
-impl SecretSearch {
-    fn for_secrets(secrets: &[Vec<u8>]) -> Self {
-        assert!(!secrets.is_empty(), "there is something to look for");
-        let spellings: Vec<Vec<u8>> = secrets
-            .iter()
-            .flat_map(|one| secret_spellings(one))
-            .collect();
-        let mut first_two_bytes = vec![false; 1 << 16];
-        for one in &spellings {
-            first_two_bytes[usize::from(u16::from_be_bytes([one[0], one[1]]))] = true;
-        }
-        Self {
-            spellings,
-            first_two_bytes,
-        }
-    }
-
-    fn is_found_in(&self, bytes: &[u8]) -> bool {
-        let mut begin = bytes.windows(2).enumerate();
-        begin.any(|(at, two)| {
-            let may = self.first_two_bytes[usize::from(u16::from_be_bytes([two[0], two[1]]))];
-            may && self
-                .spellings
-                .iter()
-                .any(|one| bytes[at..].starts_with(one))
-        })
-    }
-
-    fn places_with_secret<'a>(&self, places: &'a [(String, Vec<u8>)]) -> BTreeSet<&'a str> {
-        let found = places.iter().filter(|(_, bytes)| self.is_found_in(bytes));
-        found.map(|(place, _)| place.as_str()).collect()
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn no_lease_token_capability_or_credential_is_left_anywhere_by_a_whole_story() {
-    let mut told = run_scenario().await;
-    let leases = told.run_with_lease_agents().await;
-    let stage = &told.fixture;
-    let export = stage.dir.path().join("export");
-    let words = ["export", "--out", &*export.to_string_lossy()];
-    let made = crate::BATON.run(stage.relay.data(), &words).await;
+async fn the_full_scenario_leaks_no_lease_token_capability_or_credential() {
+    let mut remains = run_scenario().await;
+    let leases = remains.run_with_lease_agents().await;
+    let fixture = &remains.fixture;
+    let export = fixture.dir.path().join("export");
+    let arguments = ["export", "--out", &*export.to_string_lossy()];
+    let made = crate::BATON.run(fixture.relay.data(), &arguments).await;
     assert_eq!(made.code, Some(0), "{made:?}");
-    let mut tokens = lease_tokens(&stage.machines);
+    let mut tokens = lease_tokens(&fixture.machines);
     assert_eq!(tokens.len(), 2, "one for each attempt");
     tokens.extend(leases.iter().map(GrantedLease::token_bytes));
-    let places = remaining_bytes(&told, &export);
-    let nowhere = BTreeSet::new();
-    let found = SecretSearch::for_secrets(&tokens).places_with_secret(&places);
-    assert_eq!(found, nowhere, "a lease token");
-    let capabilities = told.tool_access.iter().map(|handed| {
-        let parts = handed.capability.split_once('.');
+    let locations = remaining_bytes(&remains, &export);
+    let nothing = BTreeSet::new();
+    let found = SecretSearch::for_secrets(&tokens).locations_with_secret(&locations);
+    assert_eq!(found, nothing, "a lease token");
+    let capabilities = remains.tool_access.iter().map(|access| {
+        let parts = access.capability.split_once('.');
         parts.expect("an attempt and a secret").1.into()
     });
     let capabilities: Vec<Vec<u8>> = capabilities.collect();
-    let found = SecretSearch::for_secrets(&capabilities).places_with_secret(&places);
-    assert_eq!(found, nowhere, "a capability");
-    let credentials = stage.machines.iter();
+    let found = SecretSearch::for_secrets(&capabilities).locations_with_secret(&locations);
+    assert_eq!(found, nothing, "a capability");
+    let credentials = fixture.machines.iter();
     let credentials = credentials.map(|machine| machine.credential.clone().into_bytes());
     let credentials: Vec<Vec<u8>> = credentials.collect();
-    let mut found = SecretSearch::for_secrets(&credentials).places_with_secret(&places);
-    // Its own file is where a daemon has it from.
-    found.retain(|place| !place.ends_with("/credential"));
-    assert_eq!(found, nowhere, "a credential");
-    let given = told.environments.iter().cloned();
-    let given: Vec<_> = given
+    let mut found = SecretSearch::for_secrets(&credentials).locations_with_secret(&locations);
+    // A daemon's credential file is the one place for it.
+    found.retain(|location| !location.ends_with("/credential"));
+    assert_eq!(found, nothing, "a credential");
+    let environments = remains.environments.iter().cloned();
+    let environments: Vec<_> = environments
         .map(|one| ("an environment".to_owned(), one))
         .collect();
-    let found =
-        SecretSearch::for_secrets(&[tokens, credentials].concat()).places_with_secret(&given);
-    assert_eq!(found, nowhere);
-    // What is there is found: the task by its id, and the capability where it belongs.
-    let id = told.task.task_id.clone();
-    let raw = id.parse::<uuid::Uuid>().expect("an id").into_bytes();
+    let found = SecretSearch::for_secrets(&[tokens, credentials].concat())
+        .locations_with_secret(&environments);
+    assert_eq!(found, nothing);
+    // Check the search itself: it finds the task id, and the capability in the environments.
+    let id = remains.task.task_id.clone();
+    let id_bytes = id.parse::<uuid::Uuid>().expect("an id").into_bytes();
     assert!(
-        !SecretSearch::for_secrets(&[raw.to_vec()])
-            .places_with_secret(&places)
+        !SecretSearch::for_secrets(&[id_bytes.to_vec()])
+            .locations_with_secret(&locations)
             .is_empty()
     );
-    let named = SecretSearch::for_secrets(&[id.into_bytes()]).places_with_secret(&places);
-    for place in ["a span", "an event", "/log"] {
-        assert!(named.iter().any(|named| named.ends_with(place)), "{place}");
+    let locations_with_id =
+        SecretSearch::for_secrets(&[id.into_bytes()]).locations_with_secret(&locations);
+    for location in ["a span", "an event", "/log"] {
+        assert!(
+            locations_with_id
+                .iter()
+                .any(|found| found.ends_with(location)),
+            "{location}"
+        );
     }
     assert!(
         !SecretSearch::for_secrets(&capabilities)
-            .places_with_secret(&given)
+            .locations_with_secret(&environments)
             .is_empty()
     );
 }

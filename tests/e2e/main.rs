@@ -1,4 +1,5 @@
-//! Whole relays, real gRPC, real files, real processes: what the README promises, one sentence per test.
+//! End-to-end tests with whole relays, real gRPC, real files and real processes. They check the
+//! promises of the README.
 
 mod agents;
 mod cli;
@@ -6,6 +7,7 @@ mod full_scenario;
 mod leases;
 mod operator;
 mod protocol;
+mod secret_search;
 mod storage;
 mod tasks;
 mod tidy;

@@ -1,8 +1,8 @@
-//! Rules about the source itself, checked like any other promise.
+//! Rules about the source code and the documents.
 
 use std::path::{Path, PathBuf};
 
-/// Longest file that is written by hand.
+/// The maximum length of a source file.
 const LINES_MAX: usize = 500;
 
 fn workspace_root() -> &'static Path {
@@ -37,7 +37,7 @@ fn all_source_files() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Lines outside comments that hold any of the words.
+/// Lines outside comments that contain any of the words.
 fn lines_with_words(text: &str, words: &[&str]) -> Vec<String> {
     let code = text
         .lines()
@@ -48,7 +48,7 @@ fn lines_with_words(text: &str, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
+fn the_core_crates_have_no_io_dependencies_and_read_no_clock() {
     for core in ["relay/core", "daemon/core"] {
         let manifest =
             std::fs::read_to_string(workspace_root().join(core).join("Cargo.toml")).unwrap();
@@ -58,11 +58,12 @@ fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
             "tokio", "tonic", "sled", "prost", "baton-", "rand", "rustix", "libc",
         ];
         for forbidden in outside {
-            // Rules that are one for all, in crates of their own: what a result must leave, and what is a secret.
+            // Rules shared by all crates, without I/O: the completion contract and the detection
+            // of secrets.
             let shared = ["baton-validation.", "baton-redaction."];
             let others = dependencies
                 .lines()
-                .filter(|line| !shared.iter().any(|own| line.starts_with(own)));
+                .filter(|line| !shared.iter().any(|crate_name| line.starts_with(crate_name)));
             let named = others.into_iter().any(|line| line.starts_with(forbidden));
             assert!(!named, "{core} depends on {forbidden}");
         }
@@ -74,13 +75,13 @@ fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
 }
 
 #[test]
-fn files_are_short_and_say_what_they_own() {
+fn files_are_short_and_begin_with_a_module_comment() {
     for (path, text) in all_source_files() {
         let lines = text.lines().count();
         assert!(lines <= LINES_MAX, "{} has {lines} lines", path.display());
         assert!(
             text.starts_with("//!"),
-            "{} does not say what it owns",
+            "{} has no module comment at its beginning",
             path.display()
         );
     }
@@ -131,7 +132,7 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
 }
 
 #[test]
-fn only_the_executable_under_test_can_be_told_another_time() {
+fn only_the_test_executable_has_a_settable_clock() {
     let variable = ["BATON", "_TEST_CLOCK"].concat();
     for under in ["proto", "relay", "daemon", "cli"] {
         for (path, text) in source_files(under) {
@@ -145,13 +146,16 @@ fn only_the_executable_under_test_can_be_told_another_time() {
 #[test]
 fn no_test_waits_by_sleeping() {
     let sleep = ["sleep", "("].concat();
-    for (path, text) in source_files("tests") {
+    // The load generator is no test: it paces its load by time.
+    let load_generator = workspace_root().join("tests/bench");
+    let sources = source_files("tests").into_iter();
+    for (path, text) in sources.filter(|(path, _)| !path.starts_with(&load_generator)) {
         let found = lines_with_words(&text, &[&sleep]);
         assert!(found.is_empty(), "{}: {found:?}", path.display());
     }
 }
 
-/// Tests that a document names: `name` (path/file.rs).
+/// The tests that a document names, in the form `name` (path/file.rs).
 fn named_tests(document: &str) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(workspace_root().join(document)).expect("a document");
     let parts: Vec<&str> = text.split('`').collect();
@@ -172,34 +176,34 @@ fn every_test_that_the_readme_names_exists() {
     let named = named_tests("README.md");
     assert!(
         named.len() >= 5,
-        "every promise names its test, not only {named:?}"
+        "every promise must name its test, found only {named:?}"
     );
     named
         .iter()
         .for_each(|(test, file)| assert_test_runs(test, file));
 }
 
-/// It stands in that file and `cargo test` runs it.
+/// Checks that the file has this test and that `cargo test` runs it.
 fn assert_test_runs(test: &str, file: &str) {
     let source = std::fs::read_to_string(workspace_root().join(file))
-        .unwrap_or_else(|_| panic!("{file} is named and not there"));
+        .unwrap_or_else(|_| panic!("{file} is named but does not exist"));
     let lines: Vec<&str> = source.lines().collect();
-    let place = lines
+    let line_index = lines
         .iter()
         .position(|line| line.contains(&format!("fn {test}(")))
         .unwrap_or_else(|| panic!("{file} has no test {test}"));
-    let above = lines[..place].iter().rev();
+    let above = lines[..line_index].iter().rev();
     let attributes: Vec<&&str> = above
         .take_while(|line| line.trim_start().starts_with(['#', '/']))
         .collect();
-    // In a proptest block the macro adds the attribute that is written here as well.
+    // Within a proptest block the tests have the attribute in the source as well.
     let is_test = attributes.iter().any(|line| line.contains("test"));
-    assert!(is_test, "{test} in {file} is no test");
+    assert!(is_test, "{test} in {file} is not a test");
     let skipped = attributes.iter().any(|line| line.contains("ignore"));
     assert!(!skipped, "{test} in {file} is not run by `cargo test`");
 }
 
-/// One row for each requirement that was ever asked, and each row with a test or the check that CI makes.
+/// Each requirement has one row, and each row names a test or a check of CI.
 #[test]
 fn every_requirement_names_tests_that_run() {
     let document = "tests/REQUIREMENTS.md";
@@ -210,8 +214,11 @@ fn every_requirement_names_tests_that_run() {
             let mark = format!("| {group}{number} |");
             let row = text.lines().find(|line| line.starts_with(&mark));
             let row = row.unwrap_or_else(|| panic!("{group}{number} has no row"));
-            let shown = row.contains(".rs)") || row.contains("rule of work: `.ci/run`");
-            assert!(shown, "{group}{number} names neither a test nor a check");
+            let has_proof = row.contains(".rs)") || row.contains("rule of work: `.ci/run`");
+            assert!(
+                has_proof,
+                "{group}{number} names neither a test nor a check"
+            );
         }
     }
     let named = named_tests(document);

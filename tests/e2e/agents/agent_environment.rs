@@ -1,5 +1,6 @@
-//! What an agent finds around it: nothing of the daemon's environment beyond the allow-list, no credential, no lease token,
-//! no open descriptor of anybody; and whether the machine takes work at all.
+//! The environment of an agent: only allow-listed variables of the daemon, no credential, no
+//! lease token and no inherited descriptor. Also the memory floor below which a daemon takes no
+//! work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,9 +12,9 @@ use baton_tests::{
 
 use crate::BATON;
 
-/// Set where the daemon is started, and seen by nobody else.
+/// Set in the daemon's environment. No agent may see it.
 const MACHINE_SECRET: &str = "a-secret-of-the-machine";
-/// Opens a descriptor that is passed on and sets variables, then becomes the daemon.
+/// Opens an inheritable descriptor, sets variables and then execs the daemon.
 const DAEMON_WRAPPER: [&str; 3] = [
     "sh",
     "-c",
@@ -21,8 +22,8 @@ const DAEMON_WRAPPER: [&str; 3] = [
      LC_ALL=C LANG=C SHELL=/bin/sh; exec \"$0\" \"$@\"",
 ];
 
-/// Writes down its environment, its descriptors and its command line. A shell keeps what it redirects open for itself, so
-/// another one looks at its descriptors. Whatever it is told after that it ignores.
+/// A script that dumps its environment, descriptors and command line, and ignores its input. A
+/// shell keeps redirected descriptors open for itself, so another shell lists them.
 fn dump_script(to: &Path) -> String {
     let to = to.display();
     format!(
@@ -31,7 +32,7 @@ fn dump_script(to: &Path) -> String {
     )
 }
 
-/// Every kind of agent, each writing down what it finds.
+/// Every agent kind; each runs the dump script.
 const AGENT_KINDS: [&str; 5] = ["fixed", "claude", "codex", "exec", "acp"];
 
 fn agent_config(dir: &Path, name: &str) -> String {
@@ -48,7 +49,7 @@ fn agent_config(dir: &Path, name: &str) -> String {
 }
 
 fn read_variables(path: &str) -> BTreeMap<String, String> {
-    let bytes = std::fs::read(path).expect("it was written");
+    let bytes = std::fs::read(path).expect("the agent wrote its dump");
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
     pairs
@@ -57,7 +58,7 @@ fn read_variables(path: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
+async fn every_agent_kind_gets_only_the_allowed_environment() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, token) = client.create_token("", Role::Daemon).await;
@@ -69,16 +70,10 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
     std::fs::write(&config, text).expect("a file can be written");
     let config = config.display().to_string();
     let more = ["--config", &*config];
-    let there = (client.url(), &*token);
-    let _daemon = DaemonProcess::start_with_prefix(
-        BATON,
-        dir.path(),
-        "worker",
-        there,
-        &DAEMON_WRAPPER,
-        &more,
-    )
-    .await;
+    let link = (client.url(), &*token);
+    let _daemon =
+        DaemonProcess::start_with_prefix(BATON, dir.path(), "worker", link, &DAEMON_WRAPPER, &more)
+            .await;
 
     let any = dump_script(&dir.path().join("any"));
     let mut tasks = vec![("any", command_task("sh", &["-c", &any], "surroundings"))];
@@ -90,7 +85,7 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
             .insert("BATON_TOKEN".to_owned(), "by the task".to_owned());
         let task = client.submit(spec).await;
         client.watch(&task.task_id).await.collect_to_end().await;
-        // An agent that says nothing is tried again, and writes again.
+        // An agent that prints nothing is retried, so the dump may be from any attempt.
         let attempts = client.get(&task.task_id).await.attempts;
         let attempts: Vec<String> = attempts.into_iter().map(|a| a.attempt_id).collect();
         assert_environment(
@@ -102,7 +97,7 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
     }
 }
 
-/// What an agent found, by what it wrote down.
+/// Checks the dump of one agent.
 fn assert_environment(dir: &Path, name: &str, attempts: &[String], secrets: &[&str]) {
     let allowed: BTreeSet<&str> = [
         "PATH",
@@ -123,29 +118,29 @@ fn assert_environment(dir: &Path, name: &str, attempts: &[String], secrets: &[&s
         baton_tests::MARKER_VARIABLE,
     ]
     .into();
-    let place = dir.join(name).display().to_string();
-    let found = read_variables(&format!("{place}.env"));
-    let beyond: Vec<_> = found
+    let dump = dir.join(name).display().to_string();
+    let variables = read_variables(&format!("{dump}.env"));
+    let unexpected: Vec<_> = variables
         .keys()
         .filter(|name| !allowed.contains(name.as_str()))
         .collect();
-    assert!(beyond.is_empty(), "{name}: {beyond:?}");
-    assert_eq!(found["ASKED"], "by the task", "{name}");
-    assert_eq!(found["LC_ALL"], "C", "{name}");
-    assert_eq!(found.contains_key("GIVEN"), name != "any", "{name}");
-    assert!(attempts.contains(&found["BATON_ATTEMPT_ID"]), "{name}");
-    let fds = std::fs::read_to_string(format!("{place}.fds")).expect("it was written");
+    assert!(unexpected.is_empty(), "{name}: {unexpected:?}");
+    assert_eq!(variables["ASKED"], "by the task", "{name}");
+    assert_eq!(variables["LC_ALL"], "C", "{name}");
+    assert_eq!(variables.contains_key("GIVEN"), name != "any", "{name}");
+    assert!(attempts.contains(&variables["BATON_ATTEMPT_ID"]), "{name}");
+    let fds = std::fs::read_to_string(format!("{dump}.fds")).expect("the agent wrote its dump");
     let fds: Vec<&str> = fds.split_whitespace().collect();
     assert_eq!(fds, ["0", "1", "2"], "{name}");
-    // The shim holds the lease token in memory, and nothing of it can be read from outside.
-    let shim = read_variables(&format!("{place}.shim"));
+    // The shim keeps the lease token only in memory, so its environment must not contain it.
+    let shim = read_variables(&format!("{dump}.shim"));
     assert!(
         shim.keys()
             .all(|name| name.starts_with("BATON_") || name.starts_with("MIMALLOC_")),
         "{shim:?}"
     );
     for part in ["env", "line", "shim"] {
-        let bytes = std::fs::read(format!("{place}.{part}")).expect("it was written");
+        let bytes = std::fs::read(format!("{dump}.{part}")).expect("the agent wrote its dump");
         let seen = String::from_utf8_lossy(&bytes);
         for secret in secrets {
             assert!(!seen.contains(*secret), "{name}: {part}");
@@ -154,11 +149,11 @@ fn assert_environment(dir: &Path, name: &str, attempts: &[String], secrets: &[&s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn below_the_memory_floor_no_work_is_taken_and_no_task_pays_for_it() {
+async fn a_daemon_below_the_memory_floor_gets_no_work_and_fails_no_task() {
     let relay = EmbeddedRelay::start().await;
     let (client, token) = (relay.admin().clone(), relay.daemon_token().await);
     let low = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
-        // More than any machine has.
+        // More than any machine can have free.
         config.limits.memory_floor_percent = 101;
     })
     .await;
@@ -171,7 +166,7 @@ async fn below_the_memory_floor_no_work_is_taken_and_no_task_pays_for_it() {
         })
         .await;
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Queued);
-    let _fine = EmbeddedDaemon::start(relay.url(), &token).await;
+    let _healthy = EmbeddedDaemon::start(relay.url(), &token).await;
     client.watch(&task.task_id).await.collect_to_end().await;
     let task = client.get(&task.task_id).await;
     assert_eq!(task.state(), TaskState::Completed);

@@ -1,5 +1,5 @@
-//! Coding agents of every kind through the whole system, played by the stand-in: a tool, a permission, a question, a
-//! result, and the ways in which each can go wrong.
+//! Every kind of coding agent end to end, with the stand-in in place of the agent: tools,
+//! permissions, questions, results and their failures.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
 
-/// Words, then a tool that needs leave.
+/// Prints text, then calls a tool that needs permission.
 const PERMISSION_SCRIPT: &str = "say I look.; ask Bash ls";
 
-/// A relay, and a daemon with the stand-in in every wire.
+/// A relay, and a daemon with the stand-in for every wire protocol.
 struct CodingAgentsFixture {
     client: TestClient,
     dir: TempDir,
@@ -32,8 +32,8 @@ struct CodingAgentsFixture {
 impl CodingAgentsFixture {
     async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let tape = recording_file(dir.path());
-        let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
+        let recording = recording_path(dir.path());
+        let env = [("STANDIN_TAPE", recording.to_str().expect("a plain path"))];
         let agents = standin_agents(Path::new(STANDIN), &env);
         let relay = EmbeddedRelay::start().await;
         let token = relay.daemon_token().await;
@@ -63,20 +63,20 @@ impl CodingAgentsFixture {
         self.client.get(&task.task_id).await
     }
 
-    /// What agents were told, line by line.
+    /// The lines that the agents received.
     fn recorded_agent_input(&self) -> Vec<String> {
         read_agent_input(self.dir.path())
     }
 }
 
-fn recording_file(dir: &Path) -> PathBuf {
+fn recording_path(dir: &Path) -> PathBuf {
     dir.join("tape")
 }
 
 fn read_agent_input(dir: &Path) -> Vec<String> {
-    let tape = std::fs::read_to_string(recording_file(dir)).unwrap_or_default();
-    let told = tape.lines().filter_map(|line| line.strip_prefix("> "));
-    told.map(str::to_owned).collect()
+    let recording = std::fs::read_to_string(recording_path(dir)).unwrap_or_default();
+    let agent_input = recording.lines().filter_map(|line| line.strip_prefix("> "));
+    agent_input.map(str::to_owned).collect()
 }
 
 async fn wait_for_permission(client: &TestClient, task: &Task) -> Input {
@@ -85,7 +85,7 @@ async fn wait_for_permission(client: &TestClient, task: &Task) -> Input {
     open.remove(0)
 }
 
-/// Input, output, read from a cache: of two requests to the model, as each wire counts them.
+/// Input, output and cache-read tokens of two model requests, as each wire protocol counts them.
 fn expected_usage(agent: &str) -> (u64, u64, u64) {
     match agent {
         "codex" => (2 * 112, 2 * 27, 2 * 200),
@@ -94,21 +94,21 @@ fn expected_usage(agent: &str) -> (u64, u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_agent_asks_works_and_tells_its_result_and_what_it_used() {
-    let stage = CodingAgentsFixture::start().await;
+async fn every_agent_kind_asks_works_and_reports_result_and_usage() {
+    let fixture = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage
+        let task = fixture
             .client
             .submit(scripted_task(agent, PERMISSION_SCRIPT))
             .await;
-        let input = wait_for_permission(&stage.client, &task).await;
+        let input = wait_for_permission(&fixture.client, &task).await;
         let Some(Body::Permission(shown)) = &input.body else {
             panic!("a permission: {input:?}");
         };
         let shown = String::from_utf8_lossy(&shown.tool_input);
         assert!(shown.contains("ls"), "{agent}: {shown}");
-        stage.client.answer_permission(&input, true).await;
-        let done = stage.wait_for_end(&task).await;
+        fixture.client.answer_permission(&input, true).await;
+        let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "allowed", "{agent}");
         let attempt = &done.attempts[0];
@@ -121,12 +121,12 @@ async fn every_kind_of_agent_asks_works_and_tells_its_result_and_what_it_used() 
             usage.cache_read_tokens,
         );
         assert_eq!(used, expected_usage(agent), "{agent}");
-        assert_script_was_played(&stage, agent, &task).await;
+        assert_script_was_played(&fixture, agent, &task).await;
     }
 }
 
-async fn assert_script_was_played(stage: &CodingAgentsFixture, agent: &str, task: &Task) {
-    let events = stage
+async fn assert_script_was_played(fixture: &CodingAgentsFixture, agent: &str, task: &Task) {
+    let events = fixture
         .client
         .watch(&task.task_id)
         .await
@@ -144,7 +144,7 @@ async fn assert_script_was_played(stage: &CodingAgentsFixture, agent: &str, task
         assert!(found, "{agent}: {kind:?} in {kinds:?}");
     }
     let phases: Vec<LifecyclePhase> = events.iter().map(|event| event.phase()).collect();
-    // What a program says of itself before it has its prompt is no event.
+    // Messages that an agent prints before its prompt do not count as its first event.
     let mut seen = phases.iter();
     for phase in [
         LifecyclePhase::AgentStarted,
@@ -155,56 +155,56 @@ async fn assert_script_was_played(stage: &CodingAgentsFixture, agent: &str, task
         let found = seen.any(|seen| *seen == phase);
         assert!(found, "{agent}: {phase:?} in {phases:?}");
     }
-    let words = visible_output(&stage.client, task).await;
-    assert!(words.starts_with("I look.\n"), "{agent}: {words}");
-    assert!(words.contains("done\n"), "{agent}: {words}");
+    let text = visible_output(&fixture.client, task).await;
+    assert!(text.starts_with("I look.\n"), "{agent}: {text}");
+    assert!(text.contains("done\n"), "{agent}: {text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permission_that_is_denied_reaches_the_agent_as_a_no() {
-    let stage = CodingAgentsFixture::start().await;
+async fn a_denied_permission_reaches_the_agent_as_a_denial() {
+    let fixture = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage
+        let task = fixture
             .client
             .submit(scripted_task(agent, PERMISSION_SCRIPT))
             .await;
-        let input = wait_for_permission(&stage.client, &task).await;
-        stage.client.answer_permission(&input, false).await;
-        let done = stage.wait_for_end(&task).await;
+        let input = wait_for_permission(&fixture.client, &task).await;
+        fixture.client.answer_permission(&input, false).await;
+        let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.result, "denied", "{agent}: {done:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_that_are_asked_together_are_answered_together() {
-    let stage = CodingAgentsFixture::start().await;
+    let fixture = CodingAgentsFixture::start().await;
     let script = "question Which colour? = Red, Blue & Which size? = S, M";
     for agent in ASKING_AGENTS {
-        let task = stage.client.submit(scripted_task(agent, script)).await;
-        let asked = stage.client.wait_for_inputs(&task.task_id, 2).await;
+        let task = fixture.client.submit(scripted_task(agent, script)).await;
+        let asked = fixture.client.wait_for_inputs(&task.task_id, 2).await;
         assert_eq!(asked.len(), 2, "{agent}: {asked:?}");
-        stage.client.answer_all(&task.task_id).await;
-        let done = stage.wait_for_end(&task).await;
+        fixture.client.answer_all(&task.task_id).await;
+        let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.result, "answered Blue and M", "{agent}: {done:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_is_canceled_while_its_agent_asks_ends_canceled() {
-    let stage = CodingAgentsFixture::start().await;
+async fn a_task_canceled_while_its_agent_asks_ends_canceled() {
+    let fixture = CodingAgentsFixture::start().await;
     for agent in ASKING_AGENTS {
-        let task = stage
+        let task = fixture
             .client
             .submit(scripted_task(agent, PERMISSION_SCRIPT))
             .await;
-        wait_for_permission(&stage.client, &task).await;
-        stage.client.cancel(&task.task_id).await;
-        let done = stage.wait_for_end(&task).await;
+        wait_for_permission(&fixture.client, &task).await;
+        fixture.client.cancel(&task.task_id).await;
+        let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Canceled, "{agent}: {done:?}");
     }
 }
 
-/// In the words of each wire.
+/// The interrupt message of each wire protocol.
 const INTERRUPTS: [(&str, &str); 3] = [
     ("claude", r#""subtype":"interrupt""#),
     ("codex", r#""method":"turn/interrupt""#),
@@ -212,9 +212,9 @@ const INTERRUPTS: [(&str, &str); 3] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tells_what_it_used() {
-    let stage = CodingAgentsFixture::start().await;
-    for (agent, words) in INTERRUPTS {
+async fn a_canceled_or_slow_agent_is_interrupted_and_reports_its_usage() {
+    let fixture = CodingAgentsFixture::start().await;
+    for (agent, text) in INTERRUPTS {
         let slow = TaskSpec {
             profile: Some(DeadlineProfile {
                 stream_idle_ms: Some(1_000),
@@ -230,18 +230,18 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
             }),
             ..slow.clone()
         };
-        let task = stage.client.submit(patient).await;
-        let spoke = |event: &TaskEvent| event.phase() == LifecyclePhase::FirstVisibleEventSeen;
-        let mut watch = stage.client.watch(&task.task_id).await;
-        watch.wait_for_event("words", spoke).await;
-        stage.client.cancel(&task.task_id).await;
-        let canceled = stage.wait_for_end(&task).await;
+        let task = fixture.client.submit(patient).await;
+        let has_output = |event: &TaskEvent| event.phase() == LifecyclePhase::FirstVisibleEventSeen;
+        let mut watch = fixture.client.watch(&task.task_id).await;
+        watch.wait_for_event("output", has_output).await;
+        fixture.client.cancel(&task.task_id).await;
+        let canceled = fixture.wait_for_end(&task).await;
         assert_eq!(
             canceled.state(),
             TaskState::Canceled,
             "{agent}: {canceled:?}"
         );
-        let late = stage.run_to_end(slow).await;
+        let late = fixture.run_to_end(slow).await;
         let attempt = &late.attempts[0];
         let found = (late.state(), attempt.failure_code.as_str());
         assert_eq!(
@@ -254,16 +254,16 @@ async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tell
             assert!(usage.input_tokens > 0, "{agent}: {attempt:?}");
             assert_eq!(attempt.exit_code, Some(0), "{agent}: {attempt:?}");
         }
-        let told = stage.recorded_agent_input();
-        let asked = told.iter().filter(|line| line.contains(words));
-        assert_eq!(asked.count(), 2, "{agent}: {told:?}");
+        let agent_input = fixture.recorded_agent_input();
+        let asked = agent_input.iter().filter(|line| line.contains(text));
+        assert_eq!(asked.count(), 2, "{agent}: {agent_input:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
-    let stage = CodingAgentsFixture::start().await;
-    // A turn that fails inside, one that never ends, and a conversation that nobody knows.
+async fn each_kind_of_agent_failure_ends_the_task_with_its_own_code() {
+    let fixture = CodingAgentsFixture::start().await;
+    // Provider errors, a crash within a turn, and an exit without a result.
     let cases = [
         ("say hm; error 401", "provider_auth"),
         ("say hm; error 429", "provider_quota"),
@@ -273,7 +273,7 @@ async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
     ];
     for (agent, _, _) in CODING_AGENTS {
         for (script, code) in cases {
-            let done = stage.run_to_end(scripted_task(agent, script)).await;
+            let done = fixture.run_to_end(scripted_task(agent, script)).await;
             let attempt = &done.attempts[0];
             let found = (done.state(), attempt.failure_code.as_str());
             assert_eq!(found, (TaskState::Failed, code), "{agent}: {done:?}");
@@ -284,15 +284,15 @@ async fn what_goes_wrong_in_an_agent_ends_its_task_with_a_class_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn noise_of_an_agent_changes_nothing_about_its_result() {
-    let stage = CodingAgentsFixture::start().await;
-    // An event of no version, a line that is none, one of more than 4 MiB, and half a megabyte of words.
+async fn unexpected_agent_output_does_not_change_its_result() {
+    let fixture = CodingAgentsFixture::start().await;
+    // An unknown event, a line that is not JSON, a line of more than 4 MiB, and 500 kB of text.
     let script = "novel; garbage; overlong 4500000; flood 500000; think hm; hint; tool Bash ls; say well done";
     for (agent, _, _) in CODING_AGENTS {
-        let done = stage.run_to_end(scripted_task(agent, script)).await;
+        let done = fixture.run_to_end(scripted_task(agent, script)).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "well done", "{agent}");
-        let output = output_items(&stage.client, &done).await;
+        let output = output_items(&fixture.client, &done).await;
         let is_cut = |item: &&Item| match item {
             Item::Cut(cut) => cut.reason() == CutReason::LineTooLong,
             Item::Chunk(_) | Item::End(_) => false,
@@ -302,10 +302,10 @@ async fn noise_of_an_agent_changes_nothing_about_its_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_before_a_hang_is_a_success_that_says_so() {
-    let stage = CodingAgentsFixture::start().await;
+async fn a_result_before_a_hang_completes_and_reports_the_kill() {
+    let fixture = CodingAgentsFixture::start().await;
     for (agent, _, _) in CODING_AGENTS {
-        let done = stage
+        let done = fixture
             .run_to_end(scripted_task(agent, "say done; hang"))
             .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
@@ -314,22 +314,22 @@ async fn a_result_before_a_hang_is_a_success_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_wants_a_file_of_its_client_is_told_that_there_is_none_to_be_had() {
-    let stage = CodingAgentsFixture::start().await;
-    let done = stage
+async fn a_file_request_of_an_acp_agent_is_refused() {
+    let fixture = CodingAgentsFixture::start().await;
+    let done = fixture
         .run_to_end(scripted_task("acp", "read notes.txt"))
         .await;
     assert_eq!(done.result, "cannot read", "{done:?}");
-    let refused = stage
+    let refused = fixture
         .recorded_agent_input()
         .into_iter()
         .any(|line| line.contains("-32601"));
-    assert!(refused, "{:?}", stage.recorded_agent_input());
+    assert!(refused, "{:?}", fixture.recorded_agent_input());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_option_that_the_agent_cannot_take_is_refused_before_it_runs() {
-    let stage = CodingAgentsFixture::start().await;
+async fn an_unsupported_option_is_refused_before_the_agent_starts() {
+    let fixture = CodingAgentsFixture::start().await;
     for agent in ["claude", "codex", "codex-exec"] {
         let spec = TaskSpec {
             options: Some(AgentOptions {
@@ -338,23 +338,24 @@ async fn an_option_that_the_agent_cannot_take_is_refused_before_it_runs() {
             }),
             ..scripted_task(agent, "say no")
         };
-        let task = stage.client.submit(spec).await;
-        let mut watch = stage.client.watch(&task.task_id).await;
+        let task = fixture.client.submit(spec).await;
+        let mut watch = fixture.client.watch(&task.task_id).await;
         let refused = watch.wait_for_kind(TaskEventKind::Rejected).await;
         assert_eq!(refused.failure_code, "unsupported_option", "{agent}");
         assert_eq!(
-            stage.recorded_agent_input().len(),
+            fixture.recorded_agent_input().len(),
             0,
-            "{agent} was never started"
+            "{agent} was started"
         );
-        stage.client.cancel(&task.task_id).await;
+        fixture.client.cancel(&task.task_id).await;
     }
 }
 
-/// What a session offers is known when it is open, and refused then, before it has a prompt.
+/// The options of an ACP session are known once it is open, so they are checked then, before the
+/// prompt.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_option_that_a_session_does_not_offer_fails_before_the_prompt() {
-    let stage = CodingAgentsFixture::start().await;
+async fn an_option_missing_in_the_session_fails_before_the_prompt() {
+    let fixture = CodingAgentsFixture::start().await;
     let with = |model: &str, mode: &str| TaskSpec {
         options: Some(AgentOptions {
             model: model.to_owned(),
@@ -363,28 +364,28 @@ async fn an_option_that_a_session_does_not_offer_fails_before_the_prompt() {
         }),
         ..scripted_task("acp", "say done")
     };
-    let done = stage.run_to_end(with("huge", "")).await;
+    let done = fixture.run_to_end(with("huge", "")).await;
     assert_eq!(done.attempts[0].failure_code, "unsupported_option");
     assert!(done.attempts[0].message.contains("model"), "{done:?}");
     let prompted = |line: &String| line.contains("session/prompt");
     assert!(
-        !stage.recorded_agent_input().iter().any(prompted),
+        !fixture.recorded_agent_input().iter().any(prompted),
         "{:?}",
-        stage.recorded_agent_input()
+        fixture.recorded_agent_input()
     );
-    let done = stage.run_to_end(with("large", "plan")).await;
+    let done = fixture.run_to_end(with("large", "plan")).await;
     assert_eq!(done.result, "done", "{done:?}");
-    let told = stage.recorded_agent_input();
-    let set = |what: &str| told.iter().any(|line| line.contains(what));
+    let agent_input = fixture.recorded_agent_input();
+    let set = |what: &str| agent_input.iter().any(|line| line.contains(what));
     assert!(
         set("\"value\":\"large\"") && set("\"modeId\":\"plan\""),
-        "{told:?}"
+        "{agent_input:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn context_reaches_every_agent() {
-    let stage = CodingAgentsFixture::start().await;
+    let fixture = CodingAgentsFixture::start().await;
     let context = ContextRef {
         kind: "file".to_owned(),
         path: "src/main.rs".to_owned(),
@@ -399,23 +400,26 @@ async fn context_reaches_every_agent() {
             }),
             ..scripted_task_with_prompt(agent, "say done", "Look.")
         };
-        let before = stage.recorded_agent_input().len();
-        let done = stage.run_to_end(spec).await;
+        let before = fixture.recorded_agent_input().len();
+        let done = fixture.run_to_end(spec).await;
         assert_eq!(done.result, "done", "{agent}: {done:?}");
-        let told = stage.recorded_agent_input()[before..].join("\n");
-        assert!(told.contains("src/main.rs"), "{agent}: {told}");
+        let agent_input = fixture.recorded_agent_input()[before..].join("\n");
+        assert!(
+            agent_input.contains("src/main.rs"),
+            "{agent}: {agent_input}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_asks() {
+async fn an_answer_reaches_the_agent_once_although_its_daemon_is_killed() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().unwrap();
-    let tape = recording_file(dir.path()).display().to_string();
+    let recording = recording_path(dir.path()).display().to_string();
     let file = dir.path().join("daemon.toml");
-    let config = standin_agents_toml(STANDIN, &[("STANDIN_TAPE", &tape)]);
+    let config = standin_agents_toml(STANDIN, &[("STANDIN_TAPE", &recording)]);
     std::fs::write(&file, config).unwrap();
     let more = ["--config", file.to_str().unwrap()];
     let link = (client.url(), &secret[..]);
@@ -429,7 +433,7 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
         let task = client.submit(spec).await;
         let input = wait_for_permission(&client, &task).await;
         daemon.kill().await;
-        // The answer is given while nobody is there to take it.
+        // The answer is given while no daemon is connected.
         client.answer_permission(&input, true).await;
         daemon = start().await;
         client.watch(&task.task_id).await.collect_to_end().await;
@@ -440,32 +444,32 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
             (&b"allowed"[..], 1)
         );
         let answers = ["\"behavior\"", "\"decision\"", "\"optionId\""];
-        let is_answer = |line: &&String| answers.iter().any(|word| line.contains(word));
-        let told = read_agent_input(dir.path());
+        let is_answer = |line: &&String| answers.iter().any(|marker| line.contains(marker));
+        let agent_input = read_agent_input(dir.path());
         assert_eq!(
-            told.iter().filter(is_answer).count(),
+            agent_input.iter().filter(is_answer).count(),
             1,
-            "{agent}: {told:?}"
+            "{agent}: {agent_input:?}"
         );
-        std::fs::remove_file(&tape).unwrap();
+        std::fs::remove_file(&recording).unwrap();
     }
 }
 
-/// What a person would see.
+/// The output that is visible to a user.
 async fn visible_output(client: &TestClient, task: &Task) -> String {
-    let mut words = String::new();
+    let mut text = String::new();
     for item in output_items(client, task).await {
         if let Item::Chunk(chunk) = item
             && chunk.visible
             && chunk.kind() != OutputKind::Stderr
         {
-            words += &String::from_utf8_lossy(&chunk.data);
+            text += &String::from_utf8_lossy(&chunk.data);
         }
     }
-    words
+    text
 }
 
-/// Everything up to the end.
+/// All output items up to the end.
 async fn output_items(client: &TestClient, task: &Task) -> Vec<Item> {
     let request = ReadOutputRequest {
         task_id: task.task_id.clone(),
@@ -477,7 +481,10 @@ async fn output_items(client: &TestClient, task: &Task) -> Vec<Item> {
     let mut items = Vec::new();
     loop {
         let piece = wait_within("output", pieces.message()).await;
-        match piece.expect("output goes on").and_then(|piece| piece.item) {
+        match piece
+            .expect("the output stream continues")
+            .and_then(|piece| piece.item)
+        {
             Some(Item::End(_)) | None => return items,
             Some(item) => items.push(item),
         }

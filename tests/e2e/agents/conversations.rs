@@ -1,5 +1,6 @@
-//! Conversations: the next turn goes on with what the agent remembers, also after its daemon was killed; one that the agent
-//! has forgotten begins anew once, and says so. The agents are scripts that keep what they know beside themselves.
+//! Conversations: the next turn resumes the agent's session, also after its daemon was killed.
+//! If the agent has lost the session, the turn starts a new one once and reports that. The
+//! agents are scripts that keep their session id in a file.
 
 use std::path::Path;
 
@@ -9,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::BATON;
 
-/// `known` holds the agent's own id of the conversation it remembers, `next` the one that it would begin. Each says what
-/// it did: `began ID` or `went on with ID`.
+/// The file `known` has the id of the agent's session, `next` the id for a new one. Each script
+/// prints what it did: `began ID` or `went on with ID`.
 const CLAUDE_SCRIPT: &str = r#"
 here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
 read -r prompt
@@ -74,7 +75,7 @@ say '"id":2,"result":{"stopReason":"end_turn"}}'
 while read -r more; do :; done
 "#;
 
-/// Name, what the configuration says of it, and the script.
+/// Name, configuration and script of each agent kind.
 const AGENT_KINDS: [(&str, &str, &str); 4] = [
     ("claude", "kind = \"claude\"", CLAUDE_SCRIPT),
     ("codex", "kind = \"codex\"", CODEX_SCRIPT),
@@ -101,14 +102,14 @@ async fn start_fixture() -> ConversationsFixture {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = String::new();
     for (name, kind, script) in AGENT_KINDS {
-        let place = dir.path().join(name);
-        std::fs::create_dir(&place).expect("the file system is there");
-        let path = place.join("agent.sh");
-        std::fs::write(&path, script).expect("the file system is there");
-        write_agent_file(&place, "known", "none");
+        let agent_dir = dir.path().join(name);
+        std::fs::create_dir(&agent_dir).expect("the file can be written");
+        let path = agent_dir.join("agent.sh");
+        std::fs::write(&path, script).expect("the file can be written");
+        write_agent_file(&agent_dir, "known", "none");
         config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
     }
-    std::fs::write(dir.path().join("daemon.toml"), config).expect("the file system is there");
+    std::fs::write(dir.path().join("daemon.toml"), config).expect("the file can be written");
     let daemon = start_daemon(dir.path(), client.url(), &secret).await;
     ConversationsFixture {
         relay,
@@ -121,12 +122,12 @@ async fn start_fixture() -> ConversationsFixture {
 
 async fn start_daemon(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
     let file = dir.join("daemon.toml");
-    let more = ["--config", file.to_str().expect("paths of tests are text")];
+    let more = ["--config", file.to_str().expect("a UTF-8 path")];
     DaemonProcess::start_with(BATON, dir, "d", (url, secret), &more).await
 }
 
-fn write_agent_file(place: &Path, name: &str, text: &str) {
-    std::fs::write(place.join(name), text).expect("the file system is there");
+fn write_agent_file(agent_dir: &Path, name: &str, text: &str) {
+    std::fs::write(agent_dir.join(name), text).expect("the file can be written");
 }
 
 impl ConversationsFixture {
@@ -165,51 +166,55 @@ fn result_text(task: &Task) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() {
-    let mut stage = start_fixture().await;
+async fn the_next_turn_resumes_and_a_forgotten_conversation_restarts_once() {
+    let mut fixture = start_fixture().await;
     for (agent, _, _) in AGENT_KINDS {
         let (first, second) = (
             uuid::Uuid::now_v7().to_string(),
             uuid::Uuid::now_v7().to_string(),
         );
-        stage.set_agent_file(agent, "next", &first);
-        let begun = stage.run_turn(agent).await;
+        fixture.set_agent_file(agent, "next", &first);
+        let begun = fixture.run_turn(agent).await;
         assert_eq!(result_text(&begun), format!("began {first}"), "{agent}");
-        let goes_on = format!("went on with {first}");
+        let resumed = format!("went on with {first}");
         assert_eq!(
-            result_text(&stage.run_turn(agent).await),
-            goes_on,
+            result_text(&fixture.run_turn(agent).await),
+            resumed,
             "{agent}"
         );
-        stage.restart_daemon().await;
+        fixture.restart_daemon().await;
         assert_eq!(
-            result_text(&stage.run_turn(agent).await),
-            goes_on,
-            "{agent}: its daemon was killed"
+            result_text(&fixture.run_turn(agent).await),
+            resumed,
+            "{agent}: after its daemon was killed"
         );
-        let other = stage.run_turn_of(agent, "another talk").await;
+        let other = fixture.run_turn_of(agent, "another talk").await;
         assert_eq!(
             result_text(&other),
             format!("began {first}"),
             "{agent}: another conversation"
         );
 
-        // The agent loses its memory.
-        stage.set_agent_file(agent, "known", "none");
-        stage.set_agent_file(agent, "next", &second);
-        let anew = stage.run_turn(agent).await;
-        assert_eq!(result_text(&anew), format!("began {second}"), "{agent}");
-        assert_eq!(anew.conversation_id, format!("our talk with {agent}"));
-        let attempts: Vec<_> = anew
+        // The agent loses its session.
+        fixture.set_agent_file(agent, "known", "none");
+        fixture.set_agent_file(agent, "next", &second);
+        let restarted = fixture.run_turn(agent).await;
+        assert_eq!(
+            result_text(&restarted),
+            format!("began {second}"),
+            "{agent}"
+        );
+        assert_eq!(restarted.conversation_id, format!("our talk with {agent}"));
+        let attempts: Vec<_> = restarted
             .attempts
             .iter()
             .map(|a| (a.failure_code.as_str(), a.resume_fallback))
             .collect();
         assert_eq!(attempts, [("resume_failed", false), ("", true)], "{agent}");
-        assert_eq!(anew.attempts[1].agent_session_id, second, "{agent}");
-        let events = stage
+        assert_eq!(restarted.attempts[1].agent_session_id, second, "{agent}");
+        let events = fixture
             .client
-            .watch(&anew.task_id)
+            .watch(&restarted.task_id)
             .await
             .collect_to_end()
             .await;
@@ -217,19 +222,19 @@ async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() 
             .iter()
             .filter(|event| event.kind() == TaskEventKind::ResumeFallback);
         assert_eq!(fallbacks.count(), 1, "{agent}");
-        let goes_on = format!("went on with {second}");
+        let resumed = format!("went on with {second}");
         assert_eq!(
-            result_text(&stage.run_turn(agent).await),
-            goes_on,
-            "{agent}: the new one took its place"
+            result_text(&fixture.run_turn(agent).await),
+            resumed,
+            "{agent}: the new session replaced the old one"
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
-    let stage = start_fixture().await;
-    let log = stage.dir.path().join("log");
+    let fixture = start_fixture().await;
+    let log = fixture.dir.path().join("log");
     let script = format!("echo \"+$0\" >> {log:?}; sleep 0.1; echo \"-$0\" >> {log:?}");
     let mut turns = Vec::new();
     for number in 0..5 {
@@ -237,10 +242,10 @@ async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
             conversation_id: "one talk".to_owned(),
             ..command_task("sh", &["-c", &script, &number.to_string()], "turns")
         };
-        turns.push(stage.client.submit(spec).await);
+        turns.push(fixture.client.submit(spec).await);
     }
     for turn in &turns {
-        stage
+        fixture
             .client
             .watch(&turn.task_id)
             .await
@@ -255,24 +260,24 @@ async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_control_turn_shows_nothing_to_users_and_has_deadlines_of_its_own() {
-    let stage = start_fixture().await;
-    stage.set_agent_file("acp", "next", "talk");
+async fn a_control_turn_is_hidden_from_users_and_has_its_own_deadlines() {
+    let fixture = start_fixture().await;
+    fixture.set_agent_file("acp", "next", "talk");
     for (kind, visible) in [(TurnKind::User, true), (TurnKind::Control, false)] {
         let spec = TaskSpec {
             turn_kind: kind.into(),
             ..agent_task("acp")
         };
-        let task = stage.client.submit(spec).await;
-        stage
+        let task = fixture.client.submit(spec).await;
+        fixture
             .client
             .watch(&task.task_id)
             .await
             .collect_to_end()
             .await;
-        let done = stage.client.get(&task.task_id).await;
+        let done = fixture.client.get(&task.task_id).await;
         assert_eq!(result_text(&done), "began talk", "{kind:?}");
-        let data = stage.relay.data();
+        let data = fixture.relay.data();
         let shown = BATON.run(data, &["output", &task.task_id]).await;
         assert_eq!(
             shown.stdout.contains("began talk"),

@@ -1,5 +1,6 @@
-//! An agent whose turn ends without the files that its task has to leave is told which, and has another turn of the same
-//! conversation and process: so often and no more, exactly once each time, and only where the contract lets it try again.
+//! An agent whose turn ends without its required files gets a notice with their names and a
+//! further turn in the same process and conversation. The number of further turns is limited,
+//! each notice is sent exactly once, and only if the contract allows another try.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use baton_tests::{
 
 use crate::{BATON, STANDIN};
 
-/// What the agent is told begins like this.
+/// The beginning of the notice to the agent.
 const MISSING_FILES_NOTICE: &str = "Your work is not taken as done yet";
 
 struct FurtherTurnsFixture {
@@ -28,8 +29,8 @@ impl FurtherTurnsFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let dir = tempfile::tempdir().expect("a directory");
-        let tape = dir.path().join("tape");
-        let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
+        let recording = dir.path().join("tape");
+        let env = [("STANDIN_TAPE", recording.to_str().expect("a plain path"))];
         let file = dir.path().join("daemon.toml");
         std::fs::write(&file, standin_agents_toml(STANDIN, &env)).expect("a file can be written");
         let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
@@ -65,11 +66,12 @@ impl FurtherTurnsFixture {
         self.client().get(&task.task_id).await
     }
 
-    /// How often agents were told that files are missing.
+    /// The number of notices about missing files that agents received.
     fn notice_count(&self) -> usize {
-        let tape = std::fs::read_to_string(self.dir.path().join("tape")).unwrap_or_default();
-        let told = tape.lines().filter(|line| line.starts_with("> "));
-        told.filter(|line| line.contains(MISSING_FILES_NOTICE))
+        let recording = std::fs::read_to_string(self.dir.path().join("tape")).unwrap_or_default();
+        let expected_notices = recording.lines().filter(|line| line.starts_with("> "));
+        expected_notices
+            .filter(|line| line.contains(MISSING_FILES_NOTICE))
             .count()
     }
 }
@@ -96,12 +98,13 @@ fn task_requiring_file(path: &str, policy: MissingPolicy, spec: TaskSpec) -> Tas
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
-    let stage = FurtherTurnsFixture::start().await;
+async fn an_agent_that_forgot_a_file_creates_it_in_a_further_turn() {
+    let fixture = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let path = format!("made/{agent}");
         let script = format!("say Done.; again; echo; write {path} x; say Made.");
-        // Nothing of the first turn is waited for in the second: only silence would end it.
+        // The second turn must not wait for first events again: only the idle deadline applies
+        // to it.
         let spec = TaskSpec {
             profile: Some(DeadlineProfile {
                 first_event_ms: Some(20_000),
@@ -111,7 +114,7 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
             }),
             ..scripted_task(agent, &script)
         };
-        let done = stage
+        let done = fixture
             .run_to_end(task_requiring_file(&path, MissingPolicy::Unspecified, spec))
             .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
@@ -120,34 +123,35 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
             panic!("{agent}: one attempt: {done:?}");
         };
         assert_eq!(attempt.artifacts[0].size, 1, "{agent}: {attempt:?}");
-        let usage = attempt.usage.clone().expect("what it used");
-        // Requests to the model: one in the first turn, and where every message is one, two in the second.
+        let usage = attempt.usage.clone().expect("the attempt has usage");
+        // Model requests: one in the first turn, and two in the second for ACP, which counts
+        // each message.
         let requests = if agent == "acp" { 3 } else { 2 };
         let (input, output) = if agent == "codex" { (112, 27) } else { (12, 7) };
         let used = (usage.input_tokens, usage.output_tokens);
         assert_eq!(used, (requests * input, requests * output), "{agent}");
-        assert_eq!(stage.notice_count(), round + 1, "{agent}");
+        assert_eq!(fixture.notice_count(), round + 1, "{agent}");
         let shown = BATON
-            .run(stage.relay.data(), &["output", &done.task_id])
+            .run(fixture.relay.data(), &["output", &done.task_id])
             .await
             .stdout;
         assert!(
             shown.contains(&format!("- {path}: missing")),
-            "{agent}: the agent heard which: {shown}"
+            "{agent}: the notice names the file: {shown}"
         );
         assert!(
             shown.contains("The agent was told, and has another turn."),
-            "{agent}: so does whoever reads: {shown}"
+            "{agent}: the output shows the further turn: {shown}"
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_never_makes_its_file_is_told_twice_and_then_it_is_a_failure() {
-    let stage = FurtherTurnsFixture::start().await;
+async fn a_file_missing_after_two_notices_fails_the_attempt() {
+    let fixture = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let spec = scripted_task(agent, "say Done.");
-        let failed = stage
+        let failed = fixture
             .run_to_end(task_requiring_file(
                 "never/made",
                 MissingPolicy::Reject,
@@ -160,24 +164,24 @@ async fn an_agent_that_never_makes_its_file_is_told_twice_and_then_it_is_a_failu
         };
         assert_eq!(attempt.failure_code, "receipts_missing", "{agent}");
         assert!(attempt.message.contains("never/made: missing"), "{agent}");
-        assert_eq!(stage.notice_count(), 2 * (round + 1), "{agent}");
+        assert_eq!(fixture.notice_count(), 2 * (round + 1), "{agent}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_try_again_or_has_ended_or_failed_is_told_nothing() {
-    let stage = FurtherTurnsFixture::start().await;
+async fn agents_that_get_no_further_turn_get_no_notice() {
+    let fixture = FurtherTurnsFixture::start().await;
     let fail = MissingPolicy::Fail;
     let reject = MissingPolicy::Reject;
     for (agent, policy, script, code) in [
         ("claude", fail, "say Done.", "receipts_missing"),
         ("codex-exec", reject, "say Done.", "receipts_missing"),
         ("acp", reject, "error 401", "provider_auth"),
-        // The second turn decides, as the only one would.
+        // The failure of the second turn decides.
         ("codex", reject, "say Done.; again; crash 3", "agent_exit"),
     ] {
-        let before = stage.notice_count();
-        let failed = stage
+        let before = fixture.notice_count();
+        let failed = fixture
             .run_to_end(task_requiring_file(
                 "never/made",
                 policy,
@@ -186,54 +190,64 @@ async fn who_may_not_try_again_or_has_ended_or_failed_is_told_nothing() {
             .await;
         let attempt = &failed.attempts[0];
         assert_eq!(attempt.failure_code, code, "{agent}: {attempt:?}");
-        let told = usize::from(script.contains("again"));
-        assert_eq!(stage.notice_count() - before, told, "{agent}");
+        let expected_notices = usize::from(script.contains("again"));
+        assert_eq!(fixture.notice_count() - before, expected_notices, "{agent}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_is_killed_in_a_further_turn_is_followed_by_one_that_knows_it() {
-    let mut stage = FurtherTurnsFixture::start().await;
+async fn a_further_turn_survives_a_killed_daemon() {
+    let mut fixture = FurtherTurnsFixture::start().await;
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let (path, gate) = (
             format!("kept/{agent}"),
-            stage.dir.path().join(format!("gate-{agent}")),
+            fixture.dir.path().join(format!("gate-{agent}")),
         );
         let script = format!(
             "say Done.; again; until {}; write {path} x; say Made.",
             gate.display()
         );
         let spec = task_requiring_file(&path, MissingPolicy::Reject, scripted_task(agent, &script));
-        let task = stage.client().submit(spec).await;
-        poll_until("the agent to be told", || {
-            (stage.notice_count() == round + 1).then_some(())
+        let task = fixture.client().submit(spec).await;
+        poll_until("the agent to get the notice", || {
+            (fixture.notice_count() == round + 1).then_some(())
         })
         .await;
-        stage.restart_killed_daemon().await;
+        fixture.restart_killed_daemon().await;
         std::fs::write(&gate, "").expect("a file can be written");
-        let done = stage.wait_for_end(&task).await;
+        let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!((&done.result[..], done.attempts.len()), (&b"Made."[..], 1));
-        let usage = done.attempts[0].usage.clone().expect("what it used");
+        let usage = done.attempts[0]
+            .usage
+            .clone()
+            .expect("the attempt has usage");
         let output = if agent == "codex" { 27 } else { 7 };
-        assert_eq!(usage.output_tokens, 2 * output, "{agent}: both turns");
-        assert_eq!(stage.notice_count(), round + 1, "{agent}: once");
+        assert_eq!(
+            usage.output_tokens,
+            2 * output,
+            "{agent}: usage of both turns"
+        );
+        assert_eq!(fixture.notice_count(), round + 1, "{agent}: one notice");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_further_turn_can_be_canceled_and_says_what_all_turns_used() {
-    let stage = FurtherTurnsFixture::start().await;
+async fn a_canceled_further_turn_reports_the_usage_of_all_turns() {
+    let fixture = FurtherTurnsFixture::start().await;
     let spec = scripted_task("claude", "say Done.; again; say On it.; stall");
     let spec = task_requiring_file("never/made", MissingPolicy::Reject, spec);
-    let task = stage.client().submit(spec).await;
-    poll_until("the agent to be told", || {
-        (stage.notice_count() == 1).then_some(())
+    let task = fixture.client().submit(spec).await;
+    poll_until("the agent to get the notice", || {
+        (fixture.notice_count() == 1).then_some(())
     })
     .await;
-    stage.client().cancel(&task.task_id).await;
-    let canceled = stage.wait_for_end(&task).await;
+    fixture.client().cancel(&task.task_id).await;
+    let canceled = fixture.wait_for_end(&task).await;
     assert_eq!(canceled.state(), TaskState::Canceled, "{canceled:?}");
-    let usage = canceled.attempts[0].usage.clone().expect("what it used");
+    let usage = canceled.attempts[0]
+        .usage
+        .clone()
+        .expect("the attempt has usage");
     assert!(usage.output_tokens >= 7, "{usage:?}");
 }

@@ -1,5 +1,6 @@
-//! What agents ask and people answer, as people do it: `baton inbox`, `baton answer`, rules of the task, nobody at all;
-//! and with the relay, the daemon's link and the answering client killed in between.
+//! Questions of agents and their answers: with `baton inbox` and `baton answer`, by rules of the
+//! task, and without any answer; also with the relay, the daemon's link or the answering client
+//! killed in between.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ use crate::BATON;
 use crate::agents::shell_agents;
 use crate::agents::shell_agents::{SHELL_AGENTS, agent_of_wire};
 
-/// A relay and a daemon as processes, and an agent of each kind that asks before it does anything.
+/// A relay and a daemon as processes, with one asking agent of each kind.
 pub(crate) struct AskingAgentsFixture {
     relay: RelayProcess,
     pub(crate) client: TestClient,
@@ -33,7 +34,7 @@ pub(crate) async fn start_fixture() -> AskingAgentsFixture {
     start_fixture_at(relay, &url).await
 }
 
-/// The same with a daemon behind a wire that can break.
+/// The same with the daemon behind a proxy.
 async fn start_fixture_behind_proxy() -> (AskingAgentsFixture, TcpProxy) {
     let relay = RelayProcess::start(BATON).await;
     let wire = TcpProxy::start_to(relay.admin().url()).await;
@@ -46,8 +47,8 @@ async fn start_fixture_at(relay: RelayProcess, url: &str) -> AskingAgentsFixture
     let (_, secret) = client.create_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("daemon.toml");
-    std::fs::write(&file, daemon_config(dir.path())).expect("the file system is there");
-    let more = ["--config", file.to_str().expect("paths of tests are text")];
+    std::fs::write(&file, daemon_config(dir.path())).expect("the file can be written");
+    let more = ["--config", file.to_str().expect("a UTF-8 path")];
     let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", (url, &secret), &more).await;
     AskingAgentsFixture {
         relay,
@@ -61,7 +62,7 @@ fn daemon_config(dir: &Path) -> String {
     let agent = |(wire, script): &(AgentWire, &str)| {
         let (name, kind) = agent_of_wire(*wire);
         let path = dir.join(name);
-        std::fs::write(&path, script).expect("the file system is there");
+        std::fs::write(&path, script).expect("the file can be written");
         format!("[agents.{name}]\nkind = \"{kind}\"\nprogram = \"sh\"\nargs = [{path:?}]\n")
     };
     SHELL_AGENTS.iter().map(agent).collect()
@@ -72,13 +73,13 @@ impl AskingAgentsFixture {
         BATON.run(self.relay.data(), arguments).await
     }
 
-    /// What `baton inbox` shows of this task.
+    /// The inputs of this task in `baton inbox`.
     async fn inbox_of_task(&self, task: &Task) -> Vec<Value> {
-        let said = self
+        let output = self
             .run_command(&["inbox", "--json", "--task", &task.task_id])
             .await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let inputs = said.stdout_json()["inputs"].as_array().cloned();
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let inputs = output.stdout_json()["inputs"].as_array().cloned();
         inputs.expect("one object with a list")
     }
 
@@ -93,7 +94,8 @@ impl AskingAgentsFixture {
         (task, input)
     }
 
-    /// It completed in one attempt, with this result, and the agent was told nothing more than once.
+    /// Checks that the task completed in one attempt with this result, and that the agent
+    /// received no message twice.
     pub(crate) async fn assert_completed_once(&self, task: &Task, result: &str, what: &str) {
         self.client
             .watch(&task.task_id)
@@ -102,9 +104,9 @@ impl AskingAgentsFixture {
             .await;
         let done = self.client.get(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{what}: {done:?}");
-        let told = (&done.result[..], done.attempts.len());
-        assert_eq!(told, (result.as_bytes(), 1), "{what}");
-        // The scripts repeat there whatever else they are told.
+        let outcome = (&done.result[..], done.attempts.len());
+        assert_eq!(outcome, (result.as_bytes(), 1), "{what}");
+        // The scripts copy any further input to standard error.
         let more = |chunk: &baton_proto::v1::OutputChunk| chunk.kind() == OutputKind::Stderr;
         let errors = shell_agents::read_output(&self.client, task, more).await;
         assert_eq!(errors, "", "{what}");
@@ -124,101 +126,110 @@ impl AskingAgentsFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_asks_in_the_inbox_and_does_as_it_is_answered_there() {
-    let stage = start_fixture().await;
+async fn every_agent_kind_asks_in_the_inbox_and_follows_the_answer() {
+    let fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
         for (flag, result) in [("--allow", "allowed"), ("--deny", "denied")] {
             let what = format!("{wire:?} {flag}");
-            let (task, input) = stage.submit_until_asked(wire).await;
-            let listed = stage.inbox_of_task(&task).await;
+            let (task, input) = fixture.submit_until_asked(wire).await;
+            let listed = fixture.inbox_of_task(&task).await;
             assert_eq!(listed[0]["inputId"], input.input_id, "{what}");
-            let shown = stage.run_command(&["show", &task.task_id]).await;
+            let shown = fixture.run_command(&["show", &task.task_id]).await;
             assert!(
                 shown.stdout.contains("waits for an answer to:"),
                 "{shown:?}"
             );
             assert!(shown.stdout.contains(r#""ls""#), "{what}: {shown:?}");
 
-            let said = stage.run_command(&["answer", &input.input_id, flag]).await;
-            assert_eq!(said.code, Some(0), "{what}: {said:?}");
-            stage.assert_completed_once(&task, result, &what).await;
+            let output = fixture
+                .run_command(&["answer", &input.input_id, flag])
+                .await;
+            assert_eq!(output.code, Some(0), "{what}: {output:?}");
+            fixture.assert_completed_once(&task, result, &what).await;
             assert_eq!(
-                stage.wait_for_closed_input(&task).await.state(),
+                fixture.wait_for_closed_input(&task).await.state(),
                 InputState::Received
             );
 
             let again = ["answer", &input.input_id, "--task", &task.task_id, flag];
-            let said = stage.run_command(&again).await;
-            assert_eq!(said.code, Some(0), "{what}: the same again: {said:?}");
+            let output = fixture.run_command(&again).await;
+            assert_eq!(
+                output.code,
+                Some(0),
+                "{what}: the same answer again: {output:?}"
+            );
             let other = if flag == "--allow" {
                 "--deny"
             } else {
                 "--allow"
             };
             let other = ["answer", &input.input_id, "--task", &task.task_id, other];
-            let said = stage.run_command(&other).await;
-            assert_eq!(said.code, Some(1), "{what}: {said:?}");
+            let output = fixture.run_command(&other).await;
+            assert_eq!(output.code, Some(1), "{what}: {output:?}");
             for word in [result, "has answered it at 20"] {
-                assert!(said.stderr.contains(word), "{what}: {word} in {said:?}");
+                assert!(output.stderr.contains(word), "{what}: {word} in {output:?}");
             }
-            let unnamed = stage
+            let without_task = fixture
                 .run_command(&["answer", &input.input_id, other[4]])
                 .await;
-            assert_eq!(unnamed.stderr, said.stderr, "{what}: without --task");
-            let gone = stage.run_command(&["answer", &task.task_id, flag]).await;
-            assert_eq!(gone.code, Some(2), "{gone:?}");
-            assert!(gone.stderr.contains("baton inbox"), "{gone:?}");
+            assert_eq!(without_task.stderr, output.stderr, "{what}: without --task");
+            let unknown_input = fixture.run_command(&["answer", &task.task_id, flag]).await;
+            assert_eq!(unknown_input.code, Some(2), "{unknown_input:?}");
+            assert!(
+                unknown_input.stderr.contains("baton inbox"),
+                "{unknown_input:?}"
+            );
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_stays_when_the_relay_is_killed_before_and_after_the_answer() {
-    let mut stage = start_fixture().await;
+async fn a_question_survives_a_relay_kill_before_and_after_its_answer() {
+    let mut fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
-        let (task, input) = stage.submit_until_asked(wire).await;
-        stage.relay.kill().await;
-        stage.relay.start_again().await;
-        stage.client = stage.relay.admin().clone();
+        let (task, input) = fixture.submit_until_asked(wire).await;
+        fixture.relay.kill().await;
+        fixture.relay.start_again().await;
+        fixture.client = fixture.relay.admin().clone();
         assert_eq!(
-            stage.inbox_of_task(&task).await.len(),
+            fixture.inbox_of_task(&task).await.len(),
             1,
-            "{wire:?}: it is still asked"
+            "{wire:?}: the question is still open"
         );
-        shell_agents::answer_permission(&stage.client, &input, true).await;
-        // What was answered OK is durable, and reaches the agent from the next life of the relay if it must.
-        stage.relay.kill().await;
-        stage.relay.start_again().await;
-        stage.client = stage.relay.admin().clone();
-        stage
+        shell_agents::answer_permission(&fixture.client, &input, true).await;
+        // An acknowledged answer is durable, so the restarted relay delivers it if necessary.
+        fixture.relay.kill().await;
+        fixture.relay.start_again().await;
+        fixture.client = fixture.relay.admin().clone();
+        fixture
             .assert_completed_once(&task, "allowed", &format!("{wire:?}"))
             .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_given_while_the_link_is_cut_is_delivered_once_when_it_is_back() {
-    let (stage, link) = start_fixture_behind_proxy().await;
+async fn an_answer_given_while_the_link_is_cut_is_delivered_once() {
+    let (fixture, link) = start_fixture_behind_proxy().await;
     for (wire, _) in SHELL_AGENTS {
-        let (task, input) = stage.submit_until_asked(wire).await;
+        let (task, input) = fixture.submit_until_asked(wire).await;
         link.set_passed_traffic(PassedTraffic::Nothing);
         link.cut_connections();
-        shell_agents::answer_permission(&stage.client, &input, true).await;
+        shell_agents::answer_permission(&fixture.client, &input, true).await;
         link.set_passed_traffic(PassedTraffic::Both);
         link.cut_connections();
-        stage
+        fixture
             .assert_completed_once(&task, "allowed", &format!("{wire:?}"))
             .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answering_client_that_is_killed_leaves_one_answer_or_none() {
-    let stage = start_fixture().await;
+async fn a_killed_answering_client_leaves_one_answer_or_none() {
+    let fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
-        let (task, input) = stage.submit_until_asked(wire).await;
+        let (task, input) = fixture.submit_until_asked(wire).await;
         for _ in 0..3 {
-            let mut command = BATON.command(stage.relay.data());
+            let mut command = BATON.command(fixture.relay.data());
             let mut client = command
                 .args(["answer", &input.input_id, "--allow"])
                 .spawn()
@@ -235,9 +246,9 @@ async fn an_answering_client_that_is_killed_leaves_one_answer_or_none() {
             &task.task_id,
             "--allow",
         ];
-        let said = stage.run_command(&again).await;
-        assert_eq!(said.code, Some(0), "{wire:?}: {said:?}");
-        stage
+        let output = fixture.run_command(&again).await;
+        assert_eq!(output.code, Some(0), "{wire:?}: {output:?}");
+        fixture
             .assert_completed_once(&task, "allowed", &format!("{wire:?}"))
             .await;
     }
@@ -256,29 +267,29 @@ fn task_with_input_timeout(agent: &str, policy: OnInputTimeout) -> TaskSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_answers_and_it_fails_goes_on_without_or_waits_for_a_person() {
-    let stage = start_fixture().await;
+async fn an_unanswered_question_is_denied_fails_or_parks_the_task() {
+    let fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
         let agent = agent_of_wire(wire).0;
-        let (task, _) = stage
+        let (task, _) = fixture
             .submit_spec_until_asked(task_with_input_timeout(agent, OnInputTimeout::Deny))
             .await;
-        stage
+        fixture
             .assert_completed_once(&task, "denied", &format!("{wire:?}"))
             .await;
-        let input = stage.wait_for_closed_input(&task).await;
+        let input = fixture.wait_for_closed_input(&task).await;
         assert_eq!(input.outcome(), InputOutcome::Expired, "{wire:?}");
 
-        let (task, input) = stage
+        let (task, input) = fixture
             .submit_spec_until_asked(task_with_input_timeout(agent, OnInputTimeout::Fail))
             .await;
-        stage
+        fixture
             .client
             .watch(&task.task_id)
             .await
             .collect_to_end()
             .await;
-        let done = stage.client.get(&task.task_id).await;
+        let done = fixture.client.get(&task.task_id).await;
         let ended = (done.state(), done.attempts[0].failure_code.as_str());
         assert_eq!(
             ended,
@@ -286,7 +297,7 @@ async fn nobody_answers_and_it_fails_goes_on_without_or_waits_for_a_person() {
             "{wire:?}"
         );
         assert_eq!(
-            stage.wait_for_closed_input(&task).await.outcome(),
+            fixture.wait_for_closed_input(&task).await.outcome(),
             InputOutcome::Expired
         );
         let late = [
@@ -296,13 +307,13 @@ async fn nobody_answers_and_it_fails_goes_on_without_or_waits_for_a_person() {
             &task.task_id,
             "--allow",
         ];
-        let late = stage.run_command(&late).await;
+        let late = fixture.run_command(&late).await;
         assert_eq!(late.code, Some(1), "{late:?}");
 
-        let (task, _) = stage
+        let (task, _) = fixture
             .submit_spec_until_asked(task_with_input_timeout(agent, OnInputTimeout::Park))
             .await;
-        stage
+        fixture
             .client
             .wait_for_state(&task.task_id, TaskState::NeedsAttention)
             .await;
@@ -310,21 +321,21 @@ async fn nobody_answers_and_it_fails_goes_on_without_or_waits_for_a_person() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canceled_attempt_takes_its_questions_with_it() {
-    let stage = start_fixture().await;
+async fn a_canceled_attempt_closes_its_questions() {
+    let fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
-        let (task, input) = stage.submit_until_asked(wire).await;
-        stage.client.cancel(&task.task_id).await;
-        stage
+        let (task, input) = fixture.submit_until_asked(wire).await;
+        fixture.client.cancel(&task.task_id).await;
+        fixture
             .client
             .watch(&task.task_id)
             .await
             .collect_to_end()
             .await;
-        let done = stage.client.get(&task.task_id).await;
+        let done = fixture.client.get(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Canceled, "{wire:?}: {done:?}");
         assert_eq!(
-            stage.wait_for_closed_input(&task).await.outcome(),
+            fixture.wait_for_closed_input(&task).await.outcome(),
             InputOutcome::Superseded
         );
         let late = [
@@ -334,15 +345,15 @@ async fn a_canceled_attempt_takes_its_questions_with_it() {
             &task.task_id,
             "--allow",
         ];
-        let late = stage.run_command(&late).await;
+        let late = fixture.run_command(&late).await;
         assert_eq!(late.code, Some(1), "{late:?}");
-        assert!(stage.inbox_of_task(&task).await.is_empty());
+        assert!(fixture.inbox_of_task(&task).await.is_empty());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_of_the_task_answer_by_themselves_and_are_named() {
-    let stage = start_fixture().await;
+async fn permission_rules_of_a_task_answer_and_are_recorded() {
+    let fixture = start_fixture().await;
     let rule = |effect: PermissionEffect, pattern: &str| PermissionRule {
         effect: effect.into(),
         tool: "*".to_owned(),
@@ -363,21 +374,29 @@ async fn rules_of_the_task_answer_by_themselves_and_are_named() {
                 permission_rules: rules.clone(),
                 ..agent_task(agent_of_wire(wire).0)
             };
-            let task = stage.client.submit(spec).await;
-            stage
+            let task = fixture.client.submit(spec).await;
+            fixture
                 .assert_completed_once(&task, result, &format!("{wire:?}"))
                 .await;
-            let input = stage.wait_for_closed_input(&task).await;
+            let input = fixture.wait_for_closed_input(&task).await;
             assert_eq!(input.answered_by, "rule:1", "{wire:?}");
             assert_eq!(input.rule.as_ref(), rules.first(), "{wire:?}");
-            let whole = stage.client.try_get_with_spec(&task.task_id).await.unwrap();
+            let whole = fixture
+                .client
+                .try_get_with_spec(&task.task_id)
+                .await
+                .unwrap();
             assert_eq!(whole.spec.unwrap().permission_rules, rules);
         }
     }
     let line = "submit --agent a --prompt x --ask * --allow * --wait --on-input-timeout park --deadline user_input=200ms";
-    let said = stage
+    let output = fixture
         .run_command(&line.split(' ').collect::<Vec<_>>())
         .await;
-    assert_eq!(said.code, Some(4), "asked, and nobody answered: {said:?}");
-    assert!(said.stderr.contains("baton inbox --task"), "{said:?}");
+    assert_eq!(
+        output.code,
+        Some(4),
+        "the question was not answered: {output:?}"
+    );
+    assert!(output.stderr.contains("baton inbox --task"), "{output:?}");
 }

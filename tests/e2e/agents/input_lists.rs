@@ -1,4 +1,4 @@
-//! What is asked as programs see it: watched, listed in pages, questions that go together.
+//! Inputs over the API: watches, lists in pages, and questions that belong together.
 
 use baton_daemon::AgentWire;
 use baton_proto::v1::{
@@ -15,28 +15,34 @@ use crate::agents::shell_agents;
 use crate::agents::shell_agents::agent_of_wire;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
-    let stage = start_fixture().await;
-    let (task, input) = stage.submit_until_asked(AgentWire::Claude).await;
-    let foreign = stage.client.client_of_tenant("other", Role::Answerer).await;
-    let mut own = watch_inputs(&stage.client, "").await;
-    let first = next_input(&mut own).await;
+async fn an_input_watch_shows_open_inputs_and_their_outcome() {
+    let fixture = start_fixture().await;
+    let (task, input) = fixture.submit_until_asked(AgentWire::Claude).await;
+    let foreign = fixture
+        .client
+        .client_of_tenant("other", Role::Answerer)
+        .await;
+    let mut own_watch = watch_inputs(&fixture.client, "").await;
+    let first = next_input(&mut own_watch).await;
     assert_eq!(
         (first.input_id.as_str(), first.state()),
         (&*input.input_id, InputState::Open)
     );
-    shell_agents::answer_permission(&stage.client, &input, true).await;
-    let states =
-        [next_input(&mut own).await, next_input(&mut own).await].map(|input| input.state());
+    shell_agents::answer_permission(&fixture.client, &input, true).await;
+    let states = [
+        next_input(&mut own_watch).await,
+        next_input(&mut own_watch).await,
+    ]
+    .map(|input| input.state());
     assert_eq!(states, [InputState::Answered, InputState::Received]);
-    stage
+    fixture
         .assert_completed_once(&task, "allowed", "watched")
         .await;
-    let (_, other) = stage.submit_until_asked(AgentWire::Acp).await;
-    assert_eq!(next_input(&mut own).await.input_id, other.input_id);
-    stage.client.cancel(&other.task_id).await;
+    let (_, other) = fixture.submit_until_asked(AgentWire::Acp).await;
+    assert_eq!(next_input(&mut own_watch).await.input_id, other.input_id);
+    fixture.client.cancel(&other.task_id).await;
     assert_eq!(
-        next_input(&mut own).await.outcome(),
+        next_input(&mut own_watch).await.outcome(),
         InputOutcome::Superseded
     );
     let listed = foreign
@@ -47,11 +53,11 @@ async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
         listed.unwrap().into_inner().inputs.is_empty(),
         "another tenant sees nothing"
     );
-    for (who, task_id) in [
+    for (caller, task_id) in [
         (&foreign, task.task_id.clone()),
-        (&stage.client, uuid::Uuid::now_v7().to_string()),
+        (&fixture.client, uuid::Uuid::now_v7().to_string()),
     ] {
-        let refused = who
+        let refused = caller
             .inputs()
             .watch_inputs(WatchInputsRequest { task_id })
             .await;
@@ -73,8 +79,8 @@ async fn next_input(watched: &mut InputStream) -> Input {
     loop {
         let message = wait_within("an input", watched.message()).await;
         let message = message
-            .expect("as it was set up")
-            .expect("the watch goes on");
+            .expect("the watch has no error")
+            .expect("the watch continues");
         if let Some(input) = message.input {
             return input;
         }
@@ -82,7 +88,7 @@ async fn next_input(watched: &mut InputStream) -> Input {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_of_long_requests_come_in_pages_that_fit_a_message() {
+async fn long_input_lists_come_in_pages_that_fit_a_message() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin().clone();
     let roomy = Hello {
@@ -113,7 +119,7 @@ async fn lists_of_long_requests_come_in_pages_that_fit_a_message() {
             break;
         }
     }
-    assert_eq!(listed, asked, "all of them, oldest first");
+    assert_eq!(listed, asked, "all inputs, oldest first");
     assert!(pages >= 3, "{pages} pages");
 
     let closed = ListInputsRequest {
@@ -135,22 +141,22 @@ while read -r more; do printf '%s\n' "$more" >&2; done
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_that_go_together_are_answered_in_any_order_and_told_together() {
-    let stage = start_fixture().await;
-    let path = stage.dir.path().join(agent_of_wire(AgentWire::Claude).0);
+async fn grouped_questions_are_answered_in_any_order_and_delivered_together() {
+    let fixture = start_fixture().await;
+    let path = fixture.dir.path().join(agent_of_wire(AgentWire::Claude).0);
     std::fs::write(path, QUESTIONS_SCRIPT).unwrap();
-    let task = stage
+    let task = fixture
         .client
         .submit(agent_task(agent_of_wire(AgentWire::Claude).0))
         .await;
-    let mut watched = watch_inputs(&stage.client, &task.task_id).await;
+    let mut watched = watch_inputs(&fixture.client, &task.task_id).await;
     let (colour, sizes) = (
         next_input(&mut watched).await,
         next_input(&mut watched).await,
     );
-    let answer = async |input: &Input, words: &[&str]| {
-        stage
-            .run_command(&[&["answer", &input.input_id], words].concat())
+    let answer = async |input: &Input, flags: &[&str]| {
+        fixture
+            .run_command(&[&["answer", &input.input_id], flags].concat())
             .await
     };
     for (input, wrong) in [
@@ -167,14 +173,16 @@ async fn questions_that_go_together_are_answered_in_any_order_and_told_together(
     )
     .await;
     assert_eq!(given.code, Some(0), "{given:?}");
-    let done = stage.client.get(&task.task_id).await;
+    let done = fixture.client.get(&task.task_id).await;
     assert_eq!(
         done.state(),
         TaskState::Running,
-        "the other one is still open"
+        "the other question is still open"
     );
     let given = answer(&colour, &["--option", "2"]).await;
     assert_eq!(given.code, Some(0), "{given:?}");
-    let told = "|Which colour?|:|Blue|,|Which sizes?|:|M, S, and L|";
-    stage.assert_completed_once(&task, told, "questions").await;
+    let answers = "|Which colour?|:|Blue|,|Which sizes?|:|M, S, and L|";
+    fixture
+        .assert_completed_once(&task, answers, "questions")
+        .await;
 }

@@ -1,4 +1,5 @@
-//! `baton mcp` as a client of the Model Context Protocol meets it, standing alone with a token.
+//! `baton mcp` with its own token, outside an attempt, as a Model Context Protocol client sees
+//! it.
 
 use baton_proto::v1::Role;
 use baton_proto::verbs;
@@ -8,11 +9,11 @@ use serde_json::json;
 use crate::BATON;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_shown_every_tool_of_the_table_with_a_strict_schema() {
+async fn every_tool_of_the_table_is_listed_with_a_strict_schema() {
     let relay = RelayProcess::start(BATON).await;
     let tools = McpClient::start(BATON, relay.data(), &[]).await;
     let listed = tools.list_tools().await;
-    let mut shown = 0;
+    let mut tool_count = 0;
     for (verb, tool) in verbs::agent_tools() {
         for name in tool.aliases.iter().chain([&tool.name]) {
             let listed = &listed[*name];
@@ -20,27 +21,27 @@ async fn a_client_is_shown_every_tool_of_the_table_with_a_strict_schema() {
             assert_eq!(hints.read_only_hint, Some(tool.effect.is_read_only()));
             assert_eq!(hints.destructive_hint, Some(tool.effect.is_destructive()));
             assert_eq!(hints.idempotent_hint, Some(tool.effect.is_idempotent()));
-            let words = listed.description.as_deref().unwrap_or_default();
-            assert!(words.starts_with(verb.help), "{name}: {words}");
+            let description = listed.description.as_deref().unwrap_or_default();
+            assert!(description.starts_with(verb.help), "{name}: {description}");
             let schema = listed.schema_as_json_value();
             assert_eq!(schema["additionalProperties"], json!(false), "{name}");
-            shown += 1;
+            tool_count += 1;
         }
     }
-    assert_eq!((shown, listed.len()), (14, 14));
-    let told = tools.instructions();
-    for words in [
+    assert_eq!((tool_count, listed.len()), (14, 14));
+    let instructions = tools.instructions();
+    for expected in [
         "list_blocked_tasks",
         "at each milestone",
         "before giving up",
     ] {
-        assert!(told.contains(words), "{told}");
+        assert!(instructions.contains(expected), "{instructions}");
     }
     assert!(tools.close().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
+async fn an_agent_reads_tasks_and_wrong_arguments_get_a_machine_code() {
     let relay = RelayProcess::start(BATON).await;
     let task = relay.admin().submit(command_task("true", &[], "mcp")).await;
     let tools = McpClient::start(BATON, relay.data(), &[]).await;
@@ -49,8 +50,11 @@ async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
         .await
         .into_content();
     assert_eq!(list["tasks"][0]["taskId"], json!(task.task_id));
-    let named = json!({"task_id": task.task_id});
-    let got = tools.call_tool("task_get", named).await.into_content();
+    let task_argument = json!({"task_id": task.task_id});
+    let got = tools
+        .call_tool("task_get", task_argument)
+        .await
+        .into_content();
     assert_eq!(got["task"]["taskId"], json!(task.task_id));
     for (tool, arguments, status, code) in [
         (
@@ -98,17 +102,18 @@ async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
             "nothing_held",
         ),
     ] {
-        let told = tools.call_tool(tool, arguments.clone()).await;
-        let seen = (told.error_field("status"), told.error_field("code"));
+        let response = tools.call_tool(tool, arguments.clone()).await;
+        let seen = (response.error_field("status"), response.error_field("code"));
         assert_eq!(seen, (status, code), "{tool} {arguments}");
-        assert!(!told.error_field("what").is_empty(), "{told:?}");
+        assert!(!response.error_field("what").is_empty(), "{response:?}");
     }
     assert!(tools.try_call_tool("task_renew", json!({})).await.is_err());
 }
 
-/// Must hold before anybody is asked: with an unknown task, with a foreign one, and with a token that is none.
+/// The check comes before any request to the relay, so it also applies to an unknown task, a
+/// task of another tenant and an invalid token.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
+async fn a_blank_reason_is_refused_before_any_lookup() {
     let relay = RelayProcess::start(BATON).await;
     let foreign = relay
         .admin()
@@ -128,9 +133,9 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
             for task_id in [new_unknown_id(), foreign.clone(), "nonsense".to_owned()] {
                 for reason in ["", " \n\t"] {
                     let arguments = json!({"task_id": task_id, "reason": reason});
-                    let told = tools.call_tool(tool, arguments).await;
-                    let seen =
-                        ["status", "code", "field"].map(|name| told.error_field(name).to_owned());
+                    let response = tools.call_tool(tool, arguments).await;
+                    let seen = ["status", "code", "field"]
+                        .map(|name| response.error_field(name).to_owned());
                     assert_eq!(seen, ["invalid_argument", "blank", "reason"]);
                 }
             }
@@ -139,15 +144,15 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_refused_is_read_again_once() {
+async fn a_refused_token_is_read_again_once() {
     let relay = RelayProcess::start(BATON).await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     std::fs::write(&file, "btn_wrong").unwrap();
     let path = file.to_str().unwrap();
     let tools = McpClient::start(BATON, relay.data(), &["--token-file", path]).await;
-    let told = tools.call_tool("task_list", json!({})).await;
-    assert_eq!(told.error_field("status"), "unauthenticated");
+    let response = tools.call_tool("task_list", json!({})).await;
+    assert_eq!(response.error_field("status"), "unauthenticated");
     let (_, good) = relay.admin().create_token("", Role::ReadOnly).await;
     std::fs::write(&file, &good).unwrap();
     let list = tools.call_tool("task_list", json!({})).await.into_content();
@@ -155,7 +160,7 @@ async fn a_token_that_is_refused_is_read_again_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_comes_back_in_time_is_asked_again() {
+async fn a_call_is_retried_when_the_relay_comes_back_in_time() {
     let mut relay = RelayProcess::start(BATON).await;
     let tools = McpClient::start(BATON, relay.data(), &[]).await;
     assert!(!tools.call_tool("task_list", json!({})).await.is_refused);
@@ -166,14 +171,14 @@ async fn a_relay_that_comes_back_in_time_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_token_it_starts_offers_nothing_and_says_why() {
+async fn without_a_token_the_server_starts_without_tools_and_gives_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let tools = McpClient::start(BATON, dir.path(), &[]).await;
     assert!(tools.list_tools().await.is_empty());
-    let told = tools.instructions();
+    let instructions = tools.instructions();
     assert!(
-        told.contains("not available") && told.contains("admin.token"),
-        "{told}"
+        instructions.contains("not available") && instructions.contains("admin.token"),
+        "{instructions}"
     );
     assert!(tools.try_call_tool("task_list", json!({})).await.is_err());
     assert!(tools.close().await);

@@ -1,5 +1,5 @@
-//! An agent whose session ends while it holds a task: whoever looks finds the task, and what was done under it is not
-//! done again by chance.
+//! An MCP server that stops while its agent has a lease. The task is parked with its checkpoint,
+//! so it is neither lost nor repeated without a decision.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use tempfile::TempDir;
 use crate::BATON;
 
 const SCOPE: &str = "reviewers";
-/// Far beyond the few seconds that leaving may take, and far below a lease.
+/// Much longer than the few seconds that the exit may take, and much shorter than a lease.
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 
 fn elapsed_since(began: Duration) -> Duration {
     boottime().saturating_sub(began)
 }
 
-/// An agent with its tools, and a wire between them and the relay.
+/// An MCP client of an agent, connected to the relay through a proxy.
 struct SessionEndFixture {
     relay: RelayProcess,
     proxy: TcpProxy,
@@ -37,19 +37,22 @@ impl SessionEndFixture {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token = dir.path().join("token");
         std::fs::write(&token, agent.client.token_secret()).expect("a file can be written");
-        let wire = TcpProxy::start_to(relay.admin().url()).await;
-        let (url, token) = (wire.url(), token.to_str().expect("a plain path").to_owned());
+        let proxy = TcpProxy::start_to(relay.admin().url()).await;
+        let (url, token) = (
+            proxy.url(),
+            token.to_str().expect("a plain path").to_owned(),
+        );
         let arguments = ["--relay", &url, "--token-file", &token];
         let tools = McpClient::start(BATON, relay.data(), &arguments).await;
         Self {
             relay,
-            proxy: wire,
+            proxy,
             mcp: tools,
             _token: dir,
         }
     }
 
-    /// Starts a task, which the agent holds then.
+    /// Starts a task under a lease of this agent.
     async fn start_held_task(&self) -> String {
         let goal = json!({"goal": "review it", "agent_scope": SCOPE});
         let started = self.mcp.call_tool("task_start", goal).await.into_content();
@@ -64,7 +67,9 @@ impl SessionEndFixture {
     async fn assert_blocked(&self, task_id: &str, how: &str) {
         let task = self.get(task_id).await;
         assert_eq!(task.state(), TaskState::NeedsAttention, "{task:#?}");
-        let attention = task.attention.expect("it says why");
+        let attention = task
+            .attention
+            .expect("a parked task has an attention record");
         assert_eq!(attention.cause(), AttentionCause::Blocked);
         let why = &attention.reason;
         assert!(
@@ -77,17 +82,17 @@ impl SessionEndFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
-    let scene = SessionEndFixture::start().await;
-    let task_id = scene.start_held_task().await;
-    let stands = json!({"summary": "half of it is reviewed", "cursor": "line 40"});
-    scene
+async fn a_client_that_disconnects_leaves_its_task_blocked_at_its_checkpoint() {
+    let fixture = SessionEndFixture::start().await;
+    let task_id = fixture.start_held_task().await;
+    let checkpoint = json!({"summary": "half of it is reviewed", "cursor": "line 40"});
+    fixture
         .mcp
-        .call_tool("task_checkpoint", stands)
+        .call_tool("task_checkpoint", checkpoint)
         .await
         .into_content();
     let began = boottime();
-    let SessionEndFixture { relay, mcp, .. } = scene;
+    let SessionEndFixture { relay, mcp, .. } = fixture;
     assert!(mcp.close().await);
     assert!(
         elapsed_since(began) < LEAVE_LIMIT,
@@ -108,18 +113,23 @@ async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
     assert_eq!(blocked[0].summary, "half of it is reviewed");
     assert_eq!(blocked[0].cursor, "line 40");
     let task = relay.admin().get(&task_id).await;
-    let attention = task.attention.expect("it says why");
+    let attention = task
+        .attention
+        .expect("a parked task has an attention record");
     assert!(
         attention.reason.contains("closed the line"),
         "{attention:?}"
     );
-    // It can be gone on with at once, by anybody of the scope.
+    // Any agent of the scope can pick the task up at once.
     let other = LeaseAgent::new(relay.admin(), "bob", SCOPE).await;
-    let lease = other.pick_up(&task_id, "").await.expect("it waits");
+    let lease = other
+        .pick_up(&task_id, "")
+        .await
+        .expect("the task is parked");
     let done = other
         .complete(&lease, "reviewed")
         .await
-        .expect("it is held");
+        .expect("the agent has the lease");
     assert_eq!(
         (done.state(), done.attempts.len()),
         (TaskState::Completed, 2)
@@ -127,114 +137,115 @@ async fn a_client_that_goes_away_leaves_its_task_blocked_where_it_stood() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_signal_that_ends_a_server_leaves_its_task_blocked() {
+async fn every_signal_that_stops_the_server_leaves_its_task_blocked() {
     for kind in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut scene = SessionEndFixture::start().await;
-        let task_id = scene.start_held_task().await;
+        let mut fixture = SessionEndFixture::start().await;
+        let task_id = fixture.start_held_task().await;
         let began = boottime();
-        scene.mcp.send_signal(kind);
-        assert!(scene.mcp.wait_for_exit().await.success(), "{kind:?}");
+        fixture.mcp.send_signal(kind);
+        assert!(fixture.mcp.wait_for_exit().await.success(), "{kind:?}");
         assert!(
             elapsed_since(began) < LEAVE_LIMIT,
             "{kind:?}: {:?}",
             elapsed_since(began)
         );
-        scene.assert_blocked(&task_id, "by a signal").await;
+        fixture.assert_blocked(&task_id, "by a signal").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_holds_nothing_ends_and_changes_nothing() {
-    let mut scene = SessionEndFixture::start().await;
-    let task_id = scene.start_held_task().await;
-    scene
+async fn a_server_without_a_lease_stops_and_changes_nothing() {
+    let mut fixture = SessionEndFixture::start().await;
+    let task_id = fixture.start_held_task().await;
+    fixture
         .mcp
         .call_tool("release_task", json!({}))
         .await
         .into_content();
-    let before = scene.get(&task_id).await;
-    scene.mcp.send_signal(Signal::TERM);
-    assert!(scene.mcp.wait_for_exit().await.success());
-    assert_eq!(scene.get(&task_id).await.revision, before.revision);
+    let before = fixture.get(&task_id).await;
+    fixture.mcp.send_signal(Signal::TERM);
+    assert!(fixture.mcp.wait_for_exit().await.success());
+    assert_eq!(fixture.get(&task_id).await.revision, before.revision);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_wants_canceled_is_canceled_and_not_parked() {
-    let mut scene = SessionEndFixture::start().await;
-    let task_id = scene.start_held_task().await;
+async fn a_task_with_a_requested_cancel_is_canceled_and_not_parked() {
+    let mut fixture = SessionEndFixture::start().await;
+    let task_id = fixture.start_held_task().await;
     let request = CancelTaskRequest {
         task_id: task_id.clone(),
         reason: "not needed".to_owned(),
     };
-    let asked = scene.relay.admin().tasks().cancel(request).await;
-    asked.expect("it can be asked for");
-    // Before the next renewal could tell.
-    scene.mcp.send_signal(Signal::TERM);
-    assert!(scene.mcp.wait_for_exit().await.success());
-    let task = scene.get(&task_id).await;
+    let asked = fixture.relay.admin().tasks().cancel(request).await;
+    asked.expect("the cancel is accepted");
+    // The signal comes before the next renewal could report the cancel.
+    fixture.mcp.send_signal(Signal::TERM);
+    assert!(fixture.mcp.wait_for_exit().await.success());
+    let task = fixture.get(&task_id).await;
     assert_eq!(task.state(), TaskState::Canceled, "{task:#?}");
     assert_eq!(task.attempts[0].state(), AttemptState::Canceled);
 }
 
-/// The call is durable and its answer on the wire when the signal comes: the agent never learned that it holds anything.
+/// The signal arrives when the claim is durable but its answer is still on the wire, so the
+/// agent does not know that it has the lease.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_the_agent_was_never_told_of_goes_back_to_the_queue() {
-    let mut scene = SessionEndFixture::start().await;
+async fn a_grant_the_agent_never_received_returns_to_the_queue() {
+    let mut fixture = SessionEndFixture::start().await;
     let spec = baton_tests::agent_scope_spec(SCOPE);
-    let task_id = scene.relay.admin().submit(spec).await.task_id;
-    scene
+    let task_id = fixture.relay.admin().submit(spec).await.task_id;
+    fixture
         .mcp
         .call_tool("task_list", json!({}))
         .await
         .into_content();
-    scene.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
-    let running = scene
+    fixture.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
+    let running = fixture
         .relay
         .admin()
         .wait_for_state(&task_id, TaskState::Running);
-    let call = scene
+    let call = fixture
         .mcp
         .try_call_tool("claim_task", json!({"task_id": &task_id}));
     let mut call = Box::pin(call);
     tokio::select! {
-        told = &mut call => panic!("it was answered: {told:?}"),
+        response = &mut call => panic!("the claim was answered: {response:?}"),
         () = running => {}
     }
-    scene.mcp.send_signal_until_handled(Signal::TERM).await;
-    scene.proxy.set_passed_traffic(PassedTraffic::Both);
-    // The client may be told that the server stops, or find the line closed, but never that it holds the task.
-    if let Ok(told) = call.await {
-        assert_eq!(told.error_field("code"), "server_stopping");
+    fixture.mcp.send_signal_until_handled(Signal::TERM).await;
+    fixture.proxy.set_passed_traffic(PassedTraffic::Both);
+    // The client may get `server_stopping` or a closed connection, but never the grant.
+    if let Ok(response) = call.await {
+        assert_eq!(response.error_field("code"), "server_stopping");
     }
-    assert!(scene.mcp.wait_for_exit().await.success());
-    let task = scene.get(&task_id).await;
+    assert!(fixture.mcp.wait_for_exit().await.success());
+    let task = fixture.get(&task_id).await;
     assert_eq!(task.state(), TaskState::Queued, "{task:#?}");
     assert_eq!(task.attempts[0].state(), AttemptState::Released);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_does_not_answer_keeps_nobody_from_leaving() {
-    let mut scene = SessionEndFixture::start().await;
-    let task_id = scene.start_held_task().await;
-    scene.proxy.set_passed_traffic(PassedTraffic::Nothing);
+async fn an_unresponsive_relay_does_not_delay_the_servers_exit() {
+    let mut fixture = SessionEndFixture::start().await;
+    let task_id = fixture.start_held_task().await;
+    fixture.proxy.set_passed_traffic(PassedTraffic::Nothing);
     let began = boottime();
-    scene.mcp.send_signal(Signal::TERM);
-    assert!(scene.mcp.wait_for_exit().await.success());
+    fixture.mcp.send_signal(Signal::TERM);
+    assert!(fixture.mcp.wait_for_exit().await.success());
     assert!(
         elapsed_since(began) < LEAVE_LIMIT,
         "{:?}",
         elapsed_since(began)
     );
-    // The lease is what is left.
-    assert_eq!(scene.get(&task_id).await.state(), TaskState::Running);
+    // The block could not be delivered, so the task runs until its lease expires.
+    assert_eq!(fixture.get(&task_id).await.state(), TaskState::Running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_it_at_once() {
-    let mut scene = SessionEndFixture::start().await;
-    scene.start_held_task().await;
-    scene.proxy.set_passed_traffic(PassedTraffic::Nothing);
-    scene.mcp.send_signal(Signal::TERM);
-    scene.mcp.send_signal(Signal::INT);
-    assert_eq!(scene.mcp.wait_for_exit().await.code(), Some(130));
+async fn a_second_signal_ends_the_server_at_once() {
+    let mut fixture = SessionEndFixture::start().await;
+    fixture.start_held_task().await;
+    fixture.proxy.set_passed_traffic(PassedTraffic::Nothing);
+    fixture.mcp.send_signal(Signal::TERM);
+    fixture.mcp.send_signal(Signal::INT);
+    assert_eq!(fixture.mcp.wait_for_exit().await.code(), Some(130));
 }

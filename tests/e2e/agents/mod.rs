@@ -1,5 +1,5 @@
-//! Agents that a daemon runs and what people answer them: every wire, permissions and questions, conversations, `baton mcp`.
-//! Leases that agents hold themselves are in `leases`.
+//! Agents that a daemon runs: every wire protocol, permissions and questions, conversations,
+//! `baton mcp`. Leases that agents hold themselves are in `leases`.
 
 pub(crate) mod agent_environment;
 pub(crate) mod attempt_tools;

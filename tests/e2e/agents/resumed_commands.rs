@@ -1,5 +1,5 @@
-//! A plain command that is sent on: the words of whoever did it, and where the work stood, are in a private file that its
-//! environment names, and nowhere on its command line.
+//! A plain command that is resumed. The instructions and the last checkpoint are in a private
+//! file named by an environment variable, and never on its command line.
 
 use baton_proto::v1::{LifecyclePhase, Role, Task, TaskState};
 use baton_tests::{DaemonProcess, RelayProcess, poll_until};
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::BATON;
 
-/// Waits when it is the first attempt. Else shows what it finds, and what stands on its command line.
+/// Waits in the first attempt. In the next it prints the resume file and whether its command
+/// line contains the instructions.
 const COMMAND_SCRIPT: &str = r#"
 if [ -z "$BATON_RESUME_FILE" ]; then echo first; sleep 600; fi
 stat -c %a "$BATON_RESUME_FILE"
@@ -40,73 +41,84 @@ impl ResumedCommandsFixture {
     }
 
     async fn run_and_read(&self, arguments: &[&str]) -> String {
-        let said = BATON.run(self.relay.data(), arguments).await;
-        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
-        said.stdout
+        let output = BATON.run(self.relay.data(), arguments).await;
+        assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
+        output.stdout
     }
 
     async fn submit_command(&self, arguments: &[&str]) -> Task {
         let arguments = [&["submit", "--json"], arguments].concat();
-        let told: Value =
+        let task: Value =
             serde_json::from_str(&self.run_and_read(&arguments).await).expect("a task as JSON");
-        let id = told["taskId"].as_str().expect("an id");
+        let id = task["taskId"].as_str().expect("the task has an id");
         self.relay.admin().get(id).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_is_sent_on_finds_the_words_in_a_private_file() {
-    let fleet = ResumedCommandsFixture::start().await;
-    let own: &[&str] = &["--", "sh", "-c", COMMAND_SCRIPT];
+async fn a_resumed_command_finds_its_instructions_in_a_private_file() {
+    let fixture = ResumedCommandsFixture::start().await;
+    let from_task: &[&str] = &["--", "sh", "-c", COMMAND_SCRIPT];
     let configured: &[&str] = &["--agent", "shell", "--", "-c", COMMAND_SCRIPT];
-    for arguments in [own, configured] {
-        let task = fleet.submit_command(arguments).await;
+    for arguments in [from_task, configured] {
+        let task = fixture.submit_command(arguments).await;
         let id = task.task_id.as_str();
-        let mut watch = fleet.relay.admin().watch(id).await;
-        let speaks = |event: &baton_proto::v1::TaskEvent| {
+        let mut watch = fixture.relay.admin().watch(id).await;
+        let has_output = |event: &baton_proto::v1::TaskEvent| {
             event.phase() == LifecyclePhase::FirstVisibleEventSeen
         };
         watch
-            .wait_for_event("the first attempt to work", speaks)
+            .wait_for_event("the first attempt to print", has_output)
             .await;
-        let stood = ["--summary", "half of it", "--cursor", "line 7"];
-        fleet
-            .run_and_read(&[&["progress", id], &stood[..]].concat())
+        let checkpoint = ["--summary", "half of it", "--cursor", "line 7"];
+        fixture
+            .run_and_read(&[&["progress", id], &checkpoint[..]].concat())
             .await;
-        fleet
+        fixture
             .run_and_read(&["block", id, "--reason", "no key"])
             .await;
-        let words = [
+        let instructions = [
             "--reason",
             "the key is there",
             "--instructions",
             "Use the blue key.",
         ];
         let resume = ["resume", id, "--answer", "which key?=blue"];
-        fleet.run_and_read(&[&resume[..], &words].concat()).await;
-        fleet
+        fixture
+            .run_and_read(&[&resume[..], &instructions].concat())
+            .await;
+        fixture
             .relay
             .admin()
             .wait_for_state(id, TaskState::Completed)
             .await;
-        let shown = fleet.run_and_read(&["output", id]).await;
+        let shown = fixture.run_and_read(&["output", id]).await;
         let lines: Vec<&str> = shown.lines().collect();
-        let [.., mode, found, on_command_line] = lines[..] else {
+        let [.., mode, resume_file, on_command_line] = lines[..] else {
             panic!("{shown}");
         };
         assert_eq!((mode, on_command_line), ("600", "0"), "{shown}");
-        let found: Value = serde_json::from_str(found).expect("one line of JSON");
-        let done = fleet.relay.admin().get(id).await;
-        assert_eq!(found["previousAttemptId"], done.attempts[0].attempt_id);
-        assert_eq!(found["resumeReason"], "the key is there");
-        assert_eq!(found["instructions"], "Use the blue key.");
-        assert_eq!(found["answers"][0]["question"], "which key?");
-        assert_eq!(found["answers"][0]["answer"], "blue");
-        assert_eq!(found["checkpoint"]["summary"], "half of it", "{found}");
-        assert_eq!(found["checkpoint"]["cursor"], "line 7", "{found}");
+        let resume_file: Value = serde_json::from_str(resume_file).expect("one line of JSON");
+        let done = fixture.relay.admin().get(id).await;
+        assert_eq!(
+            resume_file["previousAttemptId"],
+            done.attempts[0].attempt_id
+        );
+        assert_eq!(resume_file["resumeReason"], "the key is there");
+        assert_eq!(resume_file["instructions"], "Use the blue key.");
+        assert_eq!(resume_file["answers"][0]["question"], "which key?");
+        assert_eq!(resume_file["answers"][0]["answer"], "blue");
+        assert_eq!(
+            resume_file["checkpoint"]["summary"], "half of it",
+            "{resume_file}"
+        );
+        assert_eq!(
+            resume_file["checkpoint"]["cursor"], "line 7",
+            "{resume_file}"
+        );
     }
     poll_until("the file to be gone with its attempt", || {
-        fleet.daemon.has_empty_outbox().then_some(())
+        fixture.daemon.has_empty_outbox().then_some(())
     })
     .await;
 }

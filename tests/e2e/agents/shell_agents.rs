@@ -1,6 +1,6 @@
-//! Agents that are shell scripts, one for each wire that can ask: a tool, a permission, a result, and everything else
-//! that they are told repeated on standard error. For tests that look at what reaches an agent byte by byte; others use
-//! the stand-in.
+//! Agents as shell scripts, one for each wire protocol that can ask. Each calls a tool, asks for
+//! permission, prints a result and copies any further input to standard error. For tests that
+//! check the bytes an agent receives; other tests use the stand-in.
 
 use baton_daemon::AgentWire;
 use baton_proto::v1::answer_request::Answer;
@@ -80,7 +80,9 @@ pub(crate) async fn wait_for_input(client: &TestClient, task: &Task) -> Input {
     let mut watch = client.watch(&task.task_id).await;
     loop {
         let event = wait_within("the agent to ask", watch.next()).await;
-        let event = event.expect("the watch goes on").expect("the task goes on");
+        let event = event
+            .expect("the watch continues")
+            .expect("the task has not ended");
         assert_ne!(event.kind(), TaskEventKind::Ended, "{event:?}");
         if event.kind() == TaskEventKind::InputAsked {
             break;
@@ -112,7 +114,7 @@ pub(crate) async fn answer_permission(client: &TestClient, input: &Input, allow:
     let mut inputs = client.inputs();
     wait_within("an answer to Answer", inputs.answer(request))
         .await
-        .expect("the answer is taken");
+        .expect("the answer is accepted");
 }
 
 pub(crate) fn agent_of_wire(wire: AgentWire) -> (&'static str, &'static str) {
@@ -135,20 +137,20 @@ pub(crate) async fn read_output(
     let mut tasks = client.tasks();
     let opened = wait_within("output to open", tasks.read_output(request)).await;
     let mut pieces = opened.expect("output can be read").into_inner();
-    let mut words = String::new();
+    let mut text = String::new();
     while let Some(piece) = next_piece(&mut pieces).await {
         match piece.item {
             Some(Item::Chunk(chunk)) if wanted(&chunk) => {
-                words += &String::from_utf8_lossy(&chunk.data);
+                text += &String::from_utf8_lossy(&chunk.data);
             }
             Some(Item::Chunk(_) | Item::Cut(_)) | None => {}
             Some(Item::End(_)) => break,
         }
     }
-    words
+    text
 }
 
 async fn next_piece(pieces: &mut Streaming<ReadOutputResponse>) -> Option<ReadOutputResponse> {
     let piece = wait_within("output", pieces.message()).await;
-    piece.expect("output goes on")
+    piece.expect("the output stream continues")
 }

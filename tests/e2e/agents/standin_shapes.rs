@@ -1,5 +1,6 @@
-//! The stand-in imitates the real programs: what it says in each wire has the fields of what they say, with the same
-//! JSON types. The recordings of them are where `BATON_RECORDINGS` says; the transcripts beside the adapters are ours.
+//! The stand-in imitates the real agents: its messages have the same fields and JSON types as
+//! theirs in each wire protocol. `BATON_RECORDINGS` names the folder with recordings of real
+//! agents; the transcripts beside the adapters are written by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::STANDIN;
 
-/// One of each that a client sees in a turn, in turns that end well and in one that does not.
+/// Scripts with every kind of message of a turn, for successful and failed turns.
 const SCRIPTS: [(&str, TaskState); 3] = [
     (
         "hint; think hm; say I look.; tool Bash ls; ask Bash make; question Which? = A, B; say done",
@@ -22,10 +23,11 @@ const SCRIPTS: [(&str, TaskState); 3] = [
     ("say hm; error 401", TaskState::Failed),
 ];
 
-/// Whether a folder's recordings are of a wire.
+/// Whether a folder has recordings of a wire protocol.
 type FolderMatches = fn(&str) -> bool;
 
-/// Names of the wires in transcripts, of the stand-in's agents, and how a recording's folder tells them.
+/// For each wire protocol: its name in transcripts, the stand-in's agent, and the match for its
+/// recording folders.
 const WIRES: [(&str, &str, FolderMatches); 4] = [
     ("claude", "claude", |folder| {
         folder.starts_with("claude-") && !folder.contains("acp")
@@ -37,7 +39,7 @@ const WIRES: [(&str, &str, FolderMatches); 4] = [
     ("acp", "acp", |folder| folder.contains("acp")),
 ];
 
-/// What the stand-in says and no recording that we have shows; their fields are those of the published schema.
+/// Messages of the stand-in that no recording has. Their fields follow the published schema.
 const UNRECORDED_KINDS: [&str; 4] = [
     "request item/tool/requestUserInput",
     "notify item/started reasoning",
@@ -45,7 +47,7 @@ const UNRECORDED_KINDS: [&str; 4] = [
     "notify item/reasoning/summaryTextDelta",
 ];
 
-/// Objects whose fields are data.
+/// Fields whose objects are free data, so their shape is not compared.
 const DATA_FIELDS: [&str; 8] = [
     "input",
     "rawInput",
@@ -57,36 +59,40 @@ const DATA_FIELDS: [&str; 8] = [
     "rawOutput",
 ];
 
-/// The JSON types of each field.
+/// The JSON types of each field path.
 type MessageShape = BTreeMap<String, BTreeSet<&'static str>>;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_stand_in_says_has_the_shape_of_what_the_programs_say() {
+async fn stand_in_messages_have_the_shape_of_recorded_messages() {
     let recordings = std::env::var_os("BATON_RECORDINGS").map(PathBuf::from);
     let mut compared = 0;
     let mut problems = Vec::new();
-    for (wire, agent, is_of) in WIRES {
-        let mut said = messages_through_daemon(agent).await;
-        said.extend(messages_without_daemon(agent));
-        assert!(said.len() > 10, "{agent} says {} messages", said.len());
+    for (wire, agent, is_of_wire) in WIRES {
+        let mut messages = messages_through_daemon(agent).await;
+        messages.extend(messages_without_daemon(agent));
+        assert!(
+            messages.len() > 10,
+            "{agent} printed only {} messages",
+            messages.len()
+        );
         let ours = transcript_messages(wire);
         assert!(!ours.is_empty(), "{wire} has transcripts");
-        problems.extend(type_conflicts(wire, &said, &ours));
+        problems.extend(type_conflicts(wire, &messages, &ours));
         if let Some(folder) = &recordings {
-            let recorded = recorded_shapes(folder, is_of);
+            let recorded = recorded_shapes(folder, is_of_wire);
             assert!(!recorded.is_empty(), "{wire} has recordings");
-            problems.extend(shape_differences(wire, &said, &recorded));
-            compared += said.len();
+            problems.extend(shape_differences(wire, &messages, &recorded));
+            compared += messages.len();
         }
     }
     match recordings {
         Some(_) => println!("{compared} messages of the stand-in have the shape of recorded ones"),
-        None => println!("recordings skipped: BATON_RECORDINGS does not say where they are"),
+        None => println!("recordings skipped: BATON_RECORDINGS is not set"),
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// Prompted, answered and ended by a real daemon.
+/// Messages of turns that a real daemon runs.
 async fn messages_through_daemon(agent: &str) -> Vec<Value> {
     let dir = tempfile::tempdir().expect("a directory");
     let tape = dir.path().join("tape");
@@ -105,17 +111,19 @@ async fn messages_through_daemon(agent: &str) -> Vec<Value> {
         let done = relay.admin().get(&task.task_id).await;
         assert_eq!(done.state(), state, "{agent}, {script}: {done:?}");
     }
-    let tape = std::fs::read_to_string(&tape).expect("it was taped");
-    let said = tape.lines().filter_map(|line| line.strip_prefix("< "));
-    said.map(|line| serde_json::from_str(line).expect("it says JSON"))
+    let recording = std::fs::read_to_string(&tape).expect("the stand-in wrote its recording");
+    let messages = recording.lines().filter_map(|line| line.strip_prefix("< "));
+    messages
+        .map(|line| serde_json::from_str(line).expect("the stand-in prints JSON"))
         .collect()
 }
 
-/// What a daemon does not do to an agent: interrupt it, and (yet) ask for a conversation that nobody knows.
+/// Messages of situations that the scripts under a daemon do not reach: an interrupt, and a
+/// resume of an unknown conversation.
 fn messages_without_daemon(agent: &str) -> Vec<Value> {
     const UNKNOWN_ID: &str = "00000000-0000-4000-8000-000000000000";
     let stalled = r#"{"type":"user","message":{"role":"user","content":"say hm; stall"}}"#;
-    let greeting = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#;
+    let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#;
     let runs: Vec<(Vec<String>, Vec<String>)> = match agent {
         "claude" => vec![
             (
@@ -131,7 +139,7 @@ fn messages_without_daemon(agent: &str) -> Vec<Value> {
         "codex" => vec![(
             Vec::new(),
             vec![
-                greeting.to_owned(),
+                initialize.to_owned(),
                 format!(r#"{{"id":1,"method":"thread/resume","params":{{"threadId":"{UNKNOWN_ID}"}}}}"#),
                 r#"{"id":2,"method":"thread/start","params":{"cwd":"/"}}"#.to_owned(),
                 r#"{"id":3,"method":"turn/start","params":{"input":[{"text":"say hm; stall"}]}}"#
@@ -142,7 +150,7 @@ fn messages_without_daemon(agent: &str) -> Vec<Value> {
         "acp" => vec![(
             Vec::new(),
             vec![
-                greeting.to_owned(),
+                initialize.to_owned(),
                 format!(
                     r#"{{"id":1,"method":"session/load","params":{{"sessionId":"{UNKNOWN_ID}"}}}}"#
                 ),
@@ -154,20 +162,20 @@ fn messages_without_daemon(agent: &str) -> Vec<Value> {
         )],
         _ => Vec::new(),
     };
-    let spoken = if agent == "codex" {
+    let wire = if agent == "codex" {
         "app-server"
     } else {
         agent
     };
-    let said = runs
+    let messages = runs
         .iter()
-        .map(|(args, lines)| run_standin(spoken, args, lines));
-    said.flatten().collect()
+        .map(|(args, lines)| run_standin(wire, args, lines));
+    messages.flatten().collect()
 }
 
-fn run_standin(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
+fn run_standin(wire: &str, args: &[String], lines: &[String]) -> Vec<Value> {
     let mut child = Command::new(STANDIN)
-        .args(["speak", spoken])
+        .args(["speak", wire])
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -175,22 +183,26 @@ fn run_standin(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
         .spawn()
         .expect("the stand-in can be started");
     let mut stdin = child.stdin.take().expect("a pipe");
-    // One that has ended by itself reads no more.
+    // A stand-in that has already exited does not read its input.
     let _ = stdin.write_all((lines.join("\n") + "\n").as_bytes());
     drop(stdin);
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8(output.stdout).expect("text");
-    said.lines()
-        .map(|line| serde_json::from_str(line).expect("it says JSON"))
+    let output = child.wait_with_output().expect("the stand-in exits");
+    let stdout = String::from_utf8(output.stdout).expect("the stand-in prints text");
+    stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("the stand-in prints JSON"))
         .collect()
 }
 
-/// By kind: the shape of each message that a program printed.
-fn recorded_shapes(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, Vec<MessageShape>> {
+/// The shapes of all recorded messages, by message kind.
+fn recorded_shapes(
+    folder: &Path,
+    is_of_wire: fn(&str) -> bool,
+) -> BTreeMap<String, Vec<MessageShape>> {
     let mut found: BTreeMap<String, Vec<MessageShape>> = BTreeMap::new();
     for program in folder_entries(folder) {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        if !program.is_dir() || !is_of(&name) {
+        if !program.is_dir() || !is_of_wire(&name) {
             continue;
         }
         for file in folder_entries(&program) {
@@ -213,13 +225,13 @@ fn recorded_shapes(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, V
 }
 
 fn folder_entries(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("the folder is there");
+    let entries = std::fs::read_dir(folder).expect("the folder exists");
     entries
-        .map(|entry| entry.expect("an entry").path())
+        .map(|entry| entry.expect("a directory entry").path())
         .collect()
 }
 
-/// What agents print in our own transcripts of this wire.
+/// The agents' messages in the hand-written transcripts of this wire protocol.
 fn transcript_messages(wire: &str) -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../daemon/src/agents/transcripts");
     let mut found = Vec::new();
@@ -230,20 +242,20 @@ fn transcript_messages(wire: &str) -> Vec<Value> {
             if let Some(start) = line.strip_prefix("start ") {
                 ours = start.split(' ').next() == Some(wire);
             }
-            let said = line.strip_prefix("< ").filter(|_| ours);
-            let message = said.and_then(|said| serde_json::from_str::<Value>(said).ok());
+            let printed = line.strip_prefix("< ").filter(|_| ours);
+            let message = printed.and_then(|text| serde_json::from_str::<Value>(text).ok());
             found.extend(message.filter(Value::is_object));
         }
     }
     found
 }
 
-/// Fields that both have must be of the same type.
-fn type_conflicts(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
-    let said: BTreeMap<String, MessageShape> = shapes_by_kind(said);
+/// Fields that occur in both sets of messages must have the same type.
+fn type_conflicts(wire: &str, messages: &[Value], ours: &[Value]) -> Vec<String> {
+    let messages: BTreeMap<String, MessageShape> = shapes_by_kind(messages);
     let ours: BTreeMap<String, MessageShape> = shapes_by_kind(ours);
     let mut problems = Vec::new();
-    for (kind, shape) in &said {
+    for (kind, shape) in &messages {
         let Some(known) = ours.get(kind) else {
             continue;
         };
@@ -255,7 +267,9 @@ fn type_conflicts(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
                 !known.is_empty() && !types.is_empty() && known.is_disjoint(&types)
             });
             if differ {
-                problems.push(format!("{wire}, {kind}: {path} is another in a transcript"));
+                problems.push(format!(
+                    "{wire}, {kind}: {path} has another type in a transcript"
+                ));
             }
         }
     }
@@ -273,15 +287,15 @@ fn shapes_by_kind(messages: &[Value]) -> BTreeMap<String, MessageShape> {
     merged
 }
 
-/// Every field that all recorded messages of the kind have, none that no recorded message has, each of a type that was
-/// recorded.
+/// A message must have every field that all recorded messages of its kind have, no field that
+/// none of them has, and only recorded types.
 fn shape_differences(
     wire: &str,
-    said: &[Value],
+    messages: &[Value],
     recorded: &BTreeMap<String, Vec<MessageShape>>,
 ) -> Vec<String> {
     let mut problems = BTreeSet::new();
-    for message in said {
+    for message in messages {
         let kind = message_kind(message);
         let Some(known) = recorded.get(&kind) else {
             if !UNRECORDED_KINDS.contains(&kind.as_str()) {
@@ -343,28 +357,28 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// What a message is: by its type or method and what stands closest in it.
+/// The kind of a message, from its type or method and the types nested in it.
 fn message_kind(message: &Value) -> String {
-    let word = |path: &str| {
+    let text_at = |path: &str| {
         message
             .pointer(path)
             .and_then(Value::as_str)
             .unwrap_or_default()
     };
-    let item = [word("/params/item/type"), word("/item/type")].concat();
-    match (word("/method"), message.get("id")) {
-        ("session/update", _) => format!("update {}", word("/params/update/sessionUpdate")),
+    let item = [text_at("/params/item/type"), text_at("/item/type")].concat();
+    match (text_at("/method"), message.get("id")) {
+        ("session/update", _) => format!("update {}", text_at("/params/update/sessionUpdate")),
         ("", Some(_)) => answer_kind(message),
         ("", None) => {
             let parts = [
-                word("/type"),
-                word("/subtype"),
-                word("/request/subtype"),
-                word("/response/subtype"),
-                word("/event/type"),
-                word("/event/delta/type"),
-                word("/event/content_block/type"),
-                word("/message/content/0/type"),
+                text_at("/type"),
+                text_at("/subtype"),
+                text_at("/request/subtype"),
+                text_at("/response/subtype"),
+                text_at("/event/type"),
+                text_at("/event/delta/type"),
+                text_at("/event/content_block/type"),
+                text_at("/message/content/0/type"),
                 &item,
                 failed_start_kind(message),
             ];
@@ -385,12 +399,12 @@ fn failed_start_kind(message: &Value) -> &'static str {
     }
 }
 
-/// An answer is known by what it gives.
+/// The kind of an answer, from the fields of its result.
 fn answer_kind(message: &Value) -> String {
     if message.get("error").is_some() {
         return "error".to_owned();
     }
-    let gives = [
+    let result_fields = [
         "protocolVersion",
         "stopReason",
         "sessionId",
@@ -398,8 +412,8 @@ fn answer_kind(message: &Value) -> String {
         "turn",
         "codexHome",
     ];
-    let given = gives
+    let result_field = result_fields
         .into_iter()
         .find(|name| message["result"].get(name).is_some());
-    format!("answer {}", given.unwrap_or("something"))
+    format!("answer {}", result_field.unwrap_or("something"))
 }

@@ -1,4 +1,4 @@
-//! The surface that other programs rely on: arguments, JSON and exit codes of the executable.
+//! The interface that other programs rely on: arguments, JSON and exit codes of the executable.
 
 use baton_proto::v1::Role;
 use baton_tests::{CommandOutput, DaemonProcess, RelayProcess, agent_task};
@@ -32,8 +32,8 @@ impl CommandLineFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its_exit_code() {
-    let fleet = CommandLineFixture::start().await;
+async fn submit_wait_prints_one_object_with_all_fields_and_the_exit_code() {
+    let fixture = CommandLineFixture::start().await;
     let wait = ["submit", "--agent", "command", "--json", "--wait"];
     let run = async |flags: &[&str], argv: &[&str]| {
         let arguments: Vec<&str> = wait
@@ -43,7 +43,7 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
             .chain(argv)
             .copied()
             .collect();
-        fleet.run_command(&arguments).await
+        fixture.run_command(&arguments).await
     };
     let done = run(&[], &["sh", "-c", "echo hi"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -62,7 +62,10 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
         "userMessage",
         "endedBy",
     ] {
-        assert!(attempt.get(field).is_some(), "{field} in {attempt}");
+        assert!(
+            attempt.get(field).is_some(),
+            "{field} is missing in {attempt}"
+        );
     }
     assert_eq!(
         (&attempt["state"], &attempt["endedBy"]),
@@ -82,23 +85,23 @@ async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its
         (&late["state"], &late["attempts"][0]["failureCode"]),
         (&"timed_out".into(), &"task_deadline_exceeded".into())
     );
-    let starved = run(
+    let unplaceable = run(
         &["--capability", "gpu", "--deadline", "queue=100ms"],
         &["true"],
     )
     .await;
-    assert_eq!(starved.code, Some(4), "{starved:?}");
-    assert_eq!(starved.stdout_json()["attention"]["cause"], "starved");
-    let hurried = run(&["--capability", "gpu", "--fail-fast"], &["true"]).await;
-    assert_eq!(hurried.code, Some(1), "{hurried:?}");
+    assert_eq!(unplaceable.code, Some(4), "{unplaceable:?}");
+    assert_eq!(unplaceable.stdout_json()["attention"]["cause"], "starved");
+    let fail_fast = run(&["--capability", "gpu", "--fail-fast"], &["true"]).await;
+    assert_eq!(fail_fast.code, Some(1), "{fail_fast:?}");
     let usage = run(&["--profile", "x", "--deadline", "total=1s"], &["true"]).await;
     assert_eq!(usage.code, Some(2), "{usage:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
-    let fleet = CommandLineFixture::start().await;
-    let submitted = fleet
+async fn watch_show_output_tasks_and_cancel_print_json_and_exit_codes() {
+    let fixture = CommandLineFixture::start().await;
+    let submitted = fixture
         .run_command(&[
             "submit", "--json", "--note", "team=a", "--", STANDIN, "print", "2", "pause",
         ])
@@ -108,16 +111,16 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
         .as_str()
         .unwrap()
         .to_owned();
-    let client = fleet.relay.admin();
+    let client = fixture.relay.admin();
     let mut watch = client.watch(&id).await;
     watch
         .wait_for_event("output", |event| {
             event.state() == baton_proto::v1::AttemptState::Streaming
         })
         .await;
-    let canceled = fleet.run_command(&["cancel", &id, "--json"]).await;
+    let canceled = fixture.run_command(&["cancel", &id, "--json"]).await;
     assert_eq!(canceled.code, Some(0), "{canceled:?}");
-    let watched = fleet.run_command(&["watch", &id, "--json"]).await;
+    let watched = fixture.run_command(&["watch", &id, "--json"]).await;
     assert_eq!(watched.code, Some(3), "{watched:?}");
     let events: Vec<Value> = watched
         .stdout
@@ -131,21 +134,21 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
     assert!(of_attempts.len() > 4, "{watched:?}");
     for event in of_attempts {
         for field in ["attemptId", "phase", "state", "observedAt", "deadlineAt"] {
-            assert!(event.get(field).is_some(), "{field} in {event}");
+            assert!(event.get(field).is_some(), "{field} is missing in {event}");
         }
     }
-    let output = fleet.run_command(&["output", &id]).await;
+    let output = fixture.run_command(&["output", &id]).await;
     assert_eq!(
         (output.code, output.stdout.as_str()),
         (Some(0), "line 1\nline 2\n")
     );
-    let shown = fleet.run_command(&["show", &id, "--json"]).await;
+    let shown = fixture.run_command(&["show", &id, "--json"]).await;
     assert!(shown.stdout.contains(&id), "{shown:?}");
-    let listed = fleet.run_command(&["tasks", "--json"]).await;
+    let listed = fixture.run_command(&["tasks", "--json"]).await;
     assert!(listed.stdout.contains(&id), "{listed:?}");
-    let daemons = fleet.run_command(&["daemons", "--json"]).await;
+    let daemons = fixture.run_command(&["daemons", "--json"]).await;
     assert!(daemons.stdout.contains("\"one\""), "{daemons:?}");
-    let unknown = fleet
+    let unknown = fixture
         .run_command(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"])
         .await;
     assert_eq!(
@@ -153,17 +156,17 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
         (Some(1), ""),
         "{unknown:?}"
     );
-    let away = BATON
+    let unreachable = BATON
         .run(
-            fleet.relay.data(),
+            fixture.relay.data(),
             &["tasks", "--relay", "http://127.0.0.1:1"],
         )
         .await;
-    assert_eq!(away.code, Some(2), "{away:?}");
+    assert_eq!(unreachable.code, Some(2), "{unreachable:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_one_object_also_when_they_are_empty() {
+async fn an_empty_list_is_one_json_object() {
     let relay = RelayProcess::start(BATON).await;
     let task = relay.admin().submit(agent_task("nobody")).await;
     for (arguments, list) in [
@@ -171,13 +174,13 @@ async fn lists_are_one_object_also_when_they_are_empty() {
         (vec!["blocked", "--json"], "tasks"),
         (vec!["checkpoints", &task.task_id, "--json"], "checkpoints"),
     ] {
-        let said = BATON.run(relay.data(), &arguments).await.stdout_json();
-        assert_eq!(said[list], serde_json::json!([]), "{arguments:?}");
+        let output = BATON.run(relay.data(), &arguments).await.stdout_json();
+        assert_eq!(output[list], serde_json::json!([]), "{arguments:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_tells_every_fault_of_the_file_and_all_the_rest_beside_it() {
+async fn daemon_check_reports_every_problem_at_once() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let file = dir.path().join("daemon.toml");
     let text = "[agents.lint]\nkind = \"comand\"\n[roots.src]\npath = \"/nowhere/at/all\"\n";
@@ -195,14 +198,17 @@ async fn a_check_tells_every_fault_of_the_file_and_all_the_rest_beside_it() {
         "--ca",
         &key,
     ];
-    let said = BATON.run(dir.path(), &check).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    for word in [
+    let output = BATON.run(dir.path(), &check).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    for expected in [
         "[agents.lint]",
         "\"src\"",
         "git",
         "key.pem holds no certificate",
     ] {
-        assert!(said.stdout.contains(word), "{word} in {said:?}");
+        assert!(
+            output.stdout.contains(expected),
+            "{expected} is missing in {output:?}"
+        );
     }
 }

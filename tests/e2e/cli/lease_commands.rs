@@ -1,4 +1,4 @@
-//! Leases that are held at a terminal, and what a token of role agent may say there.
+//! Leases used from the command line, and the commands that a token of role agent may run.
 
 use baton_proto::v1::TaskState;
 use baton_tests::{CommandOutput, RelayProcess, agent_scope_spec, wait_within};
@@ -16,9 +16,9 @@ struct LeaseCommandsFixture {
 impl LeaseCommandsFixture {
     async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
-        let token = tempfile::NamedTempFile::new().expect("a file can be made");
-        let file = token.path().to_str().expect("a readable path");
-        let make = [
+        let token = tempfile::NamedTempFile::new().expect("a file can be created");
+        let file = token.path().to_str().expect("a UTF-8 path");
+        let create_token = [
             "token",
             "create",
             "--role",
@@ -30,13 +30,13 @@ impl LeaseCommandsFixture {
             "--out",
             file,
         ];
-        std::fs::remove_file(token.path()).expect("it was there");
-        let made = BATON.run(relay.data(), &make).await;
+        std::fs::remove_file(token.path()).expect("the file exists");
+        let made = BATON.run(relay.data(), &create_token).await;
         assert_eq!(made.code, Some(0), "{made:?}");
         Self { relay, token }
     }
 
-    /// With the agent's token, and with this lease token in the environment.
+    /// Runs a command with the agent's token and this lease token in the environment.
     async fn run_command(&self, lease: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = BATON.command(self.relay.data());
         command
@@ -53,7 +53,7 @@ impl LeaseCommandsFixture {
     }
 }
 
-/// What a grant that was printed as JSON is used with.
+/// The ids and the lease token from a grant printed as JSON.
 struct PrintedGrant {
     task: String,
     attempt: String,
@@ -61,9 +61,9 @@ struct PrintedGrant {
 }
 
 impl PrintedGrant {
-    fn parse_grant(said: &CommandOutput) -> Self {
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let grant = said.stdout_json();
+    fn parse_grant(output: &CommandOutput) -> Self {
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let grant = output.stdout_json();
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         Self {
             task: text(&grant["ref"]["taskId"]),
@@ -74,12 +74,13 @@ impl PrintedGrant {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_was_printed_as_json_is_renewed_given_back_and_picked_up_again() {
-    let desk = LeaseCommandsFixture::start().await;
-    let admin = desk.relay.admin();
+async fn a_lease_printed_as_json_can_be_renewed_blocked_and_released() {
+    let fixture = LeaseCommandsFixture::start().await;
+    let admin = fixture.relay.admin();
     let task = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
-    let held = PrintedGrant::parse_grant(&desk.run_command("", &["claim", &task, "--json"]).await);
-    let renewed = desk
+    let held =
+        PrintedGrant::parse_grant(&fixture.run_command("", &["claim", &task, "--json"]).await);
+    let renewed = fixture
         .run_command(&held.token, &["renew", &held.task, &held.attempt])
         .await;
     assert_eq!(renewed.code, Some(0), "{renewed:?}");
@@ -91,42 +92,47 @@ async fn a_lease_that_was_printed_as_json_is_renewed_given_back_and_picked_up_ag
         "--attempt",
         &held.attempt,
     ];
-    let parked = desk.run_command(&held.token, &block).await;
+    let parked = fixture.run_command(&held.token, &block).await;
     assert_eq!(parked.code, Some(0), "{parked:?}");
     let held =
-        PrintedGrant::parse_grant(&desk.run_command("", &["pick-up", &task, "--json"]).await);
-    let back = desk
+        PrintedGrant::parse_grant(&fixture.run_command("", &["pick-up", &task, "--json"]).await);
+    let back = fixture
         .run_command(&held.token, &["release", &held.task, &held.attempt])
         .await;
     assert_eq!(back.code, Some(0), "{back:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_there() {
-    let desk = LeaseCommandsFixture::start().await;
-    let admin = desk.relay.admin();
+async fn a_lease_holder_reports_progress_blocks_and_completes_by_command() {
+    let fixture = LeaseCommandsFixture::start().await;
+    let admin = fixture.relay.admin();
     let first = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
-    let held = PrintedGrant::parse_grant(&desk.run_command("", &["claim", &first, "--json"]).await);
-    // Without the lease a token of role agent may not, and is told how.
+    let held =
+        PrintedGrant::parse_grant(&fixture.run_command("", &["claim", &first, "--json"]).await);
+    // Without --attempt a token of role agent is refused with a hint.
     for verb in [
         vec!["progress", &first, "--done", "half"],
         vec!["block", &first, "--reason", "stuck"],
         vec!["complete", &first, "--reason", "done"],
     ] {
-        let said = desk.run_command(&held.token, &verb).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.stderr.contains("--attempt ATTEMPT"), "{said:?}");
+        let output = fixture.run_command(&held.token, &verb).await;
+        assert_eq!(output.code, Some(1), "{output:?}");
+        assert!(output.stderr.contains("--attempt ATTEMPT"), "{output:?}");
     }
-    let under = ["--attempt", held.attempt.as_str()];
-    let said = desk
+    let attempt_flag = ["--attempt", held.attempt.as_str()];
+    let output = fixture
         .run_command(
             &held.token,
-            &[["progress", &first, "--done", "half"].as_slice(), &under].concat(),
+            &[
+                ["progress", &first, "--done", "half"].as_slice(),
+                &attempt_flag,
+            ]
+            .concat(),
         )
         .await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stdout.contains("half"), "{said:?}");
-    let said = desk
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.stdout.contains("half"), "{output:?}");
+    let output = fixture
         .run_command(
             &held.token,
             &[
@@ -134,12 +140,12 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
                     "complete", &first, "--reason", "all read", "--result", "good",
                 ]
                 .as_slice(),
-                &under,
+                &attempt_flag,
             ]
             .concat(),
         )
         .await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(output.code, Some(0), "{output:?}");
     let done = admin.get(&first).await;
     assert_eq!(
         (done.state(), &done.result[..]),
@@ -148,7 +154,7 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
 
     let second = admin.submit(agent_scope_spec(SCOPE)).await.task_id;
     let held =
-        PrintedGrant::parse_grant(&desk.run_command("", &["claim", &second, "--json"]).await);
+        PrintedGrant::parse_grant(&fixture.run_command("", &["claim", &second, "--json"]).await);
     let block = [
         "block",
         &second,
@@ -157,11 +163,14 @@ async fn who_holds_a_task_at_a_terminal_tells_progress_blocks_and_completes_ther
         "--attempt",
         &held.attempt,
     ];
-    let wrong = desk.run_command(&"0".repeat(64), &block).await;
+    let wrong = fixture.run_command(&"0".repeat(64), &block).await;
     assert_eq!(wrong.code, Some(1), "{wrong:?}");
-    let said = desk.run_command(&held.token, &block).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = fixture.run_command(&held.token, &block).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     let parked = admin.get(&second).await;
     assert_eq!(parked.state(), TaskState::NeedsAttention);
-    assert_eq!(parked.attention.expect("it is parked").reason, "no access");
+    assert_eq!(
+        parked.attention.expect("the task is parked").reason,
+        "no access"
+    );
 }

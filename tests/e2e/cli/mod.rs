@@ -1,5 +1,5 @@
-//! The command line as a person or a script uses it: arguments, exit codes, terminals, short ids.
-//! It starts the executable; gRPC details are in `protocol`.
+//! The command line as a person or a script uses it: arguments, exit codes, terminals, short
+//! ids. These tests start the executable; gRPC details are in `protocol`.
 
 pub(crate) mod command_line;
 pub(crate) mod lease_commands;

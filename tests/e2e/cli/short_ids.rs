@@ -1,4 +1,4 @@
-//! Ids as people type them: as much of the beginning as nothing else has, everywhere an id is taken.
+//! Id prefixes: a unique prefix is accepted wherever a command takes an id.
 
 use baton_proto::v1::Task;
 use baton_tests::{CommandOutput, RelayProcess, command_task};
@@ -9,16 +9,18 @@ async fn run_command(relay: &RelayProcess, arguments: &[&str]) -> CommandOutput 
     BATON.run(relay.data(), arguments).await
 }
 
-/// As much of the first as the second does not have, and as much as both have.
+/// The shortest prefix that only the first id has, and the prefix that both ids share.
 fn id_prefixes(first: &Task, second: &Task) -> (String, String) {
     let (first, second) = (&first.task_id, &second.task_id);
-    let both = first.bytes().zip(second.bytes());
-    let shared = both.take_while(|(one, other)| one == other).count();
+    let shared_prefix = first.bytes().zip(second.bytes());
+    let shared = shared_prefix
+        .take_while(|(one, other)| one == other)
+        .count();
     (first[..=shared].to_owned(), first[..shared].to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
+async fn a_unique_id_prefix_is_enough() {
     let relay = RelayProcess::start(BATON).await;
     let first = relay
         .admin()
@@ -28,68 +30,68 @@ async fn the_beginning_of_an_id_is_enough_where_nothing_else_has_it() {
         .admin()
         .submit(command_task("true", &["two"], "ids"))
         .await;
-    let (own, both) = id_prefixes(&first, &second);
+    let (unique, shared_prefix) = id_prefixes(&first, &second);
 
     for arguments in [
-        vec!["show", &own, "--json"],
-        vec!["progress", &own, "--json"],
-        vec!["pause", &own, "--reason", "a look"],
-        vec!["unpause", &own],
-        vec!["inspect", &own],
-        vec!["attempts", &own, "--json"],
-        vec!["inbox", "--task", &own],
-        vec!["checkpoints", &own],
-        vec!["watch", &own, "--history", "--json"],
-        vec!["cancel", &own, "--json"],
+        vec!["show", &unique, "--json"],
+        vec!["progress", &unique, "--json"],
+        vec!["pause", &unique, "--reason", "a look"],
+        vec!["unpause", &unique],
+        vec!["inspect", &unique],
+        vec!["attempts", &unique, "--json"],
+        vec!["inbox", "--task", &unique],
+        vec!["checkpoints", &unique],
+        vec!["watch", &unique, "--history", "--json"],
+        vec!["cancel", &unique, "--json"],
     ] {
-        let said = run_command(&relay, &arguments).await;
-        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
+        let output = run_command(&relay, &arguments).await;
+        assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
         assert!(
-            !said.stdout.contains(&second.task_id),
-            "{arguments:?}: {said:?}"
+            !output.stdout.contains(&second.task_id),
+            "{arguments:?}: {output:?}"
         );
     }
 
-    let said = run_command(&relay, &["show", &both]).await;
-    assert_eq!(said.code, Some(2), "{said:?}");
-    for words in [
+    let output = run_command(&relay, &["show", &shared_prefix]).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
+    for expected in [
         &first.task_id,
         &second.task_id,
         "true one",
         "true two",
         "give more",
     ] {
-        assert!(said.stderr.contains(words), "{words}: {said:?}");
+        assert!(output.stderr.contains(expected), "{expected}: {output:?}");
     }
-    let said = run_command(&relay, &["show", "ffffffff"]).await;
-    assert_eq!(said.code, Some(2), "{said:?}");
+    let output = run_command(&relay, &["show", "ffffffff"]).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
     assert!(
-        said.stderr.contains("no task begins with ffffffff"),
-        "{said:?}"
+        output.stderr.contains("no task begins with ffffffff"),
+        "{output:?}"
     );
-    // Nothing that an id could begin with is the relay's to refuse.
-    let said = run_command(&relay, &["show", "nonsense"]).await;
-    assert!(said.stderr.contains("is not an id"), "{said:?}");
+    // A text that cannot be an id prefix is refused as malformed.
+    let output = run_command(&relay, &["show", "nonsense"]).await;
+    assert!(output.stderr.contains("is not an id"), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_shows_what_was_submitted_without_its_secrets() {
+async fn a_list_shows_commands_without_their_secrets() {
     let relay = RelayProcess::start(BATON).await;
-    let words = [
+    let expected = [
         "-H",
         "Authorization: Bearer abcdef0123456789",
         "x\u{1b}[2Jy",
     ];
     relay
         .admin()
-        .submit(command_task("curl", &words, "ids"))
+        .submit(command_task("curl", &expected, "ids"))
         .await;
-    let said = run_command(&relay, &["tasks"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run_command(&relay, &["tasks"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     let shown = "curl -H Authorization: Bearer [redacted]";
-    assert!(said.stdout.contains(shown), "{said:?}");
+    assert!(output.stdout.contains(shown), "{output:?}");
     assert!(
-        !said.stdout.contains('\u{1b}') && !said.stdout.contains("abcdef01"),
-        "{said:?}"
+        !output.stdout.contains('\u{1b}') && !output.stdout.contains("abcdef01"),
+        "{output:?}"
     );
 }

@@ -1,5 +1,5 @@
-//! `baton submit --follow` at a terminal: what the agent asks is asked there, typed keys are the answer, and whoever sits there
-//! learns when somebody else was quicker.
+//! `baton submit --follow` at a terminal: questions of the agent are shown there and answered
+//! with keys, and an answer given elsewhere is shown with its author.
 
 use baton_proto::v1::{InputState, ListInputsRequest, ListTasksRequest, Task, TaskState};
 use baton_tests::{
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
 
-/// A relay, a daemon with stand-ins, and a person at a terminal.
+/// A relay, and a daemon with stand-ins.
 struct TerminalFixture {
     relay: RelayProcess,
     _daemon: DaemonProcess,
@@ -22,7 +22,7 @@ impl TerminalFixture {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let file = dir.path().join("daemon.toml");
         std::fs::write(&file, standin_agents_toml(STANDIN, &[])).expect("a file can be written");
-        let more = ["--config", file.to_str().expect("paths of tests are text")];
+        let more = ["--config", file.to_str().expect("a UTF-8 path")];
         let (_, secret) = relay
             .admin()
             .create_token("", baton_proto::v1::Role::Daemon)
@@ -36,7 +36,7 @@ impl TerminalFixture {
         }
     }
 
-    /// Follows an agent that plays this script.
+    /// Submits a stand-in script and follows it at a pseudo-terminal.
     fn follow_script(&self, agent: &str, script: &str) -> PseudoTerminal {
         let arguments = ["submit", "--follow", "--agent", agent, "--prompt", script];
         PseudoTerminal::run(BATON, self.relay.data(), &arguments)
@@ -58,18 +58,18 @@ impl TerminalFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permission_and_a_question_are_answered_with_keys() {
+async fn permissions_and_questions_are_answered_with_keys() {
     for agent in ["claude", "codex", "acp"] {
-        let desk = TerminalFixture::start().await;
-        // Not every wire has questions; those that do ask one after the permission.
-        let asks = agent != "acp";
-        let question = if asks {
+        let fixture = TerminalFixture::start().await;
+        // ACP has no questions; the other agents ask one after the permission.
+        let has_questions = agent != "acp";
+        let question = if has_questions {
             "; question Which colour? = red, green"
         } else {
             ""
         };
         let script = format!("ask Bash ls -la{question}; say done with it");
-        let mut terminal = desk.follow_script(agent, &script);
+        let mut terminal = fixture.follow_script(agent, &script);
         terminal.wait_for_text("permission for").await;
         terminal.wait_for_text("ls -la").await;
         terminal.wait_for_text("allow? [y]es").await;
@@ -78,7 +78,7 @@ async fn a_permission_and_a_question_are_answered_with_keys() {
         terminal.wait_for_text("allow? [y]es").await;
         terminal.type_keys("y\n");
         terminal.wait_for_text("allowed by").await;
-        if asks {
+        if has_questions {
             terminal.wait_for_text("Which colour?").await;
             terminal.wait_for_text("2. green").await;
             terminal.wait_for_text("number, or Enter").await;
@@ -91,30 +91,33 @@ async fn a_permission_and_a_question_are_answered_with_keys() {
             "{}",
             terminal.screen()
         );
-        let task = desk.only_task().await;
+        let task = fixture.only_task().await;
         assert_eq!(task.state(), TaskState::Completed, "{agent}");
-        // The stand-in says what it was told.
-        let output = desk.client().read_output_to_end(&task.task_id).await;
+        // The stand-in prints the answers that it received.
+        let output = fixture.client().read_output_to_end(&task.task_id).await;
         let output = String::from_utf8_lossy(&output);
         assert!(output.contains("allowed"), "{agent}: {output}");
-        assert!(!asks || output.contains("green"), "{agent}: {output}");
+        assert!(
+            !has_questions || output.contains("green"),
+            "{agent}: {output}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_is_no_and_enter_leaves_it_open() {
-    let desk = TerminalFixture::start().await;
-    let mut terminal = desk.follow_script("claude", "ask Bash rm x; ask Bash ls; say over");
+async fn the_n_key_denies_and_enter_leaves_the_question_open() {
+    let fixture = TerminalFixture::start().await;
+    let mut terminal = fixture.follow_script("claude", "ask Bash rm x; ask Bash ls; say over");
     terminal.wait_for_text("allow? [y]es").await;
     terminal.type_keys("n\n");
     terminal.wait_for_text("denied by").await;
     terminal.wait_for_text("allow? [y]es").await;
     terminal.type_keys("\n");
     terminal.wait_for_text("left open; baton answer").await;
-    let task = desk.only_task().await;
-    let open = desk.client().open_inputs(&task.task_id).await;
+    let task = fixture.only_task().await;
+    let open = fixture.client().open_inputs(&task.task_id).await;
     assert_eq!(open.len(), 1, "{open:?}");
-    desk.client().answer_permission(&open[0], true).await;
+    fixture.client().answer_permission(&open[0], true).await;
     terminal.wait_for_text("over").await;
     assert_eq!(
         terminal.wait_for_exit().await,
@@ -125,11 +128,11 @@ async fn no_is_no_and_enter_leaves_it_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_in_the_middle_of_a_question_leaves_the_task_and_its_question() {
-    let desk = TerminalFixture::start().await;
-    let mut terminal = desk.follow_script("claude", "ask Bash ls; say over");
+async fn ctrl_c_during_a_question_leaves_task_and_question_open() {
+    let fixture = TerminalFixture::start().await;
+    let mut terminal = fixture.follow_script("claude", "ask Bash ls; say over");
     terminal.wait_for_text("allow? [y]es").await;
-    // Half an answer, and then the key.
+    // An unfinished answer followed by Ctrl-C.
     terminal.type_keys("y\x03");
     terminal.wait_for_text("detached; the task goes on").await;
     terminal.wait_for_text("come back with: baton watch").await;
@@ -139,22 +142,26 @@ async fn ctrl_c_in_the_middle_of_a_question_leaves_the_task_and_its_question() {
         "{}",
         terminal.screen()
     );
-    let task = desk.only_task().await;
+    let task = fixture.only_task().await;
     assert_eq!(task.state(), TaskState::Running);
-    let open = desk.client().open_inputs(&task.task_id).await;
-    assert_eq!(open.len(), 1, "half an answer is none: {open:?}");
+    let open = fixture.client().open_inputs(&task.task_id).await;
+    assert_eq!(
+        open.len(),
+        1,
+        "an unfinished answer must not count: {open:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_was_given_elsewhere_is_told_with_who_gave_it() {
-    let desk = TerminalFixture::start().await;
-    let mut terminal = desk.follow_script("claude", "ask Bash ls; ask Bash pwd; say over");
+async fn an_answer_given_elsewhere_is_shown_with_its_author() {
+    let fixture = TerminalFixture::start().await;
+    let mut terminal = fixture.follow_script("claude", "ask Bash ls; ask Bash pwd; say over");
     terminal.wait_for_text("allow? [y]es").await;
-    let task = desk.only_task().await;
-    let open = desk.client().open_inputs(&task.task_id).await;
-    desk.client().answer_permission(&open[0], true).await;
+    let task = fixture.only_task().await;
+    let open = fixture.client().open_inputs(&task.task_id).await;
+    fixture.client().answer_permission(&open[0], true).await;
     terminal.wait_for_text("(allowed by").await;
-    // What is asked next is asked anew, and answered by what is typed from then on.
+    // The next question is answered only by keys typed after it was shown.
     terminal.wait_for_text("pwd").await;
     terminal.wait_for_text("allow? [y]es").await;
     terminal.type_keys("n\n");
@@ -170,7 +177,7 @@ async fn an_answer_that_was_given_elsewhere_is_told_with_who_gave_it() {
         include_closed: true,
         ..ListInputsRequest::default()
     };
-    let listed = desk.client().inputs().list_inputs(request).await;
+    let listed = fixture.client().inputs().list_inputs(request).await;
     let inputs = listed.expect("inputs are listed").into_inner().inputs;
     assert_eq!(inputs.len(), 2);
     for input in &inputs {
@@ -178,17 +185,17 @@ async fn an_answer_that_was_given_elsewhere_is_told_with_who_gave_it() {
     }
 }
 
-/// A person who hits keys while output runs by has not allowed what was not asked yet.
+/// Keys typed during output must not answer a question that is shown later.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_typed_before_it_was_asked_is_no_answer() {
-    let desk = TerminalFixture::start().await;
+async fn keys_typed_before_a_question_do_not_answer_it() {
+    let fixture = TerminalFixture::start().await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let go = dir.path().join("go");
     let script = format!("say working; until {}; ask Bash ls; say over", go.display());
-    let mut terminal = desk.follow_script("claude", &script);
+    let mut terminal = fixture.follow_script("claude", &script);
     terminal.wait_for_text("attempt 1 streaming").await;
     terminal.type_keys("y\n");
-    // The terminal shows what was typed when it has it.
+    // The terminal echoes the keys once it has read them.
     terminal.wait_for_text("y\r\n").await;
     std::fs::write(&go, "").expect("a file can be written");
     terminal.wait_for_text("allow? [y]es").await;

@@ -1,4 +1,4 @@
-//! The two commands that a new user runs first.
+//! `baton up`, with and without its demo: the command that a new user runs first.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use tokio::process::{Child, ChildStderr};
 use crate::BATON;
 
 #[tokio::test]
-async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothing() {
+async fn up_demo_exit_prints_the_output_and_leaves_no_files() {
     let home = tempfile::tempdir().unwrap();
     let mut command = BATON.command(home.path());
     command.env_remove("BATON_DATA").env("TMPDIR", home.path());
@@ -34,14 +34,14 @@ async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothi
         stdout.contains("the prompt was: hello from Baton"),
         "{stdout}"
     );
-    for word in [
+    for text in [
         "permission for ",
         "greeting.txt",
         "baton answer ",
         "allowed by ",
         "It was allowed.",
     ] {
-        assert!(stdout.contains(word), "{word} in {stdout}");
+        assert!(stdout.contains(text), "{text} is missing in {stdout}");
     }
     let completed = stdout.lines().filter(|line| *line == "completed");
     assert_eq!(completed.count(), 2, "{stdout}");
@@ -51,7 +51,7 @@ async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothi
 }
 
 #[tokio::test]
-async fn a_second_shell_finds_what_up_started_without_any_flag() {
+async fn a_second_shell_finds_the_running_relay_without_flags() {
     let home = tempfile::tempdir().unwrap();
     let listen = format!("127.0.0.1:{}", unused_port());
     let mut command = BATON.command(home.path());
@@ -61,9 +61,9 @@ async fn a_second_shell_finds_what_up_started_without_any_flag() {
     let demo = async { while lines.next_line().await.unwrap().as_deref() != Some("completed") {} };
     wait_within("the demo to complete", demo).await;
 
-    // Only the data directory is shared: the token file and the address are found in it.
-    let said = BATON.run(home.path(), &["tasks", "--json"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    // Only the data directory is shared: token file and address are read from it.
+    let listed = BATON.run(home.path(), &["tasks", "--json"]).await;
+    assert_eq!(listed.code, Some(0), "{listed:?}");
     let ran = BATON
         .run(
             home.path(),
@@ -89,7 +89,7 @@ async fn a_second_shell_finds_what_up_started_without_any_flag() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// One that stays up, and what it tells the person who started it.
+/// A running `baton up` and its standard error.
 struct RunningUpCommand {
     process: Child,
     stderr_lines: Lines<BufReader<ChildStderr>>,
@@ -101,37 +101,37 @@ impl RunningUpCommand {
         let mut command = BATON.command(home);
         command.args(["up", "--listen", &listen, "--work-dir"]);
         command.arg(work_dir).stderr(Stdio::piped());
-        let mut process = command.spawn().expect("it starts");
-        let said = process.stderr.take().expect("it is piped");
+        let mut process = command.spawn().expect("the executable can be started");
+        let stderr = process.stderr.take().expect("stderr is piped");
         let mut up = Self {
             process,
-            stderr_lines: BufReader::new(said).lines(),
+            stderr_lines: BufReader::new(stderr).lines(),
         };
-        let heard = up.wait_for_text("baton is up").await;
-        let place = format!("tasks run in {}", work_dir.display());
-        assert!(heard.contains(&place), "{heard}");
+        let output = up.wait_for_text("baton is up").await;
+        let directory_line = format!("tasks run in {}", work_dir.display());
+        assert!(output.contains(&directory_line), "{output}");
         up
     }
 
-    /// All that it says up to these words.
-    async fn wait_for_text(&mut self, words: &str) -> String {
-        let mut heard = String::new();
-        let hearing = async {
-            while let Some(line) = self.stderr_lines.next_line().await.expect("text") {
-                heard.push_str(&line);
-                if line.contains(words) {
+    /// Waits for this text and returns the output up to it.
+    async fn wait_for_text(&mut self, expected: &str) -> String {
+        let mut output = String::new();
+        let reading = async {
+            while let Some(line) = self.stderr_lines.next_line().await.expect("stderr is text") {
+                output.push_str(&line);
+                if line.contains(expected) {
                     return;
                 }
             }
-            panic!("{words} in {heard}");
+            panic!("{expected} is missing in {output}");
         };
-        wait_within(words, hearing).await;
-        heard
+        wait_within(expected, reading).await;
+        output
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn up_runs_tasks_where_it_is_told_to_and_names_the_directory_when_nothing_is_there() {
+async fn up_runs_tasks_in_its_work_directory_and_names_it_in_errors() {
     let home = tempfile::tempdir().expect("a temporary directory can be made");
     let project = tempfile::tempdir().expect("a temporary directory can be made");
     std::fs::write(project.path().join("hello"), "echo from here\n").expect("a file");
@@ -149,7 +149,7 @@ async fn up_runs_tasks_where_it_is_told_to_and_names_the_directory_when_nothing_
     let failed = &missing.stdout_json()["attempts"][0];
     assert_eq!(failed["failureCode"], "provider_missing");
     let message = failed["message"].as_str().expect("a text");
-    let directory = project.path().to_str().expect("paths of tests are text");
+    let directory = project.path().to_str().expect("a UTF-8 path");
     assert!(
         message.contains(directory) && message.contains("nope"),
         "{message}"
@@ -157,24 +157,27 @@ async fn up_runs_tasks_where_it_is_told_to_and_names_the_directory_when_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stops_up_is_told_what_ends_with_it_and_the_task_says_so_later() {
+async fn stopping_up_reports_the_tasks_that_end_with_it() {
     let home = tempfile::tempdir().expect("a temporary directory can be made");
     let mut up = RunningUpCommand::start(home.path(), home.path()).await;
     let arguments = ["submit", "--json", "--", "sh", "-c", "echo up; sleep 600"];
     let task = BATON.run(home.path(), &arguments).await.stdout_json();
-    let task = task["taskId"].as_str().expect("an id").to_owned();
+    let task = task["taskId"]
+        .as_str()
+        .expect("the task has an id")
+        .to_owned();
     let output = ["output", task.as_str()];
     let streams = async { while BATON.run(home.path(), &output).await.stdout != "up\n" {} };
-    wait_within("its first word", streams).await;
-    let pid = up.process.id().expect("it runs").cast_signed();
-    kill_process(Pid::from_raw(pid).expect("a pid"), Signal::INT).expect("it lives");
+    wait_within("the first output", streams).await;
+    let pid = up.process.id().expect("baton up runs").cast_signed();
+    kill_process(Pid::from_raw(pid).expect("a pid"), Signal::INT).expect("baton up runs");
     up.wait_for_text("1 task runs; what does not finish").await;
-    let ended = wait_within("its end", up.process.wait()).await;
-    assert_eq!(ended.expect("it ran").code(), Some(0));
+    let ended = wait_within("the exit of baton up", up.process.wait()).await;
+    assert_eq!(ended.expect("baton up can be waited for").code(), Some(0));
 
     let _again = RunningUpCommand::start(home.path(), home.path()).await;
     let shown = BATON.run(home.path(), &["show", &task]).await;
-    let words = "its daemon was stopped and ended what still ran";
-    assert!(shown.stdout.contains(words), "{shown:?}");
+    let expected = "its daemon was stopped and ended what still ran";
+    assert!(shown.stdout.contains(expected), "{shown:?}");
     assert!(shown.stdout.contains("--allow-unsafe"), "{shown:?}");
 }

@@ -1,4 +1,5 @@
-//! Agents that hold their leases themselves: who gets one, who is heard, and what survives.
+//! Agents that hold leases themselves: which agent gets one, whose calls are accepted, and what
+//! survives a restart.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use baton_tests::{
 use tonic::{Code, Status};
 
 const SCOPE: &str = "reviewers";
-/// Short enough to wait for, and the shortest there is.
+/// The shortest lease that the relay grants.
 const SHORTEST_LEASE: Duration = Duration::from_secs(5);
 
 fn refusal_codes<T: std::fmt::Debug>(outcome: Result<T, Status>) -> (Code, String) {
-    let status = outcome.expect_err("it is refused");
+    let status = outcome.expect_err("the call is refused");
     (status.code(), error_code(&status))
 }
 
@@ -33,12 +34,12 @@ async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k1")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     let shown = relay.admin().get(&lease.task_id).await;
     assert_eq!(shown.state(), TaskState::Running);
     assert_eq!(shown.attempts[0].agent_holder, "ada");
     assert_eq!(shown.attempts[0].daemon_id, "");
-    let renewed = agent.renew(&lease).await.expect("it holds the lease");
+    let renewed = agent.renew(&lease).await.expect("the agent has the lease");
     assert_eq!(
         (renewed.granted_ms, renewed.cancel_requested),
         (30_000, false)
@@ -46,7 +47,7 @@ async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
     let done = agent
         .complete(&lease, "all good")
         .await
-        .expect("it completes");
+        .expect("the completion is accepted");
     assert_eq!(
         (done.state(), &done.result[..]),
         (TaskState::Completed, &b"all good"[..])
@@ -54,41 +55,60 @@ async fn an_agent_starts_claims_renews_and_completes_without_any_daemon() {
     assert_eq!(done.attempts[0].ended_by(), EndedBy::Agent);
     let again = agent.complete(&lease, "all good").await;
     assert_eq!(
-        again.expect("asked again it is answered again").state(),
+        again
+            .expect("a repeated completion gets the same answer")
+            .state(),
         TaskState::Completed
     );
 
     let task = relay.admin().submit(agent_scope_spec(SCOPE)).await;
     assert_eq!(task.waits_for(), WaitsFor::Agent);
-    let lease = agent.claim("").await.expect("it may").expect("one waits");
+    let lease = agent
+        .claim("")
+        .await
+        .expect("the claim is allowed")
+        .expect("a task waits");
     assert_eq!(lease.task_id, task.task_id);
-    assert!(agent.claim("").await.expect("it may").is_none());
+    assert!(
+        agent
+            .claim("")
+            .await
+            .expect("the claim is allowed")
+            .is_none()
+    );
     let back = agent
         .release(&lease, "no time")
         .await
-        .expect("it gives it back");
+        .expect("the release is accepted");
     assert_eq!((back.state(), back.attempt_count), (TaskState::Queued, 2));
-    let lease = agent.claim(&task.task_id).await.unwrap().expect("it waits");
+    let lease = agent
+        .claim(&task.task_id)
+        .await
+        .unwrap()
+        .expect("the task waits");
     let failed = agent
         .fail(&lease, "it cannot be done")
         .await
-        .expect("it fails");
+        .expect("the failure is accepted");
     assert_eq!(failed.state(), TaskState::Failed);
     assert_eq!(failed.attempts[1].failure_code, "agent_reported");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_fifty_claims_at_once_one_wins_and_the_others_learn_who() {
+async fn one_of_fifty_concurrent_claims_wins_and_the_rest_learn_the_holder() {
     let relay = EmbeddedRelay::start().await;
-    let mut crowd = Vec::new();
+    let mut agents = Vec::new();
     for n in 0..10 {
-        crowd.push(LeaseAgent::new(relay.admin(), &format!("agent-{n}"), SCOPE).await);
+        agents.push(LeaseAgent::new(relay.admin(), &format!("agent-{n}"), SCOPE).await);
     }
     let task = relay.admin().submit(agent_scope_spec(SCOPE)).await.task_id;
-    let claims = (0..50).map(|n| crowd[n % crowd.len()].claim(&task));
+    let claims = (0..50).map(|n| agents[n % agents.len()].claim(&task));
     let outcomes = join_all(claims).await;
-    let won = outcomes.iter().position(Result::is_ok).expect("one wins");
-    let winner = crowd[won % crowd.len()].name.clone();
+    let won = outcomes
+        .iter()
+        .position(Result::is_ok)
+        .expect("one claim wins");
+    let winner = agents[won % agents.len()].name.clone();
     let losers: Vec<Status> = outcomes.into_iter().filter_map(Result::err).collect();
     assert_eq!(losers.len(), 49);
     for status in losers {
@@ -109,7 +129,7 @@ async fn two_agents_never_hold_one_task_and_a_late_completion_is_fenced() {
     let second = LeaseAgent::new(relay.admin(), "second", SCOPE).await;
     let spec = with_retry_on_loss(agent_scope_spec(SCOPE), SHORTEST_LEASE);
     let task = relay.admin().submit(spec).await.task_id;
-    let lost = first.claim(&task).await.unwrap().expect("it waits");
+    let first_lease = first.claim(&task).await.unwrap().expect("the task waits");
     let taken = second.claim(&task).await;
     assert_eq!(
         refusal_codes(taken),
@@ -122,19 +142,26 @@ async fn two_agents_never_hold_one_task_and_a_late_completion_is_fenced() {
     watch
         .wait_for_event("the second attempt to wait", waits_again)
         .await;
-    let late = first.complete(&lost, "too late").await;
+    let late = first.complete(&first_lease, "too late").await;
     assert_eq!(
         refusal_codes(late),
         expected_codes(Code::FailedPrecondition, "lease_expired")
     );
-    let held = second.claim("").await.unwrap().expect("it waits again");
-    assert_eq!(held.task_id, task);
-    let late = first.renew(&lost).await;
+    let second_lease = second
+        .claim("")
+        .await
+        .unwrap()
+        .expect("the task waits again");
+    assert_eq!(second_lease.task_id, task);
+    let late = first.renew(&first_lease).await;
     assert_eq!(
         refusal_codes(late),
         expected_codes(Code::FailedPrecondition, "lease_expired")
     );
-    let done = second.complete(&held, "mine").await.expect("it holds it");
+    let done = second
+        .complete(&second_lease, "mine")
+        .await
+        .expect("the second agent has the lease");
     assert_eq!(&done.result[..], b"mine");
     assert_eq!(done.attempts[0].state(), AttemptState::Lost);
 }
@@ -147,7 +174,7 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     let same_scope = LeaseAgent::new(admin, "eve", SCOPE).await;
     let other_scope = LeaseAgent::new(admin, "oscar", "writers").await;
     let other_tenant = LeaseAgent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
@@ -163,13 +190,17 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
         assert_eq!(refusal, expected_codes(Code::NotFound, "unknown_task"));
     }
     let mut forged = lease.clone();
-    let token = forged.lease_ref.token.as_mut().expect("it has one");
+    let token = forged
+        .lease_ref
+        .token
+        .as_mut()
+        .expect("the lease has a token");
     token.value = vec![7; 32].into();
     for refusal in refusals_of_every_call(&agent, &forged).await {
         assert_eq!(refusal, expected_codes(Code::PermissionDenied, "bad_proof"));
     }
     let own = agent.client.get(&lease.task_id).await;
-    assert_eq!(own.task_id, lease.task_id, "what it holds it may read");
+    assert_eq!(own.task_id, lease.task_id, "the holder may read its task");
     for stranger in [&other_scope, &other_tenant] {
         let read = stranger.client.try_get(&lease.task_id).await;
         assert_eq!(
@@ -178,22 +209,34 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
         );
         let mut tasks = stranger.client.tasks();
         let listed = tasks.list(ListTasksRequest::default()).await;
-        assert!(listed.expect("it may ask").into_inner().tasks.is_empty());
+        assert!(
+            listed
+                .expect("the request is allowed")
+                .into_inner()
+                .tasks
+                .is_empty()
+        );
         let claimed = stranger.claim(&waiting).await;
         assert_eq!(
             refusal_codes(claimed),
             expected_codes(Code::NotFound, "unknown_task")
         );
-        assert!(stranger.claim("").await.expect("it may ask").is_none());
+        assert!(
+            stranger
+                .claim("")
+                .await
+                .expect("the request is allowed")
+                .is_none()
+        );
     }
     assert_eq!(admin.commit_seq().await, before, "nothing was written");
     agent
         .complete(&lease, "done")
         .await
-        .expect("it still holds it");
+        .expect("the agent still has its lease");
 }
 
-/// What each verb is refused with.
+/// The codes with which every call under this lease is refused.
 async fn refusals_of_every_call(agent: &LeaseAgent, lease: &GrantedLease) -> Vec<(Code, String)> {
     vec![
         refusal_codes(agent.renew(lease).await),
@@ -205,16 +248,16 @@ async fn refusals_of_every_call(agent: &LeaseAgent, lease: &GrantedLease) -> Vec
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_is_told_by_renew_and_confirmed_by_the_agent() {
+async fn a_cancel_is_returned_by_renew_and_confirmed_by_the_agent() {
     let relay = EmbeddedRelay::start().await;
     let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     relay.admin().cancel(&lease.task_id).await;
-    let told = agent.renew(&lease).await.expect("it is told");
-    assert!(told.cancel_requested && told.granted_ms <= 30_000);
+    let renewed_after_cancel = agent.renew(&lease).await.expect("the renewal is answered");
+    assert!(renewed_after_cancel.cancel_requested && renewed_after_cancel.granted_ms <= 30_000);
     let result = agent.complete(&lease, "done").await;
     assert_eq!(
         refusal_codes(result),
@@ -223,25 +266,25 @@ async fn a_cancel_is_told_by_renew_and_confirmed_by_the_agent() {
     let canceled = agent
         .cancel(&lease, "stopped")
         .await
-        .expect("it has stopped");
+        .expect("the cancel is confirmed");
     assert_eq!(canceled.state(), TaskState::Canceled);
-    let cancel = canceled.cancel.expect("it was canceled");
+    let cancel = canceled.cancel.expect("the cancel is shown");
     assert!(cancel.delivered_at.is_some() && cancel.confirmed_at.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_is_never_offered_what_waits_for_agents() {
+async fn a_task_for_agents_is_never_offered_to_a_daemon() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["anyone"]).await;
-    let held = relay.admin().submit(agent_scope_spec(SCOPE)).await;
+    let for_agents = relay.admin().submit(agent_scope_spec(SCOPE)).await;
     let plain = relay.admin().submit(agent_task("anyone")).await;
     let offered = daemon.next_dispatch().await;
     assert_eq!(
         offered.attempt_ref.task_id, plain.task_id,
-        "the older one is not for it"
+        "the older task is only for agents"
     );
     assert_eq!(
-        relay.admin().get(&held.task_id).await.state(),
+        relay.admin().get(&for_agents.task_id).await.state(),
         TaskState::Queued
     );
     let both = TaskSpec {
@@ -262,13 +305,13 @@ async fn a_daemon_is_never_offered_what_waits_for_agents() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_agent_holds_goes_on_over_a_restart_of_the_relay() {
+async fn an_agents_lease_survives_a_relay_restart() {
     let relay = EmbeddedRelay::start().await;
     let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     let secret = agent.client.token_secret().to_owned();
     let relay = relay.restart().await;
     let agent = LeaseAgent {
@@ -277,13 +320,16 @@ async fn what_an_agent_holds_goes_on_over_a_restart_of_the_relay() {
     };
     wait_within("a renewal", agent.renew(&lease))
         .await
-        .expect("it holds the lease");
+        .expect("the agent has the lease");
     let again = agent.start(agent_scope_spec(SCOPE), "k").await;
     assert_eq!(
         refusal_codes(again),
         expected_codes(Code::Aborted, "already_taken")
     );
-    let done = agent.complete(&lease, "done").await.expect("it completes");
+    let done = agent
+        .complete(&lease, "done")
+        .await
+        .expect("the completion is accepted");
     assert_eq!(
         (done.state(), done.attempt_count),
         (TaskState::Completed, 1)
@@ -291,20 +337,25 @@ async fn what_an_agent_holds_goes_on_over_a_restart_of_the_relay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_right_is_refused_before_anything_is_looked_up() {
+async fn invalid_agent_calls_are_refused_before_any_lookup() {
     let relay = EmbeddedRelay::start().await;
     let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     let mut unknown = lease.clone();
     unknown.lease_ref.task_id = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10".to_owned();
     let mut forged = lease.clone();
-    forged.lease_ref.token.as_mut().expect("it has one").value = vec![0; 32].into();
+    forged
+        .lease_ref
+        .token
+        .as_mut()
+        .expect("the lease has a token")
+        .value = vec![0; 32].into();
     let foreign = LeaseAgent::of_tenant(relay.admin(), "theirs", "mallory", SCOPE).await;
-    for (who, named) in [(&agent, &unknown), (&agent, &forged), (&foreign, &lease)] {
-        let blank = who.fail(named, " \n ").await;
+    for (caller, wrong_lease) in [(&agent, &unknown), (&agent, &forged), (&foreign, &lease)] {
+        let blank = caller.fail(wrong_lease, " \n ").await;
         assert_eq!(
             refusal_codes(blank),
             expected_codes(Code::InvalidArgument, "blank")

@@ -1,4 +1,4 @@
-//! Clocks that jump under real processes: a wall clock that is set decides nothing, and time asleep counts.
+//! Clocks that jump under real processes: a changed wall clock affects no lease and no timer.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use baton_tests::{
 use crate::{BATON, STANDIN};
 
 const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
-/// Half of it: further off than any clock of this machine drifts within a test.
+/// Half a day: more than any clock of this machine drifts within a test.
 const HALF_A_DAY_MS: u64 = 12 * 60 * 60 * 1_000;
 
 fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
@@ -30,11 +30,11 @@ fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
     }
 }
 
-/// Three timers of the relay and the daemon, each with this time to run.
+/// The length of each of the three timers under test.
 const TIMER_MS: u64 = 3_000;
 const TIMER: Duration = Duration::from_millis(TIMER_MS);
 
-/// When the daemon's newest heartbeat says it was sent, in wall milliseconds, and how many there were.
+/// The wall time in milliseconds of the daemon's newest heartbeat, and the number of heartbeats.
 fn newest_heartbeat(tap: &FrameTap) -> Option<(u64, usize)> {
     let beats: Vec<u64> = tap
         .frames()
@@ -53,7 +53,7 @@ fn newest_heartbeat(tap: &FrameTap) -> Option<(u64, usize)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
+async fn a_wall_clock_change_of_a_day_ends_no_attempt() {
     let (relay_clock, worker_clock) = (TestClock::new(), TestClock::new());
     let mut relay = RelayProcess::start(relay_clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
@@ -72,8 +72,9 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
         let (before, _) = poll_until("a heartbeat", || newest_heartbeat(&tap)).await;
         relay_clock.jump_wall(jump);
         worker_clock.jump_wall(jump);
-        // Two heartbeats under the new time: the daemon has renewed by it, and the relay has looked at its timers.
-        let (_, seen) = poll_until("a heartbeat of the new day", || {
+        // After two heartbeats with the new time the daemon has renewed its lease and the relay
+        // has checked its timers.
+        let (_, seen) = poll_until("a heartbeat with the new time", || {
             newest_heartbeat(&tap).filter(|(at, _)| at.abs_diff(before) > HALF_A_DAY_MS)
         })
         .await;
@@ -87,7 +88,7 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
         client
             .wait_for_state(&other.task_id, TaskState::Completed)
             .await;
-        let made = timestamp_to_ms(
+        let created_ms = timestamp_to_ms(
             client
                 .get(&other.task_id)
                 .await
@@ -97,8 +98,8 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
         );
         let (now, _) = newest_heartbeat(&tap).unwrap();
         assert!(
-            made.abs_diff(now) < HALF_A_DAY_MS,
-            "the relay is on the new day as well"
+            created_ms.abs_diff(now) < HALF_A_DAY_MS,
+            "the relay uses the new time as well"
         );
         let seen = client.read_output_to_end(&other.task_id).await;
         assert!(!String::from_utf8_lossy(&seen).contains("BATON_TEST_CLOCK"));
@@ -124,7 +125,8 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
     wait_within("the relay to stop", relay.terminate()).await;
 }
 
-/// A deadline of a running attempt, of a task that waits for a machine, and the wait before a retry.
+/// Tasks for three timers: the deadline of a running attempt, the deadline of a queued task, and
+/// the backoff before a retry.
 fn timed_tasks(dir: &Path) -> [(TaskSpec, TaskState); 3] {
     let once = |policy| {
         Some(RetryPolicy {
@@ -134,7 +136,7 @@ fn timed_tasks(dir: &Path) -> [(TaskSpec, TaskState); 3] {
     };
     let first_time = dir.join("first-time").display().to_string();
     let retried = RetryPolicy {
-        // A fifth of it is random.
+        // The jitter shortens the backoff by up to a fifth.
         backoff_initial_ms: Some(TIMER_MS * 3 / 2),
         ..RetryPolicy::default()
     };
@@ -150,7 +152,7 @@ fn timed_tasks(dir: &Path) -> [(TaskSpec, TaskState); 3] {
         (
             TaskSpec {
                 queue_ms: Some(TIMER_MS),
-                ..agent_task("nobody-has-this")
+                ..agent_task("no-such-agent")
             },
             TaskState::NeedsAttention,
         ),
@@ -165,7 +167,7 @@ fn timed_tasks(dir: &Path) -> [(TaskSpec, TaskState); 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wall_clock_set_by_a_day_fires_no_timer_early_and_none_late() {
+async fn a_wall_clock_change_of_a_day_fires_no_timer_early_or_late() {
     for jump in [A_DAY_MS, -A_DAY_MS] {
         let (relay_clock, worker_clock) = (TestClock::new(), TestClock::new());
         let relay = RelayProcess::start(relay_clock.apply_to(BATON)).await;
@@ -205,7 +207,7 @@ async fn list_task_ids(client: &TestClient) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wall_clock_set_by_a_day_changes_no_order_over_restarts_either() {
+async fn a_wall_clock_change_of_a_day_keeps_the_task_order_over_restarts() {
     let clock = TestClock::new();
     let mut relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
@@ -214,7 +216,7 @@ async fn a_wall_clock_set_by_a_day_changes_no_order_over_restarts_either() {
         for _ in 0..2 {
             submitted.push(client.submit(agent_task("ordered")).await.task_id);
         }
-        // The newest of before is not even in the queue any more.
+        // Cancel the newest task, so that the order does not depend on it.
         let ended = submitted.pop().unwrap();
         client.cancel(&ended).await;
         clock.jump_wall(jump);
@@ -235,7 +237,7 @@ async fn a_wall_clock_set_by_a_day_changes_no_order_over_restarts_either() {
         let offered = daemon.next_dispatch().await;
         assert_eq!(
             offered.attempt_ref.task_id, *task,
-            "first come, first served"
+            "tasks are dispatched in the order of submission"
         );
     }
 }

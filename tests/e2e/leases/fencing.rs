@@ -1,5 +1,6 @@
-//! Two attempts of one task never run at the same time, and nobody hears the first one any more: by the times at
-//! which processes begin and end. `BATON_CUT=50` cuts off as many attempts at once.
+//! Two attempts of one task never run at the same time, and late frames of the first one have no
+//! effect. The tests compare the times at which processes start and end. `BATON_CUT=50` cuts off
+//! that many attempts at once.
 
 use std::time::Duration;
 
@@ -17,9 +18,9 @@ use rustix::process::Signal;
 
 use crate::{BATON, STANDIN};
 
-/// The shortest that the relay grants.
+/// The shortest lease that the relay grants.
 const LEASE: Duration = Duration::from_secs(5);
-/// From a death to the look that sees it, on a machine that is busy.
+/// Time from a process's death until a poll notices it on a busy machine.
 const DETECTION_DELAY: Duration = Duration::from_secs(1);
 const SHORT_RUN_ATTEMPTS: usize = 10;
 
@@ -29,7 +30,7 @@ fn configured_attempts() -> usize {
     })
 }
 
-/// A relay and its administrator, the directory and the credential of its daemons.
+/// A relay with the directory and the credential of its daemons.
 struct FencingFixture {
     relay: RelayProcess,
     dir: tempfile::TempDir,
@@ -54,7 +55,8 @@ impl FencingFixture {
         DaemonProcess::start_with(BATON, self.dir.path(), name, (url, &self.secret), &more).await
     }
 
-    /// Runs `first` when the task runs for the first time, and then waits for a word from the test.
+    /// A shell script that runs `first` in the first attempt. In the second it waits for the
+    /// file `end`.
     fn task_run_twice(&self, mark: &str, first: &str) -> Vec<String> {
         let dir = self.dir.path().display();
         let script = format!(
@@ -65,7 +67,8 @@ impl FencingFixture {
     }
 }
 
-/// Waits until each of these tasks has so many processes, its shim among them, and watches them from then on.
+/// Waits until each task has this many processes, including its shim, and watches them from then
+/// on.
 async fn watch_attempts(
     client: &TestClient,
     tasks: &[String],
@@ -89,7 +92,7 @@ async fn watch_attempts(
     attempts.into_iter().map(watch).collect()
 }
 
-/// A second attempt that runs, seen by the relay; its id.
+/// Waits until the relay sees output of a second attempt and returns its id.
 async fn wait_for_successor(client: &TestClient, task_id: &str) -> String {
     let mut watch = client.watch(task_id).await;
     let second =
@@ -102,8 +105,8 @@ async fn wait_for_successor(client: &TestClient, task_id: &str) -> String {
         .attempt_id
 }
 
-/// The least time from the end of a first attempt to the first process of its successor, and the longest from `since`
-/// to such an end.
+/// Returns the shortest time from the end of a first attempt to the first process of its
+/// successor, and the longest time from `since` to the end of a first attempt.
 async fn measure_margins(
     client: &TestClient,
     firsts: Vec<WatchedProcesses>,
@@ -122,7 +125,7 @@ async fn measure_margins(
         let end = first.wait_for_end().await;
         assert!(
             end < began,
-            "{task}: the last process of one attempt ended at {end:?}, the next attempt began at {began:?}"
+            "{task}: the last process of one attempt ended at {end:?}, the next attempt started at {began:?}"
         );
         least = least.min(began - end);
         longest = longest.max(end.saturating_sub(since));
@@ -130,24 +133,25 @@ async fn measure_margins(
     (least, longest)
 }
 
-/// What nothing may change that comes from the first attempts: state and result, and the state of each attempt.
+/// State, result and attempt states of a task, which late frames of first attempts must not
+/// change.
 type TaskSummary = (i32, Vec<u8>, Vec<(String, i32)>);
 
 async fn summarize_tasks(client: &TestClient, tasks: &[String]) -> Vec<TaskSummary> {
     let mut found = Vec::new();
-    // One after the other: fifty at once are more than one token may ask for.
+    // One after the other: fifty concurrent requests exceed the limit of one token.
     for task in tasks {
         found.push(client.get(task).await);
     }
-    let standing = |task: Task| {
+    let summary = |task: Task| {
         let attempts = task.attempts.into_iter();
         let attempts = attempts.map(|one| (one.attempt_id, one.state)).collect();
         (task.state, task.result.to_vec(), attempts)
     };
-    found.into_iter().map(standing).collect()
+    found.into_iter().map(summary).collect()
 }
 
-/// Whatever the first attempt's daemon said after its end is at most evidence.
+/// Events of the first attempt after its end are only evidence, never a change of state.
 fn assert_fenced(events: &[TaskEvent]) {
     let first = |event: &&TaskEvent| event.attempt_number == 1;
     let late = events
@@ -167,13 +171,14 @@ fn assert_fenced(events: &[TaskEvent]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts() {
-    let scene = FencingFixture::start().await;
-    let (client, count) = (scene.client(), configured_attempts());
+    let fixture = FencingFixture::start().await;
+    let (client, count) = (fixture.client(), configured_attempts());
     let wire = TcpProxy::start_to(client.url()).await;
-    let cut_off = scene.start_daemon("cut-off", &wire.url(), count).await;
+    let cut_off = fixture.start_daemon("cut-off", &wire.url(), count).await;
     let mut tasks = Vec::new();
     for number in 0..count {
-        // Each with a grandchild in a session of its own; every other one ignores TERM.
+        // Each child has a grandchild in its own process session; every other child ignores
+        // TERM.
         let stubborn: &[&str] = if number % 2 == 0 {
             &[]
         } else {
@@ -184,28 +189,28 @@ async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts()
         tasks.push(client.submit(with_retry_on_loss(spec, LEASE)).await.task_id);
     }
     let firsts = watch_attempts(client, &tasks, 3).await;
-    let _other = scene.start_daemon("other", client.url(), count).await;
+    let _other = fixture.start_daemon("other", client.url(), count).await;
     for task in &tasks {
         assert_eq!(
             client.get(task).await.attempts.len(),
             1,
-            "the cut is to come"
+            "no attempt was lost before the cut"
         );
     }
     wire.set_passed_traffic(PassedTraffic::Nothing);
     let (least, longest) = measure_margins(client, firsts, boottime()).await;
     println!(
-        "{count} attempts cut off at once: all dead at most {longest:?} after the cut, under a lease of {LEASE:?}; \
-         the first process of a successor began at least {least:?} after the last one of its predecessor had ended"
+        "{count} attempts cut off at once: all dead at most {longest:?} after the cut, with leases of {LEASE:?}; \
+         the first process of a successor started at least {least:?} after the last one of its predecessor ended"
     );
     assert!(
         longest < LEASE + DETECTION_DELAY,
-        "dead only {longest:?} after the cut"
+        "processes lived {longest:?} after the cut"
     );
 
     let before = summarize_tasks(client, &tasks).await;
     wire.set_passed_traffic(PassedTraffic::Both);
-    poll_until("the daemon to tell all it has to tell", || {
+    poll_until("the daemon's outbox to be empty", || {
         cut_off.has_empty_outbox().then_some(())
     })
     .await;
@@ -217,19 +222,19 @@ async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts()
     }
 }
 
-/// What the relay answered to the one Hello on this piece of tape.
-fn settlements_in(tape: &[TappedFrame]) -> Vec<Settlement> {
-    let said_hello = |frame: &&TappedFrame| match frame {
+/// The settlements in the relay's answer to the only Hello among these frames.
+fn settlements_in(frames: &[TappedFrame]) -> Vec<Settlement> {
+    let is_hello = |frame: &&TappedFrame| match frame {
         TappedFrame::FromDaemon(up) => {
             let DaemonFrame { frame } = up.as_ref();
             matches!(frame, Some(daemon_frame::Frame::Hello(_)))
         }
         TappedFrame::FromRelay(_) => false,
     };
-    assert_eq!(tape.iter().filter(said_hello).count(), 1);
-    let mut answers = tape
+    assert_eq!(frames.iter().filter(is_hello).count(), 1);
+    let mut answers = frames
         .iter()
-        .skip_while(|frame| !said_hello(frame))
+        .skip_while(|frame| !is_hello(frame))
         .filter_map(|frame| match frame {
             TappedFrame::FromDaemon(_) => None,
             TappedFrame::FromRelay(down) => Some(down.frame.clone()),
@@ -247,7 +252,7 @@ fn is_attempt_frame(frame: &TappedFrame) -> bool {
     }
 }
 
-/// Whether the daemon was told to kill it. Otherwise it knew that the attempt was over, and may tell what it knows.
+/// Whether the settlement is Kill. Adopt means that the daemon had listed the attempt as ended.
 fn is_settled_by_kill(settlements: &[Settlement], attempt_id: &str) -> bool {
     let settled = settlements.iter().find(|one| one.attempt_id == attempt_id);
     match settled.and_then(|one| one.decision) {
@@ -261,31 +266,34 @@ fn is_settled_by_kill(settlements: &[Settlement], attempt_id: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled_in_one_round_trip()
-{
-    let scene = FencingFixture::start().await;
-    let client = scene.client();
+async fn a_daemon_stopped_past_its_lease_is_settled_in_one_round_trip() {
+    let fixture = FencingFixture::start().await;
+    let client = fixture.client();
     let tap = FrameTap::start(client.url()).await;
-    let stopped = scene.start_daemon("stopped", &tap.url(), 4).await;
-    let in_time = scene.dir.path().join("in-time").display().to_string();
-    let until_told = format!("until [ -e {in_time} ]; do sleep 0.02; done; echo first");
+    let stopped = fixture.start_daemon("stopped", &tap.url(), 4).await;
+    let in_time = fixture.dir.path().join("in-time").display().to_string();
+    let until_released = format!("until [ -e {in_time} ]; do sleep 0.02; done; echo first");
     let mut tasks = Vec::new();
     for (mark, first) in [
-        // Talks without end and does not obey.
+        // Prints without end and ignores TERM.
         (
             "talks",
             r#"trap "" TERM; while :; do echo first; sleep 0.05; done"#,
         ),
-        // Have a result, in time, that nobody hears in time.
-        ("completes", until_told.as_str()),
-        ("fails", &format!("{until_told}; exit 3")),
+        // The next two end within their lease, but the relay learns their results only
+        // afterwards.
+        ("completes", until_released.as_str()),
+        ("fails", &format!("{until_released}; exit 3")),
     ] {
-        let arguments = scene.task_run_twice(mark, first);
+        let arguments = fixture.task_run_twice(mark, first);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let spec = command_task("sh", &arguments, mark);
         tasks.push(client.submit(with_retry_on_loss(spec, LEASE)).await.task_id);
-        let at_work = scene.dir.path().join(mark);
-        poll_until("it to be at work", || at_work.exists().then_some(())).await;
+        let at_work = fixture.dir.path().join(mark);
+        poll_until("the child to start its work", || {
+            at_work.exists().then_some(())
+        })
+        .await;
     }
     let firsts = watch_attempts(client, &tasks, 2).await;
     let ids: Vec<String> = firsts
@@ -294,43 +302,55 @@ async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled
         .collect();
 
     send_signal(stopped.pid(), Signal::STOP);
-    poll_until("it to stop", || is_stopped(stopped.pid()).then_some(())).await;
+    poll_until("the daemon to stop", || {
+        is_stopped(stopped.pid()).then_some(())
+    })
+    .await;
     let since = boottime();
     std::fs::write(&in_time, "").unwrap();
-    let _other = scene.start_daemon("other", client.url(), 4).await;
+    let _other = fixture.start_daemon("other", client.url(), 4).await;
     let (least, longest) = measure_margins(client, firsts, since).await;
-    assert!(is_stopped(stopped.pid()), "their shims did it alone");
+    assert!(
+        is_stopped(stopped.pid()),
+        "the daemon was still stopped, so the shims killed the processes"
+    );
     assert!(
         longest < LEASE + DETECTION_DELAY,
-        "dead only {longest:?} after the stop"
+        "processes lived {longest:?} after the stop"
     );
 
     let before = summarize_tasks(client, &tasks).await;
-    let taped = tap.frames().len();
+    let frames_before = tap.frames().len();
     send_signal(stopped.pid(), Signal::CONT);
     let woken = boottime();
-    poll_until("the daemon to tell all it has to tell", || {
+    poll_until("the daemon's outbox to be empty", || {
         stopped.has_empty_outbox().then_some(())
     })
     .await;
     let took = boottime() - woken;
     assert_eq!(summarize_tasks(client, &tasks).await, before);
-    let tape = &tap.frames()[taped..];
-    let settlements = settlements_in(tape);
+    let frames = &tap.frames()[frames_before..];
+    let settlements = settlements_in(frames);
     let killed = ids
         .iter()
         .filter(|id| is_settled_by_kill(&settlements, id))
         .count();
-    let said = tape.iter().filter(|frame| is_attempt_frame(frame)).count();
-    assert!(said >= ids.len(), "it had something to say of each");
+    let frame_count = frames
+        .iter()
+        .filter(|frame| is_attempt_frame(frame))
+        .count();
+    assert!(
+        frame_count >= ids.len(),
+        "the daemon sent frames about each attempt"
+    );
     println!(
-        "a daemon stopped past its lease: {} attempts dead at most {longest:?} after the stop by their shims alone, \
-         at least {least:?} before their successors; awake again it was told of all in one Welcome \
-         ({killed} to be killed, {} over); its {said} frames were done with after {took:?} and changed nothing",
+        "a daemon stopped past its lease: {} attempts killed by their shims at most {longest:?} after the stop, \
+         at least {least:?} before their successors; after CONT one Welcome settled them all \
+         ({killed} to kill, {} ended); its {frame_count} frames were acknowledged after {took:?} and changed nothing",
         ids.len(),
         ids.len() - killed
     );
-    std::fs::write(scene.dir.path().join("end"), "").unwrap();
+    std::fs::write(fixture.dir.path().join("end"), "").unwrap();
     for task in &tasks {
         client.wait_for_state(task, TaskState::Completed).await;
         assert_eq!(client.get(task).await.attempts.len(), 2);

@@ -1,6 +1,7 @@
-//! Machines that sleep for an hour, as real processes: time asleep counts for whoever holds a lease, and a relay that slept gives
-//! up nobody who renews in time. A machine sleeps here as the kernel lets it: everything on it stands still at once, the clocks
-//! are ahead when it goes on, and the timers of the runtime are not.
+//! Machines that are suspended for an hour, with real processes. Suspended time counts against a
+//! lease, and a relay that was suspended expires no lease that is renewed in time. The tests
+//! imitate the kernel: all processes stop at once, and afterwards the clocks have advanced while
+//! the timers of the async runtime have not.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,14 +22,14 @@ use tempfile::TempDir;
 use crate::{BATON, STANDIN};
 
 const AN_HOUR: Duration = Duration::from_secs(60 * 60);
-/// The relay, which does not sleep, would wait for longer than any test does.
+/// Longer than any test: the relay, which is not suspended, never sees this lease expire.
 const LONG_LEASE: Duration = Duration::from_secs(10 * 60);
 const SHORT_LEASE: Duration = Duration::from_secs(5);
 
 fn with_lease(spec: TaskSpec, lease: Duration) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: u64::try_from(lease.as_millis()).ok(),
-        // Deadlines are judged by the same clocks, and are not what this is about.
+        // Deadlines use the same clocks. Without them only the lease can end the attempt.
         profile: Some(DeadlineProfile::default()),
         retry: Some(RetryPolicy {
             when_unsafe: WhenUnsafe::Retry.into(),
@@ -39,10 +40,10 @@ fn with_lease(spec: TaskSpec, lease: Duration) -> TaskSpec {
     }
 }
 
-/// Stops or continues everything that runs on a machine; what has ended meanwhile needs neither.
+/// Stops or continues all processes of a machine. A process that has already ended is skipped.
 fn signal_all(pids: &[u32], signal: Signal) {
     for pid in pids {
-        let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
+        let pid = Pid::from_raw(pid.cast_signed()).expect("a valid process id");
         match kill_process(pid, signal) {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => panic!("{error}"),
@@ -56,7 +57,7 @@ fn is_stopped(pid: u32) -> bool {
     rest.trim_start().starts_with('T')
 }
 
-/// A worker with its own clocks, tapped, and a relay whose clocks run.
+/// A daemon with its own clock behind a frame tap, and a relay with the real clock.
 struct SuspendFixture {
     _relay: RelayProcess,
     client: TestClient,
@@ -93,8 +94,9 @@ impl SuspendFixture {
         self.daemon = DaemonProcess::start(baton, dir, name, &url, &self.secret).await;
     }
 
-    /// A child that talks and has a child in a session of its own; the file says who was started.
-    async fn start_talking_attempt(&self, mark: &str) -> TalkingAttempt {
+    /// Starts a child that prints lines and has a grandchild in its own process session. The
+    /// `runs` file lists the attempts that were started.
+    async fn start_printing_attempt(&self, mark: &str) -> PrintingAttempt {
         let runs = self.dir.path().join("runs");
         let runs_text = runs.display().to_string();
         let arguments = ["count", &runs_text, "grandchild", "tick", "100000", "10"];
@@ -111,15 +113,16 @@ impl SuspendFixture {
         let attempt_id = self.client.get(&task_id).await.attempts[0]
             .attempt_id
             .clone();
-        TalkingAttempt {
+        PrintingAttempt {
             task_id,
             attempt_id,
             runs,
         }
     }
 
-    /// The machine sleeps for an hour, and whoever is named wakes up. Returns how many frames had been sent before.
-    async fn sleep_for_an_hour(&self, attempt_id: &str, waking: WokenProcesses) -> usize {
+    /// Suspends the machine for an hour and wakes the given processes. Returns the number of
+    /// frames sent before the suspend.
+    async fn sleep_for_an_hour(&self, attempt_id: &str, woken: WokenProcesses) -> usize {
         let daemon = [self.daemon.pid()];
         let others: Vec<u32> = attempt_processes(attempt_id)
             .iter()
@@ -127,24 +130,25 @@ impl SuspendFixture {
             .collect();
         let all = [&daemon, &others[..]].concat();
         signal_all(&all, Signal::STOP);
-        poll_until("everything to stand still", || {
+        poll_until("all processes to stop", || {
             all.iter().all(|pid| is_stopped(*pid)).then_some(())
         })
         .await;
         let sent = self.wait_until_quiet().await;
         self.clock.advance_suspended(AN_HOUR);
         signal_all(&daemon, Signal::CONT);
-        match waking {
+        match woken {
             WokenProcesses::Everything => signal_all(&others, Signal::CONT),
             WokenProcesses::DaemonAlone => {}
         }
         sent
     }
 
-    /// What was on the wire when its sender stopped has arrived: nothing comes between many looks.
+    /// Waits until frames that were in flight when the sender stopped have arrived: the count
+    /// must not change over many polls.
     async fn wait_until_quiet(&self) -> usize {
         let (mut sent, mut looks) = (0, 0);
-        poll_until("the wire to be quiet", || {
+        poll_until("the connection to be quiet", || {
             let now = self.tap.frames().len();
             looks = if now == sent { looks + 1 } else { 0 };
             sent = now;
@@ -154,14 +158,14 @@ impl SuspendFixture {
     }
 }
 
-struct TalkingAttempt {
+struct PrintingAttempt {
     task_id: String,
     attempt_id: String,
     runs: PathBuf,
 }
 
-impl TalkingAttempt {
-    /// Once another attempt has been started.
+impl PrintingAttempt {
+    /// Waits for the next attempt and returns its id.
     async fn successor(&self) -> String {
         poll_until("a successor to run", || {
             let started = started_attempts(&self.runs);
@@ -176,131 +180,134 @@ fn started_attempts(runs: &Path) -> Vec<String> {
     lines.lines().map(str::to_owned).collect()
 }
 
-/// What a daemon said of an attempt.
+/// A frame of the daemon about an attempt.
 #[derive(Debug, PartialEq, Eq)]
 enum AttemptReport {
-    /// A renewal.
     Renewal,
-    /// That nothing of it runs, with how it ended.
+    /// A receipt that no process of the attempt is left.
     TerminationReceipt,
     Other,
 }
 
 fn reports_on_attempt(attempt_id: &str, frames: &[TappedFrame]) -> Vec<AttemptReport> {
-    let said = frames.iter().filter_map(|frame| match frame {
+    let daemon_frames = frames.iter().filter_map(|frame| match frame {
         TappedFrame::FromDaemon(up) => up.frame.as_ref(),
         TappedFrame::FromRelay(_) => None,
     });
-    let words = said.filter_map(|frame| match frame {
+    let reports = daemon_frames.filter_map(|frame| match frame {
         daemon_frame::Frame::Heartbeat(beat) => {
             let renewed = beat.renew.iter().any(|one| one.attempt_id == attempt_id);
             renewed.then_some(AttemptReport::Renewal)
         }
-        daemon_frame::Frame::Attempt(said) => {
-            let own = said.r#ref.as_ref();
-            let own = own.is_some_and(|own| own.attempt_id == attempt_id);
-            let word = match &said.body {
+        daemon_frame::Frame::Attempt(frame) => {
+            let attempt_ref = frame.r#ref.as_ref();
+            let is_own = attempt_ref.is_some_and(|one| one.attempt_id == attempt_id);
+            let report = match &frame.body {
                 Some(Body::Receipt(receipt)) if receipt.group_empty => {
                     AttemptReport::TerminationReceipt
                 }
                 _ => AttemptReport::Other,
             };
-            own.then_some(word)
+            is_own.then_some(report)
         }
         daemon_frame::Frame::Hello(_)
         | daemon_frame::Frame::Hold(_)
         | daemon_frame::Frame::Goodbye(_) => None,
     });
-    words.collect()
+    reports.collect()
 }
 
-/// Who goes on when the machine wakes.
+/// The processes that continue when the machine wakes.
 #[derive(Clone, Copy, Debug)]
 enum WokenProcesses {
     Everything,
-    /// The shim stays stuck, so that the daemon has its words and must do its work.
+    /// The shim stays stopped, so the daemon itself must kill the child.
     DaemonAlone,
 }
 
-async fn assert_dead_before_report(name: &str, waking: WokenProcesses) {
+async fn assert_dead_before_report(name: &str, woken: WokenProcesses) {
     let worker = SuspendFixture::start(name).await;
-    let talker = worker.start_talking_attempt(name).await;
-    let first = talker.attempt_id.as_str();
-    let before = worker.sleep_for_an_hour(first, waking).await;
-    poll_until("a word on the attempt", || {
+    let attempt = worker.start_printing_attempt(name).await;
+    let first = attempt.attempt_id.as_str();
+    let before = worker.sleep_for_an_hour(first, woken).await;
+    poll_until("a frame about the attempt", || {
         let frames = worker.tap.frames();
         (!reports_on_attempt(first, &frames[before..]).is_empty()).then_some(())
     })
     .await;
-    assert_eq!(attempt_processes(first), [], "it spoke while they lived");
+    assert_eq!(
+        attempt_processes(first),
+        [],
+        "the daemon reported while processes were alive"
+    );
 
-    let successor = talker.successor().await;
-    let attempts = worker.client.get(&talker.task_id).await.attempts;
+    let successor = attempt.successor().await;
+    let attempts = worker.client.get(&attempt.task_id).await.attempts;
     assert_eq!(attempts[0].state(), AttemptState::Lost);
     assert_eq!(attempts[0].termination(), Termination::Confirmed);
     assert_eq!(attempts[1].attempt_id, successor);
-    worker.client.cancel(&talker.task_id).await;
+    worker.client.cancel(&attempt.task_id).await;
     wait_until_marked_gone(name).await;
-    let words = reports_on_attempt(first, &worker.tap.frames()[before..]);
-    assert!(!words.contains(&AttemptReport::Renewal), "{words:?}");
+    let reports = reports_on_attempt(first, &worker.tap.frames()[before..]);
+    assert!(!reports.contains(&AttemptReport::Renewal), "{reports:?}");
     assert_eq!(
-        words.last(),
+        reports.last(),
         Some(&AttemptReport::TerminationReceipt),
-        "{words:?}"
+        "{reports:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_slept_for_an_hour_has_ended_its_child_before_it_speaks_of_it() {
+async fn after_an_hour_of_suspend_a_daemon_kills_before_it_reports() {
     assert_dead_before_report("slept", WokenProcesses::Everything).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_whose_shim_does_not_wake_ends_its_child_before_it_speaks_of_it() {
+async fn after_a_suspend_with_a_stuck_shim_a_daemon_kills_before_it_reports() {
     assert_dead_before_report("slept-on", WokenProcesses::DaemonAlone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shim_that_slept_for_an_hour_without_a_daemon_ends_its_child_at_once() {
+async fn a_suspended_shim_without_a_daemon_ends_its_child_on_wake() {
     let mut worker = SuspendFixture::start("orphan").await;
-    let talker = worker.start_talking_attempt("slept-alone").await;
+    let attempt = worker.start_printing_attempt("slept-alone").await;
     worker.daemon.kill().await;
     assert_eq!(
         marked_processes("slept-alone").len(),
         2,
-        "they go on without it"
+        "they keep running without the daemon"
     );
     worker.clock.advance_suspended(AN_HOUR);
     wait_until_marked_gone("slept-alone").await;
     poll_until("the shim to be gone", || {
-        attempt_processes(&talker.attempt_id)
+        attempt_processes(&attempt.attempt_id)
             .is_empty()
             .then_some(())
     })
     .await;
     let before = worker.tap.frames().len();
     worker.restart_daemon("orphan").await;
-    talker.successor().await;
-    let attempts = worker.client.get(&talker.task_id).await.attempts;
+    attempt.successor().await;
+    let attempts = worker.client.get(&attempt.task_id).await.attempts;
     assert_eq!(attempts[0].state(), AttemptState::Lost);
     assert_eq!(attempts[0].termination(), Termination::Confirmed);
-    let words = reports_on_attempt(&talker.attempt_id, &worker.tap.frames()[before..]);
-    assert!(!words.contains(&AttemptReport::Renewal), "{words:?}");
-    worker.client.cancel(&talker.task_id).await;
+    let reports = reports_on_attempt(&attempt.attempt_id, &worker.tap.frames()[before..]);
+    assert!(!reports.contains(&AttemptReport::Renewal), "{reports:?}");
+    worker.client.cancel(&attempt.task_id).await;
     wait_until_marked_gone("slept-alone").await;
 }
 
-/// How often the daemon has renewed this attempt.
+/// The number of renewals that the daemon has sent for this attempt.
 fn renewal_count(tap: &FrameTap, attempt_id: &str) -> usize {
-    let words = reports_on_attempt(attempt_id, &tap.frames());
-    words
+    let reports = reports_on_attempt(attempt_id, &tap.frames());
+    reports
         .iter()
-        .filter(|word| **word == AttemptReport::Renewal)
+        .filter(|report| **report == AttemptReport::Renewal)
         .count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_slept_for_an_hour_expires_nobody_who_renews_in_time() {
+async fn a_relay_suspended_for_an_hour_expires_no_lease_renewed_in_time() {
     let clock = TestClock::new();
     let relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
@@ -334,8 +341,9 @@ async fn a_relay_that_slept_for_an_hour_expires_nobody_who_renews_in_time() {
             .iter()
             .map(|(_, attempt)| renewal_count(&tap, attempt))
             .collect();
-        // The relay has looked at its timers, and heard each more than once, on its new time.
-        poll_until("three renewals of each", || {
+        // By then the relay has checked its timers with the new time and received several
+        // renewals of each attempt.
+        poll_until("three renewals of each attempt", || {
             let mut both = attempts.iter().zip(&counts);
             both.all(|((_, attempt), count)| renewal_count(&tap, attempt) >= count + 3)
                 .then_some(())

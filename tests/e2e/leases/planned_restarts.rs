@@ -1,5 +1,6 @@
-//! Restarts on purpose. A daemon hands what it runs over to the next one under a hold, which the relay keeps over a
-//! restart of its own; without a next one the shims end it before anybody else may run it.
+//! Planned restarts. A stopping daemon requests a lease extension (`--hold`), so that its
+//! successor can take the attempts over; the extension survives a restart of the relay. If no
+//! successor comes, the shims kill the attempts before another daemon may run the task.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,13 +17,13 @@ use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
 
-/// The shortest that the relay grants.
+/// The shortest lease that the relay grants.
 const LEASE: Duration = Duration::from_secs(5);
 const HAND_OFF_FLAGS: [&str; 4] = ["--drain", "1s", "--hold", "2m"];
-/// From a death to the look that sees it, on a machine that is busy.
+/// Time from a process's death until a poll notices it on a busy machine.
 const DETECTION_DELAY: Duration = Duration::from_secs(1);
 
-/// A relay as a process, and where its daemons live.
+/// A relay process and the directory of its daemons.
 struct PlannedRestartFixture {
     relay: RelayProcess,
     client: TestClient,
@@ -48,7 +49,7 @@ impl PlannedRestartFixture {
         DaemonProcess::start_with(BATON, self.dir.path(), name, link, stopping).await
     }
 
-    /// The task and its attempt, once the attempt has said something.
+    /// Submits a task, waits for its first output, and returns the ids of task and attempt.
     async fn submit_until_running(&self, spec: TaskSpec) -> (String, String) {
         let task = self.client.submit(spec).await.task_id;
         let mut watch = self.client.watch(&task).await;
@@ -59,7 +60,8 @@ impl PlannedRestartFixture {
         (task, attempt.attempt_id)
     }
 
-    /// Returns when a lease that began only now is over, with all that the relay adds to it.
+    /// Waits until a lease that starts now has expired at the relay, including the relay's
+    /// grace.
     async fn wait_past_lease(&mut self) {
         let mut witness = self.start_daemon("witness", &[]).await;
         let spec = with_short_lease(command_task(STANDIN, &["print", "1", "pause"], "witness"));
@@ -84,7 +86,7 @@ fn with_short_lease(spec: TaskSpec) -> TaskSpec {
     }
 }
 
-/// Counts lines until the file is there.
+/// Prints numbered lines until the file exists.
 fn counting_task(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.05; done; echo last $i",
@@ -101,48 +103,49 @@ fn assert_counted_lines(output: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_restarted_on_purpose_hands_over_and_a_relay_restarted_meanwhile_keeps_the_hold() {
-    let mut site = PlannedRestartFixture::new().await;
-    let mut daemon = site.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
-    let go_on = site.dir.path().join("go-on");
-    let (task, attempt) = site
+async fn a_lease_extension_survives_a_relay_restart_during_a_daemon_restart() {
+    let mut fixture = PlannedRestartFixture::new().await;
+    let mut daemon = fixture.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
+    let go_on = fixture.dir.path().join("go-on");
+    let (task, attempt) = fixture
         .submit_until_running(counting_task(&go_on, "handed-over"))
         .await;
     let processes = marked_processes("handed-over");
     assert_eq!(daemon.terminate().await.code(), Some(0));
-    site.relay.kill().await;
-    site.relay.start_again().await;
+    fixture.relay.kill().await;
+    fixture.relay.start_again().await;
 
-    site.wait_past_lease().await;
-    assert_eq!(site.client.get(&task).await.state(), TaskState::Running);
-    let still = marked_processes("handed-over");
+    fixture.wait_past_lease().await;
+    assert_eq!(fixture.client.get(&task).await.state(), TaskState::Running);
+    let running = marked_processes("handed-over");
     assert!(
-        !still.is_empty() && processes.iter().any(|process| still.contains(process)),
-        "its shim kept it"
+        !running.is_empty() && processes.iter().any(|process| running.contains(process)),
+        "the shim kept the child running"
     );
 
-    let mut next = site.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
+    let mut next = fixture.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
     std::fs::write(&go_on, "").unwrap();
-    site.client
+    fixture
+        .client
         .wait_for_state(&task, TaskState::Completed)
         .await;
-    assert_eq!(site.only_attempt(&task).await, attempt);
-    assert_counted_lines(&site.client.read_output_to_end(&task).await);
+    assert_eq!(fixture.only_attempt(&task).await, attempt);
+    assert_counted_lines(&fixture.client.read_output_to_end(&task).await);
     wait_until_marked_gone("handed-over").await;
     assert_eq!(next.terminate().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_nobody_comes_back_the_hold_ends_and_all_are_dead_before_a_successor_runs() {
-    let site = PlannedRestartFixture::new().await;
-    // Longer than the lease, so that the shim must know of it.
-    let hold = LEASE + Duration::from_secs(3);
-    let mut gone = site
+async fn an_unused_lease_extension_ends_with_all_processes_dead() {
+    let fixture = PlannedRestartFixture::new().await;
+    // Longer than the lease, so the child survives only if its shim got the extension.
+    let extension = LEASE + Duration::from_secs(3);
+    let mut stopped = fixture
         .start_daemon("gone", &["--drain", "0s", "--hold", "8s"])
         .await;
-    let runs = site.dir.path().join("runs");
+    let runs = fixture.dir.path().join("runs");
     let runs_text = runs.display().to_string();
-    // The child ignores TERM; its grandchild has a session of its own.
+    // The child ignores TERM; its grandchild has its own process session.
     let arguments = [
         "count",
         &runs_text,
@@ -160,17 +163,17 @@ async fn when_nobody_comes_back_the_hold_ends_and_all_are_dead_before_a_successo
         }),
         ..with_short_lease(command_task(STANDIN, &arguments, "left-alone"))
     };
-    let (task, first) = site.submit_until_running(spec).await;
+    let (task, first) = fixture.submit_until_running(spec).await;
     poll_until("the grandchild to run", || {
         (marked_processes("left-alone").len() == 2).then_some(())
     })
     .await;
     let clock = Clock::boot();
     let before = clock.now();
-    assert_eq!(gone.terminate().await.code(), Some(0));
+    assert_eq!(stopped.terminate().await.code(), Some(0));
     let after = clock.now();
-    let _other = site.start_daemon("other", &[]).await;
-    let dead = poll_until("all to be dead", || {
+    let _other = fixture.start_daemon("other", &[]).await;
+    let dead = poll_until("all processes to be dead", || {
         attempt_processes(&first).is_empty().then(|| clock.now())
     });
     let succeeded = poll_until("the successor to run", || {
@@ -178,35 +181,42 @@ async fn when_nobody_comes_back_the_hold_ends_and_all_are_dead_before_a_successo
         (ran.lines().count() == 2).then(|| attempt_processes(&first))
     });
     let (dead, left) = tokio::join!(dead, succeeded);
-    assert!(left.is_empty(), "alive when a successor ran: {left:?}");
+    assert!(
+        left.is_empty(),
+        "still alive when the successor ran: {left:?}"
+    );
     let lived = after.until(dead);
-    assert!(lived > LEASE, "ended with the lease: {lived:?}");
+    assert!(
+        lived > LEASE,
+        "the extension was not used: dead after {lived:?}"
+    );
     let took = before.until(dead);
     assert!(
-        took < hold + DETECTION_DELAY,
-        "dead only {took:?} after the stop"
+        took < extension + DETECTION_DELAY,
+        "processes lived {took:?} after the stop"
     );
-    site.client.cancel(&task).await;
+    fixture.client.cancel(&task).await;
     wait_until_marked_gone("left-alone").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_restarted_on_purpose_costs_running_attempts_nothing() {
-    let mut site = PlannedRestartFixture::new().await;
-    let _daemon = site.start_daemon("loyal", &[]).await;
-    let go_on = site.dir.path().join("go-on");
-    let (task, attempt) = site
+async fn attempts_continue_over_planned_relay_restarts() {
+    let mut fixture = PlannedRestartFixture::new().await;
+    let _daemon = fixture.start_daemon("loyal", &[]).await;
+    let go_on = fixture.dir.path().join("go-on");
+    let (task, attempt) = fixture
         .submit_until_running(counting_task(&go_on, "loyal"))
         .await;
     for _ in 0..3 {
-        assert_eq!(site.relay.terminate().await.code(), Some(0));
-        site.relay.start_again().await;
-        assert_eq!(site.client.get(&task).await.state(), TaskState::Running);
+        assert_eq!(fixture.relay.terminate().await.code(), Some(0));
+        fixture.relay.start_again().await;
+        assert_eq!(fixture.client.get(&task).await.state(), TaskState::Running);
     }
     std::fs::write(&go_on, "").unwrap();
-    site.client
+    fixture
+        .client
         .wait_for_state(&task, TaskState::Completed)
         .await;
-    assert_eq!(site.only_attempt(&task).await, attempt);
-    assert_counted_lines(&site.client.read_output_to_end(&task).await);
+    assert_eq!(fixture.only_attempt(&task).await, attempt);
+    assert_counted_lines(&fixture.client.read_output_to_end(&task).await);
 }

@@ -1,4 +1,4 @@
-//! The relay goes away and comes back: what runs goes on, and nothing is run again.
+//! The relay is killed and restarted: running attempts continue, and no task is run twice.
 
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::settlement::Decision;
@@ -11,7 +11,7 @@ use baton_tests::{
 use crate::BATON;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
+async fn a_restarted_relay_keeps_running_and_offered_attempts() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
@@ -26,7 +26,7 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
     relay.kill().await;
     relay.start_again().await;
 
-    // What is stored counts before anybody has said where it ends.
+    // The stored output is counted before the daemon reconnects and reports its end.
     let shown = client.get(&running_task.task_id).await;
     let shown = shown.attempts[0].output.expect("a view of the output");
     assert_eq!(shown.bytes, 7, "{shown:?}");
@@ -42,7 +42,7 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
     }
     running.send_output("after").await;
     running.complete("kept").await;
-    // After a restart an offered attempt counts as confirmed.
+    // After a restart the relay treats an offered attempt as confirmed.
     offered.accept().await;
     offered.send_started().await;
     offered.complete("also kept").await;
@@ -56,7 +56,7 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
             .iter()
             .map(|one| one.attempt_id.as_str())
             .collect();
-        assert_eq!(attempts, [attempt.id()], "nothing was run again");
+        assert_eq!(attempts, [attempt.id()], "no second attempt was started");
     }
     assert_eq!(
         client.get(&running_task.task_id).await.result.as_ref(),
@@ -74,7 +74,7 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
+async fn a_child_continues_while_its_relay_is_down_and_runs_once() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, secret) = client.create_token("", Role::Daemon).await;
@@ -114,11 +114,11 @@ async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
     assert_eq!(
         daemon.terminate().await.code(),
         Some(0),
-        "a drained daemon ends cleanly"
+        "a drained daemon exits with 0"
     );
     assert_eq!(
         relay.terminate().await.code(),
         Some(0),
-        "a stopped relay ends cleanly"
+        "a stopped relay exits with 0"
     );
 }

@@ -1,4 +1,4 @@
-//! What operators do to daemons: with a reason, not too often, and on record for whoever asks later.
+//! Operator commands on daemons: they need a reason, are rate limited and stay on record.
 
 use baton_proto::v1::{DrainDaemonRequest, Role};
 use baton_tests::{RelayProcess, ScriptedDaemon, error_code, hello, wait_within};
@@ -7,14 +7,22 @@ use tonic::Code;
 
 use crate::BATON;
 
-/// What was done to this daemon, newest first: what, why, before and after.
+/// The changes of this daemon, newest first: operation, reason, state before and after.
 async fn daemon_changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
-    let asked = ["daemons", "--changes", "--json"];
-    let listed = BATON.run(relay.data(), &asked).await.stdout_json();
-    let changes = listed["changes"].as_array().expect("a list").iter();
+    let arguments = ["daemons", "--changes", "--json"];
+    let listed = BATON.run(relay.data(), &arguments).await.stdout_json();
+    let changes = listed["changes"]
+        .as_array()
+        .expect("a list of changes")
+        .iter();
     let change = |change: &Value| {
         assert_eq!(change["daemonId"], id);
-        assert!(!change["by"].as_str().expect("a name").is_empty());
+        assert!(
+            !change["by"]
+                .as_str()
+                .expect("the operator's name")
+                .is_empty()
+        );
         json!([
             change["operation"],
             change["reason"],
@@ -26,7 +34,7 @@ async fn daemon_changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
+async fn a_drain_shows_operator_and_reason_and_survives_a_restart() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
@@ -53,7 +61,7 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
     relay.terminate().await;
     relay.start_again().await;
     let changes = daemon_changes(&relay, &id).await;
-    let stands =
+    let daemon_state =
         |drained: bool, connected: bool| json!({"drained": drained, "connected": connected});
     assert_eq!(
         changes,
@@ -61,20 +69,20 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
             json!([
                 "disconnect",
                 "a look",
-                stands(false, true),
-                stands(false, false)
+                daemon_state(false, true),
+                daemon_state(false, false)
             ]),
             json!([
                 "undrain",
                 "it is in",
-                stands(true, true),
-                stands(false, true)
+                daemon_state(true, true),
+                daemon_state(false, true)
             ]),
             json!([
                 "drain",
                 "a new disk",
-                stands(false, true),
-                stands(true, true)
+                daemon_state(false, true),
+                daemon_state(true, true)
             ]),
         ]
     );
@@ -84,7 +92,7 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused() {
+async fn the_eleventh_daemon_command_within_a_minute_is_rate_limited() {
     let relay = baton_tests::EmbeddedRelay::start().await;
     let daemon = relay.start_scripted_daemon(&["work"]).await;
     let drain = DrainDaemonRequest {
@@ -95,10 +103,10 @@ async fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused() {
     let mut fleet = relay.admin().fleet();
     for _ in 0..10 {
         let drained = wait_within("a drain", fleet.drain_daemon(drain.clone())).await;
-        drained.expect("it may be repeated");
+        drained.expect("a drain may be repeated");
     }
     let refused = wait_within("a drain", fleet.drain_daemon(drain)).await;
-    let status = refused.expect_err("it is one too many");
+    let status = refused.expect_err("the eleventh drain is refused");
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(error_code(&status), "rate_limited");
 }

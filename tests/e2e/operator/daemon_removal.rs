@@ -1,4 +1,5 @@
-//! Daemons that are gone: an operator takes them off the record, with a word that stays.
+//! Offline daemons that an operator removes with `baton forget`. The removal stays on record
+//! with its reason.
 
 use baton_proto::v1::Role;
 use baton_tests::{RelayProcess, ScriptedDaemon, agent_task, hello};
@@ -8,7 +9,7 @@ use crate::BATON;
 const AGENT: &str = "forgotten";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
+async fn forgetting_an_offline_daemon_records_the_operator() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
@@ -21,7 +22,7 @@ async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     assert!(refused.stderr.contains("stop the daemon"), "{refused:?}");
     let task = client.submit(agent_task(AGENT)).await;
     let mut attempt = daemon.start_next_attempt().await;
-    // What the relay has not taken is not said again by a scripted daemon.
+    // A scripted daemon does not resend unacknowledged frames, so wait for the ack.
     daemon.wait_until_acked(&attempt).await;
     let returning = daemon.hello.clone();
     attempt.detach_stream();
@@ -31,16 +32,16 @@ async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("holds attempts"), "{refused:?}");
 
-    // It comes back to finish, and is gone for good then.
+    // The daemon reconnects to finish its attempt and then disconnects for good.
     let mut daemon =
         ScriptedDaemon::reconnect_with_finished(&link, returning.clone(), &mut attempt).await;
     attempt.complete("").await;
     daemon.wait_until_acked(&attempt).await;
     drop((daemon, attempt));
     client.wait_until_offline(&id).await;
-    let said = BATON.run(relay.data(), &forget).await;
+    let forgotten = BATON.run(relay.data(), &forget).await;
     assert_eq!(
-        (said.code, said.stdout),
+        (forgotten.code, forgotten.stdout),
         (Some(0), format!("forgot {id}\n"))
     );
     let refused = BATON.run(relay.data(), &forget).await;
@@ -65,7 +66,7 @@ async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
     assert!(shown.stdout.contains("scrapped"), "{shown:?}");
     assert_eq!(client.get(&task.task_id).await.task_id, task.task_id);
 
-    // It was not gone after all: a new one, by its old id's side.
-    let back = ScriptedDaemon::connect(&link, returning).await;
-    assert_ne!(back.welcome.daemon_id, id);
+    // A forgotten daemon that connects again gets a new id.
+    let returned = ScriptedDaemon::connect(&link, returning).await;
+    assert_ne!(returned.welcome.daemon_id, id);
 }

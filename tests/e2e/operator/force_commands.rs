@@ -1,5 +1,6 @@
-//! Operators' verbs over real executables: each survives kill -9 once it is acknowledged, is on record with who and why, and
-//! two attempts of one task never run side by side.
+//! Operator commands with real executables. An acknowledged command survives kill -9, is
+//! recorded with operator and reason, and never lets two attempts of one task run at the same
+//! time.
 
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
@@ -22,7 +23,7 @@ pub(crate) async fn run_baton(relay: &RelayProcess, arguments: &[&str]) -> Comma
     BATON.run(relay.data(), arguments).await
 }
 
-/// kill -9 and a new start: what was acknowledged must be there.
+/// Kills the relay with SIGKILL and restarts it.
 async fn kill_and_restart(relay: &mut RelayProcess) {
     relay.kill().await;
     relay.start_again().await;
@@ -36,31 +37,31 @@ async fn audit_events(client: &TestClient, task_id: &str) -> Vec<TaskEvent> {
     };
     let mut stream = wait_within("a watch", client.tasks().watch(request))
         .await
-        .expect("it can be watched")
+        .expect("the task can be watched")
         .into_inner();
-    let mut found = Vec::new();
+    let mut events = Vec::new();
     while let Some(message) = wait_within("history", stream.message())
         .await
-        .expect("a stream")
+        .expect("the watch continues")
     {
         if let Some(Item::Event(event)) = message.item
             && event.kind() == TaskEventKind::Forced
         {
-            found.push(event);
+            events.push(event);
         }
     }
-    found
+    events
 }
 
 async fn assert_one_audit(client: &TestClient, task: &Task, detail: &str, reason: &str) {
-    let found = audit_events(client, &task.task_id).await;
-    assert_eq!(found.len(), 1, "{found:#?}");
-    assert_eq!(found[0].detail, detail);
-    assert_eq!(found[0].reason, reason);
-    assert!(!found[0].principal.is_empty());
+    let events = audit_events(client, &task.task_id).await;
+    assert_eq!(events.len(), 1, "{events:#?}");
+    assert_eq!(events[0].detail, detail);
+    assert_eq!(events[0].reason, reason);
+    assert!(!events[0].principal.is_empty());
 }
 
-/// A daemon of real processes.
+/// Starts a daemon process.
 pub(crate) async fn start_worker(relay: &RelayProcess, dir: &TempDir, name: &str) -> DaemonProcess {
     let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
     let url = relay.admin().url().to_owned();
@@ -68,8 +69,7 @@ pub(crate) async fn start_worker(relay: &RelayProcess, dir: &TempDir, name: &str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_released_attempt_is_killed_before_its_successor_starts_though_the_relay_dies_meanwhile()
-{
+async fn a_released_attempt_is_dead_before_its_successor_despite_a_relay_kill() {
     let mut relay = RelayProcess::start(BATON).await;
     let dir = tempfile::tempdir().expect("a directory");
     let (_one, _two) = (
@@ -89,26 +89,26 @@ async fn a_released_attempt_is_killed_before_its_successor_starts_though_the_rel
     assert!(!first.is_empty());
 
     let reason = "the machine is slow";
-    let said = run_baton(&relay, &["force-release", id, "--reason", reason]).await;
+    let output = run_baton(&relay, &["force-release", id, "--reason", reason]).await;
     assert_eq!(
-        (said.code, said.stdout.trim()),
+        (output.code, output.stdout.trim()),
         (Some(0), "queued"),
-        "{said:?}"
+        "{output:?}"
     );
     kill_and_restart(&mut relay).await;
 
     let mut watch = TaskWatch::open(&client, id, 0)
         .await
-        .expect("it can be watched");
+        .expect("the task can be watched");
     watch
-        .wait_for_event("its successor", |event| {
+        .wait_for_event("the successor's output", |event| {
             event.attempt_number == 2 && event.state() == AttemptState::Streaming
         })
         .await;
     let second = marked_processes("released");
     assert!(
         first.iter().all(|pid| !second.contains(pid)),
-        "both run: {first:?} and {second:?}"
+        "both attempts run: {first:?} and {second:?}"
     );
     let now = client.get(id).await;
     assert_eq!(now.attempts[0].state(), AttemptState::Released);
@@ -116,9 +116,9 @@ async fn a_released_attempt_is_killed_before_its_successor_starts_though_the_rel
     let detail = "force_release attempt=streaming->released task=running->queued";
     assert_one_audit(&client, &now, detail, reason).await;
 
-    let said = run_baton(&relay, &["force-fail", id, "--reason", "enough", "--json"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert_eq!(said.stdout_json()["state"], "failed");
+    let output = run_baton(&relay, &["force-fail", id, "--reason", "enough", "--json"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.stdout_json()["state"], "failed");
     kill_and_restart(&mut relay).await;
     wait_until_marked_gone("released").await;
     let failed = client.get(id).await;
@@ -127,7 +127,7 @@ async fn a_released_attempt_is_killed_before_its_successor_starts_though_the_rel
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_parked_is_completed_by_hand_and_what_failed_is_retried_each_for_good() {
+async fn operators_complete_a_parked_task_and_retry_a_failed_one_durably() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let mut spec = agent_task("nobody");
@@ -135,7 +135,7 @@ async fn what_is_parked_is_completed_by_hand_and_what_failed_is_retried_each_for
     let parked = client.submit(spec).await;
     let id = parked.task_id.as_str();
     client.wait_for_state(id, TaskState::NeedsAttention).await;
-    let words = [
+    let arguments = [
         "complete",
         id,
         "--reason",
@@ -143,11 +143,11 @@ async fn what_is_parked_is_completed_by_hand_and_what_failed_is_retried_each_for
         "--result",
         "42",
     ];
-    let said = run_baton(&relay, &words).await;
+    let output = run_baton(&relay, &arguments).await;
     assert_eq!(
-        (said.code, said.stdout.trim()),
+        (output.code, output.stdout.trim()),
         (Some(0), "completed"),
-        "{said:?}"
+        "{output:?}"
     );
     kill_and_restart(&mut relay).await;
     let done = client.get(id).await;
@@ -163,18 +163,18 @@ async fn what_is_parked_is_completed_by_hand_and_what_failed_is_retried_each_for
     let task = client.submit(agent_task("scripted")).await;
     let id = task.task_id.as_str();
     let _attempt = daemon.start_next_attempt().await;
-    let said = run_baton(&relay, &["force-fail", id, "--reason", "wrong branch"]).await;
+    let output = run_baton(&relay, &["force-fail", id, "--reason", "wrong branch"]).await;
     assert_eq!(
-        (said.code, said.stdout.trim()),
+        (output.code, output.stdout.trim()),
         (Some(0), "failed"),
-        "{said:?}"
+        "{output:?}"
     );
     let refused = run_baton(&relay, &["retry", id, "--reason", "again"]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("--allow-unsafe"), "{refused:?}");
-    let words = ["retry", id, "--reason", "again", "--allow-unsafe"];
-    let said = run_baton(&relay, &words).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let arguments = ["retry", id, "--reason", "again", "--allow-unsafe"];
+    let output = run_baton(&relay, &arguments).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     kill_and_restart(&mut relay).await;
     let again = client.get(id).await;
     assert_eq!(
@@ -190,7 +190,7 @@ async fn what_is_parked_is_completed_by_hand_and_what_failed_is_retried_each_for
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_contract_is_overridden_only_by_word_and_that_is_on_record() {
+async fn a_contract_is_overridden_only_with_the_flag_and_audited() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
@@ -209,33 +209,33 @@ async fn a_contract_is_overridden_only_by_word_and_that_is_on_record() {
     let refused = run_baton(&relay, &["complete", id, "--reason", "I saw it"]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("--override"), "{refused:?}");
-    let words = ["complete", id, "--reason", "I saw it", "--override"];
-    let said = run_baton(&relay, &words).await;
+    let arguments = ["complete", id, "--reason", "I saw it", "--override"];
+    let output = run_baton(&relay, &arguments).await;
     assert_eq!(
-        (said.code, said.stdout.trim()),
+        (output.code, output.stdout.trim()),
         (Some(0), "completed"),
-        "{said:?}"
+        "{output:?}"
     );
-    let found = audit_events(&client, id).await;
+    let events = audit_events(&client, id).await;
     assert!(
-        found[0].detail.starts_with("complete_override "),
-        "{found:?}"
+        events[0].detail.starts_with("complete_override "),
+        "{events:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_blank_reason_is_refused_before_any_look_up_at_every_verb_and_surface() {
+async fn every_operator_command_refuses_a_blank_reason_before_any_lookup() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let known = client.submit(agent_task("nobody")).await;
     for verb in ["force-release", "force-fail", "complete", "retry", "pause"] {
         for id in [UNKNOWN_ID, known.task_id.as_str()] {
-            let said = run_baton(&relay, &[verb, id, "--reason", " "]).await;
-            assert_eq!(said.code, Some(2), "{verb} {id}: {said:?}");
-            assert!(said.stderr.contains("reason"), "{said:?}");
+            let output = run_baton(&relay, &[verb, id, "--reason", " "]).await;
+            assert_eq!(output.code, Some(2), "{verb} {id}: {output:?}");
+            assert!(output.stderr.contains("reason"), "{output:?}");
         }
-        let said = run_baton(&relay, &[verb, UNKNOWN_ID, "--reason", "because"]).await;
-        assert_eq!(said.code, Some(1), "{verb}: {said:?}");
+        let output = run_baton(&relay, &[verb, UNKNOWN_ID, "--reason", "because"]).await;
+        assert_eq!(output.code, Some(1), "{verb}: {output:?}");
     }
     let request = BulkForceRequest {
         verb: ForceVerb::Fail.into(),
@@ -244,7 +244,7 @@ async fn a_blank_reason_is_refused_before_any_look_up_at_every_verb_and_surface(
         ..BulkForceRequest::default()
     };
     let status = wait_within("bulk", client.operator().bulk_force(request)).await;
-    let status = status.expect_err("no reason");
+    let status = status.expect_err("a blank reason is refused");
     assert_eq!(
         (status.code(), error_code(&status).as_str()),
         (Code::InvalidArgument, "blank")
@@ -252,12 +252,12 @@ async fn a_blank_reason_is_refused_before_any_look_up_at_every_verb_and_surface(
     assert_eq!(
         client.get(&known.task_id).await,
         known,
-        "nothing was changed"
+        "the task is unchanged"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_verb_on_many_tasks_has_a_result_for_each_and_one_refusal_spoils_no_other() {
+async fn a_bulk_command_reports_each_task_and_continues_after_a_refusal() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let mut ids = Vec::new();
@@ -265,12 +265,12 @@ async fn one_verb_on_many_tasks_has_a_result_for_each_and_one_refusal_spoils_no_
         ids.push(client.submit(agent_task("nobody")).await.task_id);
     }
     client.cancel(&ids[1]).await;
-    let mut words = vec!["force-fail", "--reason", "cleanup", "--json"];
-    words.extend(ids.iter().map(String::as_str));
-    words.push(UNKNOWN_ID);
-    let said = run_baton(&relay, &words).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    let rows = said.stdout_json()["results"].clone();
+    let mut arguments = vec!["force-fail", "--reason", "cleanup", "--json"];
+    arguments.extend(ids.iter().map(String::as_str));
+    arguments.push(UNKNOWN_ID);
+    let output = run_baton(&relay, &arguments).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let rows = output.stdout_json()["results"].clone();
     let codes: Vec<_> = (0..4)
         .map(|n| {
             let row = &rows[n];
@@ -291,11 +291,14 @@ async fn one_verb_on_many_tasks_has_a_result_for_each_and_one_refusal_spoils_no_
         allow_unsafe: false,
     };
     let status = wait_within("bulk", client.operator().bulk_force(request)).await;
-    assert_eq!(error_code(&status.expect_err("51")), "too_many");
+    assert_eq!(
+        error_code(&status.expect_err("51 tasks are refused")),
+        "too_many"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_eleventh_verb_within_a_minute_is_refused_with_a_code_that_says_when() {
+async fn the_eleventh_operator_command_within_a_minute_is_rate_limited() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let task = client.submit(agent_task("nobody")).await;
@@ -309,7 +312,7 @@ async fn the_eleventh_verb_within_a_minute_is_refused_with_a_code_that_says_when
             .expect("within the limit");
     }
     let status = wait_within("a pause", client.operator().pause(pause())).await;
-    let status = status.expect_err("the limit");
+    let status = status.expect_err("the limit is reached");
     assert_eq!(
         (status.code(), error_code(&status).as_str()),
         (Code::ResourceExhausted, "rate_limited")
@@ -321,18 +324,18 @@ async fn the_eleventh_verb_within_a_minute_is_refused_with_a_code_that_says_when
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenants_pause_holds_its_work_and_nobody_elses_and_survives_kill_9() {
+async fn a_tenant_pause_stops_only_its_work_and_survives_a_relay_kill() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let theirs = client.client_of_tenant("theirs", Role::Operator).await;
-    let said = run_baton(
+    let other_tenant = client.client_of_tenant("theirs", Role::Operator).await;
+    let output = run_baton(
         &relay,
         &["pause", "--tenant", "theirs", "--reason", "billing"],
     )
     .await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(output.code, Some(0), "{output:?}");
     kill_and_restart(&mut relay).await;
-    let held = theirs.submit(agent_task("shared")).await;
+    let paused = other_tenant.submit(agent_task("shared")).await;
     let free = client.submit(agent_task("shared")).await;
     let link = client.client_of_tenant("*", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["shared"])).await;
@@ -343,13 +346,19 @@ async fn a_tenants_pause_holds_its_work_and_nobody_elses_and_survives_kill_9() {
         .wait_for_state(&free.task_id, TaskState::Completed)
         .await;
 
-    // An admin of all tenants looks at another tenant's task by name.
-    let words = ["inspect", &held.task_id, "--in-tenant", "theirs", "--json"];
-    let found = run_baton(&relay, &words).await;
-    assert_eq!(found.code, Some(0), "{found:?}");
-    let found = found.stdout_json();
-    assert_eq!(found["nextAction"], "unpause_required");
-    let next = found["nextActionText"].as_str().unwrap_or_default();
+    // An admin of all tenants inspects another tenant's task with --in-tenant.
+    let arguments = [
+        "inspect",
+        &paused.task_id,
+        "--in-tenant",
+        "theirs",
+        "--json",
+    ];
+    let events = run_baton(&relay, &arguments).await;
+    assert_eq!(events.code, Some(0), "{events:?}");
+    let events = events.stdout_json();
+    assert_eq!(events["nextAction"], "unpause_required");
+    let next = events["nextActionText"].as_str().unwrap_or_default();
     assert!(
         next.contains("billing") && next.contains("--tenant theirs"),
         "{next}"
@@ -357,7 +366,7 @@ async fn a_tenants_pause_holds_its_work_and_nobody_elses_and_survives_kill_9() {
     let listed = run_baton(&relay, &["tasks", "--in-tenant", "theirs", "--json"]).await;
     assert_eq!(
         listed.stdout_json()["tasks"][0]["taskId"],
-        held.task_id.as_str()
+        paused.task_id.as_str()
     );
     let status = run_baton(&relay, &["scheduler", "--json"])
         .await
@@ -365,16 +374,16 @@ async fn a_tenants_pause_holds_its_work_and_nobody_elses_and_survives_kill_9() {
     assert_eq!(status["pausedTenants"][0], "theirs");
     assert_eq!(status["pauseChanges"][0]["reason"], "billing");
 
-    let said = run_baton(&relay, &["unpause", "--tenant", "theirs"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run_baton(&relay, &["unpause", "--tenant", "theirs"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     assert_eq!(
         daemon.start_next_attempt().await.attempt_ref.task_id,
-        held.task_id
+        paused.task_id
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenants_operator_pauses_its_own_tenant_only_and_reads_no_other() {
+async fn a_tenant_operator_pauses_and_reads_only_its_own_tenant() {
     let relay = EmbeddedRelay::start().await;
     let ours = relay.admin().client_of_tenant("ours", Role::Operator).await;
     let pause = |target| PauseRequest {
@@ -390,16 +399,22 @@ async fn a_tenants_operator_pauses_its_own_tenant_only_and_reads_no_other() {
         pause_request::Target::Scheduler(true),
     ] {
         let refused = wait_within("a pause", ours.operator().pause(pause(target))).await;
-        assert_eq!(error_code(&refused.expect_err("foreign")), "foreign_tenant");
+        assert_eq!(
+            error_code(&refused.expect_err("another tenant is refused")),
+            "foreign_tenant"
+        );
     }
     let mut request = tonic::Request::new(baton_proto::v1::ListTasksRequest::default());
-    let theirs = "theirs".parse().unwrap();
-    request.metadata_mut().insert("baton-tenant", theirs);
+    let other_tenant = "theirs".parse().unwrap();
+    request.metadata_mut().insert("baton-tenant", other_tenant);
     let refused = wait_within("a list", ours.tasks().list(request)).await;
-    assert_eq!(error_code(&refused.expect_err("foreign")), "foreign_tenant");
+    assert_eq!(
+        error_code(&refused.expect_err("another tenant is refused")),
+        "foreign_tenant"
+    );
 }
 
-/// First and last revision of each item: an event, or events that are gone.
+/// First and last revision of each history item: an event, or a cut of several events.
 async fn covered_revisions(client: &TestClient, task_id: &str) -> Vec<(u64, u64)> {
     let request = baton_proto::v1::WatchTaskRequest {
         task_id: task_id.to_owned(),
@@ -407,11 +422,11 @@ async fn covered_revisions(client: &TestClient, task_id: &str) -> Vec<(u64, u64)
         history_only: true,
     };
     let opened = wait_within("a watch", client.tasks().watch(request)).await;
-    let mut stream = opened.expect("it can be watched").into_inner();
+    let mut stream = opened.expect("the task can be watched").into_inner();
     let mut items = Vec::new();
     while let Some(message) = wait_within("history", stream.message())
         .await
-        .expect("a stream")
+        .expect("the watch continues")
     {
         items.extend(match message.item {
             Some(Item::Event(event)) => Some((event.revision, event.revision)),
@@ -423,7 +438,7 @@ async fn covered_revisions(client: &TestClient, task_id: &str) -> Vec<(u64, u64)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be_gone() {
+async fn operator_events_survive_history_trimming_and_cuts_are_reported() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let task = client.submit(agent_task("nobody")).await;
@@ -432,7 +447,7 @@ async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be
         reason: "wait for the key".to_owned(),
     };
     let paused = wait_within("a pause", client.operator().pause(pause)).await;
-    paused.expect("it can be paused");
+    paused.expect("the task can be paused");
     for n in 0..300 {
         let update = UpdateProgressRequest {
             task_id: task.task_id.clone(),
@@ -442,7 +457,7 @@ async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be
             }),
         };
         let updated = wait_within("an update", client.tasks().update_progress(update)).await;
-        updated.expect("progress of an open task is taken");
+        updated.expect("progress of an open task is accepted");
     }
     assert_one_audit(
         client,
@@ -460,5 +475,5 @@ async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be
     }
     assert_eq!(next, newest + 1);
     let cuts = items.iter().filter(|(from, to)| from < to).count();
-    assert_eq!(cuts, 2, "before and behind the pause: {items:?}");
+    assert_eq!(cuts, 2, "one cut before and one after the pause: {items:?}");
 }

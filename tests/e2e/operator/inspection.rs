@@ -1,4 +1,5 @@
-//! How operators look at tasks, attempts and daemons: what looks wrong, what to do, and lists without gap or duplicate.
+//! Inspection of tasks, attempts and daemons: diagnostics, next actions, and lists without gap
+//! or duplicate.
 
 use baton_proto::v1::{AttemptState, NextAction, RetryTaskRequest, Role, TaskState};
 use baton_tests::{
@@ -10,7 +11,7 @@ use crate::operator::force_commands::{run_baton, start_worker};
 use crate::{BATON, STANDIN};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn inspect_tells_what_looks_wrong_and_what_to_do() {
+async fn inspect_shows_problems_and_the_next_action() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let inspect = async |id: &str| {
@@ -19,19 +20,21 @@ async fn inspect_tells_what_looks_wrong_and_what_to_do() {
             .stdout_json()
     };
     let stranded = client.submit(agent_task("nobody")).await;
-    let found = inspect(&stranded.task_id).await;
-    assert_eq!(found["nextAction"], "stranded");
-    assert_eq!(found["diagnostics"][0]["code"], "stranded");
-    assert_eq!(found["timers"][0]["kind"], "queue");
+    let inspected = inspect(&stranded.task_id).await;
+    assert_eq!(inspected["nextAction"], "stranded");
+    assert_eq!(inspected["diagnostics"][0]["code"], "stranded");
+    assert_eq!(inspected["timers"][0]["kind"], "queue");
 
     let link = client.client_of_tenant("", Role::Daemon).await;
-    let mut greeting = hello(&["scripted", "claude"]);
-    greeting.name = "worker-1".to_owned();
-    greeting.agents[1].problem = "provider_missing".to_owned();
-    let mut daemon = ScriptedDaemon::connect(&link, greeting).await;
+    let mut daemon_hello = hello(&["scripted", "claude"]);
+    daemon_hello.name = "worker-1".to_owned();
+    daemon_hello.agents[1].problem = "provider_missing".to_owned();
+    let mut daemon = ScriptedDaemon::connect(&link, daemon_hello).await;
     let missing = client.submit(agent_task("claude")).await;
-    let found = inspect(&missing.task_id).await;
-    let next = found["nextActionText"].as_str().expect("words");
+    let inspected = inspect(&missing.task_id).await;
+    let next = inspected["nextActionText"]
+        .as_str()
+        .expect("the next action has a text");
     assert!(
         next.contains("\"claude\" in working order (on worker-1: its program is missing)"),
         "{next}"
@@ -40,10 +43,10 @@ async fn inspect_tells_what_looks_wrong_and_what_to_do() {
     let mut attempt = daemon.start_next_attempt().await;
     attempt.send_output("working").await;
     daemon.wait_until_acked(&attempt).await;
-    let found = inspect(&task.task_id).await;
-    assert_eq!(found["nextAction"], "running");
-    assert_eq!(found["currentAttemptId"], attempt.id());
-    let timers = found["timers"].as_array().expect("timers").clone();
+    let inspected = inspect(&task.task_id).await;
+    assert_eq!(inspected["nextAction"], "running");
+    assert_eq!(inspected["currentAttemptId"], attempt.id());
+    let timers = inspected["timers"].as_array().expect("timers").clone();
     let lease = timers.iter().find(|timer| timer["kind"] == "lease");
     assert!(
         lease.is_some_and(|timer| timer["limitMs"] != "0"),
@@ -54,16 +57,23 @@ async fn inspect_tells_what_looks_wrong_and_what_to_do() {
         .clone();
     drop(daemon);
     client.wait_until_offline(&daemon_id).await;
-    let found = inspect(&task.task_id).await;
-    assert_eq!(found["diagnostics"][0]["code"], "orphan");
-    let said = run_baton(&relay, &["inspect", &task.task_id]).await;
-    assert!(said.stdout.contains("looks wrong:  orphan: "), "{said:?}");
-    assert!(said.stdout.contains("next:"), "{said:?}");
-    assert_eq!(NextAction::Stranded as i32, 3, "the words are the wire's");
+    let inspected = inspect(&task.task_id).await;
+    assert_eq!(inspected["diagnostics"][0]["code"], "orphan");
+    let output = run_baton(&relay, &["inspect", &task.task_id]).await;
+    assert!(
+        output.stdout.contains("looks wrong:  orphan: "),
+        "{output:?}"
+    );
+    assert!(output.stdout.contains("next:"), "{output:?}");
+    assert_eq!(
+        NextAction::Stranded as i32,
+        3,
+        "the number of the enum value in the protocol"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disconnected_daemon_comes_back_and_its_attempt_goes_on() {
+async fn a_disconnected_daemon_reconnects_and_its_attempt_continues() {
     let relay = RelayProcess::start(BATON).await;
     let dir = tempfile::tempdir().expect("a directory");
     let _daemon = start_worker(&relay, &dir, "one").await;
@@ -80,18 +90,18 @@ async fn a_disconnected_daemon_comes_back_and_its_attempt_goes_on() {
         .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
         .await;
     let before = marked_processes("disconnected");
-    let said = run_baton(&relay, &["disconnect", "one", "--reason", "look"]).await;
+    let output = run_baton(&relay, &["disconnect", "one", "--reason", "look"]).await;
     assert_eq!(
-        (said.code, said.stdout.trim()),
+        (output.code, output.stdout.trim()),
         (Some(0), "disconnected"),
-        "{said:?}"
+        "{output:?}"
     );
     let online = baton_proto::v1::DaemonState::Online;
     client.wait_for_daemon_state("one", online).await;
     assert_eq!(
         marked_processes("disconnected"),
         before,
-        "the same processes"
+        "the child processes were not restarted"
     );
     let attempts = run_baton(&relay, &["attempts", "--daemon", "one", "--json"]).await;
     let attempts = attempts.stdout_json()["attempts"].clone();
@@ -114,7 +124,7 @@ async fn attempts_are_listed_in_pages_without_gap_or_duplicate() {
         for number in 1..=3 {
             let mut watch = TaskWatch::open(client, &task.task_id, revision)
                 .await
-                .expect("it can be watched");
+                .expect("the task can be watched");
             watch.wait_for_state(TaskState::NeedsAttention).await;
             if number < 3 {
                 let request = RetryTaskRequest {

@@ -1,5 +1,5 @@
-//! What operators do: force, drain, remove and inspect daemons and tasks, upgrade, run under systemd.
-//! What every user does at the command line is in `cli`.
+//! Work of operators: force, drain, remove and inspect daemons and tasks, upgrade, run under
+//! systemd. Commands of ordinary users are in `cli`.
 
 pub(crate) mod daemon_drain;
 pub(crate) mod daemon_removal;

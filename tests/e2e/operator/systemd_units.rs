@@ -1,4 +1,5 @@
-//! The unit files that we offer: what must stand in them stands there, and what they call exists.
+//! The systemd unit files in docs/systemd: required settings are present, and the flags they use
+//! exist.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,12 +8,12 @@ use std::time::Duration;
 
 use crate::BATON;
 
-/// After the drain: the last frames, the handing over, the farewell.
+/// Time after the drain for the last frames, the lease extension and Goodbye.
 const AFTER_DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
 struct SystemdUnit {
     path: PathBuf,
-    /// Keys with their values, in every section.
+    /// The values of each key, over all sections.
     lines: BTreeMap<String, Vec<String>>,
 }
 
@@ -20,7 +21,7 @@ impl SystemdUnit {
     fn read(name: &str) -> Self {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/systemd/{name}"));
-        let text = std::fs::read_to_string(&path).expect("the unit is in the source");
+        let text = std::fs::read_to_string(&path).expect("the unit file exists");
         let mut lines: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for line in text.lines().filter(|line| !line.starts_with(['#', '['])) {
             if let Some((key, value)) = line.split_once('=') {
@@ -38,15 +39,15 @@ impl SystemdUnit {
         }
     }
 
-    /// The words after the program.
+    /// The arguments after the program.
     fn exec_arguments(&self) -> Vec<&str> {
         self.single_value("ExecStart").split(' ').skip(1).collect()
     }
 
     fn argument(&self, flag: &str) -> &str {
         let arguments = self.exec_arguments();
-        let at = arguments.iter().position(|word| *word == flag);
-        let at = at.unwrap_or_else(|| panic!("{} gives no {flag}", self.path.display()));
+        let at = arguments.iter().position(|argument| *argument == flag);
+        let at = at.unwrap_or_else(|| panic!("{} has no {flag}", self.path.display()));
         arguments[at + 1]
     }
 }
@@ -57,7 +58,7 @@ fn parse_seconds(text: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
+async fn unit_files_stop_only_the_daemon_and_use_existing_flags() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["baton-relay.service", "baton-daemon.service"] {
         let unit = SystemdUnit::read(name);
@@ -66,24 +67,27 @@ async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
         for flag in unit
             .exec_arguments()
             .iter()
-            .filter(|word| word.starts_with("--"))
+            .filter(|argument| argument.starts_with("--"))
         {
-            let known = help.stdout.split_whitespace().any(|word| word == *flag);
+            let known = help
+                .stdout
+                .split_whitespace()
+                .any(|argument| argument == *flag);
             assert!(
                 known,
-                "{name} gives {flag}, which baton {verb} does not know"
+                "{name} uses {flag}, which `baton {verb}` does not have"
             );
         }
         assert_eq!(unit.single_value("Restart"), "always");
         assert_eq!(
             unit.single_value("StartLimitIntervalSec"),
             "0",
-            "it never gives up"
+            "systemd restarts without limit"
         );
         let stop = parse_seconds(unit.single_value("TimeoutStopSec"));
         assert!(
             stop >= parse_seconds(unit.argument("--drain")) + AFTER_DRAIN_LIMIT,
-            "{name}: systemd would kill what still drains"
+            "{name}: systemd would kill the process during its drain"
         );
     }
     let daemon = SystemdUnit::read("baton-daemon.service");
@@ -102,18 +106,18 @@ async fn unit_files_stop_the_daemon_alone_and_name_flags_that_exist() {
         "MemoryDenyWriteExecute",
     ];
     for key in harmful {
-        assert!(!daemon.lines.contains_key(key), "{key} harms agents");
+        assert!(!daemon.lines.contains_key(key), "{key} breaks agents");
     }
 }
 
-/// Where systemd is installed it has its own opinion, which must be none. Elsewhere there is nothing to ask.
+/// `systemd-analyze verify` must report nothing. Without systemd the test is skipped.
 #[test]
-fn systemd_finds_nothing_wrong_with_the_unit_files() {
+fn systemd_analyze_accepts_the_unit_files() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["baton-relay.service", "baton-daemon.service"] {
         let unit = SystemdUnit::read(name);
         let text = std::fs::read_to_string(&unit.path).unwrap();
-        // It looks for the program, which is not installed on the machine that tests.
+        // systemd-analyze checks that the program exists, and baton is not installed here.
         let here = dir.path().join(name);
         std::fs::write(&here, text.replace("/usr/local/bin/baton", "/bin/true")).unwrap();
         let Ok(verified) = Command::new("systemd-analyze")
@@ -123,8 +127,14 @@ fn systemd_finds_nothing_wrong_with_the_unit_files() {
         else {
             return;
         };
-        let said = String::from_utf8_lossy(&verified.stderr);
-        let about_us: Vec<&str> = said.lines().filter(|line| line.contains("baton")).collect();
-        assert!(verified.status.success() && about_us.is_empty(), "{said}");
+        let stderr = String::from_utf8_lossy(&verified.stderr);
+        let own_lines: Vec<&str> = stderr
+            .lines()
+            .filter(|line| line.contains("baton"))
+            .collect();
+        assert!(
+            verified.status.success() && own_lines.is_empty(),
+            "{stderr}"
+        );
     }
 }

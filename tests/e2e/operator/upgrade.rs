@@ -1,5 +1,5 @@
-//! The upgrade of a whole installation while it works: new executables on the disk, the relay replaced, then one daemon after
-//! the other. What runs goes on as the attempt that it was, and says everything once.
+//! An upgrade of a running installation: new executables on disk, then the relay is replaced,
+//! then one daemon after the other. Running attempts continue and lose or repeat no output.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use tempfile::TempDir;
 
 use crate::BATON;
 
-/// Lines that must come anew before somebody counts as heard again.
+/// New lines that must arrive before an attempt counts as running again.
 const MORE_LINES: usize = 10;
 
-/// How a daemon is made to go.
+/// How a daemon is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DaemonStop {
-    /// As `systemctl restart` does it: it hands over to the next one.
+    /// With TERM, like `systemctl restart`: the next daemon takes the attempts over.
     Stopped,
     Killed,
 }
 
-/// Where the executables are. An upgrade puts new files in the place of those that run.
+/// The installed executable. An upgrade replaces its file while processes run it.
 struct InstalledExecutables {
     dir: TempDir,
     baton: BatonExecutable,
@@ -43,7 +43,8 @@ impl InstalledExecutables {
         installed
     }
 
-    /// As package managers do it: the old file lives on, without a name, in the processes that run it.
+    /// Replaces the file like a package manager: running processes keep the old, now unlinked,
+    /// file.
     fn install_new_version(&self) {
         let new = self.dir.path().join("baton.new");
         std::fs::copy(BATON.program(), &new).expect("the executable can be copied");
@@ -51,14 +52,14 @@ impl InstalledExecutables {
     }
 }
 
-/// A daemon and what it was started with.
+/// A daemon process with its name and credential.
 struct UpgradedDaemon {
     name: &'static str,
     secret: String,
     process: DaemonProcess,
 }
 
-/// A task whose attempt runs.
+/// A running attempt and its task.
 struct RunningAttempt {
     task_id: String,
     attempt_id: String,
@@ -86,7 +87,10 @@ impl UpgradeFixture {
             let link = (client.url(), secret.as_str());
             let process = start_daemon(installed.baton, dir.path(), name, link).await;
             let identity = process.data.join("daemon-id");
-            poll_until("the daemon to be known", || identity.exists().then_some(())).await;
+            poll_until("the daemon to be registered", || {
+                identity.exists().then_some(())
+            })
+            .await;
             workers.push(UpgradedDaemon {
                 name,
                 secret,
@@ -103,7 +107,7 @@ impl UpgradeFixture {
         }
     }
 
-    /// One attempt more on this daemon, which runs until all may end.
+    /// Starts another attempt on this daemon. It runs until `finish_all`.
     async fn start_attempt(&mut self, daemon: &str, mark: &str) {
         let spec = counting_task(&self.dir.path().join("go-on"), daemon, mark);
         let task_id = self.client.submit(spec).await.task_id;
@@ -124,9 +128,9 @@ impl UpgradeFixture {
         self.assert_all_running().await;
     }
 
-    async fn replace_worker(&mut self, number: usize, going: DaemonStop) {
+    async fn replace_worker(&mut self, number: usize, stop: DaemonStop) {
         let worker = &mut self.workers[number];
-        match going {
+        match stop {
             DaemonStop::Stopped => assert_eq!(worker.process.terminate().await.code(), Some(0)),
             DaemonStop::Killed => worker.process.kill().await,
         }
@@ -136,29 +140,29 @@ impl UpgradeFixture {
         self.assert_all_running().await;
     }
 
-    /// The relay hears every child.
+    /// Checks that new output of every attempt reaches the relay.
     async fn assert_all_running(&self) {
-        for work in &self.running_attempts {
-            wait_for_more_output(&self.client, &work.task_id).await;
+        for attempt in &self.running_attempts {
+            wait_for_more_output(&self.client, &attempt.task_id).await;
         }
     }
 
-    /// Everything may end, and ends as the attempt that it began as.
+    /// Lets all attempts end and checks that each task has only its first attempt.
     async fn finish_all(mut self) {
         std::fs::write(self.dir.path().join("go-on"), "").expect("a file can be written");
-        for work in &self.running_attempts {
+        for attempt in &self.running_attempts {
             let client = &self.client;
             client
-                .wait_for_state(&work.task_id, TaskState::Completed)
+                .wait_for_state(&attempt.task_id, TaskState::Completed)
                 .await;
-            let attempts = client.get(&work.task_id).await.attempts;
+            let attempts = client.get(&attempt.task_id).await.attempts;
             let ids: Vec<&str> = attempts.iter().map(|one| one.attempt_id.as_str()).collect();
-            assert_eq!(ids, [work.attempt_id.as_str()]);
-            assert_counted_lines(&client.read_output_to_end(&work.task_id).await);
-            wait_until_marked_gone(&work.mark).await;
+            assert_eq!(ids, [attempt.attempt_id.as_str()]);
+            assert_counted_lines(&client.read_output_to_end(&attempt.task_id).await);
+            wait_until_marked_gone(&attempt.mark).await;
         }
         for worker in &mut self.workers {
-            poll_until("everything to be told", || {
+            poll_until("the outbox to be empty", || {
                 worker.process.has_empty_outbox().then_some(())
             })
             .await;
@@ -177,7 +181,7 @@ async fn start_daemon(
     DaemonProcess::start_with(baton, dir, name, link, &["--drain", "1s", "--hold", "2m"]).await
 }
 
-/// Says numbers until `file` is there, and then the last of them once more.
+/// Prints numbered lines until `file` exists, then repeats the last number.
 fn counting_task(file: &Path, daemon: &str, mark: &str) -> TaskSpec {
     let script = format!(
         "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo last $i",
@@ -192,7 +196,7 @@ fn counting_task(file: &Path, daemon: &str, mark: &str) -> TaskSpec {
     }
 }
 
-/// One child has counted from its first line to its last, and each line was heard once.
+/// Checks that the output has every line of one child exactly once.
 fn assert_counted_lines(output: &[u8]) {
     let text = String::from_utf8_lossy(output);
     let count = text.lines().count() - 1;
@@ -200,7 +204,7 @@ fn assert_counted_lines(output: &[u8]) {
     assert!(text == format!("{lines}last {count}\n"), "{text}");
 }
 
-/// Returns when the relay has more of the newest attempt's output than it had at the call.
+/// Waits until the relay has more output of the newest attempt than at the call.
 async fn wait_for_more_output(client: &TestClient, task_id: &str) {
     let before = output_line_count(client, task_id).await;
     let mut ticks = tokio::time::interval(Duration::from_millis(50));
@@ -218,12 +222,12 @@ async fn output_line_count(client: &TestClient, task_id: &str) -> usize {
         ..ReadOutputRequest::default()
     };
     let Ok(opened) = client.tasks().read_output(request).await else {
-        // It has no attempt yet.
+        // The task has no attempt yet.
         return 0;
     };
     let mut pieces = opened.into_inner();
     let mut lines = 0;
-    while let Some(piece) = pieces.message().await.expect("what is there can be read") {
+    while let Some(piece) = pieces.message().await.expect("stored output can be read") {
         if let Some(Item::Chunk(chunk)) = piece.item {
             lines += chunk.data.iter().filter(|byte| **byte == b'\n').count();
         }
@@ -231,31 +235,34 @@ async fn output_line_count(client: &TestClient, task_id: &str) -> usize {
     lines
 }
 
-async fn check_upgrade(names: [&'static str; 2], going: DaemonStop) {
-    let mut site = UpgradeFixture::start(names).await;
+async fn check_upgrade(names: [&'static str; 2], stop: DaemonStop) {
+    let mut fixture = UpgradeFixture::start(names).await;
     for name in names {
         for number in 0..2 {
-            site.start_attempt(name, &format!("{name}-{number}")).await;
+            fixture
+                .start_attempt(name, &format!("{name}-{number}"))
+                .await;
         }
     }
-    site.installed.install_new_version();
-    // A daemon whose executable is gone from the disk still starts attempts.
-    site.start_attempt(names[0], &format!("{}-late", names[0]))
+    fixture.installed.install_new_version();
+    // A daemon whose executable was unlinked still starts attempts.
+    fixture
+        .start_attempt(names[0], &format!("{}-late", names[0]))
         .await;
-    site.replace_relay().await;
+    fixture.replace_relay().await;
     for (number, name) in names.into_iter().enumerate() {
-        site.replace_worker(number, going).await;
-        site.start_attempt(name, &format!("{name}-new")).await;
+        fixture.replace_worker(number, stop).await;
+        fixture.start_attempt(name, &format!("{name}-new")).await;
     }
-    site.finish_all().await;
+    fixture.finish_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn relay_and_daemons_that_are_killed_for_an_upgrade_cost_running_attempts_nothing() {
+async fn attempts_continue_when_an_upgrade_kills_the_daemons() {
     check_upgrade(["north", "south"], DaemonStop::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn relay_and_daemons_that_are_stopped_for_an_upgrade_cost_running_attempts_nothing() {
+async fn attempts_continue_when_an_upgrade_stops_the_daemons() {
     check_upgrade(["east", "west"], DaemonStop::Stopped).await;
 }

@@ -1,4 +1,5 @@
-//! What the wire shows: every frame about an attempt says which one, and no secret is where it must not be.
+//! Frames on the wire: every frame about an attempt identifies it, and no secret reaches the
+//! relay's files.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,7 +31,7 @@ fn frame_kind(body: &Body) -> &'static str {
     }
 }
 
-/// The ref of a frame, in either direction, that concerns one attempt.
+/// Attempt ref and kind of a frame, in either direction, that concerns one attempt.
 fn attempt_ref_of_frame(frame: &TappedFrame) -> Option<(Option<AttemptRef>, &'static str)> {
     match frame {
         TappedFrame::FromDaemon(up) => match &up.frame {
@@ -55,15 +56,15 @@ fn attempt_ref_of_frame(frame: &TappedFrame) -> Option<(Option<AttemptRef>, &'st
     }
 }
 
-/// Task, attempt and number.
+/// Task id, attempt id and attempt number.
 type AttemptName = (String, String, u32);
 
 fn attempt_names(task: &Task) -> impl Iterator<Item = AttemptName> {
-    let named = |attempt: &Attempt| {
+    let name_of = |attempt: &Attempt| {
         let (task, attempt_id) = (task.task_id.clone(), attempt.attempt_id.clone());
         (task, attempt_id, attempt.attempt_number)
     };
-    task.attempts.iter().map(named)
+    task.attempts.iter().map(name_of)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,7 +103,11 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
     let known: BTreeSet<AttemptName> = attempt_names(&done)
         .chain(attempt_names(&canceled))
         .collect();
-    assert_eq!(known.len(), 3, "two attempts and a canceled one");
+    assert_eq!(
+        known.len(),
+        3,
+        "two attempts of one task and a canceled one"
+    );
     let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
     println!("{checked} frames of kinds {kinds:?}");
     for needed in [
@@ -115,24 +120,34 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
         "canceled",
         "dispatch",
     ] {
-        assert!(kinds.contains(needed), "{needed} was seen in {kinds:?}");
+        assert!(kinds.contains(needed), "{needed} is missing in {kinds:?}");
     }
 }
 
-/// How many frames concern an attempt, and of which kinds they are. Each names one of these.
+/// Checks that every frame about an attempt names a known one. Returns the number of those
+/// frames and their kinds.
 fn kinds_of_named_frames(
     frames: &[TappedFrame],
     known: &BTreeSet<AttemptName>,
 ) -> (usize, BTreeSet<&'static str>) {
-    let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
+    let name_of = |attempt_ref: &AttemptRef| {
+        (
+            attempt_ref.task_id.clone(),
+            attempt_ref.attempt_id.clone(),
+            attempt_ref.attempt_number,
+        )
+    };
     let mut kinds = BTreeSet::new();
     let mut checked = 0;
-    for (re, what) in frames.iter().filter_map(attempt_ref_of_frame) {
-        let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
-        assert!(known.contains(&named(&re)), "{what} names {re:?}");
+    for (attempt_ref, what) in frames.iter().filter_map(attempt_ref_of_frame) {
+        let attempt_ref = attempt_ref.unwrap_or_else(|| panic!("{what} without a ref"));
         assert!(
-            !re.incarnation.is_empty() && !re.traceparent.is_empty(),
-            "{what}: {re:?}"
+            known.contains(&name_of(&attempt_ref)),
+            "{what} names {attempt_ref:?}"
+        );
+        assert!(
+            !attempt_ref.incarnation.is_empty() && !attempt_ref.traceparent.is_empty(),
+            "{what}: {attempt_ref:?}"
         );
         kinds.insert(what);
         checked += 1;
@@ -140,7 +155,7 @@ fn kinds_of_named_frames(
     (checked, kinds)
 }
 
-/// What every agent says; those that can ask say more.
+/// Frame kinds that every agent causes. Agents that can ask cause more.
 const FRAMES_OF_ALL_AGENTS: [&str; 8] = [
     "accepted",
     "started",
@@ -154,7 +169,7 @@ const FRAMES_OF_ALL_AGENTS: [&str; 8] = [
 const FRAMES_OF_ASKING_AGENTS: [&str; 4] = ["permission", "question", "decision", "answer"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
+async fn every_frame_of_every_agent_kind_names_task_attempt_and_number() {
     for agent in ["command", "claude", "codex", "codex-exec", "acp"] {
         let relay = EmbeddedRelay::start().await;
         let tap = FrameTap::start(relay.url()).await;
@@ -165,7 +180,7 @@ async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
         })
         .await;
         let client = relay.admin();
-        let asks = ASKING_AGENTS.contains(&agent);
+        let can_ask = ASKING_AGENTS.contains(&agent);
         let mut known = BTreeSet::new();
         for (script, state) in [
             (ASKING_SCRIPT, TaskState::Completed),
@@ -173,13 +188,13 @@ async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
             ("say hm; stall", TaskState::Canceled),
         ] {
             let task = client.submit(asking_task(agent, script)).await;
-            if asks && script == ASKING_SCRIPT {
+            if can_ask && script == ASKING_SCRIPT {
                 client.answer_all(&task.task_id).await;
             }
             if state == TaskState::Canceled {
                 let mut watch = client.watch(&task.task_id).await;
-                let talks = |event: &TaskEvent| event.state() == AttemptState::Streaming;
-                watch.wait_for_event("output", talks).await;
+                let has_output = |event: &TaskEvent| event.state() == AttemptState::Streaming;
+                watch.wait_for_event("output", has_output).await;
                 client.cancel(&task.task_id).await;
             }
             client.watch(&task.task_id).await.collect_to_end().await;
@@ -189,18 +204,25 @@ async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
         }
         let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
         println!("{agent}: {checked} frames of kinds {kinds:?}");
-        let more: &[&str] = if asks { &FRAMES_OF_ASKING_AGENTS } else { &[] };
+        let more: &[&str] = if can_ask {
+            &FRAMES_OF_ASKING_AGENTS
+        } else {
+            &[]
+        };
         for needed in FRAMES_OF_ALL_AGENTS.iter().chain(more) {
-            assert!(kinds.contains(needed), "{agent}: {needed} in {kinds:?}");
+            assert!(
+                kinds.contains(needed),
+                "{agent}: {needed} is missing in {kinds:?}"
+            );
         }
     }
 }
 
 const ASKING_SCRIPT: &str = "say hm; ask Bash ls; question Which? = A, B; say done";
 
-/// A command plays no scripts: it does the like of them.
+/// A command plays no stand-in scripts, so it gets equivalent arguments.
 fn asking_task(agent: &str, script: &str) -> TaskSpec {
-    let words: &[&str] = match script {
+    let arguments: &[&str] = match script {
         ASKING_SCRIPT => &["print", "2"],
         "say hm; stall" => &["print", "1", "pause"],
         _ => &["print", "1", "exit", "7"],
@@ -208,7 +230,7 @@ fn asking_task(agent: &str, script: &str) -> TaskSpec {
     match agent {
         "command" => TaskSpec {
             retry: scripted_task(agent, "").retry,
-            ..command_task(STANDIN, words, "wire-kinds")
+            ..command_task(STANDIN, arguments, "wire-kinds")
         },
         agent => scripted_task(agent, script),
     }
@@ -230,10 +252,10 @@ async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
         .await;
     let token = attempt.token().value;
     for (path, bytes) in files_below(relay.data()) {
-        let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|part| part == needle);
-        assert!(!holds(&token), "a lease token is in {}", path.display());
+        let contains = |needle: &[u8]| bytes.windows(needle.len()).any(|part| part == needle);
+        assert!(!contains(&token), "a lease token is in {}", path.display());
         assert!(
-            !holds(secret.as_bytes()),
+            !contains(secret.as_bytes()),
             "a credential is in {}",
             path.display()
         );
@@ -243,7 +265,7 @@ async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
 fn files_below(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root)
-        .expect("the relay's directory")
+        .expect("the directory can be read")
         .flatten()
     {
         let path = entry.path();

@@ -1,4 +1,5 @@
-//! Frames with a fault of meaning: refused with their own machine code, written nowhere, and the stream goes on.
+//! Frames that decode but are invalid: each is refused with its machine code, nothing is
+//! committed, and the stream continues.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
-/// A bad frame, what is wrong with it, and whether it takes the next control number.
+/// A bad frame, its fault, and the expected code.
 struct BadFrameCase {
     what: &'static str,
     code: &'static str,
@@ -35,7 +36,7 @@ fn frame_with_ref(attempt: &ScriptedAttempt, change: impl FnOnce(&mut AttemptRef
         attempt.control_seq + 1,
         phase_body(LifecyclePhase::Streaming, ""),
     );
-    change(frame.r#ref.as_mut().expect("just made"));
+    change(frame.r#ref.as_mut().expect("the frame has a ref"));
     frame
 }
 
@@ -65,17 +66,19 @@ fn bad_reference_cases(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> 
         row(
             "empty ref",
             "malformed_id",
-            frame_with_ref(attempt, |re| *re = AttemptRef::default()),
+            frame_with_ref(attempt, |attempt_ref| *attempt_ref = AttemptRef::default()),
         ),
         row(
             "empty attempt id",
             "malformed_id",
-            frame_with_ref(attempt, |re| re.attempt_id.clear()),
+            frame_with_ref(attempt, |attempt_ref| attempt_ref.attempt_id.clear()),
         ),
         row(
             "unknown attempt",
             "unknown_attempt",
-            frame_with_ref(attempt, |re| re.attempt_id = UNKNOWN_ID.into()),
+            frame_with_ref(attempt, |attempt_ref| {
+                attempt_ref.attempt_id = UNKNOWN_ID.into()
+            }),
         ),
         row(
             "foreign attempt",
@@ -85,17 +88,21 @@ fn bad_reference_cases(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> 
         row(
             "another task",
             "unknown_attempt",
-            frame_with_ref(attempt, |re| re.task_id = UNKNOWN_ID.into()),
+            frame_with_ref(attempt, |attempt_ref| {
+                attempt_ref.task_id = UNKNOWN_ID.into()
+            }),
         ),
         row(
             "another number",
             "unknown_attempt",
-            frame_with_ref(attempt, |re| re.attempt_number += 1),
+            frame_with_ref(attempt, |attempt_ref| attempt_ref.attempt_number += 1),
         ),
         row(
             "another incarnation",
             "unknown_attempt",
-            frame_with_ref(attempt, |re| re.incarnation = UNKNOWN_ID.into()),
+            frame_with_ref(attempt, |attempt_ref| {
+                attempt_ref.incarnation = UNKNOWN_ID.into()
+            }),
         ),
     ]
 }
@@ -107,7 +114,7 @@ fn block_without_reason() -> Body {
     })
 }
 
-/// Each under the number that the attempt is at; a refused control frame uses it up.
+/// Each case has the attempt's next number, because a refused control frame uses its number.
 fn bad_body_cases(attempt: &ScriptedAttempt) -> Vec<BadFrameCase> {
     let mut seq = attempt.control_seq;
     let mut control = |what, code, body| {
@@ -170,7 +177,7 @@ fn bad_body_cases(attempt: &ScriptedAttempt) -> Vec<BadFrameCase> {
             Body::Accepted(Default::default()),
         ),
         control(
-            "a milestone without words",
+            "a checkpoint without summary",
             "blank",
             Body::Checkpoint(CheckpointDraft::default()),
         ),
@@ -245,7 +252,7 @@ fn bad_number_cases(attempt: &ScriptedAttempt) -> Vec<BadFrameCase> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attempt() {
+async fn an_invalid_frame_is_refused_with_its_code_and_the_stream_continues() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let mut other_daemon = relay.start_scripted_daemon(&["other"]).await;
@@ -272,7 +279,7 @@ async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attemp
             .send(baton_proto::v1::daemon_frame::Frame::Attempt(frame))
             .await;
         let rejected = wait_for_rejection(&mut daemon, what).await;
-        let error = rejected.error.expect("a refusal says why");
+        let error = rejected.error.expect("a refusal has an error");
         assert_eq!(error.code, code, "{what}: {error:?}");
         assert!(!error.message.is_empty(), "{what}");
         if code == "gap" {
@@ -285,10 +292,14 @@ async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attemp
         if uses_number {
             attempt.control_seq += 1;
         }
-        assert_eq!(client.commit_seq().await, before, "{what} wrote something");
+        assert_eq!(
+            client.commit_seq().await,
+            before,
+            "{what} committed something"
+        );
     }
 
-    // The same stream and attempt go on as if nothing had been said.
+    // The same stream and attempt continue normally.
     attempt.send_output("fine").await;
     attempt.complete("unharmed").await;
     client
@@ -317,7 +328,7 @@ async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
     attempt.send_frame(forged).await;
     let rejected = wait_for_rejection(&mut daemon, "a wrong token").await;
     assert_eq!(rejected.error.unwrap().code, "bad_proof");
-    // What is not proved takes no number either.
+    // A frame without proof uses no number either.
     assert_eq!(client.commit_seq().await, before);
 
     attempt.accept().await;
@@ -350,11 +361,11 @@ async fn unknown_phases_and_duplicates_take_their_number_and_change_nothing() {
     };
     attempt.send_frame(unknown_arm).await;
     attempt.control_seq += 1;
-    // An old number is a duplicate: acknowledged again, applied never.
+    // An old number is a duplicate: it is acknowledged again but not applied.
     attempt
         .send_frame(attempt.frame(1, Body::Accepted(Default::default())))
         .await;
-    // Numbers without a record of their own are acknowledged with the next frame that has one.
+    // Frames that store no record are acknowledged with the next frame that does.
     attempt.send_phase(LifecyclePhase::FirstEventSeen).await;
     daemon.wait_until_acked(&attempt).await;
     assert_eq!(client.get(&task.task_id).await.state(), settled.state());

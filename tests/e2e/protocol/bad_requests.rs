@@ -1,4 +1,4 @@
-//! Requests that no relay should take: each is refused with its own machine code and leaves no trace.
+//! Bad requests: each is refused with its machine code, and nothing is committed.
 
 use std::pin::Pin;
 
@@ -17,7 +17,8 @@ type PendingRefusal = Pin<Box<dyn Future<Output = Status> + Send>>;
 type SpecChange = fn(&mut TaskSpec);
 type RefusedCall = fn(TestClient) -> PendingRefusal;
 
-/// What is wrong with a submission, and the code that says so.
+/// Bad submissions: the fault, the expected status and machine code, and the change that causes
+/// it.
 const SUBMISSION_CASES: &[(&str, Code, &str, SpecChange)] = &[
     ("no agent", Code::InvalidArgument, "missing", |spec| {
         spec.agent.clear()
@@ -92,9 +93,12 @@ const SUBMISSION_CASES: &[(&str, Code, &str, SpecChange)] = &[
         "unknown_profile",
         |spec| spec.profile_name = "no-such".into(),
     ),
-    ("not built", Code::Unimplemented, "unimplemented", |spec| {
-        spec.max_output_bytes = Some(1)
-    }),
+    (
+        "not implemented",
+        Code::Unimplemented,
+        "unimplemented",
+        |spec| spec.max_output_bytes = Some(1),
+    ),
 ];
 
 macro_rules! ask {
@@ -109,7 +113,7 @@ macro_rules! ask {
     };
 }
 
-/// The same for requests about something.
+/// The same for requests other than submissions.
 const REQUEST_CASES: &[(&str, Code, &str, RefusedCall)] = &[
     (
         "submit nothing",
@@ -269,11 +273,11 @@ fn refused_submission(client: TestClient, change: SpecChange) -> PendingRefusal 
             .try_submit(request)
             .await
             .map(|_| ())
-            .expect_err("refused")
+            .expect_err("the submission is refused")
     })
 }
 
-/// Every row, with its call under way when it is awaited.
+/// Every case with its call, which starts when it is awaited.
 fn all_cases(
     client: &TestClient,
 ) -> impl Iterator<Item = (&'static str, Code, &'static str, PendingRefusal)> {
@@ -294,7 +298,7 @@ fn all_cases(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bad_request_has_its_own_machine_code_and_leaves_the_commit_sequence_unchanged() {
+async fn every_bad_request_gets_its_machine_code_and_commits_nothing() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let task = client.submit(agent_task("nobody")).await;
@@ -306,18 +310,22 @@ async fn every_bad_request_has_its_own_machine_code_and_leaves_the_commit_sequen
             (code, machine),
             "{what}: {status:?}"
         );
-        assert!(!status.message().is_empty(), "{what} says why");
-        assert_eq!(client.commit_seq().await, before, "{what} wrote something");
+        assert!(!status.message().is_empty(), "{what} has a message");
+        assert_eq!(
+            client.commit_seq().await,
+            before,
+            "{what} committed something"
+        );
     }
     assert_eq!(client.get(&task.task_id).await, task);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on() {
+async fn undecodable_requests_are_refused_and_the_connection_continues() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let before = client.commit_seq().await;
-    // Field 1 of GetTaskRequest is a string: three bytes that are no UTF-8.
+    // Field 1 of GetTaskRequest is a string: three bytes that are not valid UTF-8.
     let malformed = Bytes::from_static(&[0x0a, 0x03, 0xff, 0xfe, 0xfd]);
     let truncated = Bytes::from_static(&[0x0a, 0x7f, b'x']);
     let oversize = Bytes::from(vec![0; 3 * 1024 * 1024]);
@@ -358,19 +366,19 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_built_answers_unimplemented() {
+async fn an_unimplemented_rpc_answers_unimplemented() {
     let relay = EmbeddedRelay::start().await;
     let agent = relay.admin();
     let (_, secret) = {
         let mut operator = agent.operator();
-        let made = operator.create_token(CreateTokenRequest {
+        let created = operator.create_token(CreateTokenRequest {
             name: "agent".to_owned(),
             role: Role::Agent.into(),
             agent_scope: "review".to_owned(),
             ..CreateTokenRequest::default()
         });
-        let made = wait_within("a token", made).await.unwrap().into_inner();
-        (made.token, made.secret.unwrap().value)
+        let created = wait_within("a token", created).await.unwrap().into_inner();
+        (created.token, created.secret.unwrap().value)
     };
     let client = agent.with_token(&secret);
     let body = Bytes::new();

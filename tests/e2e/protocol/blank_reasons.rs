@@ -1,5 +1,5 @@
-//! A required reason that is blank is refused at every surface before anything is looked up: the relay counts what it looks
-//! up for its clients, in its records and in its core, and the count does not move.
+//! A blank reason is refused by RPCs, commands and tools before any lookup. The relay counts
+//! lookups for clients, in its records and in its core, and the count must not change.
 
 use baton_proto::v1::{
     AgentBlockRequest, AgentFailRequest, AgentLease, BlockDraft, BlockTaskRequest,
@@ -20,7 +20,7 @@ const SCOPE: &str = "reviewers";
 const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 const BLANK_REASONS: [&str; 3] = ["", " ", " \n\t\u{2003}"];
 
-/// Who asks about what: another one's, nobody's, or without the right proof.
+/// A caller that names an unknown or foreign task, or has a wrong token.
 struct WrongCaller {
     what: &'static str,
     client: TestClient,
@@ -28,42 +28,42 @@ struct WrongCaller {
     lease: AgentLease,
 }
 
-/// Everything that is wrong beside the reason.
+/// Callers whose request is wrong in another way than its blank reason.
 async fn wrong_callers(relay: &EmbeddedRelay) -> Vec<WrongCaller> {
     let admin = relay.admin();
     let agent = LeaseAgent::new(admin, "ada", SCOPE).await;
     let lease = agent
         .start(agent_scope_spec(SCOPE), "k")
         .await
-        .expect("it starts");
+        .expect("the task starts");
     let foreign = LeaseAgent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
     let other = admin.client_of_tenant("theirs", Role::Admin).await;
-    let named = |change: fn(&mut AgentLease)| {
-        let mut named = lease.lease_ref.clone();
-        change(&mut named);
-        named
+    let lease_with = |change: fn(&mut AgentLease)| {
+        let mut lease_with = lease.lease_ref.clone();
+        change(&mut lease_with);
+        lease_with
     };
-    let asked = |what, client: &TestClient, agent: &LeaseAgent, lease| WrongCaller {
+    let caller = |what, client: &TestClient, agent: &LeaseAgent, lease| WrongCaller {
         what,
         client: client.clone(),
         agent: agent.client.clone(),
         lease,
     };
-    let unknown = named(|lease| UNKNOWN_ID.clone_into(&mut lease.task_id));
-    let malformed = named(|lease| "no id".clone_into(&mut lease.task_id));
-    let forged = named(|lease| {
+    let unknown = lease_with(|lease| UNKNOWN_ID.clone_into(&mut lease.task_id));
+    let malformed = lease_with(|lease| "no id".clone_into(&mut lease.task_id));
+    let forged = lease_with(|lease| {
         let token = lease.token.as_mut().expect("a lease has a token");
         token.value = vec![0; 32].into();
     });
     vec![
-        asked("an unknown id", admin, &agent, unknown),
-        asked("no id at all", admin, &agent, malformed),
-        asked("a wrong token", admin, &agent, forged),
-        asked("a foreign id", &other, &foreign, lease.lease_ref.clone()),
+        caller("an unknown id", admin, &agent, unknown),
+        caller("no id at all", admin, &agent, malformed),
+        caller("a wrong token", admin, &agent, forged),
+        caller("a foreign id", &other, &foreign, lease.lease_ref.clone()),
     ]
 }
 
-/// RPCs whose reason is required: those of the table of verbs, and those for fleets and failures.
+/// RPCs that require a reason: those in the table of verbs, and those for fleets and failures.
 fn rpcs_with_reason() -> Vec<&'static str> {
     let verbs = VERBS.iter().filter(|verb| verb.needs_reason);
     let others = [
@@ -81,13 +81,13 @@ fn rpcs_with_reason() -> Vec<&'static str> {
 
 #[expect(
     clippy::too_many_lines,
-    reason = "one arm per RPC, and each only fills in what it takes"
+    reason = "one arm per RPC, and each only fills in its request"
 )]
-async fn call_rpc(asked: &WrongCaller, rpc: &str, reason: &str) -> Result<(), Status> {
-    let (task_id, reason) = (asked.lease.task_id.clone(), reason.to_owned());
-    let lease = Some(asked.lease.clone());
-    let (mut tasks, mut operator) = (asked.client.tasks(), asked.client.operator());
-    let (mut agents, mut fleet) = (asked.agent.agents(), asked.client.fleet());
+async fn call_rpc(caller: &WrongCaller, rpc: &str, reason: &str) -> Result<(), Status> {
+    let (task_id, reason) = (caller.lease.task_id.clone(), reason.to_owned());
+    let lease = Some(caller.lease.clone());
+    let (mut tasks, mut operator) = (caller.client.tasks(), caller.client.operator());
+    let (mut agents, mut fleet) = (caller.agent.agents(), caller.client.fleet());
     let answer = async {
         match rpc {
             "Agents.Block" => {
@@ -196,89 +196,93 @@ async fn call_rpc(asked: &WrongCaller, rpc: &str, reason: &str) -> Result<(), St
                 let request = ForgetDaemonRequest { daemon, reason };
                 fleet.forget_daemon(request).await.map(drop)
             }
-            unknown => panic!("{unknown} needs a reason, and nobody asks it without one"),
+            unknown => panic!("{unknown} requires a reason, but this test has no call for it"),
         }
     };
     wait_within(rpc, answer).await
 }
 
-/// What the relay has looked up for its clients until now.
+/// The number of lookups that the relay has made for its clients.
 fn lookup_count(relay: &EmbeddedRelay) -> u64 {
     relay.counter_value("look_ups")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_rpc_with_a_blank_reason_looks_nothing_up() {
+async fn an_rpc_with_a_blank_reason_causes_no_lookup() {
     let relay = EmbeddedRelay::start().await;
-    for asked in wrong_callers(&relay).await {
-        // So that the count is known to move.
+    for caller in wrong_callers(&relay).await {
+        // First show that a lookup changes the count.
         let before = lookup_count(&relay);
-        let because = call_rpc(&asked, "Tasks.Block", "because").await;
-        let found = lookup_count(&relay) > before;
-        assert_eq!(found, asked.what != "no id at all", "{because:?}");
+        let with_reason = call_rpc(&caller, "Tasks.Block", "because").await;
+        let looked_up = lookup_count(&relay) > before;
+        assert_eq!(looked_up, caller.what != "no id at all", "{with_reason:?}");
         for rpc in rpcs_with_reason() {
             for reason in BLANK_REASONS {
                 let before = lookup_count(&relay);
-                let refused = call_rpc(&asked, rpc, reason).await;
+                let refused = call_rpc(&caller, rpc, reason).await;
                 let status = refused.expect_err("a reason is required");
-                let what = asked.what;
+                let what = caller.what;
                 assert_eq!(
                     status.code(),
                     Code::InvalidArgument,
                     "{rpc}, {what}: {status:?}"
                 );
-                assert_eq!(lookup_count(&relay), before, "{rpc}, {what}: it looked");
+                assert_eq!(
+                    lookup_count(&relay),
+                    before,
+                    "{rpc}, {what}: a lookup was made"
+                );
             }
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_with_a_blank_reason_looks_nothing_up() {
+async fn a_command_with_a_blank_reason_causes_no_lookup() {
     let relay = EmbeddedRelay::start().await;
-    let theirs = relay
+    let other_tenant = relay
         .admin()
         .client_of_tenant("theirs", Role::Submitter)
         .await;
-    let foreign = theirs.submit(agent_task("nobody")).await.task_id;
+    let foreign = other_tenant.submit(agent_task("nobody")).await.task_id;
     let data = relay.data_directory();
-    let run = async |words: &[&str]| {
+    let run = async |arguments: &[&str]| {
         let address = ["--relay", relay.url()];
-        let words: Vec<&str> = words.iter().copied().chain(address).collect();
-        BATON.run(&data, &words).await
+        let arguments: Vec<&str> = arguments.iter().copied().chain(address).collect();
+        BATON.run(&data, &arguments).await
     };
-    let of_verbs = VERBS.iter().filter(|verb| verb.needs_reason);
-    let commands: Vec<&str> = of_verbs.filter_map(|verb| verb.command).collect();
+    let verbs_with_reason = VERBS.iter().filter(|verb| verb.needs_reason);
+    let commands: Vec<&str> = verbs_with_reason.filter_map(|verb| verb.command).collect();
     assert_eq!(commands.len(), 7, "{commands:?}");
-    // The beginning of an id has to be looked for, and is not before there is a reason.
+    // An id prefix needs a lookup, which must not happen before the reason is checked.
     for id in [UNKNOWN_ID, &foreign, &foreign[..8]] {
         for command in commands.iter().chain(&["forget", "drain", "disconnect"]) {
             for reason in BLANK_REASONS {
                 let before = lookup_count(&relay);
-                let said = run(&[command, id, "--reason", reason]).await;
-                assert_eq!(said.code, Some(2), "{command}: {said:?}");
-                assert!(said.stderr.contains("reason"), "{command}: {said:?}");
-                assert_eq!(lookup_count(&relay), before, "{command} looked");
+                let output = run(&[command, id, "--reason", reason]).await;
+                assert_eq!(output.code, Some(2), "{command}: {output:?}");
+                assert!(output.stderr.contains("reason"), "{command}: {output:?}");
+                assert_eq!(lookup_count(&relay), before, "{command} made a lookup");
             }
         }
         let before = lookup_count(&relay);
-        let said = run(&["block", id, "--reason", "because"]).await;
-        // Refused by the relay, or for want of a task that begins so.
+        let output = run(&["block", id, "--reason", "because"]).await;
+        // A full id is refused by the relay; no task matches the prefix.
         let refused = if id.len() < UNKNOWN_ID.len() { 2 } else { 1 };
-        assert_eq!(said.code, Some(refused), "{said:?}");
-        assert!(lookup_count(&relay) > before, "the count moves");
+        assert_eq!(output.code, Some(refused), "{output:?}");
+        assert!(lookup_count(&relay) > before, "a lookup changes the count");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_with_a_blank_reason_looks_nothing_up() {
+async fn a_tool_with_a_blank_reason_causes_no_lookup() {
     let relay = EmbeddedRelay::start().await;
     let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
-    let theirs = relay
+    let other_tenant = relay
         .admin()
         .client_of_tenant("theirs", Role::Submitter)
         .await;
-    let foreign = theirs.submit(agent_task("nobody")).await.task_id;
+    let foreign = other_tenant.submit(agent_task("nobody")).await.task_id;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     for (name, token) in [
         ("right", agent.client.token_secret()),
@@ -297,10 +301,10 @@ async fn a_tool_with_a_blank_reason_looks_nothing_up() {
             {
                 let before = lookup_count(&relay);
                 let arguments = json!({"task_id": task_id, "reason": reason});
-                let told = tools.call_tool(name, arguments).await;
-                assert_eq!(told.error_field("status"), "invalid_argument", "{name}");
-                assert_eq!(told.error_field("field"), "reason", "{name}");
-                assert_eq!(lookup_count(&relay), before, "{name} looked");
+                let response = tools.call_tool(name, arguments).await;
+                assert_eq!(response.error_field("status"), "invalid_argument", "{name}");
+                assert_eq!(response.error_field("field"), "reason", "{name}");
+                assert_eq!(lookup_count(&relay), before, "{name} made a lookup");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Streams that cannot go on: they end alone, and the attempts they carried are unharmed.
+//! Streams that must be closed: no other stream is affected, and their attempts continue.
 
 use baton_proto::v1::{
     DaemonFrame, GoodbyeCode, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame,
@@ -16,9 +16,9 @@ fn encode_frame(frame: daemon_frame::Frame) -> Bytes {
     DaemonFrame { frame: Some(frame) }.encode_to_vec().into()
 }
 
-/// A DaemonFrame that holds a Hello whose name is no UTF-8.
+/// A DaemonFrame with a Hello whose name is not valid UTF-8.
 fn malformed_hello() -> Bytes {
-    // Field 1 (hello), 4 bytes: field 4 (name), 2 bytes that are no UTF-8.
+    // Field 1 (hello), 4 bytes: field 4 (name), 2 bytes that are not valid UTF-8.
     Bytes::from_static(&[0x0a, 0x04, 0x22, 0x02, 0xff, 0xfe])
 }
 
@@ -26,7 +26,7 @@ async fn new_daemon_client(relay: &EmbeddedRelay) -> TestClient {
     relay.admin().client_of_tenant("", Role::Daemon).await
 }
 
-/// First frames that are no Hello, or none that makes sense.
+/// First frames that are not a Hello, or are an invalid one.
 fn bad_first_frames() -> Vec<(&'static str, Bytes, Code, &'static str)> {
     let bad = |change: fn(&mut Hello)| {
         let mut hello = hello(&["x"]);
@@ -74,7 +74,7 @@ fn bad_first_frames() -> Vec<(&'static str, Bytes, Code, &'static str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
+async fn a_stream_without_a_valid_hello_ends_without_side_effects() {
     let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
     let mut bystander = relay.start_scripted_daemon(&["bystander"]).await;
@@ -88,7 +88,7 @@ async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
             Ok(link) => link
                 .wait_for_end()
                 .await
-                .unwrap_or_else(|| panic!("{what} ends with an error")),
+                .unwrap_or_else(|| panic!("{what} did not end with an error")),
             Err(status) => status,
         };
         assert_eq!(
@@ -96,7 +96,11 @@ async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
             (code, machine),
             "{what}: {status:?}"
         );
-        assert_eq!(admin.commit_seq().await, before, "{what} wrote something");
+        assert_eq!(
+            admin.commit_seq().await,
+            before,
+            "{what} committed something"
+        );
     }
     attempt.complete("unharmed").await;
     admin
@@ -105,7 +109,7 @@ async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_next_one() {
+async fn attempts_continue_on_a_new_stream_after_an_undecodable_frame() {
     let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
     let client = new_daemon_client(&relay).await;
@@ -114,7 +118,8 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
     let mut attempt = daemon.start_next_attempt().await;
     daemon.wait_until_acked(&attempt).await;
 
-    // The same instance comes with a stream that replaces the old one without a word, then breaks.
+    // The same instance opens a second stream, which replaces the first one without Goodbye and
+    // then sends an undecodable frame.
     let mut again = daemon.hello.clone();
     again.active = Vec::new();
     let mut daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
@@ -133,12 +138,15 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
     drop(daemon.wait_for_stream_end().await);
     let before = admin.commit_seq().await;
     raw.send(malformed_hello()).await;
-    let last = RelayFrame::decode(raw.next().await.unwrap().expect("a last word")).unwrap();
+    let last = RelayFrame::decode(raw.next().await.unwrap().expect("a Goodbye")).unwrap();
     assert!(
         matches!(&last.frame, Some(relay_frame::Frame::Goodbye(bye)) if bye.code() == GoodbyeCode::ProtocolError),
         "{last:?}"
     );
-    assert!(raw.wait_for_end().await.is_none(), "and then it is over");
+    assert!(
+        raw.wait_for_end().await.is_none(),
+        "the stream ends after Goodbye"
+    );
     let running = admin.get(&task.task_id).await;
     assert_eq!(
         running.state(),
@@ -196,16 +204,16 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
     assert_eq!(code, GoodbyeCode::Superseded);
 
     // An id that belongs to another credential is refused.
-    let thief = new_daemon_client(&relay).await;
-    let stolen = ScriptedDaemon::try_connect(&thief, first.hello.clone()).await;
+    let other_credential = new_daemon_client(&relay).await;
+    let refused = ScriptedDaemon::try_connect(&other_credential, first.hello.clone()).await;
     assert_eq!(
-        stolen.map(|_| ()).unwrap_err().code(),
+        refused.map(|_| ()).unwrap_err().code(),
         Code::PermissionDenied
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_stream_of_the_same_process_replaces_the_first_without_a_word() {
+async fn a_second_stream_of_one_process_replaces_the_first_without_goodbye() {
     let relay = EmbeddedRelay::start().await;
     let client = new_daemon_client(&relay).await;
     let mut first = ScriptedDaemon::connect(&client, hello(&["again"])).await;
@@ -216,9 +224,9 @@ async fn a_second_stream_of_the_same_process_replaces_the_first_without_a_word()
     let second = ScriptedDaemon::connect(&client, again).await;
     drop(first.wait_for_stream_end().await);
     let goodbye = |frame: &RelayFrame| matches!(frame.frame, Some(relay_frame::Frame::Goodbye(_)));
-    let heard = first.collect_unread_frames();
-    assert!(!heard.iter().any(goodbye), "{heard:?}");
-    // The old stream is of the past, also for what it might still say; the new one carries on.
+    let unread = first.collect_unread_frames();
+    assert!(!unread.iter().any(goodbye), "{unread:?}");
+    // Frames on the old stream are ignored from now on; the attempt continues on the new one.
     second.take_over_attempt(&mut attempt);
     attempt.complete("on the second stream").await;
     let completed = TaskState::Completed;
@@ -226,7 +234,7 @@ async fn a_second_stream_of_the_same_process_replaces_the_first_without_a_word()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_wire_loses_no_output_and_ends_no_attempt() {
+async fn a_cut_connection_loses_no_output_and_ends_no_attempt() {
     let relay = EmbeddedRelay::start().await;
     let tap = baton_tests::FrameTap::start(relay.url()).await;
     let mut daemon =

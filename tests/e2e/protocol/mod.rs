@@ -1,5 +1,5 @@
-//! The gRPC surface: bad requests and frames, broken and silent streams, TLS, tenants, load.
-//! It checks codes and streams; what a task does next is in `tasks`.
+//! The gRPC interface: bad requests and frames, broken and idle streams, TLS, tenants, load.
+//! These tests check codes and streams; the progress of tasks is in `tasks`.
 
 pub(crate) mod attempt_frames;
 pub(crate) mod bad_frames;

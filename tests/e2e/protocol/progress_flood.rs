@@ -1,4 +1,4 @@
-//! Whoever tells of his work faster than it can be stored holds up nobody but himself.
+//! A daemon that sends progress updates faster than they can be stored delays only itself.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame;
@@ -7,7 +7,8 @@ use baton_tests::{EmbeddedRelay, ScriptedAttempt, ScriptedDaemon, agent_task, he
 
 const UPDATE_COUNT: usize = 1_500;
 
-/// Each update stores what is known as a whole, so a long list makes all later ones heavy.
+/// Every update stores the whole progress record, so a long list makes all later updates
+/// expensive.
 fn long_list_update() -> Body {
     let item = |n: usize| format!("{n} {}", "x".repeat(1_000));
     Body::Progress(ProgressUpdate {
@@ -23,7 +24,7 @@ fn cursor_update(n: usize) -> Body {
     })
 }
 
-/// The newest frame of this attempt that its daemon was told is durable.
+/// The newest control_seq of this attempt that the relay has acknowledged.
 fn newest_ack(daemon: &mut ScriptedDaemon, attempt: &ScriptedAttempt) -> u64 {
     let frames = daemon.collect_unread_frames();
     let acks = frames.iter().filter_map(|frame| match &frame.frame {
@@ -31,12 +32,15 @@ fn newest_ack(daemon: &mut ScriptedDaemon, attempt: &ScriptedAttempt) -> u64 {
         Some(_) | None => None,
     });
     let entries = acks.flat_map(|ack| &ack.entries);
-    let own = entries.filter(|entry| entry.attempt_id == attempt.id());
-    own.map(|entry| entry.control_seq).max().unwrap_or(0)
+    let own_entries = entries.filter(|entry| entry.attempt_id == attempt.id());
+    own_entries
+        .map(|entry| entry.control_seq)
+        .max()
+        .unwrap_or(0)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_updates_holds_up_its_own_daemon_and_loses_nothing() {
+async fn a_flood_of_updates_slows_only_its_own_daemon_and_loses_nothing() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin().clone();
     let busy = client.client_of_tenant("", Role::Daemon).await;
@@ -49,20 +53,20 @@ async fn a_flood_of_updates_holds_up_its_own_daemon_and_loses_nothing() {
     for n in 0..UPDATE_COUNT {
         flood.send(cursor_update(n)).await;
     }
-    // All of them are on their way, and somebody else's work begins and ends.
+    // While the updates are queued, another daemon starts and completes a task.
     let mut daemon = ScriptedDaemon::connect(&other, hello(&["calm"])).await;
     let task = client.submit(agent_task("calm")).await;
     let mut attempt = daemon.start_next_attempt().await;
     attempt.complete("done").await;
     daemon.wait_until_acked(&attempt).await;
-    let told = newest_ack(&mut flooding, &flood);
+    let acked = newest_ack(&mut flooding, &flood);
     assert_eq!(
         client.get(&task.task_id).await.state(),
         TaskState::Completed
     );
     assert!(
-        told < flood.control_seq - UPDATE_COUNT as u64 / 2,
-        "the others waited for {told} of {} frames",
+        acked < flood.control_seq - UPDATE_COUNT as u64 / 2,
+        "the other daemon waited until {acked} of {} frames were stored",
         flood.control_seq
     );
     flooding.wait_until_acked(&flood).await;
@@ -70,7 +74,7 @@ async fn a_flood_of_updates_holds_up_its_own_daemon_and_loses_nothing() {
     flooding.wait_until_acked(&flood).await;
     let seen = client.get(&flooded.task_id).await;
     assert_eq!(seen.state(), TaskState::Completed);
-    let progress = seen.progress.expect("it was told");
+    let progress = seen.progress.expect("progress is stored");
     assert_eq!(progress.cursor, format!("line {}", UPDATE_COUNT - 1));
     assert_eq!(progress.completed_items.len(), 180);
 }

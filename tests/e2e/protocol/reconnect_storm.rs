@@ -1,7 +1,8 @@
-//! Daemons that all return at once: those with attempts come first, the others in turn, and nobody is forgotten.
+//! Many daemons reconnect at once: daemons with attempts are welcomed first, the others at a
+//! limited rate, and every daemon gets in.
 //!
-//! `BATON_STORM=5000 cargo test -p baton-tests --test e2e storm -- --nocapture` runs it with more of them and the rates that a
-//! relay has by default, and prints how long it took.
+//! `BATON_STORM=5000 cargo test -p baton-tests --test e2e storm -- --nocapture` runs it with
+//! that many daemons and the default rates of a relay, and prints the times.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ const HOLDER_COUNT: usize = 20;
 /// Streams that share a connection; the relay allows 256.
 const PER_CONNECTION: usize = 200;
 
-/// A daemon that got in, and what it took.
+/// A welcomed daemon, with the time and the refusals until then.
 struct JoinedDaemon {
     /// Dropping it ends the stream.
     _outgoing: mpsc::Sender<DaemonFrame>,
@@ -33,22 +34,22 @@ struct JoinedDaemon {
     busy_replies: u32,
 }
 
-/// Dials until it is welcome, and stays away as long as it is told to.
+/// Connects until Welcome. After a Busy goodbye it waits for the given time.
 async fn join_until_welcome(client: TestClient, hello: Hello, from: BootTime) -> JoinedDaemon {
-    let mut sent_away = 0;
+    let mut busy_replies = 0;
     loop {
         let (outgoing, queue) = mpsc::channel(8);
         let first = DaemonFrame {
             frame: Some(daemon_frame::Frame::Hello(hello.clone())),
         };
-        outgoing.send(first).await.expect("the queue is new");
+        outgoing.send(first).await.expect("the queue is open");
         let opened = wait_within("the link to open", async {
             client.daemon_link().link(ReceiverStream::new(queue)).await
         });
         let mut incoming = opened.await.expect("the link opens").into_inner();
         let frame = wait_within("an answer to Hello", incoming.message()).await;
         let frame = frame
-            .expect("the stream stands")
+            .expect("the stream is open")
             .and_then(|frame| frame.frame);
         match frame {
             Some(relay_frame::Frame::Welcome(_)) => {
@@ -56,28 +57,28 @@ async fn join_until_welcome(client: TestClient, hello: Hello, from: BootTime) ->
                     _outgoing: outgoing,
                     _incoming: incoming,
                     took: from.until(Clock::boot().now()),
-                    busy_replies: sent_away,
+                    busy_replies,
                 };
             }
             Some(relay_frame::Frame::Goodbye(bye)) if bye.code() == GoodbyeCode::Busy => {
-                sent_away += 1;
-                let wait = bye.retry_after_ms.expect("it is told when to come back");
-                // What a daemon does, and not how this test waits.
+                busy_replies += 1;
+                let wait = bye.retry_after_ms.expect("a Busy goodbye has a retry time");
+                // This imitates a daemon; the test itself does not wait by sleeping.
                 let clock = Clock::boot();
                 let back = clock.now().after(Duration::from_millis(wait));
                 clock.sleep_until(back).await;
             }
-            other => panic!("neither welcome nor busy: {other:?}"),
+            other => panic!("neither Welcome nor Busy: {other:?}"),
         }
     }
 }
 
-/// The longest that a heartbeat of a daemon that stayed had to wait for its answer.
-async fn measure_longest_answer(client: &TestClient, mut over: mpsc::Receiver<()>) -> Duration {
+/// The longest time until the answer to a heartbeat of a daemon that stays connected.
+async fn measure_longest_answer(client: &TestClient, mut finished: mpsc::Receiver<()>) -> Duration {
     let (outgoing, queue) = mpsc::channel(8);
-    let say = |frame| outgoing.send(DaemonFrame { frame: Some(frame) });
-    let first = say(daemon_frame::Frame::Hello(hello(&["bystander"])));
-    first.await.expect("the queue is new");
+    let send = |frame| outgoing.send(DaemonFrame { frame: Some(frame) });
+    let first = send(daemon_frame::Frame::Hello(hello(&["bystander"])));
+    first.await.expect("the queue is open");
     let opened = client.daemon_link().link(ReceiverStream::new(queue)).await;
     let mut incoming = opened.expect("the link opens").into_inner();
     incoming.message().await.expect("a Welcome");
@@ -89,14 +90,14 @@ async fn measure_longest_answer(client: &TestClient, mut over: mpsc::Receiver<()
             seq,
             ..Heartbeat::default()
         };
-        say(daemon_frame::Frame::Heartbeat(beat))
+        send(daemon_frame::Frame::Heartbeat(beat))
             .await
-            .expect("the stream stands");
+            .expect("the stream is open");
         wait_within("an answer to a heartbeat", incoming.message())
             .await
-            .expect("the stream stands");
+            .expect("the stream is open");
         longest = longest.max(sent.until(clock.now()));
-        let pause = tokio::time::timeout(Duration::from_millis(50), over.recv());
+        let pause = tokio::time::timeout(Duration::from_millis(50), finished.recv());
         if pause.await.is_ok() {
             break;
         }
@@ -115,7 +116,7 @@ fn storm_settings() -> StormSettings {
             idle_daemons: count.parse().expect("BATON_STORM is a number"),
             rates: HelloRates::default(),
         },
-        // Slow enough that a few hundred are a storm.
+        // Low enough rates that a few hundred daemons exceed them.
         Err(_) => StormSettings {
             idle_daemons: 300,
             rates: HelloRates {
@@ -126,7 +127,8 @@ fn storm_settings() -> StormSettings {
     }
 }
 
-/// Their streams are gone; what they say when they return lists their attempts.
+/// Starts daemons with one attempt each and drops their streams. Returns the tasks and the
+/// Hellos with which the daemons will reconnect.
 async fn start_lost_holders(
     relay: &EmbeddedRelay,
     client: &TestClient,
@@ -156,65 +158,65 @@ async fn returning_daemons_are_paced_and_those_with_attempts_come_first() {
     let relay = EmbeddedRelay::start_with(|config| config.hello_rates = rates).await;
     let client = relay.admin().client_of_tenant("", Role::Daemon).await;
     let (tasks, returning) = start_lost_holders(&relay, &client).await;
-    let (calm, over) = mpsc::channel(1);
+    let (finish, finished) = mpsc::channel(1);
     let bystander = tokio::spawn({
         let client = client.clone();
-        async move { measure_longest_answer(&client, over).await }
+        async move { measure_longest_answer(&client, finished).await }
     });
     let from = Clock::boot().now();
-    let mut crowd = JoinSet::new();
-    let mut of_connection = client.clone();
+    let mut idle = JoinSet::new();
+    let mut shared_client = client.clone();
     for number in 0..idle_daemons {
         if number % PER_CONNECTION == 0 {
-            of_connection = TestClient::new(client.url(), client.token_secret());
+            shared_client = TestClient::new(client.url(), client.token_secret());
         }
-        crowd.spawn(join_until_welcome(
-            of_connection.clone(),
+        idle.spawn(join_until_welcome(
+            shared_client.clone(),
             hello(&["idle"]),
             from,
         ));
     }
-    // The idle ones are ahead of them.
+    // The idle daemons connect first.
     poll_until("the storm to begin", || {
-        (crowd.try_join_next().is_some()).then_some(())
+        (idle.try_join_next().is_some()).then_some(())
     })
     .await;
-    let mut holding = JoinSet::new();
+    let mut holders = JoinSet::new();
     for hello in returning {
-        holding.spawn(join_until_welcome(
+        holders.spawn(join_until_welcome(
             TestClient::new(client.url(), client.token_secret()),
             hello,
             from,
         ));
     }
-    let held = holding.join_all().await;
-    let waiting = crowd.len();
-    let idle_in = crowd.join_all().await;
-    drop(calm);
-    let longest = bystander.await.expect("the bystander stayed");
+    let holders_in = holders.join_all().await;
+    let waiting = idle.len();
+    let idle_in = idle.join_all().await;
+    drop(finish);
+    let longest = bystander.await.expect("the bystander stayed connected");
 
     let last =
         |joined: &[JoinedDaemon]| joined.iter().map(|one| one.took).max().unwrap_or_default();
-    let away = idle_in.iter().filter(|one| one.busy_replies > 0).count();
+    let refused_first = idle_in.iter().filter(|one| one.busy_replies > 0).count();
     println!(
-        "{} holders back after {:?}, {idle_daemons} idle daemons after {:?} ({away} were sent away first); \
+        "{} holders back after {:?}, {idle_daemons} idle daemons after {:?} ({refused_first} of them after a Busy goodbye); \
          the longest answer to a heartbeat took {longest:?}",
-        held.len(),
-        last(&held),
+        holders_in.len(),
+        last(&holders_in),
         last(&idle_in)
     );
     assert!(
-        held.iter().all(|one| one.busy_replies == 0),
-        "holders wait, at most"
+        holders_in.iter().all(|one| one.busy_replies == 0),
+        "a daemon with attempts got a Busy goodbye"
     );
     assert!(
         waiting > idle_daemons / 4,
-        "holders came before {waiting} of {idle_daemons} idle daemons"
+        "only {waiting} of {idle_daemons} idle daemons were welcomed after the daemons with attempts"
     );
-    assert!(away > 0, "some were told to come back");
+    assert!(refused_first > 0, "some idle daemons got a Busy goodbye");
     assert!(
         idle_in.iter().all(|one| one.busy_replies <= 2),
-        "and then there was room"
+        "an idle daemon got more than two Busy goodbyes"
     );
     for task in tasks {
         let task = relay.admin().get(&task).await;

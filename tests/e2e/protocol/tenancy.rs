@@ -1,4 +1,4 @@
-//! Tenants see their own tasks and nothing else; another tenant's id is an unknown id.
+//! Tenants see only their own tasks. An id of another tenant looks like an unknown id.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use baton_tests::{
 };
 use tonic::{Code, Status};
 
-/// A revoked token's streams close within this.
+/// Time within which the streams of a revoked token must close.
 const REVOCATION_LIMIT: Duration = Duration::from_secs(5);
 const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
@@ -45,23 +45,23 @@ async fn refusals_of_every_call(client: &TestClient, task_id: &str) -> Vec<Statu
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
     let relay = EmbeddedRelay::start().await;
-    let ours = relay.admin().client_of_tenant("ours", Role::Operator).await;
-    let theirs = relay
+    let own_tenant = relay.admin().client_of_tenant("ours", Role::Operator).await;
+    let other_tenant = relay
         .admin()
         .client_of_tenant("theirs", Role::Operator)
         .await;
-    let task = ours.submit(agent_task("nobody")).await;
+    let task = own_tenant.submit(agent_task("nobody")).await;
     let before = relay.admin().commit_seq().await;
 
-    let foreign = refusals_of_every_call(&theirs, &task.task_id).await;
-    let unknown = refusals_of_every_call(&theirs, UNKNOWN_ID).await;
+    let foreign = refusals_of_every_call(&other_tenant, &task.task_id).await;
+    let unknown = refusals_of_every_call(&other_tenant, UNKNOWN_ID).await;
     for (foreign, unknown) in foreign.iter().zip(&unknown) {
         assert_eq!(foreign.code(), Code::NotFound, "{foreign:?}");
         assert_eq!(error_code(foreign), "unknown_task");
         assert_eq!(foreign.message(), unknown.message());
         assert_eq!(foreign.details(), unknown.details());
     }
-    let mut tasks = theirs.tasks();
+    let mut tasks = other_tenant.tasks();
     let listed = wait_within("a list", tasks.list(ListTasksRequest::default()))
         .await
         .unwrap();
@@ -69,12 +69,12 @@ async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
     assert_eq!(
         relay.admin().commit_seq().await,
         before,
-        "nothing was written"
+        "nothing was committed"
     );
     assert_eq!(
-        ours.get(&task.task_id).await,
+        own_tenant.get(&task.task_id).await,
         task,
-        "and the task is untouched"
+        "the task is unchanged"
     );
 }
 
@@ -82,17 +82,20 @@ async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
 async fn a_tenants_daemon_gets_only_its_tenants_work_and_a_shared_one_gets_all() {
     let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
-    let ours = admin.client_of_tenant("ours", Role::Submitter).await;
-    let theirs = admin.client_of_tenant("theirs", Role::Submitter).await;
+    let own_tenant = admin.client_of_tenant("ours", Role::Submitter).await;
+    let other_tenant = admin.client_of_tenant("theirs", Role::Submitter).await;
     let their_daemon = admin.client_of_tenant("theirs", Role::Daemon).await;
     let mut their_daemon = ScriptedDaemon::connect(&their_daemon, hello(&["work"])).await;
-    let our_task = ours.submit(agent_task("work")).await;
-    let their_task = theirs.submit(agent_task("work")).await;
+    let our_task = own_tenant.submit(agent_task("work")).await;
+    let their_task = other_tenant.submit(agent_task("work")).await;
     let mut offered = their_daemon.next_dispatch().await;
     assert_eq!(offered.attempt_ref.task_id, their_task.task_id);
     offered.accept().await;
     their_daemon.wait_for_confirmation(&offered).await;
-    assert_eq!(ours.get(&our_task.task_id).await.state(), TaskState::Queued);
+    assert_eq!(
+        own_tenant.get(&our_task.task_id).await.state(),
+        TaskState::Queued
+    );
 
     let shared = admin.client_of_tenant("*", Role::Daemon).await;
     let mut shared = ScriptedDaemon::connect(&shared, hello(&["work"])).await;
@@ -103,7 +106,7 @@ async fn a_tenants_daemon_gets_only_its_tenants_work_and_a_shared_one_gets_all()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revoked_token_closes_its_streams_and_opens_no_more() {
+async fn a_revoked_token_closes_its_streams_and_is_refused() {
     let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
     let (daemon_token, daemon_secret) = admin.create_token("", Role::Daemon).await;
@@ -143,12 +146,12 @@ async fn a_revoked_token_closes_its_streams_and_opens_no_more() {
     assert_eq!(
         admin.get(&task.task_id).await.state(),
         TaskState::Running,
-        "no attempt was harmed"
+        "the attempt still runs"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn roles_may_do_what_their_row_says_and_no_more() {
+async fn a_role_allows_only_its_own_operations() {
     let relay = EmbeddedRelay::start().await;
     let admin = relay.admin();
     let reader = admin.client_of_tenant("", Role::ReadOnly).await;

@@ -1,4 +1,4 @@
-//! Relay, daemon and command line over TLS, with an authority of the test's own.
+//! Relay, daemon and command line over TLS, with a certificate authority of the test.
 
 use baton_proto::v1::{Role, TaskState};
 use baton_tests::{
@@ -43,7 +43,7 @@ impl TlsFixture {
         )
     }
 
-    /// The command line as a person of the relay's machine uses it.
+    /// Runs a command against the relay's TLS address.
     async fn run_baton(&self, ca: &str, arguments: &[&str]) -> CommandOutput {
         let mut all = arguments.to_vec();
         all.extend(["--relay", &self.url, "--ca", ca]);
@@ -62,19 +62,20 @@ impl TlsFixture {
     }
 }
 
-/// What `baton health` says of a daemon that cannot connect, once it says this.
+/// Waits until `baton health` of a daemon that cannot connect prints this text, and returns its
+/// output.
 async fn wait_for_health_text(
     baton: BatonExecutable,
     daemon: &DaemonProcess,
-    word: &str,
+    expected: &str,
 ) -> String {
     let data = daemon.data.display().to_string();
-    wait_within(&format!("the daemon to say {word:?}"), async {
+    wait_within(&format!("baton health to print {expected:?}"), async {
         loop {
-            let said = baton.run(&daemon.data, &["health", "--data", &data]).await;
-            let text = format!("{}{}", said.stdout, said.stderr);
-            if text.contains(word) {
-                assert_eq!(said.code, Some(1), "{said:?}");
+            let output = baton.run(&daemon.data, &["health", "--data", &data]).await;
+            let text = format!("{}{}", output.stdout, output.stderr);
+            if text.contains(expected) {
+                assert_eq!(output.code, Some(1), "{output:?}");
                 return text;
             }
         }
@@ -84,11 +85,11 @@ async fn wait_for_health_text(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn relay_daemon_and_command_line_work_over_tls() {
-    let scene = TlsFixture::start(HOST).await;
-    let ca = scene.authority.ca_file().display().to_string();
-    let client = scene.admin();
+    let fixture = TlsFixture::start(HOST).await;
+    let ca = fixture.authority.ca_file().display().to_string();
+    let client = fixture.admin();
     let (_, secret) = client.create_token("", Role::Daemon).await;
-    let mut daemon = scene.start_daemon("over-tls", &secret, &ca).await;
+    let mut daemon = fixture.start_daemon("over-tls", &secret, &ca).await;
     let task = client
         .submit(command_task("sh", &["-c", "echo over tls"], "tls"))
         .await;
@@ -99,64 +100,64 @@ async fn relay_daemon_and_command_line_work_over_tls() {
         client.read_output_to_end(&task.task_id).await,
         b"over tls\n"
     );
-    let listed = scene.run_baton(&ca, &["tasks", "--json"]).await;
+    let listed = fixture.run_baton(&ca, &["tasks", "--json"]).await;
     assert_eq!(listed.code, Some(0), "{listed:?}");
     assert!(listed.stdout.contains(&task.task_id), "{listed:?}");
-    // Nothing speaks in the clear on this port.
-    let plain = scene.relay.admin().try_get(&task.task_id).await;
+    // The port accepts no plain-text connection.
+    let plain = fixture.relay.admin().try_get(&task.task_id).await;
     assert!(plain.is_err(), "{plain:?}");
     wait_until_marked_gone("tls").await;
     assert_eq!(daemon.terminate().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_another_authority_certified_is_refused_with_the_reason() {
-    let scene = TlsFixture::start(HOST).await;
-    let client = scene.admin();
+async fn a_relay_certified_by_another_authority_is_refused_with_the_reason() {
+    let fixture = TlsFixture::start(HOST).await;
+    let client = fixture.admin();
     let (_, secret) = client.create_token("", Role::Daemon).await;
-    let elsewhere = tempfile::tempdir().unwrap();
-    let stranger = CertificateAuthority::new(elsewhere.path());
-    let ca = stranger.ca_file().display().to_string();
-    let refused = scene.run_baton(&ca, &["tasks"]).await;
+    let other_dir = tempfile::tempdir().unwrap();
+    let other_authority = CertificateAuthority::new(other_dir.path());
+    let ca = other_authority.ca_file().display().to_string();
+    let refused = fixture.run_baton(&ca, &["tasks"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    for word in ["certificate", "--ca", "who signed"] {
-        assert!(refused.stderr.contains(word), "{refused:?}");
+    for expected in ["certificate", "--ca", "who signed"] {
+        assert!(refused.stderr.contains(expected), "{refused:?}");
     }
-    let mut daemon = scene.start_daemon("misled", &secret, &ca).await;
-    let why = wait_for_health_text(BATON, &daemon, "certificate").await;
-    assert!(why.contains("--ca"), "{why}");
+    let mut daemon = fixture.start_daemon("misled", &secret, &ca).await;
+    let health = wait_for_health_text(BATON, &daemon, "certificate").await;
+    assert!(health.contains("--ca"), "{health}");
     assert_eq!(daemon.terminate().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_for_another_name_is_refused_with_the_reason() {
-    let scene = TlsFixture::start("relay.example").await;
-    let ca = scene.authority.ca_file().display().to_string();
-    let refused = scene.run_baton(&ca, &["tasks"]).await;
+    let fixture = TlsFixture::start("relay.example").await;
+    let ca = fixture.authority.ca_file().display().to_string();
+    let refused = fixture.run_baton(&ca, &["tasks"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    for word in ["certificate", "relay.example", "for another name"] {
-        assert!(refused.stderr.contains(word), "{refused:?}");
+    for expected in ["certificate", "relay.example", "for another name"] {
+        assert!(refused.stderr.contains(expected), "{refused:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_with_the_wrong_scheme_is_told_the_right_one() {
-    let scene = TlsFixture::start(HOST).await;
-    let plain = scene.url.replace("https://", "http://");
-    let said = BATON
-        .run(scene.relay.data(), &["tasks", "--relay", &plain])
+async fn an_address_with_the_wrong_scheme_gets_a_hint() {
+    let fixture = TlsFixture::start(HOST).await;
+    let plain = fixture.url.replace("https://", "http://");
+    let output = BATON
+        .run(fixture.relay.data(), &["tasks", "--relay", &plain])
         .await;
-    assert_eq!(said.code, Some(2), "{said:?}");
-    let hint = format!("it speaks TLS: try --relay {}", scene.url);
-    assert!(said.stderr.contains(&hint), "{said:?}");
+    assert_eq!(output.code, Some(2), "{output:?}");
+    let hint = format!("it speaks TLS: try --relay {}", fixture.url);
+    assert!(output.stderr.contains(&hint), "{output:?}");
 
     let relay = RelayProcess::start(BATON).await;
     let plain = relay.admin().url();
     let tls = plain.replace("http://", "https://");
-    let ca = scene.authority.ca_file().display().to_string();
+    let ca = fixture.authority.ca_file().display().to_string();
     let arguments = ["tasks", "--relay", &tls, "--ca", &ca];
-    let said = BATON.run(relay.data(), &arguments).await;
-    assert_eq!(said.code, Some(2), "{said:?}");
+    let output = BATON.run(relay.data(), &arguments).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
     let hint = format!("without TLS: try --relay {plain}");
-    assert!(said.stderr.contains(&hint), "{said:?}");
+    assert!(output.stderr.contains(&hint), "{output:?}");
 }

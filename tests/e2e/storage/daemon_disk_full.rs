@@ -1,4 +1,4 @@
-//! The worker's disk is full: a state with a name, and nobody dies of it.
+//! The daemon's disk is full: it reports a state for that and keeps running.
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use baton_tests::{
 
 use crate::BATON;
 
-/// More than the 64 MiB that must be free before work is taken.
+/// More than the 64 MiB of free space that a daemon needs to accept work.
 const DISK_MEBIBYTES: u32 = 96;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_with_a_full_disk_fails_what_it_cannot_store_and_works_on_when_there_is_room() {
+async fn a_daemon_with_a_full_disk_fails_its_attempt_and_recovers() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, secret) = client.create_token("", Role::Daemon).await;
@@ -46,7 +46,8 @@ async fn a_worker_with_a_full_disk_fails_what_it_cannot_store_and_works_on_when_
     assert!(output.starts_with(b"begun\n"), "{output:?}");
     wait_until_marked_gone("disk-full").await;
 
-    // The daemon is there and says that it takes nothing: the next task is not even offered until there is room.
+    // The daemon stays connected and reports that it takes no work, so the next task is not
+    // offered until there is space.
     client
         .wait_for_daemon_state("small", DaemonState::Sick)
         .await;
@@ -59,7 +60,7 @@ async fn a_worker_with_a_full_disk_fails_what_it_cannot_store_and_works_on_when_
         .await;
     assert_eq!(client.get(&next.task_id).await.attempt_count, 1);
     assert_eq!(client.read_output_to_end(&next.task_id).await, b"done\n");
-    poll_until("all directories of attempts to go", || {
+    poll_until("all attempt directories to be removed", || {
         let left = fs::read_dir(worker.disk_space.path("attempts"))
             .ok()?
             .count();

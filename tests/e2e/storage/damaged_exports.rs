@@ -1,4 +1,5 @@
-//! An export of data that lost something: whoever makes, checks or imports it is told, and looking changes no file.
+//! An export of a data directory that lost changes. Export, verify and import report the loss,
+//! and reading changes no file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +25,7 @@ fn file_contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_of_a_directory_that_lost_something_says_so_to_everybody_who_uses_it() {
+async fn an_incomplete_export_is_reported_by_export_verify_and_import() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     client.submit(agent_task("nobody")).await;
@@ -35,7 +36,7 @@ async fn an_export_of_a_directory_that_lost_something_says_so_to_everybody_who_u
     relay.start_again().await;
     client.submit(agent_task("nobody")).await;
     relay.terminate().await;
-    // As if the disk had forgotten what it promised to keep.
+    // Replace the store by the older copy, as if the disk had lost synced writes.
     fs::remove_dir_all(&sled).unwrap();
     copy_directory(older.path(), &sled);
     let parts = ["store", "output", "bodies"].map(|part| relay.data().join(part));
@@ -43,44 +44,47 @@ async fn an_export_of_a_directory_that_lost_something_says_so_to_everybody_who_u
 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("saved").display().to_string();
-    let lost = "acknowledged changes are missing";
-    let said = BATON.run(relay.data(), &["verify"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.stdout.contains(lost), "{said:?}");
+    let loss_message = "acknowledged changes are missing";
+    let output = BATON.run(relay.data(), &["verify"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stdout.contains(loss_message), "{output:?}");
     let made = BATON
         .run(relay.data(), &["export", "--out", &file, "--json"])
         .await;
     assert_eq!(made.code, Some(4), "{made:?}");
     assert!(made.stderr.contains("NOT WHOLE"), "{made:?}");
-    assert!(made.stderr.contains(lost), "{made:?}");
+    assert!(made.stderr.contains(loss_message), "{made:?}");
     let missing = made.stdout_json()["missing"].to_string();
-    assert!(missing.contains(lost), "{made:?}");
+    assert!(missing.contains(loss_message), "{made:?}");
     let refused = relay.try_start_again().await;
-    assert!(refused.stderr.contains(lost), "{refused:?}");
+    assert!(refused.stderr.contains(loss_message), "{refused:?}");
     assert!(
         parts.each_ref().map(|part| file_contents(part)) == before,
-        "looking and a refused start change no file"
+        "verify, export and a refused start must change no file"
     );
 
-    let said = BATON.run(dir.path(), &["verify", &file]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.stdout.contains(lost), "{said:?}");
+    let output = BATON.run(dir.path(), &["verify", &file]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stdout.contains(loss_message), "{output:?}");
     let home = tempfile::tempdir().unwrap();
     let target = home.path().join("new").display().to_string();
     let import = ["import", &file, "--data", &target];
     let refused = BATON.run(home.path(), &import).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.stderr.contains(lost), "{refused:?}");
+    assert!(refused.stderr.contains(loss_message), "{refused:?}");
     assert!(refused.stderr.contains("--accept-loss"), "{refused:?}");
-    assert!(!Path::new(&target).exists(), "nothing was made");
-    let taken = BATON
+    assert!(
+        !Path::new(&target).exists(),
+        "the target directory was created"
+    );
+    let imported = BATON
         .run(home.path(), &[&import[..], &["--accept-loss"]].concat())
         .await;
-    assert_eq!(taken.code, Some(0), "{taken:?}");
-    assert!(taken.stderr.contains(lost), "{taken:?}");
-    assert!(taken.stdout.contains("imported 1 tasks"), "{taken:?}");
+    assert_eq!(imported.code, Some(0), "{imported:?}");
+    assert!(imported.stderr.contains(loss_message), "{imported:?}");
+    assert!(imported.stdout.contains("imported 1 tasks"), "{imported:?}");
 
-    // A running relay is asked the same question before anything is sent to it.
+    // An import into a running relay is refused in the same way, before anything is sent.
     let other = RelayProcess::start(BATON).await;
     let refused = BATON.run(other.data(), &["import", &file]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");

@@ -1,4 +1,5 @@
-//! Records in a relay's store that mean nothing or contradict each other: told, and never taken for nothing.
+//! Undecodable or contradictory records in a relay's store. They are reported and never treated
+//! as absent.
 
 use std::path::Path;
 
@@ -11,21 +12,24 @@ use crate::BATON;
 
 const AGENT: &str = "damage";
 
-/// Changes a stopped relay's store behind its back.
+/// Changes the store of a stopped relay.
 pub(crate) fn change_stopped_store(data: &Path, changes: impl FnOnce(&Store) -> Vec<StoreChange>) {
     let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
     let mut opened = Store::open(config).expect("the store opens");
     let changes = changes(&opened.store);
-    opened.journal.append(changes).expect("the change is taken");
+    opened
+        .journal
+        .append(changes)
+        .expect("the change is stored");
     opened.journal.close().expect("the store closes");
 }
 
 pub(crate) fn default_tenant() -> KeyText {
-    KeyText::new("default").expect("a good name")
+    KeyText::new("default").expect("a valid name")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_everywhere() {
+async fn undecodable_records_are_reported_and_stop_neither_start_nor_list() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (good, bad) = (
@@ -39,7 +43,7 @@ async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_ever
             tenant: default_tenant(),
             task,
         };
-        vec![StoreChange::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"not a valid record".to_vec())]
     });
     relay.start_again().await;
     assert_eq!(client.relay_info().await.unreadable_records, 1);
@@ -51,25 +55,25 @@ async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_ever
     assert_eq!(
         client.relay_info().await.unreadable_records,
         1,
-        "each counts once"
+        "each damaged record counts once"
     );
     for _ in 0..2 {
-        let said = BATON.run(relay.data(), &["verify"]).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
+        let output = BATON.run(relay.data(), &["verify"]).await;
+        assert_eq!(output.code, Some(1), "{output:?}");
         assert!(
-            said.stdout.contains("undecodable default/live/"),
-            "{said:?}"
+            output.stdout.contains("undecodable default/live/"),
+            "{output:?}"
         );
-        assert!(said.stdout.contains("1 findings"), "{said:?}");
-        // The same without the relay.
-        if said.stderr.is_empty() {
+        assert!(output.stdout.contains("1 findings"), "{output:?}");
+        // The second round runs without the relay.
+        if output.stderr.is_empty() {
             relay.terminate().await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_verify_finds_records_that_contradict_each_other() {
+async fn verify_reports_contradictory_records() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let mut daemon = ScriptedDaemon::connect(
@@ -108,32 +112,34 @@ async fn a_verify_finds_records_that_contradict_each_other() {
             StoreChange::Delete(live(id(&lost))),
         ]
     });
-    let said = BATON.run(relay.data(), &["verify", "--json"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    for (task, words) in [
+    let output = BATON.run(relay.data(), &["verify", "--json"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    for (task, finding) in [
         (&doubled, "open and finished"),
         (&orphan, "specification is missing"),
-        (&lost, "task is missing"),
+        (&lost, "has no task record"),
     ] {
-        let told = said
+        let reported = output
             .stdout
             .lines()
-            .any(|line| line.contains(&task.task_id) && line.contains(words));
-        assert!(told, "{words}: {said:?}");
+            .any(|line| line.contains(&task.task_id) && line.contains(finding));
+        assert!(reported, "{finding}: {output:?}");
     }
     assert!(
-        !said.stdout.contains(&format!("task/{}", finished.task_id)),
-        "{said:?}"
+        !output
+            .stdout
+            .contains(&format!("task/{}", finished.task_id)),
+        "{output:?}"
     );
     relay.start_again().await;
     let live = BATON.run(relay.data(), &["verify", "--json"]).await;
     assert_eq!(live.code, Some(1), "{live:?}");
 }
 
-/// The fence, the pauses and the scheduler's switch are records like any other, and hold work back: not to be able to read them must
-/// not set it free.
+/// The fence, the pauses and the scheduler's switch are stored records that stop dispatch. If
+/// such a record is unreadable, dispatch must stay stopped.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_holds_work_back_still_does_so_when_its_record_cannot_be_read() {
+async fn an_unreadable_pause_or_fence_still_stops_dispatch() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let before = client.submit(agent_task(AGENT)).await;
@@ -148,33 +154,33 @@ async fn what_holds_work_back_still_does_so_when_its_record_cannot_be_read() {
             "pauses",
             "fence/019a0000-0000-7000-8000-000000000001",
         ];
-        let broken = |name: &str| StoreChange::Put(control(name), b"of another world".to_vec());
+        let broken = |name: &str| StoreChange::Put(control(name), b"not a valid record".to_vec());
         names.map(broken).to_vec()
     });
     relay.start_again().await;
     assert_eq!(client.relay_info().await.unreadable_records, 3);
     let daemon = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&daemon, hello(&[AGENT])).await;
-    let said = BATON.run(relay.data(), &["scheduler"]).await;
-    assert!(said.stdout.contains("cannot be read"), "{said:?}");
+    let output = BATON.run(relay.data(), &["scheduler"]).await;
+    assert!(output.stdout.contains("cannot be read"), "{output:?}");
     let unpause = ["unpause", "--scheduler", "--reason", "nothing was paused"];
     assert_eq!(BATON.run(relay.data(), &unpause).await.code, Some(0));
-    // What was there waits for the longest lease there is, and what is new does not.
+    // Older tasks wait for the longest possible lease; new tasks do not.
     let after = client.submit(agent_task(AGENT)).await;
     assert_eq!(
         daemon.start_next_attempt().await.attempt_ref.task_id,
         after.task_id
     );
-    let held = client.get(&before.task_id).await;
-    assert_eq!(held.state(), TaskState::Queued);
-    // All three were replaced or removed.
+    let waiting = client.get(&before.task_id).await;
+    assert_eq!(waiting.state(), TaskState::Queued);
+    // All three records were replaced or removed.
     relay.terminate().await;
-    let said = BATON.run(relay.data(), &["verify"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = BATON.run(relay.data(), &["verify"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_whose_record_cannot_be_read_keeps_its_id_and_what_it_runs() {
+async fn a_daemon_with_an_unreadable_record_keeps_its_id_and_attempts() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let token = client.client_of_tenant("", Role::Daemon).await;
@@ -188,7 +194,7 @@ async fn a_daemon_whose_record_cannot_be_read_keeps_its_id_and_what_it_runs() {
             tenant: default_tenant(),
             daemon: id.parse().unwrap(),
         };
-        vec![StoreChange::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"not a valid record".to_vec())]
     });
     relay.start_again().await;
     let mut again = hello(&[AGENT]);
@@ -200,7 +206,7 @@ async fn a_daemon_whose_record_cannot_be_read_keeps_its_id_and_what_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_profile_that_cannot_be_read_is_counted_and_never_taken_for_none() {
+async fn an_unreadable_profile_is_reported_and_not_treated_as_absent() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let put = ["profile", "put", "slow", "--deadline", "first_event=30s"];
@@ -211,12 +217,12 @@ async fn a_profile_that_cannot_be_read_is_counted_and_never_taken_for_none() {
             tenant: default_tenant(),
             name: KeyText::new("slow").unwrap(),
         };
-        vec![StoreChange::Put(key, b"of another world".to_vec())]
+        vec![StoreChange::Put(key, b"not a valid record".to_vec())]
     });
     relay.start_again().await;
     let submit = ["submit", "--profile", "slow", "--", "true"];
-    let said = BATON.run(relay.data(), &submit).await;
-    assert!(said.stderr.contains("[unreadable_record]"), "{said:?}");
+    let output = BATON.run(relay.data(), &submit).await;
+    assert!(output.stderr.contains("[unreadable_record]"), "{output:?}");
     assert_eq!(client.relay_info().await.unreadable_records, 1);
     assert_eq!(BATON.run(relay.data(), &put).await.code, Some(0));
     assert_eq!(BATON.run(relay.data(), &submit).await.code, Some(0));

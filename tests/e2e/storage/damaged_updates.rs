@@ -1,4 +1,5 @@
-//! What is damaged is not written over: progress is not begun anew, and a key makes no second task.
+//! Damaged records are not overwritten: damaged progress is not replaced by new progress, and a
+//! damaged idempotency key creates no second task.
 
 use baton_proto::v1::{ProgressUpdate, SubmitRequest, TaskState, UpdateProgressRequest};
 use baton_relay::store::{RecordKey, StoreChange};
@@ -31,13 +32,13 @@ async fn update_progress(client: &TestClient, task_id: &str, item: &str) -> Resu
 }
 
 fn assert_damage_error<T: std::fmt::Debug>(outcome: Result<T, Status>) {
-    let status = outcome.expect_err("it cannot be known");
+    let status = outcome.expect_err("the stored value is unreadable");
     assert_eq!(status.code(), Code::DataLoss, "{status:?}");
     assert_eq!(error_code(&status), "unreadable_record");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_progress_is_not_begun_anew_and_a_damaged_key_makes_no_second_task() {
+async fn damaged_progress_and_keys_are_not_overwritten() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let submitted = wait_within("a submit", client.tasks().submit(keyed_request())).await;
@@ -56,7 +57,7 @@ async fn damaged_progress_is_not_begun_anew_and_a_damaged_key_makes_no_second_ta
         digest: Sha256::digest(b"once").into(),
     };
     change_stopped_store(relay.data(), |_| {
-        let broken = |key| StoreChange::Put(key, b"of another world".to_vec());
+        let broken = |key| StoreChange::Put(key, b"not a valid record".to_vec());
         vec![broken(progress), broken(key)]
     });
     relay.start_again().await;
@@ -65,7 +66,7 @@ async fn damaged_progress_is_not_begun_anew_and_a_damaged_key_makes_no_second_ta
         assert_damage_error(wait_within("a submit", client.tasks().submit(keyed_request())).await);
     }
     assert!(client.relay_info().await.unreadable_records >= 2);
-    // It can still be handed on and ended.
+    // The task can still be blocked and ended.
     let block = baton_proto::v1::BlockTaskRequest {
         task_id: task.task_id.clone(),
         reason: "its progress is damaged".to_owned(),

@@ -1,5 +1,6 @@
-//! Damage on the relay's disk: never silently fewer records. The full run of flipped bits, with its report:
-//! `BATON_FLIPS=200 cargo test -p baton-tests --test e2e flipped_bit -- --nocapture`.
+//! Damage on the relay's disk: records are never lost silently. The full run of flipped bits,
+//! with a report: `BATON_FLIPS=200 cargo test -p baton-tests --test e2e flipped_bit --
+//! --nocapture`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +25,7 @@ const AGENT: &str = "damage";
 const FLIP_COUNT: usize = 8;
 const TASK_COUNT: usize = 40;
 
-/// A stopped relay's directory and what was in it: prompt and output of each task.
+/// A copy of a stopped relay's directory, with the prompt and output of each task.
 struct StoppedRelayCopy {
     dir: TempDir,
     token: String,
@@ -36,7 +37,7 @@ async fn make_stopped_relay() -> StoppedRelayCopy {
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
     let mut tasks = BTreeMap::new();
-    // Over three starts, so that sled has written snapshots and more than one segment is in use.
+    // Three starts, so that sled has written snapshots and uses more than one segment.
     for round in 0..3 {
         let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
         for number in 0..TASK_COUNT / 3 {
@@ -78,7 +79,7 @@ async fn make_stopped_relay() -> StoppedRelayCopy {
     }
 }
 
-/// Every file of the store, the output and the bodies, with its length.
+/// All files of store, output and bodies, with their lengths.
 fn data_files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let parts = ["store/sled", "store", "output", "bodies"];
     let entries = parts.iter().flat_map(|part| {
@@ -88,15 +89,15 @@ fn data_files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let mut found: Vec<(PathBuf, u64)> = entries
         .filter_map(|entry| {
             let metadata = entry.metadata().expect("a file");
-            let some = metadata.is_file() && metadata.len() > 0;
-            some.then(|| (entry.path(), metadata.len()))
+            let has_data = metadata.is_file() && metadata.len() > 0;
+            has_data.then(|| (entry.path(), metadata.len()))
         })
         .collect();
     found.sort();
     found
 }
 
-/// A start that may be refused, or end by itself later.
+/// Starts a relay. The start may be refused, and the relay may exit later.
 async fn try_start(data: &Path) -> Result<(Child, String), String> {
     let listen = format!("127.0.0.1:{}", unused_port());
     let mut command = BATON.command(data);
@@ -106,14 +107,14 @@ async fn try_start(data: &Path) -> Result<(Child, String), String> {
         .spawn()
         .expect("the executable can be started");
     let mut lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
-    let mut said = String::new();
+    let mut stderr = String::new();
     let up = async {
         while let Ok(Some(line)) = lines.next_line().await {
             if line.contains("listening on http") {
                 return true;
             }
-            said.push_str(&line);
-            said.push('\n');
+            stderr.push_str(&line);
+            stderr.push('\n');
         }
         false
     };
@@ -121,28 +122,29 @@ async fn try_start(data: &Path) -> Result<(Child, String), String> {
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         return Ok((child, format!("http://{listen}")));
     }
-    Err(said)
+    Err(stderr)
 }
 
-/// Tasks that are not there, or not as they were; `None` when the relay ended meanwhile, which nobody overlooks.
-async fn missing_tasks(client: &TestClient, sound: &StoppedRelayCopy) -> Option<Vec<String>> {
+/// Tasks that are missing or changed. `None` if the relay exited meanwhile, which is not a
+/// silent loss.
+async fn missing_tasks(client: &TestClient, original: &StoppedRelayCopy) -> Option<Vec<String>> {
     let mut missing = Vec::new();
-    for (id, (prompt, output)) in &sound.tasks {
+    for (id, (prompt, output)) in &original.tasks {
         let found = match client.try_get_with_spec(id).await {
             Ok(task) => Some(task),
             Err(status) if status.code() == tonic::Code::Unavailable => return None,
             Err(_) => None,
         };
         let same = found.is_some_and(|task| task.spec.is_some_and(|spec| spec.prompt == *prompt));
-        let (stored, said_so) = stored_output(client, id).await;
-        if !same || (stored != *output && !said_so) {
+        let (stored, is_reported) = stored_output(client, id).await;
+        if !same || (stored != *output && !is_reported) {
             missing.push(id.clone());
         }
     }
     Some(missing)
 }
 
-/// What is left of a task's output, and whether the relay says that something was cut.
+/// The stored output of a task, and whether the relay reports a cut or an error.
 async fn stored_output(client: &TestClient, task: &str) -> (Vec<u8>, bool) {
     let request = ReadOutputRequest {
         task_id: task.to_owned(),
@@ -175,29 +177,29 @@ async fn skipped_records(client: &TestClient) -> u64 {
     page.map_or(1, |page| page.into_inner().skipped)
 }
 
-/// What became of the flips.
+/// Number of flips by their effect.
 #[derive(Debug, Default)]
 struct FlipOutcomes {
-    /// The relay did not start, and said what to do.
+    /// The relay did not start and printed what to do.
     refused_starts: usize,
-    /// It ended while it was asked.
+    /// The relay exited during the requests.
     ended_relays: usize,
-    /// Something is missing or damaged, and the relay or `baton verify` says so.
+    /// Data is missing or damaged, and the relay or `baton verify` reports it.
     reported_damage: usize,
-    /// Everything is there.
+    /// All data is present.
     harmless: usize,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
-    let sound = make_stopped_relay().await;
+async fn a_flipped_bit_never_loses_records_silently() {
+    let original = make_stopped_relay().await;
     let flips = std::env::var("BATON_FLIPS").map_or(FLIP_COUNT, |text| text.parse().unwrap());
-    let mut tally = FlipOutcomes::default();
+    let mut outcomes = FlipOutcomes::default();
     for flip in 0..flips {
         let copied = tempfile::tempdir().unwrap();
-        copy_directory(sound.dir.path(), copied.path());
+        copy_directory(original.dir.path(), copied.path());
         let files = data_files(copied.path());
-        // Every other flip hits the database itself, where almost everything is.
+        // Every other flip hits the database file, which has most of the data.
         let db = copied.path().join("store/sled/db");
         let (path, len) = if flip % 2 == 0 {
             files.iter().find(|(path, _)| *path == db).unwrap().clone()
@@ -214,122 +216,131 @@ async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
             .display()
             .to_string();
         check_one_flip(
-            &sound,
+            &original,
             copied.path(),
             &format!("bit {bit} of {name}"),
-            &mut tally,
+            &mut outcomes,
         )
         .await;
     }
-    println!("{flips} flipped bits: {tally:?}");
+    println!("{flips} flipped bits: {outcomes:?}");
     assert_eq!(
-        tally.refused_starts + tally.ended_relays + tally.reported_damage + tally.harmless,
+        outcomes.refused_starts
+            + outcomes.ended_relays
+            + outcomes.reported_damage
+            + outcomes.harmless,
         flips
     );
 }
 
 async fn check_one_flip(
-    sound: &StoppedRelayCopy,
+    original: &StoppedRelayCopy,
     data: &Path,
     what: &str,
-    tally: &mut FlipOutcomes,
+    outcomes: &mut FlipOutcomes,
 ) {
     let offline = BATON.run(data, &["verify", "--json"]).await;
     let (mut child, url) = match try_start(data).await {
         Ok(up) => up,
-        Err(said) => {
+        Err(stderr) => {
             assert!(
-                said.contains("try:"),
-                "{what}: a refusal says what to do: {said}"
+                stderr.contains("try:"),
+                "{what}: the refusal has no hint: {stderr}"
             );
             assert_ne!(
                 offline.code,
                 Some(0),
-                "{what}: a refused start is found by a verify"
+                "{what}: verify found nothing although the start was refused"
             );
-            tally.refused_starts += 1;
+            outcomes.refused_starts += 1;
             return;
         }
     };
-    let client = TestClient::new(&url, &sound.token);
-    let missing = missing_tasks(&client, sound).await;
+    let client = TestClient::new(&url, &original.token);
+    let missing = missing_tasks(&client, original).await;
     let skipped = skipped_records(&client).await;
     let Some(missing) = missing else {
-        tally.ended_relays += 1;
+        outcomes.ended_relays += 1;
         return;
     };
     if missing.is_empty() {
-        tally.harmless += usize::from(offline.code == Some(0));
-        tally.reported_damage += usize::from(offline.code != Some(0));
+        outcomes.harmless += usize::from(offline.code == Some(0));
+        outcomes.reported_damage += usize::from(offline.code != Some(0));
     } else {
         let info = client.relay_info().await;
         assert!(
             info.unreadable_records > 0 || skipped > 0,
-            "{what}: {missing:?} are missing and the relay does not know"
+            "{what}: {missing:?} are missing and the relay does not report it"
         );
         assert_eq!(offline.code, Some(1), "{what}: {missing:?} {offline:?}");
-        tally.reported_damage += 1;
+        outcomes.reported_damage += 1;
     }
     child.kill().await.expect("the relay runs");
 }
 
-/// Damages the page of one task's record and nothing else: old copies of a page hurt nobody, and damage at the end of the
-/// database keeps it from opening at all. False, with everything as it was, when the page lies at the end.
+/// Damages only the current page of one task's record. Old copies of a page have no effect, and
+/// damage at the end of the database prevents it from opening. Returns false and restores the
+/// file if the page is at the end.
 fn damage_task_page(data: &Path, task: Uuid) -> bool {
     let path = data.join("store/sled/db");
     let key = RecordKey::Live {
         tenant: crate::storage::damaged_records::default_tenant(),
         task,
     };
-    let sound = fs::read(&path).expect("the database is there");
+    let original = fs::read(&path).expect("the database is there");
     let wanted = task.as_bytes();
-    let hits = (0..sound.len() - wanted.len()).filter(|at| sound[*at..].starts_with(wanted));
+    let hits = (0..original.len() - wanted.len()).filter(|at| original[*at..].starts_with(wanted));
     for at in hits {
-        let mut bytes = sound.clone();
+        let mut bytes = original.clone();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).expect("the database can be written");
         let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
-        let hit = Store::with_offline_store(config, |looked| {
-            looked.refusal.is_none() && looked.store.get(&key).is_err()
+        let hit = Store::with_offline_store(config, |offline| {
+            offline.refusal.is_none() && offline.store.get(&key).is_err()
         });
         if matches!(hit, Ok(true)) {
             return true;
         }
     }
-    fs::write(&path, &sound).expect("the database can be written");
+    fs::write(&path, &original).expect("the database can be written");
     false
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest() {
+async fn a_relay_stopped_by_a_damaged_page_explains_how_to_save_the_rest() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let filled = |number: usize| TaskSpec {
+    let large_task = |number: usize| TaskSpec {
         prompt: format!("prompt {number} ").repeat(300),
         ..agent_task("nobody")
     };
-    let mut last = client.submit(filled(0)).await.task_id;
+    let mut last = client.submit(large_task(0)).await.task_id;
     for number in 1..100 {
-        last = client.submit(filled(number)).await.task_id;
+        last = client.submit(large_task(number)).await.task_id;
     }
-    // More of another tenant, until the first one's last page is in an old part of the database, which a start does not
-    // read; where sled puts its pages is its own business.
+    // Add tasks of another tenant until the first tenant's last page is in an older part of the
+    // database, which a start does not read. Where sled places its pages is not documented, so
+    // try repeatedly.
     let other = client.client_of_tenant("acme", Role::Admin).await;
-    let (mut kept, mut damaged, mut rounds) = (String::new(), false, 0);
+    let (mut other_task, mut damaged, mut rounds) = (String::new(), false, 0);
     while !damaged {
         for number in 0..150 {
-            kept = other.submit(filled(number)).await.task_id;
+            other_task = other.submit(large_task(number)).await.task_id;
         }
         relay.terminate().await;
         damaged = damage_task_page(relay.data(), last.parse().unwrap());
         relay.start_again().await;
         rounds += 1;
-        assert!(rounds < 20, "the page stays at the end");
+        assert!(rounds < 20, "the page is still at the end of the database");
     }
     let missing = client.relay_info().await.unreadable_records;
-    assert!(missing > 0, "it starts, and says what is missing");
-    // The next task's record belongs on the damaged page: this is acknowledged, and then the relay cannot go on.
-    let acknowledged = client.submit(filled(100)).await.task_id;
+    assert!(
+        missing > 0,
+        "the relay starts and reports unreadable records"
+    );
+    // The next task's record belongs on the damaged page: the submission is acknowledged, and
+    // then the relay stops because it cannot apply it.
+    let acknowledged = client.submit(large_task(100)).await.task_id;
     let status = relay.wait_for_exit().await;
     assert!(!status.success(), "{status:?}");
     for _ in 0..2 {
@@ -342,23 +353,31 @@ async fn a_relay_that_cannot_go_on_with_a_damaged_page_says_how_to_save_the_rest
     let saved = BATON
         .run(relay.data(), &["export", "--out", &file, "--json"])
         .await;
-    assert_eq!(saved.code, Some(4), "made, and not all of it: {saved:?}");
+    assert_eq!(
+        saved.code,
+        Some(4),
+        "the export is written but incomplete: {saved:?}"
+    );
     assert!(
         saved.stdout_json()["skipped"].as_u64().unwrap() > 0,
         "{saved:?}"
     );
     let home = tempfile::tempdir().unwrap();
     let refused = BATON.run(home.path(), &["import", &file]).await;
-    assert_eq!(refused.code, Some(1), "it is not whole: {refused:?}");
-    let taken = BATON
+    assert_eq!(
+        refused.code,
+        Some(1),
+        "an incomplete export is refused: {refused:?}"
+    );
+    let imported = BATON
         .run(home.path(), &["import", &file, "--accept-loss", "--json"])
         .await;
-    assert_eq!(taken.code, Some(0), "{taken:?}");
-    let saved = taken.stdout_json()["tasks"].as_u64().unwrap();
+    assert_eq!(imported.code, Some(0), "{imported:?}");
+    let saved = imported.stdout_json()["tasks"].as_u64().unwrap();
     let whole = 101 + 150 * rounds;
     assert!((whole - 40..=whole).contains(&saved), "{saved} of {whole}");
     let relay = RelayProcess::start_on(BATON, home, &[]).await;
-    for (client, task) in [(&client, &acknowledged), (&other, &kept)] {
+    for (client, task) in [(&client, &acknowledged), (&other, &other_task)] {
         let client = relay.admin().with_token(client.token_secret());
         assert_eq!(client.get(task).await.task_id, *task);
     }

@@ -1,4 +1,4 @@
-//! Exports of a relay at work: what is in them, and that nothing but a whole one is taken.
+//! Exports of a running relay: their content, and that only a complete export is accepted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,28 +17,28 @@ use crate::BATON;
 const AGENT: &str = "export";
 const CLIENTS: usize = 4;
 const DAEMONS: usize = 2;
-/// Acknowledged before the export begins, of each client.
+/// Tasks of each client that are acknowledged before the export starts.
 const TASKS_BEFORE_EXPORT: usize = 40;
-/// Rounds of truncated and altered copies; `BATON_ALTERED` makes more.
+/// Rounds of truncated and altered copies. `BATON_ALTERED` sets another number.
 const ALTERED_ROUNDS: usize = 150;
 
-/// What a client was told, in order.
+/// Acknowledged submissions and completions.
 #[derive(Clone, Debug, Default)]
 struct AcknowledgedWork {
-    /// Per client: its tasks, each submitted after the one before was acknowledged.
+    /// The tasks of each client, each submitted after the previous one was acknowledged.
     submitted: BTreeMap<usize, Vec<String>>,
-    /// What each task that has completed has written.
+    /// The output of each completed task.
     completed: BTreeMap<String, String>,
 }
 
 type SharedWork = Arc<Mutex<AcknowledgedWork>>;
 
-fn with_work<T>(ledger: &SharedWork, look: impl FnOnce(&mut AcknowledgedWork) -> T) -> T {
-    look(&mut ledger.lock().unwrap_or_else(PoisonError::into_inner))
+fn with_work<T>(work: &SharedWork, visit: impl FnOnce(&mut AcknowledgedWork) -> T) -> T {
+    visit(&mut work.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn numbered_task(number: usize) -> TaskSpec {
-    // Now and then a prompt that is too long for its record.
+    // Every tenth prompt is too long for its record and is stored as a body file.
     let prompt = if number.is_multiple_of(10) {
         format!("prompt {number} ").repeat(9_000)
     } else {
@@ -50,11 +50,11 @@ fn numbered_task(number: usize) -> TaskSpec {
     }
 }
 
-/// Submits without pause, one after the other, until it is told to stop.
+/// Submits tasks one after the other until `stop` is canceled.
 async fn submit_until_stopped(
     client: TestClient,
     number: usize,
-    ledger: SharedWork,
+    work: SharedWork,
     stop: CancellationToken,
 ) {
     for turn in 0.. {
@@ -66,17 +66,20 @@ async fn submit_until_stopped(
             idempotency_key: format!("client-{number}-{turn}"),
             ..SubmitRequest::default()
         };
-        let accepted = client.try_submit(request).await.expect("it is accepted");
+        let accepted = client
+            .try_submit(request)
+            .await
+            .expect("the submission is accepted");
         let task = accepted.task.expect("an accepted task is in the answer");
-        with_work(&ledger, |ledger| {
-            let own = ledger.submitted.entry(number).or_default();
-            own.push(task.task_id);
+        with_work(&work, |work| {
+            let own_tasks = work.submitted.entry(number).or_default();
+            own_tasks.push(task.task_id);
         });
     }
 }
 
-/// Completes what it is offered; that a completion counts is known when it was acknowledged.
-async fn complete_until_stopped(link: TestClient, ledger: SharedWork, stop: CancellationToken) {
+/// Completes every dispatched task. A completion is recorded here once it is acknowledged.
+async fn complete_until_stopped(link: TestClient, work: SharedWork, stop: CancellationToken) {
     let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
     while !stop.is_cancelled() {
         let mut attempt = daemon.start_next_attempt().await;
@@ -85,23 +88,19 @@ async fn complete_until_stopped(link: TestClient, ledger: SharedWork, stop: Canc
         attempt.complete("done").await;
         daemon.wait_until_acked(&attempt).await;
         daemon.stop_renewing(&attempt);
-        with_work(&ledger, |ledger| {
-            ledger
-                .completed
+        with_work(&work, |work| {
+            work.completed
                 .insert(attempt.attempt_ref.task_id.clone(), text);
         });
     }
 }
 
 async fn wait_for_work(
-    ledger: &SharedWork,
+    work: &SharedWork,
     what: &str,
-    mut look: impl FnMut(&AcknowledgedWork) -> bool,
+    mut visit: impl FnMut(&AcknowledgedWork) -> bool,
 ) {
-    baton_tests::poll_until(what, || {
-        with_work(ledger, |ledger| look(ledger)).then_some(())
-    })
-    .await;
+    baton_tests::poll_until(what, || with_work(work, |work| visit(work)).then_some(())).await;
 }
 
 fn export_path(dir: &Path, name: &str) -> (PathBuf, String) {
@@ -110,7 +109,7 @@ fn export_path(dir: &Path, name: &str) -> (PathBuf, String) {
     (path, text)
 }
 
-/// Clients and daemons at work.
+/// Clients and daemons that produce load.
 struct ExportLoad {
     work: SharedWork,
     stop: CancellationToken,
@@ -119,34 +118,34 @@ struct ExportLoad {
 
 impl ExportLoad {
     async fn start(admin: &TestClient) -> Self {
-        let (ledger, stop) = (SharedWork::default(), CancellationToken::new());
+        let (work, stop) = (SharedWork::default(), CancellationToken::new());
         let link = admin.client_of_tenant("", Role::Daemon).await;
         let mut running = Vec::new();
         for number in 0..CLIENTS {
-            let own =
-                submit_until_stopped(admin.clone(), number, Arc::clone(&ledger), stop.clone());
-            running.push(AbortOnDropHandle::new(tokio::spawn(own)));
+            let own_tasks =
+                submit_until_stopped(admin.clone(), number, Arc::clone(&work), stop.clone());
+            running.push(AbortOnDropHandle::new(tokio::spawn(own_tasks)));
         }
         for _ in 0..DAEMONS {
-            let own = complete_until_stopped(link.clone(), Arc::clone(&ledger), stop.clone());
-            running.push(AbortOnDropHandle::new(tokio::spawn(own)));
+            let own_tasks = complete_until_stopped(link.clone(), Arc::clone(&work), stop.clone());
+            running.push(AbortOnDropHandle::new(tokio::spawn(own_tasks)));
         }
-        wait_for_work(&ledger, "work before the export", |ledger| {
-            let enough = |own: &Vec<String>| own.len() >= TASKS_BEFORE_EXPORT;
-            ledger.submitted.len() == CLIENTS
-                && ledger.submitted.values().all(enough)
-                && ledger.completed.len() >= TASKS_BEFORE_EXPORT
+        wait_for_work(&work, "work before the export", |work| {
+            let enough = |own_tasks: &Vec<String>| own_tasks.len() >= TASKS_BEFORE_EXPORT;
+            work.submitted.len() == CLIENTS
+                && work.submitted.values().all(enough)
+                && work.completed.len() >= TASKS_BEFORE_EXPORT
         })
         .await;
         Self {
-            work: ledger,
+            work,
             stop,
             running,
         }
     }
 
     fn snapshot(&self) -> AcknowledgedWork {
-        with_work(&self.work, |ledger| ledger.clone())
+        with_work(&self.work, |work| work.clone())
     }
 
     fn stop(self) {
@@ -155,33 +154,34 @@ impl ExportLoad {
     }
 }
 
-/// Everything that was acknowledged before is there and as it was; of what came later, each client's beginning.
-async fn check_prefix(there: &TestClient, before: &AcknowledgedWork, after: &AcknowledgedWork) {
-    for (number, told) in &before.submitted {
+/// Checks that everything acknowledged before the export is present and unchanged, and that of
+/// the later tasks each client's are a prefix.
+async fn check_prefix(client: &TestClient, before: &AcknowledgedWork, after: &AcknowledgedWork) {
+    for (number, acknowledged) in &before.submitted {
         let mut missing = false;
         for (turn, task) in after.submitted[number].iter().enumerate() {
-            let found = there.try_get_with_spec(task).await;
-            if turn < told.len() {
+            let found = client.try_get_with_spec(task).await;
+            if turn < acknowledged.len() {
                 let found = found.as_ref().expect("acknowledged before the export");
                 let asked = found.spec.as_ref().expect("a task has its specification");
                 assert_eq!(asked.prompt, numbered_task(turn).prompt);
             }
             assert!(
                 !(missing && found.is_ok()),
-                "{turn} of client {number} is there and one before it is not"
+                "task {turn} of client {number} exists, but an earlier one is missing"
             );
             missing |= found.is_err();
         }
     }
     for (task, text) in &before.completed {
-        let found = there.get(task).await;
+        let found = client.get(task).await;
         assert_eq!(found.state(), TaskState::Completed, "{found:?}");
-        assert_eq!(there.read_output_to_end(task).await, text.as_bytes());
+        assert_eq!(client.read_output_to_end(task).await, text.as_bytes());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_under_load_is_a_consistent_prefix_that_another_relay_goes_on_with() {
+async fn an_export_under_load_is_a_consistent_prefix_usable_by_another_relay() {
     let dir = tempfile::tempdir().unwrap();
     let relay = RelayProcess::start(BATON).await;
     let admin = relay.admin().clone();
@@ -200,36 +200,40 @@ async fn an_export_under_load_is_a_consistent_prefix_that_another_relay_goes_on_
     let grew = |number: &usize| after.submitted[number].len() > before.submitted[number].len();
     assert!(
         before.submitted.keys().any(grew),
-        "there was load meanwhile"
+        "there was load during the export"
     );
     let live = BATON.run(relay.data(), &["verify", "--json"]).await;
-    assert_eq!(live.code, Some(0), "a busy relay is whole: {live:?}");
+    assert_eq!(
+        live.code,
+        Some(0),
+        "verify of a busy relay found problems: {live:?}"
+    );
     load.stop();
 
     let checked = BATON.run(dir.path(), &["verify", &name, "--json"]).await;
     assert_eq!(checked.code, Some(0), "{checked:?}");
     let home = tempfile::tempdir().unwrap();
-    let taken = BATON.run(home.path(), &["import", &name, "--json"]).await;
-    assert_eq!(taken.code, Some(0), "{taken:?}");
+    let imported = BATON.run(home.path(), &["import", &name, "--json"]).await;
+    assert_eq!(imported.code, Some(0), "{imported:?}");
     let offline = BATON.run(home.path(), &["verify", "--json"]).await;
     assert_eq!(offline.code, Some(0), "{offline:?}");
     assert_eq!(
-        taken.stdout_json()["tasks"],
+        imported.stdout_json()["tasks"],
         offline.stdout_json()["summary"]["tasks"]
     );
 
-    let elsewhere = RelayProcess::start_on(BATON, home, &[]).await;
-    let there = elsewhere.admin();
-    check_prefix(there, &before, &after).await;
-    let (same, other) = (admin.relay_info().await, there.relay_info().await);
+    let other_relay = RelayProcess::start_on(BATON, home, &[]).await;
+    let client = other_relay.admin();
+    check_prefix(client, &before, &after).await;
+    let (same, other) = (admin.relay_info().await, client.relay_info().await);
     assert_ne!(same.incarnation, other.incarnation);
     assert_eq!(other.unreadable_records, 0);
-    // Tokens came with it, as hashes: who had one has it still.
-    let old = there.with_token(admin.token_secret());
+    // Token hashes are part of the export, so old tokens still work.
+    let old = client.with_token(admin.token_secret());
     old.get(&before.submitted[&0][0]).await;
 }
 
-/// A small export with every kind of thing in it.
+/// A small export with records, bodies and output.
 async fn small_export(dir: &Path) -> PathBuf {
     let relay = RelayProcess::start(BATON).await;
     let admin = relay.admin();
@@ -252,13 +256,13 @@ async fn small_export(dir: &Path) -> PathBuf {
 
 /// Where each frame of an export ends.
 fn frame_boundaries(bytes: &[u8]) -> Vec<usize> {
-    let mut reader = ArchiveReader::open(bytes).expect("a whole export");
+    let mut reader = ArchiveReader::open(bytes).expect("a complete export");
     let mut ends = vec![
         0,
         8,
         usize::try_from(reader.position()).expect("a small file"),
     ];
-    while let Some(_item) = reader.next_item().expect("a whole export") {
+    while let Some(_item) = reader.next_item().expect("a complete export") {
         ends.push(usize::try_from(reader.position()).expect("a small file"));
     }
     ends
@@ -278,11 +282,14 @@ async fn a_truncated_or_altered_export_is_always_refused_and_changes_nothing() {
         };
         let import = archive::import_file(&bad, &target, options, &mut |_| true);
         let error = import.expect_err(what);
-        assert!(error.to_string().contains("byte"), "it says where: {error}");
-        assert!(!target.exists(), "{what}: the directory was touched");
+        assert!(
+            error.to_string().contains("byte"),
+            "the error has no position: {error}"
+        );
+        assert!(!target.exists(), "{what}: the target directory was created");
     };
     let ends = frame_boundaries(&whole);
-    assert!(ends.len() > 12, "many frames, not {}", ends.len());
+    assert!(ends.len() > 12, "only {} frames", ends.len());
     for end in ends.iter().filter(|end| **end < whole.len()) {
         refused(&whole[..*end], &format!("cut at {end}"));
     }
@@ -299,28 +306,28 @@ async fn a_truncated_or_altered_export_is_always_refused_and_changes_nothing() {
     std::fs::write(&bad, &whole[..whole.len() - 1]).unwrap();
     for (arguments, code) in [
         (vec!["import", &bad_name, "--data", &target_name], 1),
-        // Told from findings, which end with 1.
+        // Exit code 1 of verify means findings, so a cut export has another code.
         (vec!["verify", &bad_name], 4),
     ] {
-        let said = BATON.run(dir.path(), &arguments).await;
-        assert_eq!(said.code, Some(code), "{said:?}");
-        assert!(said.stderr.contains("cut short"), "{said:?}");
-        assert!(said.stderr.contains("try:"), "{said:?}");
+        let output = BATON.run(dir.path(), &arguments).await;
+        assert_eq!(output.code, Some(code), "{output:?}");
+        assert!(output.stderr.contains("cut short"), "{output:?}");
+        assert!(output.stderr.contains("try:"), "{output:?}");
     }
     let missing = dir.path().join("missing").display().to_string();
     for arguments in [
         vec!["import", &missing, "--data", &target_name],
         vec!["verify", &missing],
     ] {
-        let said = BATON.run(dir.path(), &arguments).await;
-        assert_eq!(said.code, Some(2), "{said:?}");
-        assert!(said.stderr.contains("try:"), "{said:?}");
+        let output = BATON.run(dir.path(), &arguments).await;
+        assert_eq!(output.code, Some(2), "{output:?}");
+        assert!(output.stderr.contains("try:"), "{output:?}");
     }
     assert!(!target.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_holds_no_secret_and_only_an_administrator_of_all_tenants_gets_one() {
+async fn an_export_has_no_secrets_and_needs_an_admin_of_all_tenants() {
     let dir = tempfile::tempdir().unwrap();
     let relay = RelayProcess::start(BATON).await;
     let admin = relay.admin();
@@ -329,11 +336,11 @@ async fn an_export_holds_no_secret_and_only_an_administrator_of_all_tenants_gets
     admin.submit(agent_task(AGENT)).await;
     let attempt = daemon.start_next_attempt().await;
     daemon.wait_until_acked(&attempt).await;
-    // The secret half of a token stands behind its id.
-    let half = |token: &str| token.splitn(3, '_').nth(2).unwrap().as_bytes().to_vec();
+    // The secret part of a token follows its id.
+    let secret_part = |token: &str| token.splitn(3, '_').nth(2).unwrap().as_bytes().to_vec();
     let secrets = [
-        half(admin.token_secret()),
-        half(link.token_secret()),
+        secret_part(admin.token_secret()),
+        secret_part(link.token_secret()),
         attempt.token().value.to_vec(),
     ];
     let one_tenant = admin.client_of_tenant("acme", Role::Admin).await;
@@ -361,13 +368,13 @@ async fn an_export_holds_no_secret_and_only_an_administrator_of_all_tenants_gets
         assert_eq!(
             again.code,
             Some(2),
-            "an export replaces nothing unasked: {again:?}"
+            "an export overwrites no existing file: {again:?}"
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_does_not_read_its_export_holds_up_nobody_but_other_exports() {
+async fn a_client_that_does_not_read_its_export_delays_only_other_exports() {
     let relay = RelayProcess::start(BATON).await;
     let admin = relay.admin().clone();
     let tasks = (0..60).map(|_| admin.submit(numbered_task(0)));
@@ -378,13 +385,13 @@ async fn a_client_that_does_not_read_its_export_holds_up_nobody_but_other_export
     let stuck = stuck.await.expect("the export begins").into_inner();
     let busy = admin.operator().verify(VerifyRequest::default()).await;
     assert_eq!(
-        error_code(&busy.expect_err("one at a time")),
+        error_code(&busy.expect_err("another export is running")),
         "transfer_busy"
     );
     let task = admin.submit(agent_task(AGENT)).await;
     assert_eq!(admin.get(&task.task_id).await.task_id, task.task_id);
     drop(stuck);
-    let free = async {
+    let wait_for_slot = async {
         let mut ticks = tokio::time::interval(std::time::Duration::from_millis(50));
         loop {
             ticks.tick().await;
@@ -398,5 +405,9 @@ async fn a_client_that_does_not_read_its_export_holds_up_nobody_but_other_export
             }
         }
     };
-    wait_within("a client that left to make room", free).await;
+    wait_within(
+        "the export slot of the disconnected client to be free",
+        wait_for_slot,
+    )
+    .await;
 }

@@ -1,4 +1,5 @@
-//! Imports: into a new directory, into a running relay, cut short, and what becomes of the work of before.
+//! Imports: into a new directory, into a running relay, interrupted, and the state of inherited
+//! tasks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,12 +18,12 @@ use tempfile::TempDir;
 use crate::BATON;
 
 const AGENT: &str = "import";
-/// Offered by the daemon that runs something before, and by no other.
+/// Offered only by the daemon that runs an attempt before the export.
 const EARLIER_AGENT: &str = "earlier";
-/// More than the largest lease and its grace.
+/// Longer than the largest lease with its grace.
 const INHERITED_WAIT: Duration = Duration::from_secs(25 * 60 * 60);
 
-/// A relay with one task that waits and one that runs, and its export.
+/// A relay with a queued and a running task, and its export.
 struct ExportedRelay {
     relay: RelayProcess,
     link: TestClient,
@@ -58,16 +59,16 @@ async fn export_relay(baton: BatonExecutable) -> ExportedRelay {
     }
 }
 
-/// A relay on the imported data. The old one is gone.
+/// Starts a relay on the imported data, after the old one was killed.
 async fn start_on_imported_data(
     baton: BatonExecutable,
     origin: &mut ExportedRelay,
 ) -> RelayProcess {
     origin.relay.kill().await;
     let home = tempfile::tempdir().expect("a temporary directory can be made");
-    let said = run_import(baton, &origin.file, home.path()).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stderr.contains("release-inherited"), "{said:?}");
+    let output = run_import(baton, &origin.file, home.path()).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.stderr.contains("release-inherited"), "{output:?}");
     RelayProcess::start_on(baton, home, &[]).await
 }
 
@@ -75,7 +76,7 @@ async fn run_import(baton: BatonExecutable, file: &str, data: &Path) -> CommandO
     baton.run(data, &["import", file, "--json"]).await
 }
 
-/// The daemon of before comes with its credential and what it still runs.
+/// Reconnects the daemon from before the import, with its credential and its running attempt.
 async fn reconnect_earlier_daemon(origin: &ExportedRelay, relay: &RelayProcess) -> ScriptedDaemon {
     let link = TestClient::new(relay.admin().url(), origin.link.token_secret());
     let hello = Hello {
@@ -87,7 +88,7 @@ async fn reconnect_earlier_daemon(origin: &ExportedRelay, relay: &RelayProcess) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_operators_word() {
+async fn after_an_import_frames_are_fenced_and_tasks_wait_for_release() {
     let mut origin = export_relay(BATON).await;
     let relay = start_on_imported_data(BATON, &mut origin).await;
     let (client, waiting) = (relay.admin().clone(), origin.waiting.task_id.clone());
@@ -96,7 +97,7 @@ async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_o
     let killed = |decision: &Option<Decision>| matches!(decision, Some(Decision::Kill(kill)) if kill.code() == FenceCode::StaleIncarnation);
     assert!(killed(&settled[0].decision), "{settled:?}");
 
-    // A late frame of the old attempt changes nothing.
+    // A late frame of the old attempt has no effect.
     let (before, task) = (
         client.commit_seq().await,
         origin.running.attempt_ref.task_id.clone(),
@@ -109,7 +110,7 @@ async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_o
     let mut attempt = daemon.start_next_attempt().await;
     assert_eq!(
         attempt.attempt_ref.task_id, fresh.task_id,
-        "new work is not held"
+        "a new task does not wait"
     );
     attempt.complete("").await;
     client
@@ -118,13 +119,17 @@ async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_o
     assert_eq!(client.get(&task).await.state(), state);
     assert!(client.commit_seq().await > before);
 
-    let held = client.get(&waiting).await;
-    assert_eq!(held.state(), TaskState::Queued, "{held:?}");
-    assert_eq!(held.waits_for(), WaitsFor::Inheritance, "{held:?}");
-    let word = ReleaseInheritedRequest {
+    let inherited = client.get(&waiting).await;
+    assert_eq!(inherited.state(), TaskState::Queued, "{inherited:?}");
+    assert_eq!(
+        inherited.waits_for(),
+        WaitsFor::Inheritance,
+        "{inherited:?}"
+    );
+    let release = ReleaseInheritedRequest {
         reason: "the old machines are off".to_owned(),
     };
-    let released = client.operator().release_inherited(word).await.unwrap();
+    let released = client.operator().release_inherited(release).await.unwrap();
     assert!(released.into_inner().released >= 1);
     let mut attempt = daemon.start_next_attempt().await;
     assert_eq!(attempt.attempt_ref.task_id, waiting);
@@ -133,15 +138,19 @@ async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_an_import_inherited_tasks_wait_for_the_largest_lease_over_a_restart() {
+async fn after_an_import_inherited_tasks_wait_out_the_largest_lease() {
     let clock = TestClock::new();
     let baton = clock.apply_to(BATON);
     let mut origin = export_relay(baton).await;
     let mut relay = start_on_imported_data(baton, &mut origin).await;
     relay.kill().await;
     relay.start_again().await;
-    let held = relay.admin().get(&origin.waiting.task_id).await;
-    assert_eq!(held.waits_for(), WaitsFor::Inheritance, "{held:?}");
+    let inherited = relay.admin().get(&origin.waiting.task_id).await;
+    assert_eq!(
+        inherited.waits_for(),
+        WaitsFor::Inheritance,
+        "{inherited:?}"
+    );
     let mut daemon = reconnect_earlier_daemon(&origin, &relay).await;
     clock.advance_suspended(INHERITED_WAIT);
     let attempt = daemon.next_dispatch().await;
@@ -149,13 +158,13 @@ async fn after_an_import_inherited_tasks_wait_for_the_largest_lease_over_a_resta
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_relay_without_tasks_takes_an_import_and_starts_again_with_it() {
+async fn an_empty_running_relay_accepts_an_import_and_restarts_with_it() {
     let origin = export_relay(BATON).await;
     let relay = RelayProcess::start(BATON).await;
     let (admin, before) = (relay.admin().clone(), relay.admin().relay_info().await);
     let own = admin.client_of_tenant("", Role::Operator).await;
 
-    // Bad uploads are refused, and the relay goes on as it is.
+    // Bad uploads are refused, and the relay stays unchanged.
     let whole = std::fs::read(&origin.file).unwrap();
     for (bytes, hash_of, code) in [
         (&whole[..whole.len() / 2], &whole[..], "export_altered"),
@@ -179,14 +188,14 @@ async fn a_running_relay_without_tasks_takes_an_import_and_starts_again_with_it(
     assert_eq!(admin.relay_info().await.incarnation, before.incarnation);
     assert!(
         !relay.data().join("incoming").exists(),
-        "nothing is left of them"
+        "no uploaded file is left"
     );
 
-    let said = run_import(BATON, &origin.file, relay.data()).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run_import(BATON, &origin.file, relay.data()).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     let after = own.relay_info().await;
     assert_eq!(
-        said.stdout_json()["incarnation"],
+        output.stdout_json()["incarnation"],
         after.incarnation.as_str()
     );
     assert_ne!(after.incarnation, before.incarnation);
@@ -217,7 +226,7 @@ async fn stored_output(client: &TestClient, task: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     while let Some(piece) = wait_within("output", pieces.message())
         .await
-        .expect("output goes on")
+        .expect("the output stream continues")
     {
         if let Some(baton_proto::v1::read_output_response::Item::Chunk(chunk)) = piece.item {
             bytes.extend_from_slice(&chunk.data);
@@ -226,7 +235,7 @@ async fn stored_output(client: &TestClient, task: &str) -> Vec<u8> {
     bytes
 }
 
-/// Sends bytes as an import, with the hash of others if any, and gives the code of the refusal.
+/// Uploads bytes as an import with the hash of `hash_of`, and returns the code of the refusal.
 async fn upload_import(client: &TestClient, bytes: &[u8], hash_of: Option<&[u8]>) -> String {
     use sha2::{Digest, Sha256};
     let chunks = bytes
@@ -249,12 +258,12 @@ async fn upload_import(client: &TestClient, bytes: &[u8], hash_of: Option<&[u8]>
     error_code(
         &wait_within("a refusal", refused)
             .await
-            .expect_err("it is refused"),
+            .expect_err("the upload is refused"),
     )
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_started_over() {
+async fn a_killed_import_leaves_a_directory_that_is_refused_until_imported_again() {
     let origin = export_relay(BATON).await;
     let client = origin.relay.admin();
     join_all((0..200).map(|_| client.submit(agent_task(AGENT)))).await;
@@ -266,7 +275,7 @@ async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("new");
     let text = data.display().to_string();
-    // A quick machine may be done before it is killed.
+    // On a fast machine the import may finish before the kill, so try again.
     for _ in 0..20 {
         let mut command = BATON.command(home.path());
         let mut importing = command
@@ -286,7 +295,7 @@ async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_
     }
     assert!(
         data.join("importing").exists(),
-        "it was caught in the middle"
+        "no import was killed before its end"
     );
     let refused = BATON
         .run(
@@ -297,10 +306,10 @@ async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("baton import"), "{refused:?}");
 
-    let over = BATON
+    let repeated = BATON
         .run(home.path(), &["import", &file, "--data", &text])
         .await;
-    assert_eq!(over.code, Some(0), "{over:?}");
+    assert_eq!(repeated.code, Some(0), "{repeated:?}");
     let verified = BATON
         .run(home.path(), &["verify", "--data", &text, "--json"])
         .await;
@@ -312,6 +321,6 @@ async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_
     assert_eq!(
         twice.code,
         Some(2),
-        "a directory with data is somebody's: {twice:?}"
+        "an import into a directory with data is refused: {twice:?}"
     );
 }

@@ -1,5 +1,6 @@
-//! The relay's disk fills up: it takes nothing new in time, gives up its ballast for what runs, starts again by itself if it met
-//! the end all the same, and goes on when there is room. Nobody dies of it and nothing is lost.
+//! The relay's disk fills up. The relay refuses submissions early, frees its ballast for running
+//! work, restarts itself if a write still fails, and accepts submissions again when there is
+//! space. No acknowledged change is lost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,13 +22,13 @@ use tonic::{Code, Status};
 use crate::BATON;
 
 const MIB: u64 = 1 << 20;
-/// Its mark is 64 MiB, its ballast 32.
+/// With this disk the relay needs 64 MiB free to admit work and reserves 32 MiB of ballast.
 const DISK_MEBIBYTES: u32 = 256;
-/// Nobody's lease ends in these tests: what is shown does not hang on a busy machine's time.
+/// Longer than the tests, so that no lease expires on a busy machine.
 const LEASE_MS: u64 = 10 * 60 * 1_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A relay on a small disk, with a daemon whose disk is large enough.
+/// A relay on a small disk, and a daemon on the normal disk.
 struct RelayDiskFixture {
     relay: SmallDiskRelay,
     _daemon: DaemonProcess,
@@ -50,7 +51,7 @@ impl RelayDiskFixture {
         })
     }
 
-    /// Runs until its file is there.
+    /// Submits a task that runs until its file exists.
     async fn submit_waiting(&self, name: &str) -> Task {
         let client = self.relay.admin();
         let task = client
@@ -124,36 +125,36 @@ async fn wait_reason(client: &TestClient, task: &Task) -> WaitsFor {
         task_id: task.task_id.clone(),
     };
     let shown = client.operator().inspect(request).await;
-    let shown = shown.expect("an operator may look").into_inner();
+    let shown = shown.expect("an operator may inspect").into_inner();
     shown.task.expect("the task is shown").waits_for()
 }
 
 fn only_attempt_id(task: &Task) -> &str {
     let [attempt] = task.attempts.as_slice() else {
-        panic!("one attempt, not {}", task.attempts.len());
+        panic!("expected one attempt, found {}", task.attempts.len());
     };
     &attempt.attempt_id
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
-    let Some(scene) = RelayDiskFixture::start("little-room").await else {
+async fn a_relay_low_on_disk_refuses_submissions_and_finishes_running_work() {
+    let Some(fixture) = RelayDiskFixture::start("little-room").await else {
         return;
     };
-    let client = scene.relay.admin().clone();
+    let client = fixture.relay.admin().clone();
     wait_for_admission(&client, true).await;
     wait_for_ballast(&client, 32).await;
-    let first = scene.submit_waiting("first").await;
-    let second = scene.submit_waiting("second").await;
+    let first = fixture.submit_waiting("first").await;
+    let second = fixture.submit_waiting("second").await;
     let known = SubmitRequest {
         idempotency_key: "known".into(),
         ..submit_request(agent_task("nobody"))
     };
     let taken = client.try_submit(known.clone()).await.unwrap();
 
-    scene.relay.disk_space.fill_until_free(40 * MIB);
+    fixture.relay.disk_space.fill_until_free(40 * MIB);
     wait_for_admission(&client, false).await;
-    // Nothing is stored for what was taken before.
+    // A repeated submission stores nothing, so it is still answered.
     let again = client.try_submit(known).await.unwrap();
     assert_eq!(again.task, taken.task);
     let refused = client
@@ -170,21 +171,24 @@ async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
     let disk = info.disk.unwrap();
     assert!(disk.free_bytes < disk.needed_bytes && disk.ballast_bytes == 32 * MIB);
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("health to say that nothing is admitted", async {
+    wait_within("health to report that nothing is admitted", async {
         while client.is_serving("baton.admission").await {
             ticks.tick().await;
         }
     })
     .await;
-    assert!(client.is_serving("").await, "what runs needs the relay");
-    scene.create_file("first");
+    assert!(
+        client.is_serving("").await,
+        "the relay itself must stay healthy for running work"
+    );
+    fixture.create_file("first");
     client
         .wait_for_state(&first.task_id, TaskState::Completed)
         .await;
 
-    scene.relay.disk_space.fill_until_free(10 * MIB);
+    fixture.relay.disk_space.fill_until_free(10 * MIB);
     wait_for_ballast(&client, 16).await;
-    scene.create_file("second");
+    fixture.create_file("second");
     client
         .wait_for_state(&second.task_id, TaskState::Completed)
         .await;
@@ -193,24 +197,27 @@ async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
         b"begun\nended\n"
     );
 
-    scene.relay.disk_space.remove_filler();
+    fixture.relay.disk_space.remove_filler();
     wait_for_admission(&client, true).await;
     wait_for_ballast(&client, 32).await;
-    let third = scene.submit_waiting("third").await;
-    scene.create_file("third");
+    let third = fixture.submit_waiting("third").await;
+    fixture.create_file("third");
     client
         .wait_for_state(&third.task_id, TaskState::Completed)
         .await;
-    assert!(!scene.relay.has_restarted_itself(), "it was never met");
-    wait_until_marked_gone(scene.mark).await;
+    assert!(
+        !fixture.relay.has_restarted_itself(),
+        "the relay never met a full disk"
+    );
+    wait_until_marked_gone(fixture.mark).await;
 }
 
-/// Is there when the talkative one has said everything.
+/// This file exists once the talkative task has written all its output.
 fn output_done_file(file: &Path) -> PathBuf {
-    file.with_extension("said")
+    file.with_extension("written")
 }
 
-/// Waits for its file, then says more than a disk without room takes.
+/// Waits for its file, then prints more than fits on the full disk.
 fn talkative_task(file: &Path, mark: &str) -> TaskSpec {
     let script = format!(
         "echo begun; until [ -e {} ]; do sleep 0.05; done; yes line | head -c 2000000; echo ended; touch {}",
@@ -224,27 +231,27 @@ fn talkative_task(file: &Path, mark: &str) -> TaskSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back() {
-    let Some(scene) = RelayDiskFixture::start("no-room-for-output").await else {
+async fn output_that_does_not_fit_waits_at_its_daemon_and_delays_no_other_task() {
+    let Some(fixture) = RelayDiskFixture::start("no-room-for-output").await else {
         return;
     };
-    let client = scene.relay.admin().clone();
+    let client = fixture.relay.admin().clone();
     wait_for_admission(&client, true).await;
     wait_for_ballast(&client, 32).await;
-    let quiet = scene.submit_waiting("quiet").await;
-    let stopped = scene.submit_waiting("stopped").await;
-    let loud = talkative_task(&scene.dir.path().join("loud"), scene.mark);
+    let quiet = fixture.submit_waiting("quiet").await;
+    let stopped = fixture.submit_waiting("stopped").await;
+    let loud = talkative_task(&fixture.dir.path().join("loud"), fixture.mark);
     let loud = client.submit(loud).await;
     client
         .wait_for_state(&loud.task_id, TaskState::Running)
         .await;
 
-    // The first half of the ballast goes, and what that gave is used up, too: records still fit.
-    scene.relay.disk_space.fill_until_free(10 * MIB);
+    // Use up the first half of the ballast as well. Records still fit, output does not.
+    fixture.relay.disk_space.fill_until_free(10 * MIB);
     wait_for_ballast(&client, 16).await;
-    scene.relay.disk_space.fill_until_free(6 * MIB);
+    fixture.relay.disk_space.fill_until_free(6 * MIB);
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("the relay to see that hardly anything is left", async {
+    wait_within("the relay to notice how little space is left", async {
         while client
             .relay_info()
             .await
@@ -255,9 +262,9 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
         }
     })
     .await;
-    let file = scene.dir.path().join("loud");
-    scene.create_file("loud");
-    wait_within("everything to be said", async {
+    let file = fixture.dir.path().join("loud");
+    fixture.create_file("loud");
+    wait_within("all output to be written", async {
         while !output_done_file(&file).exists() {
             ticks.tick().await;
         }
@@ -266,7 +273,7 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
     client
         .try_cancel(&stopped.task_id)
         .await
-        .expect("a cancel is taken");
+        .expect("the cancel is accepted");
     client
         .wait_for_state(&stopped.task_id, TaskState::Canceled)
         .await;
@@ -276,7 +283,7 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
             .cancel
             .is_some_and(|cancel| cancel.confirmed_at.is_some())
     );
-    scene.create_file("quiet");
+    fixture.create_file("quiet");
     client
         .wait_for_state(&quiet.task_id, TaskState::Completed)
         .await;
@@ -286,47 +293,50 @@ async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back
     );
     assert_eq!(client.get(&loud.task_id).await.state(), TaskState::Running);
 
-    scene.relay.disk_space.remove_filler();
+    fixture.relay.disk_space.remove_filler();
     client
         .wait_for_state(&loud.task_id, TaskState::Completed)
         .await;
-    let said = client.read_output_to_end(&loud.task_id).await;
+    let output = client.read_output_to_end(&loud.task_id).await;
     assert_eq!(
-        said.len(),
+        output.len(),
         "begun\nended\n".len() + 2_000_000,
-        "nothing was cut"
+        "no output was cut"
     );
-    assert!(!scene.relay.has_restarted_itself(), "the end was never met");
+    assert!(
+        !fixture.relay.has_restarted_itself(),
+        "the relay never met a full disk"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_queued_is_not_dispatched_until_there_is_room() {
-    let Some(scene) = RelayDiskFixture::start("queued-without-room").await else {
+async fn queued_tasks_are_not_dispatched_while_the_disk_is_full() {
+    let Some(fixture) = RelayDiskFixture::start("queued-without-room").await else {
         return;
     };
-    let client = scene.relay.admin().clone();
+    let client = fixture.relay.admin().clone();
     wait_for_admission(&client, true).await;
-    // As many as the daemon has slots, and one more.
+    // One task more than the daemon has slots.
     let mut running = Vec::new();
     for name in ["a", "b", "c", "d"] {
-        running.push(scene.submit_waiting(name).await);
+        running.push(fixture.submit_waiting(name).await);
     }
     let queued = client
-        .submit(command_task("echo", &["done"], scene.mark))
+        .submit(command_task("echo", &["done"], fixture.mark))
         .await;
-    scene.relay.disk_space.fill_until_free(40 * MIB);
+    fixture.relay.disk_space.fill_until_free(40 * MIB);
     wait_for_admission(&client, false).await;
-    scene.create_file("a");
+    fixture.create_file("a");
     client
         .wait_for_state(&running[0].task_id, TaskState::Completed)
         .await;
     assert_eq!(wait_reason(&client, &queued).await, WaitsFor::Space);
-    scene.relay.disk_space.remove_filler();
+    fixture.relay.disk_space.remove_filler();
     client
         .wait_for_state(&queued.task_id, TaskState::Completed)
         .await;
     for name in ["b", "c", "d"] {
-        scene.create_file(name);
+        fixture.create_file(name);
     }
     for task in &running {
         client
@@ -335,21 +345,21 @@ async fn what_is_queued_is_not_dispatched_until_there_is_room() {
     }
 }
 
-/// Somebody who takes all space as soon as there is any.
+/// A task that fills the disk again as soon as space is freed.
 struct DiskFiller {
     is_filling: Arc<AtomicBool>,
     fill_task: tokio::task::JoinHandle<()>,
 }
 
 impl DiskFiller {
-    fn start(room: SmallDiskSpace) -> Self {
+    fn start(disk_space: SmallDiskSpace) -> Self {
         let is_filling = Arc::new(AtomicBool::new(true));
-        let hungry = Arc::clone(&is_filling);
+        let filling = Arc::clone(&is_filling);
         let mut ticks = tokio::time::interval(Duration::from_millis(2));
         let fill_task = tokio::spawn(async move {
-            while hungry.load(Ordering::Acquire) {
+            while filling.load(Ordering::Acquire) {
                 ticks.tick().await;
-                room.fill_disk();
+                disk_space.fill_disk();
             }
         });
         Self {
@@ -360,11 +370,14 @@ impl DiskFiller {
 
     async fn stop(self) {
         self.is_filling.store(false, Ordering::Release);
-        self.fill_task.await.expect("it eats without complaint");
+        self.fill_task
+            .await
+            .expect("the filler ends without a panic");
     }
 }
 
-/// Changes what is stored until the relay has met the end of its disk. Returns whose cancel was acknowledged.
+/// Cancels tasks until the relay has met the full disk. Returns the tasks whose cancel was
+/// acknowledged.
 async fn write_until_disk_full(
     relay: &SmallDiskRelay,
     queued: &[Task],
@@ -384,32 +397,32 @@ async fn write_until_disk_full(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
-    let Some(mut scene) = RelayDiskFixture::start("met-a-full-disk").await else {
+async fn a_relay_on_a_full_disk_restarts_itself_and_loses_nothing() {
+    let Some(mut fixture) = RelayDiskFixture::start("met-a-full-disk").await else {
         return;
     };
-    let client = scene.relay.admin().clone();
+    let client = fixture.relay.admin().clone();
     wait_for_admission(&client, true).await;
     let (first, second) = (
-        scene.submit_waiting("first").await,
-        scene.submit_waiting("second").await,
+        fixture.submit_waiting("first").await,
+        fixture.submit_waiting("second").await,
     );
     let mut queued = Vec::new();
     for _ in 0..300 {
         queued.push(client.submit(agent_task("nobody")).await);
     }
 
-    let eater = DiskFiller::start(scene.relay.disk_space.clone());
+    let filler = DiskFiller::start(fixture.relay.disk_space.clone());
     let mut ticks = tokio::time::interval(Duration::from_millis(2));
-    let canceled = write_until_disk_full(&scene.relay, &queued, &mut ticks).await;
+    let canceled = write_until_disk_full(&fixture.relay, &queued, &mut ticks).await;
     wait_within("the relay to start again", async {
-        while !scene.relay.has_restarted_itself() {
+        while !fixture.relay.has_restarted_itself() {
             ticks.tick().await;
         }
     })
     .await;
-    // There is no room to start, and it says so.
-    wait_within("a submission to be refused for want of room", async {
+    // The relay has no space to start and answers with that code.
+    wait_within("a submission to be refused with relay_disk_full", async {
         loop {
             ticks.tick().await;
             let refused = client
@@ -423,9 +436,9 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
     })
     .await;
 
-    eater.stop().await;
-    scene.relay.disk_space.remove_filler();
-    wait_within("submissions to be taken again", async {
+    filler.stop().await;
+    fixture.relay.disk_space.remove_filler();
+    wait_within("submissions to be accepted again", async {
         while client
             .try_submit(submit_request(agent_task("nobody")))
             .await
@@ -435,7 +448,7 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
         }
     })
     .await;
-    assert!(scene.relay.is_running(), "it is the same process");
+    assert!(fixture.relay.is_running(), "the relay process never exited");
     wait_for_ballast(&client, 32).await;
     for task in &queued {
         let state = client.get(&task.task_id).await.state();
@@ -446,7 +459,7 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
         );
     }
     for (task, name) in [(&first, "first"), (&second, "second")] {
-        scene.create_file(name);
+        fixture.create_file(name);
         client
             .wait_for_state(&task.task_id, TaskState::Completed)
             .await;
@@ -462,5 +475,5 @@ async fn a_relay_that_met_a_full_disk_starts_again_and_loses_nothing() {
         .iter()
         .find(|counter| counter.name == "disk_full_restarts");
     assert!(restarts.is_some_and(|counter| counter.value >= 1));
-    wait_until_marked_gone(scene.mark).await;
+    wait_until_marked_gone(fixture.mark).await;
 }

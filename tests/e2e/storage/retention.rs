@@ -1,7 +1,9 @@
-//! What is finished goes by age and by size, oldest first; what is not stays, whatever it weighs.
+//! Retention: finished tasks are removed by age and size, oldest first; open tasks are never
+//! removed.
 //!
-//! `BATON_RETENTION_MIB=1024 cargo test -p baton-tests --test e2e ten_times_as_much -- --nocapture` makes the long run: that
-//! limit, ten times as much submitted, as fast as it is taken, and the figures printed.
+//! `BATON_RETENTION_MIB=1024 cargo test -p baton-tests --test e2e ten_times_as_much --
+//! --nocapture` makes the long run with that limit, submits ten times as much at full speed, and
+//! prints the sizes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 fn task_with_prompt(agent: &str, bytes: usize, mark: u64) -> TaskSpec {
     let mut prompt = format!("{mark:016x}");
-    // Bytes that differ, or two tasks would share a body.
+    // The bytes must differ, or two tasks would share a body.
     while prompt.len() < bytes {
         let next = mark
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -29,7 +31,7 @@ fn task_with_prompt(agent: &str, bytes: usize, mark: u64) -> TaskSpec {
     }
 }
 
-/// What a directory's files hold, as far as they can be seen: they come and go while we look.
+/// The size of all files below a directory. Files that vanish during the walk count as zero.
 fn bytes_under(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).map(|all| all.flatten().collect::<Vec<_>>());
     let size = |entry: &std::fs::DirEntry| match entry.metadata() {
@@ -66,7 +68,7 @@ async fn wait_until_gone(client: &TestClient, task: &Task) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finished_tasks_go_by_age_with_all_they_had_and_open_ones_stay() {
+async fn finished_tasks_are_removed_by_age_and_open_ones_stay() {
     let relay = EmbeddedRelay::start_with(|config| {
         config.retention.max_age = Duration::from_secs(1);
     })
@@ -92,14 +94,17 @@ async fn finished_tasks_go_by_age_with_all_they_had_and_open_ones_stay() {
     wait_until_gone(client, &done).await;
 
     let again = client.try_submit(request()).await.unwrap();
-    assert!(!again.existed, "its key went with it");
+    assert!(
+        !again.existed,
+        "the idempotency key was removed with its task"
+    );
     let again = again.task.unwrap();
     assert_ne!(again.task_id, done.task_id);
     client.cancel(&again.task_id).await;
     wait_until_gone(client, &again).await;
     let bodies = relay.data_directory().join("bodies");
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("the body that nobody wants to go", async {
+    wait_within("the unreferenced body to be removed", async {
         while bytes_under(&bodies) > 110_000 {
             ticks.tick().await;
         }
@@ -114,7 +119,7 @@ async fn finished_tasks_go_by_age_with_all_they_had_and_open_ones_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_body_of_a_refused_submission_goes() {
+async fn the_body_of_a_refused_submission_is_removed() {
     let relay = EmbeddedRelay::start_with(|config| config.max_open_tasks = 1).await;
     let client = relay.admin();
     let kept = client.submit(task_with_prompt("nobody", 100_000, 1)).await;
@@ -127,7 +132,7 @@ async fn the_body_of_a_refused_submission_goes() {
     let refused = client.try_submit(refused).await.unwrap_err();
     assert_eq!(error_code(&refused), "queue_full");
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("the refused body to go", async {
+    wait_within("the refused body to be removed", async {
         while bytes_under(&bodies) > size {
             ticks.tick().await;
         }
@@ -137,7 +142,8 @@ async fn the_body_of_a_refused_submission_goes() {
     assert_eq!(client.get(&kept.task_id).await.state(), TaskState::Queued);
 }
 
-/// The limit, and the time between two submissions: a small limit is a few seconds' work of a relay at full speed.
+/// The size limit and the time between two submissions. At full speed a relay reaches the small
+/// limit in a few seconds, so the short run is slowed down.
 fn run_length() -> (u64, Duration) {
     match std::env::var("BATON_RETENTION_MIB") {
         Ok(mib) => {
@@ -149,16 +155,17 @@ fn run_length() -> (u64, Duration) {
 }
 
 fn removed_count(info: &RelayInfoResponse, reason: &str) -> u64 {
-    let of_it = |counter: &&CounterValue| {
+    let is_match = |counter: &&CounterValue| {
         (counter.name.as_str(), counter.reason.as_str()) == ("retention_removed", reason)
     };
-    let found = info.counters.iter().find(of_it);
+    let found = info.counters.iter().find(is_match);
     found.map_or(0, |counter| counter.value)
 }
 
-/// Long prompts and output, so that sled's own file, which needs some room to turn round in, is a small part of it.
+/// Uses long prompts and output, so that sled's own file, whose size varies, is a small part of
+/// the total.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submitted() {
+async fn data_stays_under_its_limit_while_ten_times_as_much_is_submitted() {
     const PROMPT_BYTES: usize = 320_000;
     const OUTPUT_BYTES: usize = 64_000;
     let (limit, pace) = run_length();
@@ -184,7 +191,7 @@ async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submi
     let mut pace = tokio::time::interval(pace);
     for number in 2.. {
         pace.tick().await;
-        // Or it would be ended for its silence in a long run.
+        // Output keeps the attempt within its idle deadline in a long run.
         oldest.send_output("still here\n").await;
         last = client
             .submit(task_with_prompt("works", PROMPT_BYTES, number))
@@ -209,7 +216,11 @@ async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submi
         limit / MIB,
         submitted / MIB
     );
-    assert!(largest > limit / 2, "it was filled: {} MiB", largest / MIB);
+    assert!(
+        largest > limit / 2,
+        "the limit was never approached: {} MiB",
+        largest / MIB
+    );
     wait_until_gone(client, &first).await;
     assert_eq!(
         client.get(&last.task_id).await.state(),
@@ -217,7 +228,7 @@ async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submi
     );
     for what in ["task", "body", "output_segment"] {
         let removed = removed_count(&client.relay_info().await, what);
-        assert!(removed > 0, "operators see that {what}s were removed");
+        assert!(removed > 0, "the counter of removed {what}s is zero");
     }
     oldest.send_output("older than all of it\n").await;
     oldest.complete("done").await;

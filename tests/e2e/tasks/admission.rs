@@ -1,4 +1,5 @@
-//! What is let in, and where it goes. The rules of placement one by one are tested in the core; here they meet the wire.
+//! Admission of tasks and their placement on daemons, over gRPC. The single placement rules are
+//! tested in the core.
 
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
@@ -61,7 +62,7 @@ async fn a_full_queue_answers_resource_exhausted_until_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_key_and_body_is_one_task_and_another_body_already_exists() {
+async fn a_repeated_key_returns_its_task_and_another_body_is_refused() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["keyed"]).await;
     let client = relay.admin();
@@ -73,10 +74,11 @@ async fn one_key_and_body_is_one_task_and_another_body_already_exists() {
         .try_submit(keyed_request(agent_task("keyed"), "k1"))
         .await
         .unwrap();
-    let id = |response: &baton_proto::v1::SubmitResponse| response.task.clone().unwrap().task_id;
+    let task_id_of =
+        |response: &baton_proto::v1::SubmitResponse| response.task.clone().unwrap().task_id;
     assert_eq!(
-        (id(&first), false, true),
-        (id(&again), first.existed, again.existed)
+        (task_id_of(&first), false, true),
+        (task_id_of(&again), first.existed, again.existed)
     );
     let other = TaskSpec {
         prompt: "something else".to_owned(),
@@ -91,22 +93,25 @@ async fn one_key_and_body_is_one_task_and_another_body_already_exists() {
         (Code::AlreadyExists, "idempotency_conflict")
     );
 
-    // The key is remembered as long as the task, so also after its end.
+    // The key is kept as long as the task, also after its end.
     let mut attempt = daemon.start_next_attempt().await;
     attempt.complete("").await;
     client
-        .wait_for_state(&id(&first), TaskState::Completed)
+        .wait_for_state(&task_id_of(&first), TaskState::Completed)
         .await;
     let after = client
         .try_submit(keyed_request(agent_task("keyed"), "k1"))
         .await
         .unwrap();
-    assert_eq!((id(&after), after.existed), (id(&first), true));
+    assert_eq!(
+        (task_id_of(&after), after.existed),
+        (task_id_of(&first), true)
+    );
     assert_eq!(after.task.unwrap().state(), TaskState::Completed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_goes_only_where_labels_capabilities_and_agents_allow() {
+async fn tasks_run_only_where_labels_capabilities_and_agents_match() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let mut plain = relay.start_scripted_daemon(&["work"]).await;
@@ -115,7 +120,7 @@ async fn work_goes_only_where_labels_capabilities_and_agents_allow() {
         capabilities: vec!["gpu".to_owned()],
         ..hello(&["work"])
     };
-    let picky = client
+    let placed = client
         .submit(TaskSpec {
             placement: Some(Placement {
                 labels: [("zone".to_owned(), "north".to_owned())].into(),
@@ -125,23 +130,23 @@ async fn work_goes_only_where_labels_capabilities_and_agents_allow() {
             ..agent_task("work")
         })
         .await;
-    let easy = client.submit(agent_task("work")).await;
+    let unplaced = client.submit(agent_task("work")).await;
     assert_eq!(
         plain.next_dispatch().await.attempt_ref.task_id,
-        easy.task_id,
-        "the picky one is not for it"
+        unplaced.task_id,
+        "the daemon without labels does not get the placed task"
     );
-    assert_eq!(client.get(&picky.task_id).await.state(), TaskState::Queued);
+    assert_eq!(client.get(&placed.task_id).await.state(), TaskState::Queued);
     let token = client.with_token(&relay.daemon_token().await);
     let mut special = ScriptedDaemon::connect(&token, special).await;
     assert_eq!(
         special.next_dispatch().await.attempt_ref.task_id,
-        picky.task_id
+        placed.task_id
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drained_daemon_keeps_its_work_and_gets_nothing_new_until_it_is_undrained() {
+async fn a_drained_daemon_keeps_its_work_and_gets_no_new_tasks() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let mut daemon = relay.start_scripted_daemon(&["work"]).await;

@@ -1,4 +1,4 @@
-//! Cancel: idempotent, confirmed, and never a second end.
+//! Cancel: idempotent, confirmed, and with exactly one end of the attempt.
 
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::{
@@ -12,7 +12,7 @@ use baton_tests::{
 use crate::STANDIN;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_changes_nothing() {
+async fn a_canceled_child_is_confirmed_dead_and_a_second_cancel_is_a_no_op() {
     let relay = EmbeddedRelay::start().await;
     let _daemon = relay.start_daemon().await;
     let client = relay.admin();
@@ -49,20 +49,20 @@ async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_chan
     assert_eq!(client.commit_seq().await, before);
 }
 
-/// What the daemon looks at has no end in sight, and its process is long gone.
+/// The check of a very large required file is still running when the child has already exited.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
+async fn a_cancel_stops_the_check_of_required_files() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_daemon().await;
     let client = relay.admin();
-    let endless = RequiredArtifact {
+    let huge_file = RequiredArtifact {
         path: "endless".to_owned(),
         sha256: "0".repeat(64),
         ..RequiredArtifact::default()
     };
     let spec = TaskSpec {
         contract: Some(CompletionContract {
-            required_artifacts: vec![endless],
+            required_artifacts: vec![huge_file],
             ..CompletionContract::default()
         }),
         ..command_task("sh", &["-c", "truncate -s 1T endless; echo made"], "look")
@@ -74,9 +74,7 @@ async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
         .await;
     wait_until_marked_gone("look").await;
     daemon
-        .wait_for_status("the slot to be said to be taken", |status| {
-            status.running == 1
-        })
+        .wait_for_status("the slot to be in use", |status| status.running == 1)
         .await;
 
     client.cancel(&task.task_id).await;
@@ -105,7 +103,7 @@ async fn a_queued_task_is_canceled_at_once_and_never_offered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
+async fn a_cancel_racing_a_completion_gives_exactly_one_end() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["race"]).await;
     let client = relay.admin();
@@ -115,11 +113,11 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
         let mut attempt = daemon.start_next_attempt().await;
         let finish = async {
             attempt.complete("done").await;
-            // What a daemon does that got Cancel after its child had ended: it says so again.
+            // A daemon that gets Cancel after its child's end still answers it.
             attempt.send_canceled().await;
         };
         let answer = match round % 4 {
-            // The frames of a child that ended cross the cancel on its way.
+            // The result of the ended child is sent after the cancel was committed.
             0 => {
                 let answer = client.cancel(&task.task_id).await;
                 finish.await;
@@ -137,23 +135,23 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
         match ends.as_slice() {
             [TaskState::Completed] => completed += 1,
             [TaskState::Canceled] => canceled += 1,
-            other => panic!("round {round}: one end, not {other:?}: {events:#?}"),
+            other => panic!("round {round}: expected one end, got {other:?}: {events:#?}"),
         }
         let settled = client.get(&task.task_id).await;
-        assert_eq!(settled.state(), ends[0], "what was committed first stays");
-        let late = ends[0] == TaskState::Completed;
+        assert_eq!(settled.state(), ends[0], "the first committed end stays");
+        let completed_first = ends[0] == TaskState::Completed;
         assert_eq!(
-            answer.already_finished, late,
-            "who canceled is told who won"
+            answer.already_finished, completed_first,
+            "the answer to Cancel matches the outcome"
         );
         daemon.stop_renewing(&attempt);
     }
-    assert!(completed > 0 && canceled > 0, "both sides won at times");
+    assert!(completed > 0 && canceled > 0, "both outcomes occurred");
     println!("cancel against completion: {completed} completed, {canceled} canceled");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
+async fn a_cancel_is_sent_again_after_a_reconnect() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["away"]).await;
     let client = &relay.admin().client_of_tenant("", Role::Submitter).await;
@@ -168,7 +166,7 @@ async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
     let reason = daemon.expect_command("Cancel", &attempt, is_cancel).await;
     assert_eq!(reason, CancelReason::User);
 
-    // The stream breaks before the daemon could act.
+    // The stream breaks before the daemon acts on the cancel.
     let link = daemon.client().clone();
     let mut daemon = daemon.reconnect(&link, &mut [&mut attempt]).await;
     let reason = daemon

@@ -1,5 +1,5 @@
-//! Completion contracts with real processes: all missing files are listed at once, links that leave the
-//! workspace are not followed, and a result is accepted once its files exist.
+//! Completion contracts with real processes: all missing files are listed at once, links that
+//! leave the workspace are not followed, and a result is accepted once its files exist.
 
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
@@ -45,12 +45,13 @@ impl ContractsFixture {
     }
 }
 
-/// Creates wrong kinds of files at the required paths: directory, pipe, links out of the workspace.
+/// Creates wrong kinds of files at the required paths: directory, pipe, links out of the
+/// workspace.
 const BAD_FILES_SCRIPT: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
     && ln -s ../.. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_without_its_files_fails_and_each_is_named() {
+async fn a_command_without_its_required_files_fails_and_lists_each() {
     let fixture = ContractsFixture::start().await;
     let zeros = format!("trouble/other,sha256={}", "0".repeat(64));
     let flags = [
@@ -116,7 +117,7 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
+async fn a_command_with_its_required_files_completes_through_inner_links() {
     let fixture = ContractsFixture::start().await;
     let script = "mkdir -p out && printf hello > out/a && ln -sf a out/link";
     let hello =
@@ -137,7 +138,7 @@ async fn a_command_with_its_files_completes_and_links_inside_are_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
+async fn a_parking_contract_parks_the_task_with_the_missing_files() {
     let fixture = ContractsFixture::start().await;
     let flags = ["--require", "never/made", "--if-missing", "park"];
     let parked = fixture.submit(&flags, "true").await;
@@ -158,7 +159,7 @@ async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_that_could_lead_out_are_refused_at_submit() {
+async fn paths_outside_the_workspace_are_refused_at_submit() {
     let fixture = ContractsFixture::start().await;
     for bad in [
         "/etc/passwd",
@@ -212,7 +213,7 @@ async fn wait_for_rejection(daemon: &mut ScriptedDaemon) -> ErrorDetail {
 
 /// The attempt keeps its lease after the refusal and completes once the files exist.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist() {
+async fn a_refused_completion_lists_the_paths_and_succeeds_once_files_exist() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let token = relay.daemon_token().await;
@@ -264,10 +265,10 @@ async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist()
     );
 }
 
-/// A result whose preceding output is missing is refused, the stream continues, and output that never
-/// arrives becomes a recorded cut.
+/// A result whose preceding output is missing is refused, the stream continues, and output that
+/// never arrives becomes a recorded cut.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
+async fn a_result_before_its_output_is_refused_and_the_stream_continues() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin();
     let token = relay.daemon_token().await;
@@ -285,7 +286,8 @@ async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
         refusals::OUTPUT_GAP
     );
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
-    // Sent again with the same number. The ten bytes do not exist, so they are recorded as a cut.
+    // Sent again with the same number. The ten bytes do not exist, so they are recorded as a
+    // cut.
     attempt.complete("done").await;
     daemon.wait_until_acked(&attempt).await;
     assert_eq!(

@@ -1,5 +1,5 @@
-//! A profile that is absent, empty or partial stays what it was: from submit through the store, a crash and the
-//! dispatch, and back to whoever asks.
+//! An absent, empty or partial deadline profile stays distinct through submit, store, crash,
+//! dispatch and `baton show`.
 
 use baton_proto::v1::Role;
 use baton_proto::v1::{DeadlineProfile, TaskSpec};
@@ -19,7 +19,7 @@ const PARTIAL_PROFILE: DeadlineProfile = DeadlineProfile {
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_and_show() {
+async fn absent_empty_and_partial_profiles_stay_distinct_end_to_end() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let cases = [
@@ -50,7 +50,7 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
         assert_eq!(task.requested_profile, requested, "{agent} after the crash");
         let effective = task
             .effective_profile
-            .expect("what is enforced is always shown");
+            .expect("the enforced profile is always shown");
         let mut daemon =
             ScriptedDaemon::connect(&client.with_token(&secret), hello(&[agent])).await;
         let dispatched = daemon
@@ -61,7 +61,7 @@ async fn profile_absent_empty_and_partial_survive_submit_store_crash_dispatch_an
             .unwrap_or_default();
         assert_eq!(dispatched, effective, "{agent} in Dispatch");
         match requested {
-            // Only the absent one is filled with the defaults of its turn kind.
+            // Only an absent profile gets the defaults of its turn kind.
             None => {
                 assert_eq!(effective.process_start_ms, Some(15_000));
                 assert_eq!(effective.stream_idle_ms, Some(120_000));

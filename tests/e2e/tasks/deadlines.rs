@@ -1,7 +1,9 @@
-//! Every kind of agent against every deadline of a profile: the stand-in stalls where the deadline looks, and the task
-//! ends with that deadline's code. What comes of it is compared with `deadlines.txt`, which people review.
+//! Every agent kind against every deadline of a profile: the stand-in stalls where the deadline
+//! applies, and the task ends with that deadline's code. The result table is compared with the
+//! reviewed file `deadlines.txt`.
 //!
-//! Each cell arms one deadline only, so that a busy machine makes it later and never another one; all stall at once.
+//! Each case sets one deadline only, so a busy machine delays it but cannot trigger another one.
+//! All cases run at the same time.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,7 @@ use tempfile::TempDir;
 use crate::STANDIN;
 
 const DEADLINE_MS: u64 = 1_000;
-/// More than a pipe holds: it is not written while nobody reads.
+/// More than a pipe buffers, so the write blocks while the agent does not read.
 const LONG_PROMPT_BYTES: usize = 512 * 1024;
 
 const AGENT_KINDS: [&str; 5] = ["command", "claude", "codex", "codex-exec", "acp"];
@@ -36,8 +38,8 @@ const DEADLINES: [&str; 8] = [
     "cleanup_term",
 ];
 
-/// A relay, and a daemon with every kind of agent twice: as it is, and (`-stuck`) as a program that cannot be started
-/// because another process has a lease on its file.
+/// A relay, and a daemon with every agent kind twice: normal, and as `-stuck` with a program
+/// that cannot be executed because another process has a file lease on it.
 struct DeadlinesFixture {
     client: TestClient,
     _relay: EmbeddedRelay,
@@ -47,11 +49,11 @@ struct DeadlinesFixture {
 
 impl DeadlinesFixture {
     async fn start() -> Self {
-        let mut held = BlockedProgram::create();
+        let mut blocked = BlockedProgram::create();
         let relay = EmbeddedRelay::start().await;
         let token = relay.daemon_token().await;
-        let stuck = standin_agents(&held.program, &[]);
-        let stuck = stuck
+        let stuck_agents = standin_agents(&blocked.program, &[]);
+        let stuck_agents = stuck_agents
             .into_iter()
             .map(|(name, agent)| (format!("{name}-stuck"), agent));
         let daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
@@ -59,21 +61,22 @@ impl DeadlinesFixture {
             config
                 .agents
                 .extend(standin_agents(Path::new(STANDIN), &[]));
-            config.agents.extend(stuck);
+            config.agents.extend(stuck_agents);
         })
         .await;
-        // By now the daemon has asked every program for its version.
-        held.lock_program().await;
+        // By now the daemon has run every program for its version.
+        blocked.lock_program().await;
         Self {
             client: relay.admin().clone(),
             _relay: relay,
             _daemon: daemon,
-            blocked_program: held,
+            blocked_program: blocked,
         }
     }
 }
 
-/// The stand-in under another name, with a lease on its file: whoever executes it waits until the lease is given back.
+/// A copy of the stand-in with a file lease on it: executing it blocks until the lease is
+/// released.
 struct BlockedProgram {
     program: PathBuf,
     lease: Option<File>,
@@ -92,7 +95,7 @@ impl BlockedProgram {
         }
     }
 
-    /// Processes that other tests start may have the copy open for a moment.
+    /// Retries, because processes forked by other tests may have the copy open for a moment.
     async fn lock_program(&mut self) {
         let lease = poll_until("a lease on the program", || {
             lock_with_file_lease(&self.program)
@@ -106,7 +109,7 @@ impl BlockedProgram {
     }
 }
 
-/// What one cell does: the task, and whether somebody cancels it once it talks.
+/// One cell of the table: the task, and whether it is canceled once it has printed output.
 struct DeadlineCase {
     kind: &'static str,
     deadline: &'static str,
@@ -114,18 +117,18 @@ struct DeadlineCase {
     is_canceled: bool,
 }
 
-/// Or why no agent of this kind can run into it.
+/// The case, or the reason why this agent kind cannot reach the deadline.
 fn deadline_case(
     kind: &'static str,
     deadline: &'static str,
-    held: &Path,
+    blocked: &Path,
 ) -> Result<DeadlineCase, &'static str> {
     let script = match (deadline, kind) {
         ("tool_idle", "command") => return Err("not reachable: a command has no tools"),
-        ("user_input", "command") => return Err("not reachable: a command asks nobody"),
+        ("user_input", "command") => return Err("not reachable: a command cannot ask"),
         ("user_input", "codex-exec") => return Err("not reachable: exec has no way to ask"),
         ("process_start", _) => "say never",
-        // The prompt comes after a greeting, which belongs to the start.
+        // The prompt follows the handshake, which belongs to the start.
         ("prompt_write", "codex" | "acp") => "aloof",
         ("prompt_write", _) => "deaf",
         ("first_event", _) => "mute",
@@ -133,11 +136,11 @@ fn deadline_case(
         ("stream_idle", _) => "say hm; stall",
         ("tool_idle", _) => "begin Bash make; stall",
         ("user_input", _) => "ask Bash ls",
-        // It may end its turn when it is asked to; its process stays until it is killed.
+        // The turn may end on request, but the process stays until it is killed.
         _ => "ignore-term; hang; say hm; stall",
     };
     let spec = if kind == "command" {
-        command_agent_task(deadline, held)
+        command_agent_task(deadline, blocked)
     } else {
         coding_agent_task(kind, deadline, script)
     };
@@ -158,23 +161,23 @@ fn coding_agent_task(kind: &str, deadline: &str, script: &str) -> TaskSpec {
     match (deadline, kind) {
         ("process_start", _) => scripted_task(&format!("{kind}-stuck"), script),
         ("prompt_write", _) => scripted_task_with_prompt(kind, script, &long),
-        // It says that it has begun before it knows its prompt.
+        // codex exec prints its start event before it reads the prompt.
         ("first_event", "codex-exec") => scripted_task_with_prompt(kind, script, "x"),
         _ => scripted_task(kind, script),
     }
 }
 
-fn command_agent_task(deadline: &str, held: &Path) -> TaskSpec {
+fn command_agent_task(deadline: &str, blocked: &Path) -> TaskSpec {
     let program = match deadline {
-        "process_start" => held.to_str().expect("a plain path"),
+        "process_start" => blocked.to_str().expect("a plain path"),
         _ => STANDIN,
     };
-    let words: &[&str] = match deadline {
+    let arguments: &[&str] = match deadline {
         "stream_idle" => &["print", "1", "pause"],
         "cleanup_term" => &["ignore-term", "print", "1", "pause"],
         _ => &["pause"],
     };
-    let argv = std::iter::once(program).chain(words.iter().copied());
+    let argv = std::iter::once(program).chain(arguments.iter().copied());
     let prompt = match deadline {
         "prompt_write" => "x".repeat(LONG_PROMPT_BYTES),
         _ => "x".to_owned(),
@@ -203,14 +206,14 @@ fn profile_with_deadline(deadline: &str) -> DeadlineProfile {
 }
 
 impl DeadlineCase {
-    /// The code that it ended with.
+    /// Runs the case and returns the failure code.
     async fn run(self, client: &TestClient) -> String {
         let task = client.submit(self.spec).await;
         let mut watch = client.watch(&task.task_id).await;
         let mut asked_at = 0;
         if self.is_canceled {
             watch
-                .wait_for_event("it to talk", |event| {
+                .wait_for_event("the first output", |event| {
                     event.phase() == LifecyclePhase::FirstVisibleEventSeen
                 })
                 .await;
@@ -233,13 +236,13 @@ impl DeadlineCase {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
-    let mut stage = DeadlinesFixture::start().await;
+async fn every_agent_kind_reaches_every_applicable_deadline() {
+    let mut fixture = DeadlinesFixture::start().await;
     let rows = DEADLINES.into_iter().map(|deadline| {
-        let (client, held) = (&stage.client, stage.blocked_program.program.as_path());
+        let (client, blocked) = (&fixture.client, fixture.blocked_program.program.as_path());
         async move {
             let cells = AGENT_KINDS.into_iter().map(|kind| async move {
-                match deadline_case(kind, deadline, held) {
+                match deadline_case(kind, deadline, blocked) {
                     Ok(cell) => cell.run(client).await,
                     Err(reason) => reason.to_owned(),
                 }
@@ -248,7 +251,7 @@ async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
         }
     });
     let rows = join_all(rows).await;
-    stage.blocked_program.unlock_program();
+    fixture.blocked_program.unlock_program();
     let mut table = String::new();
     for (deadline, cells) in &rows {
         for (kind, cell) in AGENT_KINDS.iter().zip(cells) {
@@ -270,10 +273,10 @@ async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
     assert_eq!(table, include_str!("deadlines.txt"), "see deadlines.txt");
 }
 
-/// Where a greeting comes before the prompt, it belongs to the start and takes nothing of the prompt's time.
+/// A handshake before the prompt belongs to the start and does not use the prompt's deadline.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_shakes_hands_slowly_is_starting_and_one_that_never_does_has_not_started() {
-    let stage = DeadlinesFixture::start().await;
+async fn a_slow_handshake_counts_as_start_and_a_missing_one_times_out() {
+    let fixture = DeadlinesFixture::start().await;
     let profile = |process_start_ms| DeadlineProfile {
         process_start_ms: Some(process_start_ms),
         prompt_write_ms: Some(DEADLINE_MS),
@@ -288,42 +291,42 @@ async fn an_agent_that_shakes_hands_slowly_is_starting_and_one_that_never_does_h
             profile: Some(profile(DEADLINE_MS)),
             ..scripted_task_with_prompt(kind, "mute", "x")
         };
-        let slow = stage.client.submit(slow).await;
-        let never = stage.client.submit(never).await;
-        stage
+        let slow = fixture.client.submit(slow).await;
+        let never = fixture.client.submit(never).await;
+        fixture
             .client
             .watch(&slow.task_id)
             .await
             .collect_to_end()
             .await;
-        let done = stage.client.get(&slow.task_id).await;
+        let done = fixture.client.get(&slow.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{kind}: {done:?}");
-        let events = stage
+        let events = fixture
             .client
             .watch(&never.task_id)
             .await
             .collect_to_end()
             .await;
-        let done = stage.client.get(&never.task_id).await;
+        let done = fixture.client.get(&never.task_id).await;
         let attempt = &done.attempts[0];
         assert_eq!(attempt.failure_code, "process_start_timeout", "{kind}");
         let ended = (attempt.exit_code, attempt.signal);
         assert_ne!(
             ended,
             (None, None),
-            "{kind}: it ran, and was ended: {attempt:?}"
+            "{kind}: the process ran and was ended: {attempt:?}"
         );
         let started = |event: &TaskEvent| event.phase() == LifecyclePhase::AgentStarted;
         assert!(!events.iter().any(started), "{kind}");
     }
 }
 
-/// A minute is a second here.
+/// The test runs a minute as a second.
 const MINUTE_MS: u64 = 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
-    let stage = DeadlinesFixture::start().await;
+async fn a_15_minute_tool_outlives_a_2_minute_stream_idle_deadline() {
+    let fixture = DeadlinesFixture::start().await;
     let script = format!(
         "say hm; begin Bash make; nap {}; end; say built",
         15 * MINUTE_MS
@@ -337,7 +340,7 @@ async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
             }),
             ..scripted_task(kind, &script)
         };
-        let client = stage.client.clone();
+        let client = fixture.client.clone();
         async move {
             let task = client.submit(spec).await;
             let events = client.watch(&task.task_id).await.collect_to_end().await;
@@ -346,8 +349,8 @@ async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
                 at(TaskEventKind::ToolStarted),
                 at(TaskEventKind::ToolFinished),
             );
-            let took =
-                recorded_ms(ended.expect("the tool ends")) - recorded_ms(began.expect("it began"));
+            let took = recorded_ms(ended.expect("the tool ends"))
+                - recorded_ms(began.expect("the tool starts"));
             (client.get(&task.task_id).await, took)
         }
     });
@@ -355,19 +358,20 @@ async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
         assert_eq!(done.state(), TaskState::Completed, "{done:?}");
         assert_eq!(done.result, "built");
         let short = Duration::from_millis(took) < Duration::from_millis(14 * MINUTE_MS);
-        assert!(!short, "the tool ran for {took} ms only");
+        assert!(!short, "the tool ran only {took} ms");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_cannot_be_loaded_now_keeps_no_other_work_waiting() {
+async fn a_program_that_cannot_be_executed_delays_no_other_work() {
     let relay = EmbeddedRelay::start().await;
     let token = relay.daemon_token().await;
     let mut program = BlockedProgram::create();
     program.lock_program().await;
     let agents = standin_agents(&program.program, &[]);
     let began = boottime();
-    // Asked for its version before the daemon says Hello, the program is not heard of for as long as the lease lasts.
+    // The daemon runs the program for its version before Hello, and that run blocks on the file
+    // lease.
     let _daemon = EmbeddedDaemon::start_with(relay.url(), &token, |config| {
         config.agents.extend(agents);
     })

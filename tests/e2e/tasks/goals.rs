@@ -1,4 +1,5 @@
-//! Goals that outlive attempts: blocked on one machine, resumed a day later with an answer, finished on another.
+//! Goals that outlive attempts: a task blocks on one machine, is resumed a day later with an
+//! answer, and finishes on another. Also progress updates and the redaction of credentials.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,19 +53,19 @@ async fn list_checkpoints(client: &TestClient, task_id: &str) -> Vec<Checkpoint>
 async fn list_blocked(client: &TestClient) -> Vec<String> {
     let request = ListBlockedRequest::default();
     let listed = wait_within("parked tasks", client.tasks().list_blocked(request)).await;
-    let tasks = listed.expect("anybody may look").into_inner().tasks;
+    let tasks = listed.expect("the list is allowed").into_inner().tasks;
     tasks.into_iter().map(|task| task.task_id).collect()
 }
 
-/// Tells some progress, writes a milestone and gives up.
+/// Sends progress and a checkpoint, then blocks the task.
 async fn progress_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
     let mut attempt = daemon.start_next_attempt().await;
     attempt.send(Body::Progress(progress_item("first"))).await;
-    let milestone = CheckpointDraft {
+    let checkpoint = CheckpointDraft {
         summary: "begun".to_owned(),
         ..CheckpointDraft::default()
     };
-    attempt.send(Body::Checkpoint(milestone)).await;
+    attempt.send(Body::Checkpoint(checkpoint)).await;
     attempt.send(block_body("no access")).await;
     daemon.wait_until_acked(&attempt).await;
     attempt.send(Body::Receipt(receipt())).await;
@@ -73,7 +74,7 @@ async fn progress_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_another() {
+async fn a_task_blocked_on_one_machine_resumes_a_day_later_on_another() {
     let clock = TestClock::new();
     let mut relay = RelayProcess::start(clock.apply_to(BATON)).await;
     let client = relay.admin().clone();
@@ -101,13 +102,16 @@ async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_anoth
     let request = GetBlockedRequest {
         task_id: task.task_id.clone(),
     };
-    let shown = client
+    let blocked_task = client
         .tasks()
         .get_blocked(request)
         .await
         .unwrap()
         .into_inner();
-    let (row, newest) = (shown.blocked.unwrap(), shown.checkpoint.unwrap());
+    let (row, newest) = (
+        blocked_task.blocked.unwrap(),
+        blocked_task.checkpoint.unwrap(),
+    );
     assert!(row.age_ms >= 24 * 3_600_000, "{} ms", row.age_ms);
     assert_eq!((newest.number, newest.kind()), (2, CheckpointKind::Blocked));
 
@@ -131,10 +135,10 @@ async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_anoth
     assert!(late.message().contains("sent this task on"), "{late:?}");
     assert!(list_blocked(&client).await.is_empty());
     let mut next = other.start_next_attempt().await;
-    let told = next.dispatch.resume.clone().unwrap();
-    assert_eq!(told.previous_attempt_id, attempt.id());
-    assert_eq!(told.answers[0].answer, "blue");
-    assert_eq!(told.checkpoint.unwrap().cursor, "page 3");
+    let resume = next.dispatch.resume.clone().unwrap();
+    assert_eq!(resume.previous_attempt_id, attempt.id());
+    assert_eq!(resume.answers[0].answer, "blue");
+    assert_eq!(resume.checkpoint.unwrap().cursor, "page 3");
     next.complete("done").await;
     client
         .wait_for_state(&task.task_id, TaskState::Completed)
@@ -159,7 +163,7 @@ async fn assert_two_attempts(client: &TestClient, task_id: &str, first: &str) {
             .iter()
             .all(|one| trace(&one.traceparent) == whole)
     );
-    let progress = task.progress.expect("what was told is shown");
+    let progress = task.progress.expect("the task shows its progress");
     assert_eq!(progress.completed_items, ["first"]);
     assert_eq!(
         (&*progress.summary, &*progress.cursor),
@@ -174,7 +178,7 @@ async fn assert_two_attempts(client: &TestClient, task_id: &str, first: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
+async fn concurrent_progress_updates_all_count_and_survive_a_restart() {
     let relay = EmbeddedRelay::start().await;
     let client = relay.admin().clone();
     let task = client.submit(agent_task("nobody")).await;
@@ -190,7 +194,7 @@ async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
         });
     }
     while let Some(done) = updates.join_next().await {
-        done.unwrap().expect("every update is taken");
+        done.unwrap().expect("every update is accepted");
     }
     let relay = relay.restart().await;
     let client = relay.admin().clone();
@@ -207,7 +211,7 @@ async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
+async fn a_blank_reason_is_refused_before_any_lookup() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let own = client.submit(agent_task("nobody")).await.task_id;
@@ -237,13 +241,13 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
             }
         }
     }
-    assert_eq!(client.commit_seq().await, before, "nothing was written");
+    assert_eq!(client.commit_seq().await, before, "nothing was committed");
     for verb in ["block", "resume"] {
-        let said = BATON
+        let output = BATON
             .run(relay.data(), &[verb, &unknown, "--reason", " "])
             .await;
-        assert_eq!(said.code, Some(2), "{said:?}");
-        assert!(said.stderr.contains("reason"), "{said:?}");
+        assert_eq!(output.code, Some(2), "{output:?}");
+        assert!(output.stderr.contains("reason"), "{output:?}");
     }
 }
 
@@ -268,50 +272,50 @@ const RETAINED_TEXT: &str = "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b
                      trace 4bf92f3577b34da6a3ce929d0e0e4736 input_tokens=1234";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
+async fn credentials_in_progress_texts_reach_no_store_and_no_export() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.client_of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["goal"])).await;
-    let words = format!("{} {RETAINED_TEXT}", SECRET_CANARIES.join(" and "));
+    let text = format!("{} {RETAINED_TEXT}", SECRET_CANARIES.join(" and "));
     let spec = TaskSpec {
-        goal: words.clone(),
-        success_criteria: vec![words.clone()],
+        goal: text.clone(),
+        success_criteria: vec![text.clone()],
         ..agent_task("goal")
     };
     let task = client.submit(spec).await;
     let mut attempt = daemon.start_next_attempt().await;
     let evidence = Evidence {
         kind: "log".to_owned(),
-        r#ref: words.clone(),
-        summary: words.clone(),
+        r#ref: text.clone(),
+        summary: text.clone(),
     };
     let update = ProgressUpdate {
-        summary: Some(words.clone()),
-        completed_items: vec![words.clone()],
+        summary: Some(text.clone()),
+        completed_items: vec![text.clone()],
         failed_items: vec![FailedItem {
-            item: format!("failed {words}"),
-            reason: words.clone(),
+            item: format!("failed {text}"),
+            reason: text.clone(),
         }],
-        cursor: Some(words.clone()),
+        cursor: Some(text.clone()),
         evidence: vec![evidence],
     };
     attempt.send(Body::Progress(update)).await;
-    attempt.send(block_body(&words)).await;
+    attempt.send(block_body(&text)).await;
     daemon.wait_until_acked(&attempt).await;
     attempt.send(Body::Receipt(receipt())).await;
     daemon.wait_until_acked(&attempt).await;
     let resume = ResumeTaskRequest {
         task_id: task.task_id.clone(),
-        reason: words.clone(),
+        reason: text.clone(),
         ..ResumeTaskRequest::default()
     };
     client.tasks().resume(resume).await.unwrap();
     let mut next = daemon.start_next_attempt().await;
     next.send(Body::Error(baton_proto::v1::TaskError {
         failure_code: "provider_auth".to_owned(),
-        message: words.clone(),
-        user_message: words.clone(),
+        message: text.clone(),
+        user_message: text.clone(),
         receipt: Some(receipt()),
         ..baton_proto::v1::TaskError::default()
     }))
@@ -323,12 +327,15 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
     let lease = agent
         .start(agent_scope_spec("any"), "k")
         .await
-        .expect("it starts");
-    agent.fail(&lease, &words).await.expect("it may fail");
-    let kept = client.get(&task.task_id).await;
-    let progress = kept.progress.unwrap();
+        .expect("the task starts");
+    agent
+        .fail(&lease, &text)
+        .await
+        .expect("the failure is accepted");
+    let stored = client.get(&task.task_id).await;
+    let progress = stored.progress.unwrap();
     for text in [
-        &kept.goal,
+        &stored.goal,
         &progress.completed_items[0],
         &progress.evidence[0].summary,
     ] {
@@ -337,7 +344,7 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
     assert_no_canary_left(relay).await;
 }
 
-/// Neither in an export nor anywhere in the data directory.
+/// Checks that no canary is in an export or in the data directory.
 async fn assert_no_canary_left(mut relay: RelayProcess) {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("all.export");

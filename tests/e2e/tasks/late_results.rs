@@ -1,4 +1,4 @@
-//! Frames of an attempt that is over, and results that come late.
+//! Frames of ended attempts, and late results.
 
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::read_output_response::Item;
@@ -11,7 +11,7 @@ use baton_tests::{
     EmbeddedRelay, ScriptedAttempt, ScriptedDaemon, TestClient, agent_task, wait_within,
 };
 
-/// More than any lease of these tests with its grace.
+/// Longer than any lease of these tests with its grace.
 const LEASE_AND_GRACE_MS: u64 = 60_000;
 const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 
@@ -33,7 +33,7 @@ async fn a_late_frame_changes_nothing() {
     attempt.complete("the second").await;
     attempt.fail("agent_exit").await;
     attempt.send_output("more").await;
-    // Another task through the same stream: everything before it has been handled.
+    // Run another task over the same stream, so that all earlier frames have been handled.
     let other = client.submit(agent_task("late")).await;
     let mut next = daemon.start_next_attempt().await;
     assert_eq!(next.attempt_ref.task_id, other.task_id);
@@ -52,14 +52,14 @@ async fn a_late_frame_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing() {
+async fn an_attempt_missing_from_hello_is_lost_and_its_frames_are_ignored() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["forgets"]).await;
     let client = relay.admin();
     let task = client.submit(agent_task("forgets")).await;
     let attempt = daemon.start_next_attempt().await;
     daemon.wait_until_acked(&attempt).await;
-    // A restarted process of the same daemon that knows of no attempt.
+    // A restarted process of the same daemon that lists no attempt.
     let hello = Hello {
         instance_id: uuid::Uuid::now_v7().to_string(),
         ..daemon.hello.clone()
@@ -72,21 +72,18 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
         (end.state(), end.failure_code.as_str()),
         (AttemptState::Lost, "daemon_lost_attempt")
     );
-    // Its prompt may have had effects, so a person decides.
+    // Its prompt may have had effects, so the task is parked for a person.
     watch.wait_for_state(TaskState::NeedsAttention).await;
     drop(daemon.wait_for_stream_end().await);
 
     let settled = client.get(&task.task_id).await;
-    let mut ghost = attempt.clone();
-    ghost.within_lease = false;
+    let mut lost = attempt.clone();
+    lost.within_lease = false;
     let other = client.submit(agent_task("forgets")).await;
     let mut next = again.start_next_attempt().await;
     assert_eq!(next.attempt_ref.task_id, other.task_id);
-    // The ghost speaks over the new stream.
-    let frame = ghost.frame(
-        ghost.control_seq + 1,
-        ghost.completion_body("a ghost's result"),
-    );
+    // A frame of the lost attempt arrives over the new stream.
+    let frame = lost.frame(lost.control_seq + 1, lost.completion_body("a late result"));
     next.send_frame(frame).await;
     next.complete("").await;
     client
@@ -98,7 +95,7 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
+async fn a_late_result_observed_within_its_lease_is_adopted() {
     let (clock, control) = RelayClock::controlled();
     let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
     let mut daemon = relay.start_scripted_daemon(&["adopted"]).await;
@@ -119,7 +116,7 @@ async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
     );
     watch.wait_for_state(TaskState::NeedsAttention).await;
 
-    // The worker had finished in time and could not say so.
+    // The attempt ended within its lease, but its daemon was disconnected.
     let _daemon = ScriptedDaemon::reconnect_with_finished(&link, hello, &mut attempt).await;
     attempt.complete("in time").await;
     client
@@ -130,7 +127,7 @@ async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
     assert!(done.attempts[0].adopted_late);
 }
 
-/// An attempt whose lease ran out while its daemon was away; some of its output is durable.
+/// An attempt with some durable output whose lease expired while its daemon was disconnected.
 async fn lose_attempt_with_output(
     relay: &EmbeddedRelay,
     control: &baton_relay::clock::ClockControl,
@@ -153,7 +150,7 @@ async fn lose_attempt_with_output(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
+async fn a_requested_replay_is_accepted_in_full_and_its_result_adopted() {
     let (clock, control) = RelayClock::controlled();
     let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
     let (link, hello, mut attempt) = lose_attempt_with_output(&relay, &control, "replays").await;
@@ -170,8 +167,8 @@ async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
     client.wait_for_state(&task, TaskState::Completed).await;
     daemon.wait_until_acked(&attempt).await;
     assert_eq!(client.read_output_to_end(&task).await, b"before after");
-    let told = daemon.collect_unread_frames();
-    let against = told.iter().find(|frame| {
+    let frames = daemon.collect_unread_frames();
+    let refusal = frames.iter().find(|frame| {
         let abandons = |body: &Option<Body>| matches!(body, Some(Body::Abandon(_)));
         match &frame.frame {
             Some(Frame::Rejected(_)) => true,
@@ -180,41 +177,41 @@ async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
         }
     });
     assert!(
-        against.is_none(),
-        "Welcome asked for all of it: {against:?}"
+        refusal.is_none(),
+        "Welcome requested the whole replay: {refusal:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_nobody_has_any_more_is_a_recorded_cut_and_holds_no_result_back() {
+async fn lost_output_is_a_recorded_cut_and_does_not_block_the_result() {
     let (clock, control) = RelayClock::controlled();
     let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
     let (link, hello, mut attempt) = lose_attempt_with_output(&relay, &control, "forgot").await;
     let _daemon = ScriptedDaemon::reconnect_with_finished(&link, hello, &mut attempt).await;
-    let had = attempt.offset;
+    let durable_offset = attempt.offset;
     attempt.offset += 100;
     attempt.complete("all the same").await;
     let (client, task) = (relay.admin(), attempt.attempt_ref.task_id.clone());
     client.wait_for_state(&task, TaskState::Completed).await;
     let request = ReadOutputRequest {
         task_id: task,
-        from_offset: had,
+        from_offset: durable_offset,
         ..ReadOutputRequest::default()
     };
     let mut tasks = client.tasks();
     let mut pieces = tasks.read_output(request).await.unwrap().into_inner();
     let first = wait_within("the cut", pieces.message()).await.unwrap();
     let Some(Item::Cut(cut)) = first.and_then(|piece| piece.item) else {
-        panic!("what is missing is said to be");
+        panic!("the first item is the cut");
     };
     assert_eq!(
         (cut.offset, cut.length, cut.reason()),
-        (had, 100, CutReason::NotReceived)
+        (durable_offset, 100, CutReason::NotReceived)
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wall_clock_that_jumps_ends_nothing() {
+async fn a_wall_clock_jump_ends_no_attempt() {
     let (clock, control) = RelayClock::controlled();
     let relay = EmbeddedRelay::start_with(|config| config.clock = clock).await;
     let mut daemon = relay.start_scripted_daemon(&["steady"]).await;
@@ -224,7 +221,7 @@ async fn a_wall_clock_that_jumps_ends_nothing() {
     daemon.wait_until_acked(&attempt).await;
     for jump in [A_DAY_MS, -2 * A_DAY_MS] {
         control.jump_wall(jump);
-        // Another whole task: the relay has looked at its clocks since.
+        // Run another whole task, so that the relay has read its clocks again.
         let other = client.submit(agent_task("steady")).await;
         let mut next = daemon.start_next_attempt().await;
         next.complete("").await;

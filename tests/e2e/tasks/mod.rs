@@ -1,5 +1,5 @@
-//! One task from submission to its end: admission, deadlines, cancel, goals, workspaces, results.
-//! Agents, leases and operators have folders of their own.
+//! One task from submission to its end: admission, deadlines, cancel, goals, workspaces,
+//! results. Agents, leases and operators have their own folders.
 
 pub(crate) mod admission;
 pub(crate) mod cancel;
@@ -12,4 +12,5 @@ pub(crate) mod process_cleanup;
 pub(crate) mod task_lifecycle;
 pub(crate) mod task_traces;
 pub(crate) mod undelivered_results;
+pub(crate) mod workspace_locks;
 pub(crate) mod workspaces;

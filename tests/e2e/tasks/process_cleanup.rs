@@ -1,4 +1,5 @@
-//! Children that do not want to go. After a cancel, and after their end, no process of theirs is left.
+//! Children that resist termination. After a cancel or after their end no process of them is
+//! left.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ fn boottime() -> Duration {
     )
 }
 
-/// Cancels once `processes` are alive; says how long it took until none was.
+/// Cancels the task once `processes` are alive and returns the time until all were gone.
 async fn measure_cancel(
     client: &TestClient,
     spec: TaskSpec,
@@ -44,10 +45,10 @@ async fn measure_cancel(
         (marked_processes(mark).len() >= processes).then_some(())
     })
     .await;
-    let asked = boottime();
+    let canceled_at = boottime();
     client.cancel(&task.task_id).await;
     wait_until_marked_gone(mark).await;
-    let took = boottime().saturating_sub(asked);
+    let took = boottime().saturating_sub(canceled_at);
     client
         .wait_for_state(&task.task_id, TaskState::Canceled)
         .await;
@@ -57,15 +58,18 @@ async fn measure_cancel(
         Termination::Confirmed,
         "{mark}"
     );
-    assert!(marked_processes(mark).is_empty(), "{mark} came back");
+    assert!(
+        marked_processes(mark).is_empty(),
+        "{mark} has processes again"
+    );
     took
 }
 
-/// How much longer than promised a loaded machine may take; see the timing tests for the promise itself.
+/// Allowance for a loaded machine. The timing tests check the promised time itself.
 const LOADED_MACHINE_ALLOWANCE: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_process_survives_its_attempt_however_it_resists() {
+async fn no_resisting_process_survives_its_attempt() {
     let relay = EmbeddedRelay::start().await;
     let _daemon = relay.start_daemon().await;
     let client = relay.admin();
@@ -106,7 +110,7 @@ async fn no_process_survives_its_attempt_however_it_resists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_along() {
+async fn a_grandchild_holding_stdout_is_killed_when_its_parent_completes() {
     let relay = EmbeddedRelay::start().await;
     let _daemon = relay.start_daemon().await;
     let client = relay.admin();
@@ -122,7 +126,10 @@ async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_a
         b"line 1\nline 2\n"
     );
     let done = client.get(&task.task_id).await;
-    let receipt = done.attempts[0].receipt.clone().expect("it is confirmed");
+    let receipt = done.attempts[0]
+        .receipt
+        .clone()
+        .expect("the end is confirmed by a receipt");
     let swept = "swept 1 beyond the group";
     assert!(receipt.cleanup.contains(swept), "{receipt:?}");
 }
@@ -139,13 +146,13 @@ async fn the_child_sees_an_allow_listed_environment_and_no_credential() {
     let output = String::from_utf8(client.read_output_to_end(&task.task_id).await).unwrap();
     let done = client.get(&task.task_id).await;
     let attempt = &done.attempts[0];
-    let has = |line: &str| output.lines().any(|seen| seen == line);
+    let has_line = |line: &str| output.lines().any(|seen| seen == line);
     assert!(
-        has(&format!("{MARKER_VARIABLE}=env-{}", std::process::id())),
+        has_line(&format!("{MARKER_VARIABLE}=env-{}", std::process::id())),
         "{output}"
     );
     assert!(
-        has(&format!("BATON_ATTEMPT_ID={}", attempt.attempt_id)),
+        has_line(&format!("BATON_ATTEMPT_ID={}", attempt.attempt_id)),
         "{output}"
     );
     let parent = output
@@ -159,6 +166,6 @@ async fn the_child_sees_an_allow_listed_environment_and_no_credential() {
     assert!(!output.contains("btn_"), "{output}");
     assert!(
         !output.contains("CARGO"),
-        "nothing else of the daemon's environment: {output}"
+        "a variable of the daemon's environment leaked: {output}"
     );
 }

@@ -1,4 +1,4 @@
-//! One task from submit to its end, on a real daemon and on a scripted one.
+//! One task from submission to its end, with a real daemon and with a scripted one.
 
 use baton_proto::v1::{
     AttemptState, LifecyclePhase, OutputKind, ReadOutputRequest, RetryPolicy, RetryTaskRequest,
@@ -94,7 +94,7 @@ async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
     assert_eq!(done.attempts[0].exit_code, Some(9));
     assert!(done.attempts[0].retryable && done.attempts[0].retry_safe);
 
-    // The same end twice in a row stops it: a third try would only waste a slot.
+    // The same failure twice in a row stops the retries: a third would only waste a slot.
     let mut spec = command_task(STANDIN, &["exit", "3"], "never");
     spec.retry = short_retry_policy();
     let task = client.submit(spec).await;
@@ -110,7 +110,7 @@ async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
     retry_task(client, &task.task_id).await;
 }
 
-/// Retries that do not keep a test waiting.
+/// A retry policy with a short backoff.
 fn short_retry_policy() -> Option<RetryPolicy> {
     Some(RetryPolicy {
         backoff_initial_ms: Some(10),
@@ -118,11 +118,11 @@ fn short_retry_policy() -> Option<RetryPolicy> {
     })
 }
 
-/// A person may ask for one more all the same.
+/// An operator may still request another attempt.
 async fn retry_task(client: &TestClient, task_id: &str) {
     let request = RetryTaskRequest {
         task_id: task_id.to_owned(),
-        reason: "the disk is mended".to_owned(),
+        reason: "the disk is repaired".to_owned(),
         ..RetryTaskRequest::default()
     };
     let mut operator = client.operator();
@@ -136,7 +136,7 @@ async fn retry_task(client: &TestClient, task_id: &str) {
     assert_eq!(newest, Some(3));
     let watch = TaskWatch::open(client, task_id, again.revision).await;
     watch
-        .expect("it can be watched")
+        .expect("the task can be watched")
         .wait_for_state(TaskState::Failed)
         .await;
 }
@@ -166,7 +166,7 @@ async fn a_watch_gives_history_then_live_events_without_gap_or_duplicate() {
     assert_eq!(
         all[usize::try_from(middle).unwrap()..],
         tail,
-        "both see the same rest"
+        "both watches get the same events"
     );
     let end = all.last().unwrap();
     assert_eq!(
@@ -174,7 +174,7 @@ async fn a_watch_gives_history_then_live_events_without_gap_or_duplicate() {
         (TaskEventKind::Ended, TaskState::Completed)
     );
 
-    // A watch that comes after the end gets the whole history and ends.
+    // A watch opened after the end gets the whole history and then ends.
     let after = client.watch(&task.task_id).await.collect_to_end().await;
     assert_eq!(after, all);
     assert_eq!(
@@ -250,7 +250,7 @@ async fn output_is_followed_live_and_read_again_from_an_offset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_output_arrives_whole_and_in_order() {
+async fn a_large_output_arrives_complete_and_in_order() {
     let relay = EmbeddedRelay::start().await;
     let _daemon = relay.start_daemon().await;
     let client = relay.admin();

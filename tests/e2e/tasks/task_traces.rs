@@ -1,4 +1,4 @@
-//! One trace per task, as an OTLP collector gets it.
+//! One trace per task, as an OTLP collector receives it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::BATON;
 const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER_SPAN_ID: &str = "00f067aa0ba902b7";
 
-/// A submission inside the caller's span.
+/// Submits a task within the caller's span.
 async fn submit_in_trace(client: &TestClient, spec: TaskSpec) -> Task {
     let request = SubmitRequest {
         spec: Some(spec),
@@ -49,7 +49,7 @@ fn only_span<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     span
 }
 
-/// Both attempts' spans, each with the names of what is directly below it.
+/// The spans of both attempts, each with the names of its child spans.
 fn attempt_spans(spans: &[Span]) -> [(&Span, Vec<&str>); 2] {
     let mut found: Vec<&Span> = spans
         .iter()
@@ -83,12 +83,16 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
     let relay = EmbeddedRelay::start_with(|config| config.otlp_endpoint = Some(url)).await;
     let daemon = relay.start_daemon().await;
     let dir = tempfile::tempdir().unwrap();
-    let told = dir.path().join("told");
-    // Fails the first time and says nothing, so that a second attempt follows.
+    let traceparents = dir.path().join("parents");
+    // Fails in the first attempt without output, so that it is retried.
     let script = "echo $TRACEPARENT >> $0; test $(wc -l < $0) = 2";
     let spec = TaskSpec {
         retry: immediate_retry_policy(),
-        ..command_task("sh", &["-c", script, &told.display().to_string()], "traced")
+        ..command_task(
+            "sh",
+            &["-c", script, &traceparents.display().to_string()],
+            "traced",
+        )
     };
     let task = submit_in_trace(relay.admin(), spec).await;
 
@@ -110,7 +114,7 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
     assert_eq!(attribute_text(&root.attributes, "baton.state"), "completed");
 
     let [(first, first_parts), (second, second_parts)] = attempt_spans(&spans);
-    let stages = [
+    let phases = [
         "baton.queue",
         "baton.accept",
         "baton.process_start",
@@ -123,8 +127,8 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
             attribute_text(&attempt.attributes, "baton.daemon.id"),
             daemon.id()
         );
-        for stage in stages {
-            assert!(parts.contains(&stage), "{stage} in {parts:?}");
+        for phase in phases {
+            assert!(parts.contains(&phase), "{phase} in {parts:?}");
         }
     }
     assert_eq!(second.links[0].span_id, first.span_id);
@@ -135,13 +139,13 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
     );
     assert_eq!(attribute_text(&first.attributes, "process.exit.code"), "1");
 
-    let told = std::fs::read_to_string(told).unwrap();
-    let told: Vec<&str> = told.lines().collect();
-    let own = |attempt: &Span| format!("00-{TRACE_ID}-{}-01", hex(&attempt.span_id));
+    let traceparents = std::fs::read_to_string(traceparents).unwrap();
+    let traceparents: Vec<&str> = traceparents.lines().collect();
+    let traceparent_of = |attempt: &Span| format!("00-{TRACE_ID}-{}-01", hex(&attempt.span_id));
     assert_eq!(
-        told,
-        [own(first), own(second)],
-        "each child is told its attempt's span"
+        traceparents,
+        [traceparent_of(first), traceparent_of(second)],
+        "each child gets its attempt's span as parent"
     );
     let shown = relay.admin().get(&task.task_id).await;
     let shown: Vec<&str> = shown
@@ -149,12 +153,12 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
         .iter()
         .map(|attempt| &*attempt.traceparent)
         .collect();
-    assert_eq!(shown, told);
+    assert_eq!(shown, traceparents);
     daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_relay_loses_no_trace_of_a_task_that_goes_on() {
+async fn a_killed_relay_loses_no_span_of_a_continuing_task() {
     let mut collector = TraceCollector::start().await;
     let mut relay = RelayProcess::start_with(BATON, &["--otlp", collector.url()]).await;
     let client = relay.admin().clone();
@@ -188,7 +192,7 @@ async fn a_killed_relay_loses_no_trace_of_a_task_that_goes_on() {
         .wait_for_state(TaskState::Completed)
         .await;
 
-    // What the first process may have sent is sent again; a span that came twice is the same both times.
+    // The restarted relay sends some spans again. A span that arrives twice must be identical.
     let mut by_id: BTreeMap<Vec<u8>, Span> = BTreeMap::new();
     for (_, span) in collector.wait_for_span("baton.task").await {
         if let Some(before) = by_id.insert(span.span_id.clone(), span.clone()) {

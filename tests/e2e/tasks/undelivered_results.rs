@@ -1,4 +1,5 @@
-//! A result is made while the relay is away for longer than the lease. It is delivered and adopted, whichever side comes back first.
+//! An attempt completes while the relay is down for longer than the lease. Its result is
+//! delivered and adopted, whether the relay or the daemon is restarted first.
 
 use std::fs;
 
@@ -11,12 +12,12 @@ use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
 
-/// The shortest that the relay grants.
+/// The shortest lease that the relay grants.
 const LEASE_MS: u64 = 5_000;
-/// Enough output for many frames behind each other.
+/// Enough output for many frames.
 const LINE_COUNT: usize = 60_000;
 
-/// Both sides are dead, and the result is on the worker's disk.
+/// A stopped relay and a stopped daemon, with the undelivered result on the daemon's disk.
 struct UndeliveredResult {
     relay: RelayProcess,
     client: TestClient,
@@ -51,24 +52,25 @@ impl UndeliveredResult {
         watch
             .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
             .await;
-        // Nobody ends this one, so its death shows that leases of that time are over.
-        let hourglass = format!("{mark}-hourglass");
+        // This child never exits by itself, so its death shows that leases of that time have
+        // ended.
+        let lease_marker = format!("{mark}-lease-marker");
         client
             .submit(with_short_lease(command_task(
                 STANDIN,
                 &["pause"],
-                &hourglass,
+                &lease_marker,
             )))
             .await;
-        poll_until("the hourglass to run", || {
-            (!marked_processes(&hourglass).is_empty()).then_some(())
+        poll_until("the lease marker to run", || {
+            (!marked_processes(&lease_marker).is_empty()).then_some(())
         })
         .await;
 
         relay.kill().await;
         fs::write(&go_on, "").expect("a file can be written");
         wait_until_marked_gone(mark).await;
-        wait_until_marked_gone(&hourglass).await;
+        wait_until_marked_gone(&lease_marker).await;
         daemon.kill().await;
         let attempts = daemon.data.join("attempts");
         let attempt_id = attempt_directory(&attempts, &task_id);
@@ -86,7 +88,7 @@ impl UndeliveredResult {
         start_daemon(&self.dir, &self.client, &self.secret).await
     }
 
-    /// The one attempt completed, with every byte.
+    /// Checks that the only attempt completed with its whole output.
     async fn assert_result_delivered(&self, daemon: &DaemonProcess) -> Task {
         let client = &self.client;
         client
@@ -99,11 +101,11 @@ impl UndeliveredResult {
         let output = client.read_output_to_end(&self.task_id).await;
         assert!(
             output == format!("begun\n{printed}").as_bytes(),
-            "{} bytes came",
+            "{} bytes arrived",
             output.len()
         );
         let attempts = daemon.data.join("attempts");
-        poll_until("the attempt's directory to go", || {
+        poll_until("the attempt's directory to be removed", || {
             (!attempts.join(&self.attempt_id).exists()).then_some(())
         })
         .await;
@@ -115,37 +117,40 @@ async fn start_daemon(dir: &TempDir, client: &TestClient, secret: &str) -> Daemo
     DaemonProcess::start(BATON, dir.path(), "worker", client.url(), secret).await
 }
 
-/// The directory that speaks of the task.
+/// The name of the attempt directory whose metadata contains the task id.
 fn attempt_directory(attempts: &std::path::Path, task_id: &str) -> String {
-    let dirs = fs::read_dir(attempts).expect("the daemon keeps attempts");
-    let mut speaking = dirs.flatten().filter(|dir| {
+    let dirs = fs::read_dir(attempts).expect("the daemon has attempt directories");
+    let mut matching = dirs.flatten().filter(|dir| {
         let meta = fs::read(dir.path().join("attempt")).unwrap_or_default();
         meta.windows(task_id.len())
             .any(|part| part == task_id.as_bytes())
     });
-    let name = speaking.next().expect("the attempt is kept").file_name();
-    name.into_string().expect("attempts have plain names")
+    let name = matching
+        .next()
+        .expect("the attempt has a directory")
+        .file_name();
+    name.into_string().expect("a UTF-8 name")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_that_no_relay_heard_is_adopted_after_the_relay_gave_it_up() {
-    let mut after = UndeliveredResult::create("relay-first").await;
-    after.relay.start_again().await;
-    let mut watch = after.client.watch(&after.task_id).await;
+async fn an_undelivered_result_is_adopted_after_its_attempt_was_lost() {
+    let mut undelivered = UndeliveredResult::create("relay-first").await;
+    undelivered.relay.start_again().await;
+    let mut watch = undelivered.client.watch(&undelivered.task_id).await;
     let end = watch.wait_for_kind(TaskEventKind::Ended).await;
     assert_eq!(end.state(), AttemptState::Lost);
     watch.wait_for_state(TaskState::NeedsAttention).await;
-    let mut daemon = after.start_daemon().await;
-    let task = after.assert_result_delivered(&daemon).await;
+    let mut daemon = undelivered.start_daemon().await;
+    let task = undelivered.assert_result_delivered(&daemon).await;
     assert!(task.attempts[0].adopted_late);
     assert_eq!(daemon.terminate().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_that_no_relay_heard_is_told_by_a_daemon_that_was_back_first() {
-    let mut after = UndeliveredResult::create("daemon-first").await;
-    let mut daemon = after.start_daemon().await;
-    after.relay.start_again().await;
-    after.assert_result_delivered(&daemon).await;
+async fn an_undelivered_result_is_delivered_when_the_daemon_returns_first() {
+    let mut undelivered = UndeliveredResult::create("daemon-first").await;
+    let mut daemon = undelivered.start_daemon().await;
+    undelivered.relay.start_again().await;
+    undelivered.assert_result_delivered(&daemon).await;
     assert_eq!(daemon.terminate().await.code(), Some(0));
 }
