@@ -1,4 +1,5 @@
-//! Whole histories against the core with a fake clock: what a client, a daemon and time do, and what must follow.
+//! Tests of the core with a fake clock: sequences of calls, frames and time, and the expected
+//! effects.
 
 pub(crate) mod agent;
 pub(crate) mod attempt;

@@ -1,4 +1,5 @@
-//! What agents say about leases that they hold themselves: the order of the checks, and what each verb does.
+//! Tests of agents' calls on their own leases: the order of the checks, and the effect of each
+//! verb.
 
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ fn lease_with_forged_token(hand: &AgentLeaseHandle) -> AgentLeaseHandle {
     }
 }
 
-/// The first check that fails names the code, for every verb, and nothing is written.
+/// For every verb, the first failed check determines the code and nothing is written.
 #[test]
 fn each_verb_is_checked_in_the_same_order() {
     for verb in verbs() {
@@ -103,11 +104,11 @@ fn each_verb_is_checked_in_the_same_order() {
 }
 
 #[test]
-fn at_its_limit_a_lease_is_over_whether_or_not_the_sweep_has_seen_it() {
+fn a_lease_at_its_limit_is_expired_even_before_its_timer_ran() {
     for verb in verbs() {
         let mut world = CoreHarness::new();
         let hand = world.claimed_task(&agent(1));
-        // The loop is busy with requests and has not come round to its timers yet.
+        // The loop is busy with requests and has not run its timers yet.
         for _ in 0..(TTL + GRACE) / 500 {
             world.skip_time(500);
             world.inspect(hand.task).unwrap();
@@ -124,7 +125,7 @@ fn at_its_limit_a_lease_is_over_whether_or_not_the_sweep_has_seen_it() {
 }
 
 #[test]
-fn a_lease_lasts_as_long_as_it_is_renewed_and_no_longer() {
+fn an_agent_lease_lasts_while_it_is_renewed() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let before = world.writes;
@@ -143,13 +144,16 @@ fn a_lease_lasts_as_long_as_it_is_renewed_and_no_longer() {
     assert_eq!(
         world.state(hand.task),
         TaskState::NeedsAttention,
-        "it may have had effects"
+        "the lost attempt may have had effects"
     );
-    assert!(world.store.fences.is_empty(), "its time is over");
+    assert!(
+        world.store.fences.is_empty(),
+        "the lease has ended, so no fence is needed"
+    );
 }
 
 #[test]
-fn a_loss_that_is_retried_can_be_claimed_by_another_and_makes_no_task_poison() {
+fn a_retried_agent_loss_can_be_claimed_and_never_counts_as_poison() {
     let mut world = CoreHarness::new();
     let spec = TaskSpec {
         retry: RetryPolicy {
@@ -182,7 +186,7 @@ fn a_loss_that_is_retried_can_be_claimed_by_another_and_makes_no_task_poison() {
 }
 
 #[test]
-fn a_completion_is_final_and_the_same_call_again_is_answered_again() {
+fn a_completion_is_final_and_can_be_repeated() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let record = world.complete_by_agent(&hand).unwrap();
@@ -206,15 +210,15 @@ fn a_completion_is_final_and_the_same_call_again_is_answered_again() {
             .unwrap_err(),
         Rejection::BadProof
     );
-    let stranger = lease_of_other_agent(&hand);
+    let other_agent = lease_of_other_agent(&hand);
     assert_eq!(
-        world.complete_by_agent(&stranger).unwrap_err(),
+        world.complete_by_agent(&other_agent).unwrap_err(),
         Rejection::UnknownAttempt
     );
 }
 
 #[test]
-fn what_was_given_back_is_queued_again_at_once_and_its_old_holder_is_fenced() {
+fn a_released_task_is_queued_at_once_and_its_old_holder_is_refused() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let reason = Some("out of time".into());
@@ -224,7 +228,10 @@ fn what_was_given_back_is_queued_again_at_once_and_its_old_holder_is_fenced() {
         (record.state, record.attempts.len()),
         (TaskState::Queued, 2)
     );
-    assert!(world.store.fences.is_empty(), "it says that it has stopped");
+    assert!(
+        world.store.fences.is_empty(),
+        "a release proves that the agent has stopped"
+    );
     assert_eq!(
         world.end_by_agent(&hand, released).unwrap().attempts.len(),
         2
@@ -240,7 +247,7 @@ fn what_was_given_back_is_queued_again_at_once_and_its_old_holder_is_fenced() {
 }
 
 #[test]
-fn a_failure_is_retried_only_if_its_cause_may_pass() {
+fn only_a_transient_failure_is_retried() {
     for (code, state) in [
         (FailureCode::ProviderError, TaskState::Pending),
         (
@@ -264,7 +271,7 @@ fn a_failure_is_retried_only_if_its_cause_may_pass() {
 }
 
 #[test]
-fn a_cancel_is_told_by_renew_which_renews_nothing_then_and_confirmed_by_cancel() {
+fn renew_reports_a_cancel_without_renewing_and_cancel_confirms_it() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.pass(10_000);
@@ -292,7 +299,7 @@ fn a_cancel_is_told_by_renew_which_renews_nothing_then_and_confirmed_by_cancel()
 }
 
 #[test]
-fn an_agent_that_does_not_hear_a_cancel_delays_it_by_its_lease_at_most() {
+fn an_agent_can_delay_a_cancel_by_at_most_its_lease() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.cancel(hand.task).unwrap();
@@ -307,7 +314,7 @@ fn an_agent_that_does_not_hear_a_cancel_delays_it_by_its_lease_at_most() {
 }
 
 #[test]
-fn a_holder_may_cancel_its_task_itself() {
+fn an_agent_may_cancel_the_task_that_it_holds() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let reason = Some("not wanted any more".into());
@@ -328,7 +335,7 @@ fn a_holder_may_cancel_its_task_itself() {
 }
 
 #[test]
-fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
+fn a_completion_without_its_files_is_refused_and_can_be_repeated() {
     let mut world = CoreHarness::new();
     let spec = TaskSpec {
         contract: Some(CompletionContract {
@@ -354,8 +361,15 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
     };
     let stored = world.task(hand.task);
     let on_record = stored.timeline.events.iter().any(refused);
-    assert!(on_record, "with what it lacked");
-    assert_eq!(world.renew(&hand), Ok((TTL, false)), "it is still leased");
+    assert!(
+        on_record,
+        "the refusal is in the timeline with the missing files"
+    );
+    assert_eq!(
+        world.renew(&hand),
+        Ok((TTL, false)),
+        "the attempt is still leased"
+    );
     let AgentLeaseVerb::Complete(mut completed, _) = complete_verb(b"done") else {
         panic!("not a completion");
     };
@@ -378,7 +392,7 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
 }
 
 #[test]
-fn a_relay_that_was_away_gives_the_lease_in_full_and_hears_the_agent_on() {
+fn a_restart_grants_agent_leases_in_full_and_the_agent_goes_on() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.pass(TTL - 1_000);
@@ -391,7 +405,7 @@ fn a_relay_that_was_away_gives_the_lease_in_full_and_hears_the_agent_on() {
 }
 
 #[test]
-fn a_stalled_relay_credits_agents_too() {
+fn a_stalled_relay_credits_agent_leases() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.pass(TTL - 10_000);
@@ -399,7 +413,7 @@ fn a_stalled_relay_credits_agents_too() {
     world.send_input(crate::io::command::CoreCommand::Tick);
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(world.renew(&hand), Ok((TTL, false)));
-    // Stalls alone keep nobody alive for ever.
+    // Stall credit is limited, so stalls alone do not keep a lease forever.
     for _ in 0..8 {
         world.skip_time(TTL);
         world.send_input(crate::io::command::CoreCommand::Tick);
@@ -407,9 +421,9 @@ fn a_stalled_relay_credits_agents_too() {
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
 }
 
-/// What a stalled relay gave to an earlier holder is not taken off its successor.
+/// Stall credit that an earlier holder used does not reduce the credit of its successor.
 #[test]
-fn each_holder_is_credited_for_itself() {
+fn stall_credit_is_counted_for_each_holder() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     for _ in 0..8 {
@@ -425,7 +439,7 @@ fn each_holder_is_credited_for_itself() {
 }
 
 #[test]
-fn a_lease_of_another_life_of_the_data_speaks_for_nothing() {
+fn an_agent_lease_of_an_older_incarnation_is_refused() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.restart_as_incarnation(86_400_000, 2);
@@ -439,7 +453,7 @@ fn a_lease_of_another_life_of_the_data_speaks_for_nothing() {
 }
 
 #[test]
-fn daemons_touch_nothing_that_an_agent_holds() {
+fn a_daemon_cannot_change_an_attempt_that_an_agent_holds() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let before = world.task(hand.task);
@@ -465,7 +479,7 @@ fn daemons_touch_nothing_that_an_agent_holds() {
 }
 
 #[test]
-fn what_an_operator_completed_is_not_the_agents_own_completion() {
+fn a_completion_by_an_operator_is_not_repeatable_by_the_agent() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let by_hand = TaskOperation::Complete {

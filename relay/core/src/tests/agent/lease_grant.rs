@@ -1,4 +1,4 @@
-//! How agents get leases that they hold themselves: start, claim, who may, and who was quicker.
+//! Tests of how agents get leases: start, claim, permissions and races.
 
 use crate::attempt::timers::TimerKey;
 use crate::ids::{RequestId, TaskId, TenantScope};
@@ -17,7 +17,7 @@ fn keyed(world: &mut CoreHarness, key: &str) -> Result<TaskId, Rejection> {
 }
 
 #[test]
-fn a_start_is_a_task_and_a_lease_in_one_write_and_daemons_never_see_it() {
+fn a_start_creates_a_leased_task_that_no_daemon_gets() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let before = world.writes;
@@ -34,7 +34,7 @@ fn a_start_is_a_task_and_a_lease_in_one_write_and_daemons_never_see_it() {
 }
 
 #[test]
-fn the_same_key_is_refused_while_the_first_claim_is_live_and_claims_again_once_it_was_given_back() {
+fn a_start_key_is_refused_while_leased_and_claims_again_after_release() {
     let mut world = CoreHarness::new();
     let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
     assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyTaken));
@@ -51,7 +51,7 @@ fn the_same_key_is_refused_while_the_first_claim_is_live_and_claims_again_once_i
 }
 
 #[test]
-fn the_same_key_after_the_end_is_told_so() {
+fn a_start_key_of_a_finished_task_is_refused_as_finished() {
     let mut world = CoreHarness::new();
     let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
     world.complete_by_agent(&hand).unwrap();
@@ -59,7 +59,7 @@ fn the_same_key_after_the_end_is_told_so() {
 }
 
 #[test]
-fn an_agent_held_task_waits_for_agents_and_no_daemon_is_offered_it() {
+fn an_agent_held_task_is_never_offered_to_a_daemon() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(agent_task_spec());
@@ -74,7 +74,7 @@ fn an_agent_held_task_waits_for_agents_and_no_daemon_is_offered_it() {
 }
 
 #[test]
-fn a_task_with_a_scope_goes_to_whoever_comes_first() {
+fn a_task_with_a_scope_goes_to_the_first_agent_or_daemon() {
     let mut world = CoreHarness::new();
     let both = TaskSpec {
         agent_held: false,
@@ -83,7 +83,7 @@ fn a_task_with_a_scope_goes_to_whoever_comes_first() {
     let first = world.submit(both.clone());
     assert!(world.claim(&agent(1), Some(first)).unwrap().is_some());
     world.connect_daemon(1);
-    assert!(world.dispatches().is_empty(), "an agent has it");
+    assert!(world.dispatches().is_empty(), "an agent has claimed it");
     let second = world.submit(both);
     assert_eq!(world.dispatch().frame_ref.task, second);
     let taken = world.claim(&agent(2), Some(second)).unwrap_err();
@@ -92,7 +92,7 @@ fn a_task_with_a_scope_goes_to_whoever_comes_first() {
 }
 
 #[test]
-fn the_most_urgent_is_claimed_first_then_the_oldest() {
+fn claims_follow_priority_and_then_age() {
     let mut world = CoreHarness::new();
     let of = |priority| TaskSpec {
         priority,
@@ -111,7 +111,7 @@ fn the_most_urgent_is_claimed_first_then_the_oldest() {
 }
 
 #[test]
-fn what_is_of_another_tenant_or_scope_or_of_none_looks_unknown() {
+fn a_claim_outside_tenant_or_scope_is_refused_as_unknown() {
     let mut world = CoreHarness::new();
     let theirs = world.submit(agent_task_spec());
     let nobodys = world.submit(spec());
@@ -150,7 +150,7 @@ fn of_two_claims_one_wins() {
 }
 
 #[test]
-fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
+fn nothing_is_claimed_during_a_pause() {
     let mut world = CoreHarness::new();
     let task = world.submit(agent_task_spec());
     let by = crate::tests::harness::actor();
@@ -167,7 +167,7 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
     assert_eq!(keyed(&mut world, "k"), Err(Rejection::NotClaimable));
     assert!(
         world.store.keys.is_empty(),
-        "a refused start leaves nothing"
+        "a refused start creates no task"
     );
     let unpause = |request: RequestId| CoreCommand::UnpauseScheduler {
         request,
@@ -183,7 +183,7 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
 }
 
 #[test]
-fn turns_of_a_conversation_are_claimed_one_at_a_time_in_their_order() {
+fn turns_of_a_conversation_are_claimed_one_at_a_time_in_order() {
     let mut world = CoreHarness::new();
     let turn = || TaskSpec {
         conversation_id: Some("c".into()),
@@ -202,7 +202,7 @@ fn turns_of_a_conversation_are_claimed_one_at_a_time_in_their_order() {
 }
 
 #[test]
-fn a_successor_waits_until_a_daemon_of_before_is_surely_done() {
+fn a_claim_waits_for_the_fence_of_an_earlier_daemon() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let both = TaskSpec {
@@ -220,7 +220,11 @@ fn a_successor_waits_until_a_daemon_of_before_is_surely_done() {
     assert_eq!(world.attempt_state(task), AttemptStateKind::Queued);
     assert_eq!(world.store.fences.len(), 1);
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
-    assert_eq!(refused, Rejection::NotClaimable, "its processes may live");
+    assert_eq!(
+        refused,
+        Rejection::NotClaimable,
+        "processes of the earlier attempt may still run"
+    );
     world.disconnect(&machine);
     world.pass(TTL + crate::tests::harness::GRACE);
     assert!(world.claim(&agent(1), Some(task)).unwrap().is_some());
@@ -234,7 +238,7 @@ fn omit_from_two_heartbeats(world: &mut CoreHarness, machine: &TestDaemon) {
 }
 
 #[test]
-fn only_lease_and_total_are_timed() {
+fn an_agent_lease_has_only_the_lease_and_total_timers() {
     let mut world = CoreHarness::new();
     let timed = TaskSpec {
         effective_profile: crate::attempt::deadline_profile::default_for_turn(
@@ -257,7 +261,7 @@ fn only_lease_and_total_are_timed() {
 }
 
 #[test]
-fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for() {
+fn the_total_deadline_ends_an_agent_attempt_with_a_fence() {
     let mut world = CoreHarness::new();
     let short = TaskSpec {
         total_ms: Some(20_000),
@@ -266,7 +270,11 @@ fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for
     let hand = world.start(&agent(1), short, "k").unwrap();
     world.pass(20_000);
     assert_eq!(world.state(hand.task), TaskState::TimedOut);
-    assert_eq!(world.store.fences.len(), 1, "nobody has seen it stop");
+    assert_eq!(
+        world.store.fences.len(),
+        1,
+        "the end of the agent is not proved"
+    );
     let end = world.newest(hand.task).state.end().cloned().unwrap();
     assert_eq!(
         (end.ended_by, end.receipt),
@@ -276,7 +284,7 @@ fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for
 }
 
 #[test]
-fn a_queue_deadline_parks_what_no_agent_claims() {
+fn a_queue_deadline_parks_an_unclaimed_task() {
     let mut world = CoreHarness::new();
     let task = world.submit(TaskSpec {
         queue_ms: Some(60_000),

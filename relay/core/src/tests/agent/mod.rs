@@ -1,4 +1,4 @@
-//! Tests of leases that agents have themselves: grants, calls, pick-up, repeated calls.
+//! Tests of leases that agents hold themselves: grants, calls, pick-up, repeated calls.
 
 pub(crate) mod lease_call;
 pub(crate) mod lease_grant;

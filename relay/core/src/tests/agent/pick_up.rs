@@ -1,4 +1,4 @@
-//! Parked work that changes hands: an agent blocks, another one picks it up, and nobody else can.
+//! Tests of pick-up: an agent blocks its task, and exactly one other agent picks it up.
 
 use crate::goal::progress::{
     BlockDraft, CheckpointDraft, GoalReport, ProgressUpdate, SanitizedText,
@@ -47,7 +47,7 @@ fn block_claimed_task(world: &mut CoreHarness) -> AgentLeaseHandle {
 }
 
 #[test]
-fn a_block_gives_up_the_lease_with_all_that_belongs_to_it_and_is_proof_that_the_agent_stopped() {
+fn a_block_by_an_agent_gives_up_the_lease_without_a_fence() {
     let mut world = CoreHarness::new();
     let hand = block_claimed_task(&mut world);
     let parked = world.newest(hand.task);
@@ -66,12 +66,12 @@ fn a_block_gives_up_the_lease_with_all_that_belongs_to_it_and_is_proof_that_the_
     }
     assert!(
         world.claim(&agent(2), None).unwrap().is_none(),
-        "it is not for anybody to claim"
+        "a parked task cannot be claimed"
     );
 }
 
 #[test]
-fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write() {
+fn one_of_many_pick_ups_wins_and_the_parked_attempt_is_handed_off() {
     let mut world = CoreHarness::new();
     let hand = block_claimed_task(&mut world);
     let winner = world
@@ -85,9 +85,9 @@ fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write
     assert_eq!(record.attempts[0].state.kind(), AttemptStateKind::HandedOff);
     assert_eq!(record.attempts[0].successor, Some(winner.attempt));
     assert_eq!(record.attempts[0].handed_off_to.as_deref(), Some("agent-2"));
-    let told = record.timeline.events.iter();
-    let told = told.filter(|event| matches!(event.kind, TimelineEventKind::PickedUp { .. }));
-    assert_eq!(told.count(), 1);
+    let events = record.timeline.events.iter();
+    let pick_ups = events.filter(|event| matches!(event.kind, TimelineEventKind::PickedUp { .. }));
+    assert_eq!(pick_ups.count(), 1);
     for seen in [Some(hand.attempt), None] {
         for n in 3..=9 {
             let refused = world.pick_up(&agent(n), hand.task, seen).unwrap_err();
@@ -99,9 +99,10 @@ fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write
     assert_eq!(over, Rejection::AlreadyFinished);
 }
 
-/// A task may wait for a person with an attempt that has ended, and then nothing of it is handed off.
+/// A task in NeedsAttention may have an ended attempt, whose state does not change to handed
+/// off.
 #[test]
-fn who_comes_too_late_learns_who_was_first_also_where_the_attempt_had_ended() {
+fn a_late_pick_up_of_an_ended_attempt_is_refused_as_handed_off() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     world.pass(TTL + GRACE);
@@ -118,7 +119,7 @@ fn who_comes_too_late_learns_who_was_first_also_where_the_attempt_had_ended() {
 }
 
 #[test]
-fn what_its_taker_blocks_again_can_be_picked_up_again_and_only_that() {
+fn only_the_newest_block_can_be_picked_up() {
     let mut world = CoreHarness::new();
     let first = block_claimed_task(&mut world);
     let second = world.pick_up(&agent(2), first.task, None).unwrap();
@@ -135,14 +136,14 @@ fn what_its_taker_blocks_again_can_be_picked_up_again_and_only_that() {
 }
 
 #[test]
-fn only_agents_of_its_scope_pick_it_up_and_only_when_it_is_parked() {
+fn a_pick_up_needs_the_scope_and_a_parked_task() {
     let mut world = CoreHarness::new();
     let hand = block_claimed_task(&mut world);
-    let stranger = AgentPrincipal {
+    let other_scope = AgentPrincipal {
         scope: "writers".into(),
         ..agent(2)
     };
-    let refused = world.pick_up(&stranger, hand.task, None).unwrap_err();
+    let refused = world.pick_up(&other_scope, hand.task, None).unwrap_err();
     assert_eq!(refused, Rejection::UnknownTask);
     let waiting = world.submit(agent_task_spec());
     let refused = world.pick_up(&agent(2), waiting, None).unwrap_err();
@@ -150,7 +151,7 @@ fn only_agents_of_its_scope_pick_it_up_and_only_when_it_is_parked() {
 }
 
 #[test]
-fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
+fn a_pick_up_waits_for_the_fence_of_the_daemon_that_blocked() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let both = TaskSpec {
@@ -163,8 +164,8 @@ fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
         reason: "stuck".into(),
         ..BlockDraft::default()
     };
-    let word = GoalReport::Block(SanitizedText::new(stuck));
-    world.frame(&mut work, crate::io::command::FrameBody::Goal(word));
+    let report = GoalReport::Block(SanitizedText::new(stuck));
+    world.frame(&mut work, crate::io::command::FrameBody::Goal(report));
     assert_eq!(world.state(task), TaskState::NeedsAttention);
     let early = world.pick_up(&agent(1), task, None).unwrap_err();
     assert_eq!(early, Rejection::NotClaimable);
@@ -175,7 +176,7 @@ fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
 }
 
 #[test]
-fn checkpoints_and_progress_of_a_holder_stay_with_the_task_and_feed_no_timer() {
+fn reports_of_an_agent_are_stored_with_the_task_and_renew_nothing() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     for n in 1..=3 {

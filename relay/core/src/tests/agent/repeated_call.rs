@@ -1,4 +1,5 @@
-//! Calls of agents whose answers were lost: said again they are answered, and done once.
+//! Tests of repeated calls of agents whose answers were lost: they are answered again and
+//! executed once.
 
 use uuid::Uuid;
 
@@ -60,11 +61,12 @@ fn call_with_mark(
 fn repeated(reply: Result<CoreReply, Rejection>) -> (TaskState, Option<u64>) {
     match reply.unwrap() {
         CoreReply::Repeated { record, checkpoint } => (record.state, checkpoint),
-        other => panic!("it was done again: {other:?}"),
+        other => panic!("the call was executed again: {other:?}"),
     }
 }
 
-/// Every verb that changes something, with what the task is after it and which checkpoint it wrote.
+/// Every verb that changes something, with the state of the task after it and the checkpoint
+/// that it writes.
 fn verbs() -> Vec<(AgentLeaseVerb, TaskState, Option<u64>)> {
     vec![
         (checkpoint("half"), TaskState::Running, Some(1)),
@@ -86,7 +88,7 @@ fn verbs() -> Vec<(AgentLeaseVerb, TaskState, Option<u64>)> {
 }
 
 #[test]
-fn a_call_that_comes_again_is_answered_and_changes_nothing_also_after_a_restart() {
+fn a_repeated_call_is_answered_and_changes_nothing() {
     for (verb, state, written) in verbs() {
         let mut world = CoreHarness::new();
         let hand = world.claimed_task(&agent(1));
@@ -97,7 +99,7 @@ fn a_call_that_comes_again_is_answered_and_changes_nothing_also_after_a_restart(
         assert_eq!(
             (world.task(hand.task), world.writes),
             before,
-            "{verb:?}: it was written again"
+            "{verb:?}: the repeated call wrote something"
         );
         world.restart();
         let again = call_with_mark(&mut world, 1, &hand, verb.clone());
@@ -106,7 +108,7 @@ fn a_call_that_comes_again_is_answered_and_changes_nothing_also_after_a_restart(
 }
 
 #[test]
-fn without_an_id_or_with_another_one_a_call_is_a_new_one() {
+fn a_call_without_an_id_or_with_a_new_one_is_a_new_call() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     for call in [1, 2] {
@@ -118,7 +120,7 @@ fn without_an_id_or_with_another_one_a_call_is_a_new_one() {
 }
 
 #[test]
-fn an_id_of_another_call_is_refused_and_so_is_whoever_cannot_prove_it() {
+fn a_reused_call_id_or_a_wrong_token_is_refused() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     call_with_mark(&mut world, 1, &hand, checkpoint("half")).unwrap();
@@ -134,17 +136,17 @@ fn an_id_of_another_call_is_refused_and_so_is_whoever_cannot_prove_it() {
     };
     let refused = call_with_mark(&mut world, 1, &forged, checkpoint("half"));
     assert_eq!(refused.unwrap_err(), Rejection::BadProof);
-    let stranger = AgentLeaseHandle {
+    let other_agent = AgentLeaseHandle {
         agent: agent(66),
         ..hand.clone()
     };
-    let refused = call_with_mark(&mut world, 1, &stranger, checkpoint("half"));
+    let refused = call_with_mark(&mut world, 1, &other_agent, checkpoint("half"));
     assert_eq!(refused.unwrap_err(), Rejection::UnknownAttempt);
     assert_eq!(world.task(hand.task).checkpoint_count, 1);
 }
 
 #[test]
-fn a_call_that_was_obeyed_is_answered_though_the_lease_is_over_since() {
+fn a_repeated_call_is_answered_after_its_lease_ended() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     call_with_mark(&mut world, 1, &hand, checkpoint("half")).unwrap();
@@ -156,7 +158,7 @@ fn a_call_that_was_obeyed_is_answered_though_the_lease_is_over_since() {
 }
 
 #[test]
-fn a_refusal_is_not_remembered() {
+fn a_refused_call_is_not_stored() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let task = world.cancel(hand.task).unwrap().task;
@@ -173,7 +175,7 @@ fn a_refusal_is_not_remembered() {
 }
 
 #[test]
-fn the_newest_calls_of_an_attempt_are_remembered_and_no_more() {
+fn only_the_newest_calls_of_an_attempt_are_stored() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     for call in 0..20 {
@@ -189,7 +191,7 @@ fn the_newest_calls_of_an_attempt_are_remembered_and_no_more() {
     assert_eq!(kept, [16, 17, 18, 19].map(mark));
 }
 
-/// Who asks, in each of the three ways to get a lease.
+/// Asks for a lease in one of the three ways: start, claim, pick-up.
 fn granted(world: &mut CoreHarness, way: u8, call: u8) -> Result<AgentLeaseHandle, Rejection> {
     world.mark = Some(mark(call));
     let hand = match way {
@@ -198,7 +200,7 @@ fn granted(world: &mut CoreHarness, way: u8, call: u8) -> Result<AgentLeaseHandl
         _ => {
             let parked = world.parked();
             let task = parked.first().copied();
-            // It is listed no longer once it was picked up; whoever asks again knows its id.
+            // A task that was picked up is no longer listed; a repeated call uses its id.
             let task = task.unwrap_or_else(|| *world.core.tasks.keys().next().unwrap());
             world.pick_up(&agent(1), task, None)
         }
@@ -221,7 +223,7 @@ fn prepare_lease_way(way: u8) -> CoreHarness {
 }
 
 #[test]
-fn a_lease_whose_grant_was_lost_is_granted_again_with_a_new_token() {
+fn a_repeated_grant_returns_the_same_lease_with_a_new_token() {
     for way in 0..3 {
         for restarts in [false, true] {
             let mut world = prepare_lease_way(way);
@@ -247,7 +249,7 @@ fn a_lease_whose_grant_was_lost_is_granted_again_with_a_new_token() {
 }
 
 #[test]
-fn another_call_gets_no_lease_that_is_held_and_an_id_of_another_one_is_refused() {
+fn a_leased_task_is_not_granted_to_another_call() {
     for way in 0..3 {
         let mut world = prepare_lease_way(way);
         let hand = granted(&mut world, way, 1).unwrap();
@@ -271,19 +273,19 @@ fn another_call_gets_no_lease_that_is_held_and_an_id_of_another_one_is_refused()
 }
 
 #[test]
-fn a_lease_that_was_granted_and_lost_since_is_not_granted_again() {
+fn an_expired_lease_is_not_granted_again() {
     let mut world = prepare_lease_way(1);
     let lost = granted(&mut world, 1, 1).unwrap();
     world.pass(TTL * 2);
     world.mark = Some(mark(1));
     let again = world.claim(&agent(1), Some(lost.task)).map(drop);
     world.mark = None;
-    assert!(again.is_err(), "its lease is over");
+    assert!(again.is_err(), "the lease has expired");
     assert_eq!(world.renew(&lost), Err(Rejection::LeaseExpired));
 }
 
 #[test]
-fn what_is_being_canceled_is_granted_again_for_what_is_left() {
+fn a_repeated_grant_during_a_cancel_gets_the_remaining_time() {
     let mut world = prepare_lease_way(1);
     let lost = granted(&mut world, 1, 1).unwrap();
     world.pass(10_000);

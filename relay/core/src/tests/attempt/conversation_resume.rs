@@ -1,4 +1,5 @@
-//! Conversations over attempts: what the next attempt goes on with, and what happens when the agent has forgotten it.
+//! Tests of conversations over several attempts: which agent session the next attempt resumes,
+//! and failed resumes.
 
 use crate::io::command::FrameBody;
 use crate::io::effects::DaemonMessage;
@@ -17,19 +18,19 @@ fn offered_session(
     world: &mut CoreHarness,
     machine: &crate::tests::harness::TestDaemon,
 ) -> (Option<String>, bool) {
-    let told = world.take_messages(machine).into_iter();
-    let mut dispatches = told.filter_map(|message| match message {
+    let messages = world.take_messages(machine).into_iter();
+    let mut dispatches = messages.filter_map(|message| match message {
         DaemonMessage::Dispatch(dispatch) => {
             let session = dispatch.agent_session_id.as_deref().map(str::to_owned);
             Some((session, dispatch.fresh_conversation))
         }
         _other => None,
     });
-    dispatches.next().expect("it is offered")
+    dispatches.next().expect("the attempt is offered")
 }
 
 #[test]
-fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
+fn a_failed_resume_starts_a_new_conversation_and_uses_no_budget() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let mut spec = spec();
@@ -50,7 +51,7 @@ fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
             .any(|event| event.kind == TimelineEventKind::ResumeFallback)
     );
 
-    // Once: the same word again is a failure like any other.
+    // The fallback happens once; a second failed resume is an ordinary failure.
     let mut work = world.take_started();
     world.frame(&mut work, unresumed_frame("gone"));
     let record = world.task(task);
@@ -62,7 +63,7 @@ fn what_cannot_be_resumed_begins_anew_at_once_and_counts_in_no_budget() {
 }
 
 #[test]
-fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
+fn a_retry_continues_the_new_conversation_and_never_the_old_one() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let other = world.connect_daemon(2);
@@ -81,7 +82,7 @@ fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
     world.frame(&mut work, rejected);
     assert!(
         world.newest(task).fresh_conversation,
-        "given back without a try, it is still to begin anew"
+        "a rejected attempt was not started, so its successor still starts a new conversation"
     );
     let mut work = world.take_started();
     let mut failure = errored(FailureCode::AgentExit, 1);
@@ -92,22 +93,26 @@ fn what_was_begun_anew_is_gone_on_with_and_the_old_one_never_again() {
     world.take_messages(&machine);
     world.take_messages(&other);
     world.pass(1);
-    let told = [&machine, &other].map(|machine| {
-        let told = world.take_messages(machine).into_iter();
-        let mut told = told.filter_map(|message| match message {
+    let offers = [&machine, &other].map(|machine| {
+        let messages = world.take_messages(machine).into_iter();
+        let mut dispatches = messages.filter_map(|message| match message {
             DaemonMessage::Dispatch(dispatch) => {
                 Some((dispatch.agent_session_id, dispatch.fresh_conversation))
             }
             _other => None,
         });
-        told.next()
+        dispatches.next()
     });
-    let told = told.into_iter().flatten().next().expect("it is offered");
-    assert_eq!(told, (Some("new".into()), false));
+    let offer = offers
+        .into_iter()
+        .flatten()
+        .next()
+        .expect("the attempt is offered");
+    assert_eq!(offer, (Some("new".into()), false));
 }
 
 #[test]
-fn nothing_begins_anew_once_something_was_visible() {
+fn a_failed_resume_after_visible_output_is_final() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());

@@ -1,4 +1,5 @@
-//! The twelve timers, end to end: each ends as the table says, not before its limit, and the daemon is asked first.
+//! Tests of the twelve timers: each ends its attempt with its own code, not before its limit,
+//! and cancels at the daemon first.
 
 use crate::ids::InputId;
 use crate::io::command::FrameBody;
@@ -58,7 +59,7 @@ fn question() -> FrameBody {
     }
 }
 
-/// What brings an attempt to the point where one timer runs.
+/// A timer, and the frames that bring an attempt to the point where it runs.
 type TimerSetup = fn(&mut CoreHarness, &mut DispatchedAttempt);
 
 type TimerRow = (TimerKind, TaskSpec, u64, TimerSetup, FailureCode);
@@ -128,7 +129,7 @@ fn rows() -> [TimerRow; 8] {
 }
 
 #[test]
-fn each_phase_deadline_ends_with_its_code_after_its_limit_plus_slack_and_no_sooner() {
+fn each_phase_deadline_ends_with_its_code_after_limit_and_slack() {
     for (timer, spec, limit, lead, code) in rows() {
         let mut world = CoreHarness::new();
         let machine = world.connect_daemon(1);
@@ -192,12 +193,12 @@ fn an_empty_profile_leaves_only_the_relays_own_timers() {
     assert_eq!(
         world.end_code(task, 1),
         Some(FailureCode::TaskDeadlineExceeded),
-        "total ends it, unconfirmed"
+        "the total deadline ends it without a receipt"
     );
 }
 
 #[test]
-fn a_daemon_that_ignores_the_cancel_is_not_waited_for() {
+fn a_daemon_that_ignores_a_deadline_cancel_is_abandoned() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec_with_timer(|p| p.process_start_ms = Some(1_000)));
@@ -224,7 +225,7 @@ fn a_daemon_that_ignores_the_cancel_is_not_waited_for() {
     assert_eq!(
         world.store.fences.len(),
         1,
-        "nobody saw it die: its conversation and retries wait"
+        "without a receipt its conversation and its retries wait"
     );
 }
 
@@ -240,14 +241,14 @@ fn a_result_during_a_deadlines_cleanup_wins_over_the_deadline() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::CleaningUp,
-        "its last word is still awaited"
+        "the terminal frame is still awaited"
     );
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
 }
 
 #[test]
-fn cleanup_that_the_daemon_began_and_never_ended_is_no_result() {
+fn a_cleanup_that_never_ends_is_no_result() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(timed(profile()));
@@ -261,7 +262,7 @@ fn cleanup_that_the_daemon_began_and_never_ended_is_no_result() {
     );
 }
 
-/// cleanup_started of a daemon whose own timer was quicker.
+/// The cleanup_started frame of a daemon whose own timer expired first.
 fn timer_cleanup_frame(timer: TimerKind) -> FrameBody {
     FrameBody::Phase {
         phase: LifecyclePhase::CleanupStarted,
@@ -271,7 +272,7 @@ fn timer_cleanup_frame(timer: TimerKind) -> FrameBody {
 }
 
 #[test]
-fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline() {
+fn a_cleanup_for_a_deadline_that_never_ends_is_that_timeout() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(timed(profile()));
@@ -290,7 +291,8 @@ fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline
             TerminationReceipt::Unconfirmed
         )
     );
-    // Away, its last word may be on its way, and the lease bounds the wait.
+    // While the daemon is disconnected its terminal frame may still arrive; the lease limits
+    // the wait.
     let task = world.submit(timed(profile()));
     let mut work = world.take_started();
     world.frame(&mut work, timer_cleanup_frame(TimerKind::ProcessStart));
@@ -303,7 +305,7 @@ fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline
 }
 
 #[test]
-fn what_the_daemon_says_of_the_end_counts_more_than_why_it_began_it() {
+fn a_terminal_frame_wins_over_the_deadline_of_its_cleanup() {
     for (body, state, code) in [
         (completed(), EndState::Completed, None),
         (
@@ -325,7 +327,7 @@ fn what_the_daemon_says_of_the_end_counts_more_than_why_it_began_it() {
 }
 
 #[test]
-fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
+fn a_deadline_while_disconnected_ends_at_once_and_fences_the_successor() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let other = world.connect_daemon(2);
@@ -336,7 +338,7 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
     let ours = if work.session == machine.session {
         &mut machine
     } else {
-        panic!("the first machine has it")
+        panic!("the first daemon has the attempt")
     };
     world.disconnect(ours);
     world.pass(1_000 + SLACK);
@@ -350,7 +352,7 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
     );
     assert!(
         !world.newest(task).retry_safe,
-        "nobody knows what it did meanwhile"
+        "its effects while disconnected are unknown"
     );
     assert_eq!(world.state(task), TaskState::TimedOut);
     let again = world.retry(task).unwrap();
@@ -366,7 +368,7 @@ fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
 }
 
 #[test]
-fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
+fn an_unaccepted_offer_is_lost_and_safe_to_retry() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -380,7 +382,7 @@ fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
         "without LeaseConfirmed there is no process"
     );
     assert_eq!(world.state(task), TaskState::Pending);
-    // Accepting too late does not run it.
+    // An accept that arrives too late does not start the attempt.
     let mut late = work;
     world.take_messages(&machine);
     world.frame(&mut late, FrameBody::Accepted);
@@ -391,7 +393,7 @@ fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
 }
 
 #[test]
-fn queue_parks_as_starved_and_a_retry_hands_it_off() {
+fn the_queue_deadline_parks_a_task_and_a_retry_hands_it_off() {
     let mut world = CoreHarness::new();
     let task = world.submit(TaskSpec {
         queue_ms: Some(5_000),
@@ -418,7 +420,7 @@ fn queue_parks_as_starved_and_a_retry_hands_it_off() {
 }
 
 #[test]
-fn a_daemons_own_timeout_is_a_timeout_and_its_hint_only_lowers() {
+fn a_daemons_retry_hint_can_only_prevent_a_retry() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let mut spec = spec();

@@ -1,4 +1,4 @@
-//! Who may speak, and in which order. What fails a check writes nothing.
+//! Tests of the checks of frames and their order. A frame that fails a check writes nothing.
 
 use crate::ids::{AttemptId, Incarnation, SessionId, TaskId};
 use crate::io::command::{AttemptFrame, CoreCommand, FrameBody, LeaseToken};
@@ -9,7 +9,7 @@ use crate::tests::harness::{CoreHarness, DispatchedAttempt, completed, spec};
 
 type FrameChange<'a> = &'a dyn Fn(&mut AttemptFrame);
 
-/// Each differs from a good one in one thing.
+/// Frames that differ from a valid one in one field.
 fn bad_frames(
     own: SessionId,
     foreign: SessionId,
@@ -61,7 +61,7 @@ fn bad_frames(
 }
 
 #[test]
-fn each_failed_check_has_its_own_code_and_writes_nothing() {
+fn each_failed_frame_check_has_its_own_code_and_writes_nothing() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let thief = world.connect_daemon(2);
@@ -93,12 +93,12 @@ fn each_failed_check_has_its_own_code_and_writes_nothing() {
     assert_eq!(
         world.state(task),
         TaskState::Completed,
-        "refused numbers are used up; the stream goes on"
+        "refused frames consume their numbers and the stream goes on"
     );
 }
 
 #[test]
-fn a_stream_that_was_replaced_says_nothing_any_more() {
+fn frames_of_a_replaced_stream_are_ignored() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -149,7 +149,7 @@ fn replayed_frames_are_acknowledged_and_a_second_end_changes_nothing() {
         [DaemonMessage::Ack { control_seq: 3, .. }]
     ));
     assert_eq!(world.writes, writes);
-    // Another end with a new number is evidence, once.
+    // A second end with a new number is recorded as evidence once.
     world.replay(
         &work.clone(),
         4,
@@ -172,7 +172,7 @@ fn replayed_frames_are_acknowledged_and_a_second_end_changes_nothing() {
 }
 
 #[test]
-fn frames_of_an_earlier_attempt_change_nothing_once_its_successor_is_leased() {
+fn frames_of_an_earlier_attempt_change_nothing() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -199,7 +199,7 @@ fn frames_of_an_earlier_attempt_change_nothing_once_its_successor_is_leased() {
 }
 
 #[test]
-fn an_unknown_frame_takes_its_number_and_is_counted() {
+fn an_unknown_frame_consumes_its_number_and_is_counted() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());

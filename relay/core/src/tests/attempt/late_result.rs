@@ -1,4 +1,5 @@
-//! Results that come after the end: adopted in a narrow window, evidence otherwise.
+//! Tests of results that arrive after the end of their attempt: they are adopted within limits
+//! and are evidence otherwise.
 
 use crate::ids::TaskId;
 use crate::io::command::{ActiveAttemptState, FrameBody};
@@ -17,7 +18,7 @@ fn policy(when_unsafe: UnsafeLossPolicy) -> TaskSpec {
     spec
 }
 
-/// A task whose lease expired while its daemon was away.
+/// A task whose lease expired while its daemon was disconnected.
 fn expire_lease(
     world: &mut CoreHarness,
     spec: TaskSpec,
@@ -65,9 +66,10 @@ fn a_late_result_of_a_parked_loss_completes_the_task() {
     assert!(record.attention.is_none() && world.core.open_task_count() == 0);
 }
 
-/// Nobody ever ran it, so it takes nothing away: a long absence must not cost a result that was made in time.
+/// The starved successor never ran, so releasing it loses nothing. A long absence must not lose
+/// a result that was made in time.
 #[test]
-fn a_successor_that_starved_is_released_by_a_late_result() {
+fn a_late_result_releases_a_starved_successor() {
     let mut world = CoreHarness::new();
     let spec = TaskSpec {
         queue_ms: Some(60_000),
@@ -91,7 +93,7 @@ fn a_successor_that_starved_is_released_by_a_late_result() {
 }
 
 #[test]
-fn a_successor_that_only_waits_is_released_by_a_late_result() {
+fn a_late_result_releases_a_queued_successor() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Retry));
     assert_eq!(world.state(task), TaskState::Pending);
@@ -100,7 +102,7 @@ fn a_successor_that_only_waits_is_released_by_a_late_result() {
         (world.state(task), world.task(task).attempts.len()),
         (TaskState::Queued, 2)
     );
-    // It reconnects without room for the successor.
+    // The daemon reconnects without a free slot for the successor.
     machine.slots = 0;
     reconnect_with_result(
         &mut world,
@@ -118,7 +120,7 @@ fn a_successor_that_only_waits_is_released_by_a_late_result() {
 }
 
 #[test]
-fn a_successor_that_was_offered_makes_it_evidence() {
+fn a_late_result_is_evidence_once_the_successor_is_offered() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Retry));
     let _other = world.connect_daemon(2);
@@ -132,7 +134,7 @@ fn a_successor_that_was_offered_makes_it_evidence() {
     );
     assert!(
         matches!(verdict, SettlementVerdict::Adopt { .. }),
-        "its word is wanted as evidence"
+        "the terminal frame is wanted as evidence"
     );
     world.frame(&mut work, completed());
     let record = world.task(task);
@@ -144,7 +146,7 @@ fn a_successor_that_was_offered_makes_it_evidence() {
 }
 
 #[test]
-fn within_a_day_of_lost_a_result_is_adopted_and_after_it_not() {
+fn a_late_result_is_adopted_only_within_a_day_of_the_loss() {
     for (age, state) in [(DAY, TaskState::Completed), (DAY + 1, TaskState::Lost)] {
         let mut world = CoreHarness::new();
         let (mut machine, task, mut work) =
@@ -164,7 +166,7 @@ fn within_a_day_of_lost_a_result_is_adopted_and_after_it_not() {
 }
 
 #[test]
-fn what_people_decided_meanwhile_stands() {
+fn a_late_result_does_not_undo_a_decision_of_a_person() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Park));
     world.cancel(task).unwrap();
@@ -188,11 +190,15 @@ fn what_people_decided_meanwhile_stands() {
         ActiveAttemptState::Finished,
     );
     world.frame(&mut work, completed());
-    assert_eq!(world.state(task), TaskState::Queued, "somebody resumed it");
+    assert_eq!(
+        world.state(task),
+        TaskState::Queued,
+        "a person has retried it"
+    );
 }
 
 #[test]
-fn a_result_seen_after_the_workers_own_limit_is_evidence() {
+fn a_result_made_after_the_lease_is_evidence() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Park));
     reconnect_with_result(
@@ -211,7 +217,7 @@ fn a_result_seen_after_the_workers_own_limit_is_evidence() {
 }
 
 #[test]
-fn a_day_is_counted_in_the_relays_uptime_and_not_by_the_wall() {
+fn the_late_result_window_is_measured_in_relay_uptime() {
     for (jump, age, state) in [
         (10 * DAY, 1_000, TaskState::Completed),
         (0, DAY + 60_000, TaskState::Lost),
@@ -234,7 +240,7 @@ fn a_day_is_counted_in_the_relays_uptime_and_not_by_the_wall() {
 }
 
 #[test]
-fn a_successor_that_never_ran_makes_way_for_a_late_result() {
+fn a_late_result_replaces_successors_that_never_ran() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Retry));
     let other = world.connect_daemon(2);
@@ -264,7 +270,7 @@ fn a_successor_that_never_ran_makes_way_for_a_late_result() {
 }
 
 #[test]
-fn a_late_failure_is_judged_as_if_it_had_come_in_time() {
+fn a_late_failure_is_judged_like_a_timely_one() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Retry));
     world.pass(2_000);
@@ -285,14 +291,14 @@ fn a_late_failure_is_judged_as_if_it_had_come_in_time() {
             record.counters.failures
         ),
         (TaskState::Failed, 0, 1),
-        "it may have had effects, and it is no loss"
+        "it may have had effects and is not a loss"
     );
     assert_eq!(record.attempts[1].state.kind(), AttemptStateKind::Released);
     assert_eq!(record.retry_stop_reason.as_deref(), Some("unsafe"));
 }
 
 #[test]
-fn a_late_failure_undoes_nothing_but_a_successor_that_waits() {
+fn a_late_failure_replaces_only_a_waiting_successor() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Retry));
     let other = world.connect_daemon(2);
@@ -348,7 +354,7 @@ fn a_late_failure_does_not_replace_a_deadline() {
 }
 
 #[test]
-fn a_late_failure_replaces_a_loss_only_where_nothing_else_is_under_way() {
+fn a_late_failure_replaces_a_loss_only_without_an_active_successor() {
     let mut world = CoreHarness::new();
     let (mut machine, task, mut work) = expire_lease(&mut world, policy(UnsafeLossPolicy::Park));
     reconnect_with_result(
@@ -370,7 +376,7 @@ fn a_late_failure_replaces_a_loss_only_where_nothing_else_is_under_way() {
 }
 
 #[test]
-fn what_still_runs_after_its_lease_is_killed_and_its_receipt_lifts_the_fence() {
+fn an_attempt_past_its_lease_is_killed_and_its_receipt_lifts_the_fence() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(policy(UnsafeLossPolicy::Park));
@@ -400,6 +406,6 @@ fn what_still_runs_after_its_lease_is_killed_and_its_receipt_lifts_the_fence() {
     assert_eq!(
         world.dispatch().frame_ref.number,
         2,
-        "the receipt is proof enough"
+        "the receipt proves the end"
     );
 }

@@ -1,4 +1,4 @@
-//! Leases: renewals, expiry, holds, stalls of the relay itself.
+//! Tests of leases: renewals, expiry, extensions and stalls of the relay itself.
 
 use crate::io::command::{CoreCommand, FrameBody, HeartbeatMessage, LeaseToken};
 use crate::io::effects::{CoreMetric, DaemonMessage, LeaseRenewal};
@@ -7,7 +7,7 @@ use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::tests::harness::{CoreHarness, GRACE, TTL, spec};
 
 #[test]
-fn a_renewal_counts_from_its_arrival_and_the_limit_itself_is_expired() {
+fn a_renewal_counts_from_arrival_and_a_lease_at_its_limit_is_expired() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -27,12 +27,12 @@ fn a_renewal_counts_from_its_arrival_and_the_limit_itself_is_expired() {
 }
 
 #[test]
-fn a_renewal_that_loses_the_race_is_told_so() {
+fn a_renewal_after_expiry_is_revoked() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.take_started();
-    // The loop is busy with requests and has not come round to its timers yet.
+    // The loop is busy with requests and has not run its timers yet.
     for _ in 0..(TTL + GRACE) / 500 {
         world.skip_time(500);
         world.inspect(task).unwrap();
@@ -100,7 +100,7 @@ fn a_wrong_token_does_not_renew() {
 }
 
 #[test]
-fn losing_a_stream_ends_nothing_and_frames_go_on_after_it() {
+fn a_lost_stream_ends_no_attempt_and_frames_continue() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -133,7 +133,7 @@ fn an_attempt_missing_from_two_heartbeats_after_its_confirmation_is_lost() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::Starting,
-        "one may have been on its way"
+        "one heartbeat may have been sent before the confirmation"
     );
     world.pass(5_000);
     world.beat(&machine, &[]);
@@ -144,12 +144,12 @@ fn an_attempt_missing_from_two_heartbeats_after_its_confirmation_is_lost() {
     assert_eq!(
         world.store.fences.len(),
         1,
-        "that it forgot it does not prove that it is dead"
+        "a missing attempt is not proved to be dead"
     );
 }
 
 #[test]
-fn a_hold_is_stored_before_it_is_acknowledged_and_lasts_as_granted() {
+fn a_lease_extension_is_stored_and_lasts_as_granted() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -164,7 +164,7 @@ fn a_hold_is_stored_before_it_is_acknowledged_and_lasts_as_granted() {
     assert_eq!(
         world.newest(task).lease.unwrap().granted_ms,
         600_000,
-        "at most ten minutes"
+        "an extension is at most ten minutes"
     );
     let told = world.take_messages(&machine);
     assert!(
@@ -179,7 +179,7 @@ fn a_hold_is_stored_before_it_is_acknowledged_and_lasts_as_granted() {
 }
 
 #[test]
-fn a_hold_outlives_a_restart_of_the_relay_and_is_over_when_it_has_run_out() {
+fn a_lease_extension_survives_a_relay_restart_and_ends_in_time() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -193,7 +193,7 @@ fn a_hold_outlives_a_restart_of_the_relay_and_is_over_when_it_has_run_out() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::Starting,
-        "nobody knows how long the relay was away"
+        "the downtime of the relay is unknown, so it does not count"
     );
     let running = crate::io::command::ActiveAttemptState::Running;
     world.reconnect(&mut machine, &[(&work, running)]);
@@ -208,7 +208,7 @@ fn a_hold_outlives_a_restart_of_the_relay_and_is_over_when_it_has_run_out() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_without_a_held_attempt_leaves_it_fenced_for_the_whole_hold() {
+fn a_missing_extended_attempt_stays_fenced_for_the_whole_extension() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let mut again = spec();
@@ -226,13 +226,13 @@ fn a_daemon_that_comes_back_without_a_held_attempt_leaves_it_fenced_for_the_whol
     world.restart();
     world.reconnect(&mut machine, &[]);
     world.advance_renewing(119_000, &machine, &[]);
-    assert!(world.dispatches().is_empty(), "it may still run");
+    assert!(world.dispatches().is_empty(), "the attempt may still run");
     world.advance_renewing(2_000 + GRACE, &machine, &[]);
     assert_eq!(world.dispatches().len(), 1);
 }
 
 #[test]
-fn a_hold_of_what_is_not_held_is_revoked_and_a_short_one_shortens_nothing() {
+fn a_foreign_extension_is_revoked_and_a_short_one_shortens_nothing() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -261,7 +261,7 @@ fn a_hold_of_what_is_not_held_is_revoked_and_a_short_one_shortens_nothing() {
 }
 
 #[test]
-fn a_stalled_relay_credits_connected_leases_but_not_for_ever() {
+fn a_stalled_relay_credits_connected_leases_within_a_limit() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let away = world.connect_daemon(2);
@@ -270,7 +270,7 @@ fn a_stalled_relay_credits_connected_leases_but_not_for_ever() {
     for work in &mut works {
         world.frame(work, FrameBody::Accepted);
     }
-    let (ours, theirs) = if works[0].session == machine.session {
+    let (connected_task, disconnected_task) = if works[0].session == machine.session {
         (task, other)
     } else {
         (other, task)
@@ -283,14 +283,18 @@ fn a_stalled_relay_credits_connected_leases_but_not_for_ever() {
     }));
     let leased = |world: &CoreHarness, task| world.newest(task).state.is_leased();
     assert!(
-        leased(&world, ours),
-        "it renewed, and nobody was there to hear it"
+        leased(&world, connected_task),
+        "its renewals could not be handled during the stall"
     );
-    assert!(!leased(&world, theirs), "its daemon was not even connected");
-    // Its daemon is really gone, and the relay keeps stalling: between two renewals the credit is at most one ttl.
+    assert!(
+        !leased(&world, disconnected_task),
+        "a disconnected daemon gets no credit"
+    );
+    // The daemon sends nothing more and the relay keeps stalling. The credit between two
+    // renewals is at most one ttl.
     for _ in 0..20 {
         world.skip_time(5_000);
         world.send_input(CoreCommand::Tick);
     }
-    assert!(!leased(&world, ours));
+    assert!(!leased(&world, connected_task));
 }

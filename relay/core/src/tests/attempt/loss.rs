@@ -1,4 +1,4 @@
-//! Failures, losses, retries: budgets, safety, poison, sick daemons.
+//! Tests of failures, losses and retries: budgets, safety, poison tasks and unhealthy daemons.
 
 use crate::io::command::{FrameBody, ProcessTermination};
 use crate::record::{AttemptStateKind, AttentionCause, FailureCode, RejectCode, TaskState};
@@ -6,7 +6,7 @@ use crate::task::spec::{TaskSpec, UnsafeLossPolicy};
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, GRACE, TTL, completed, errored, spec};
 
 #[test]
-fn failures_are_retried_until_the_budget_or_the_same_failure_twice() {
+fn failures_are_retried_until_the_budget_or_a_repeated_failure() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -41,7 +41,7 @@ fn failures_are_retried_until_the_budget_or_the_same_failure_twice() {
 }
 
 #[test]
-fn visible_output_or_a_tool_makes_a_failure_final() {
+fn a_failure_after_visible_output_or_a_tool_is_final() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -63,7 +63,7 @@ fn visible_output_or_a_tool_makes_a_failure_final() {
 }
 
 #[test]
-fn a_loss_after_confirmation_follows_when_unsafe() {
+fn a_loss_after_confirmation_follows_the_unsafe_policy() {
     let rows = [
         (UnsafeLossPolicy::Park, TaskState::NeedsAttention),
         (UnsafeLossPolicy::Retry, TaskState::Pending),
@@ -83,7 +83,7 @@ fn a_loss_after_confirmation_follows_when_unsafe() {
 }
 
 #[test]
-fn the_workers_word_that_the_prompt_was_never_written_makes_a_loss_safe() {
+fn a_loss_before_the_prompt_was_written_is_safe_to_retry() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -99,7 +99,7 @@ fn the_workers_word_that_the_prompt_was_never_written_makes_a_loss_safe() {
 }
 
 #[test]
-fn two_daemons_lost_under_a_task_make_it_poison() {
+fn a_task_that_lost_two_daemons_is_poison() {
     let mut world = CoreHarness::new();
     let mut spec = spec();
     (spec.retry.when_unsafe, spec.retry.max_losses) = (UnsafeLossPolicy::Retry, 10);
@@ -124,7 +124,7 @@ fn two_daemons_lost_under_a_task_make_it_poison() {
     world.pass(60_000);
     assert!(
         world.dispatches().is_empty(),
-        "poison is given to nobody by itself"
+        "a poison task is not dispatched automatically"
     );
     world.connect_daemon(3);
     world.retry(task.unwrap()).unwrap();
@@ -132,7 +132,7 @@ fn two_daemons_lost_under_a_task_make_it_poison() {
 }
 
 #[test]
-fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
+fn released_and_rejected_attempts_use_no_budget_up_to_twenty_dispatches() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -148,7 +148,7 @@ fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
         );
         assert!(
             world.dispatches().is_empty(),
-            "not to the same daemon at once"
+            "the same daemon gets no new offer at once"
         );
         world.beat(&machine, &[]);
         world.pass(5_000);
@@ -192,7 +192,7 @@ fn a_rejected_task_goes_to_another_daemon() {
 }
 
 #[test]
-fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
+fn a_daemon_with_five_failures_in_a_row_is_set_aside() {
     let mut world = CoreHarness::new();
     let bad = world.connect_daemon(1);
     let mut spec = TaskSpec { ..spec() };
@@ -210,7 +210,7 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
     let sessions: Vec<_> = works.iter().map(|work| work.session).collect();
     assert_eq!(
         sessions, [good.session; 4],
-        "the sick one is free and gets nothing"
+        "the unhealthy daemon is free and gets nothing"
     );
     for work in &mut works {
         world.frame(work, FrameBody::Accepted);
@@ -219,7 +219,7 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
     let waiting = world.submit(spec);
     assert!(
         world.dispatches().is_empty(),
-        "not even when the healthy one is full"
+        "also not when the healthy daemon is full"
     );
     for _ in 0..15 {
         world.pass(4_000);
@@ -233,12 +233,12 @@ fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
     assert_eq!(
         work.unwrap().session,
         bad.session,
-        "a minute later it is tried again"
+        "the daemon is tried again after a minute"
     );
 }
 
 #[test]
-fn a_success_in_between_keeps_a_daemon_healthy() {
+fn a_success_resets_the_failures_of_a_daemon() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let mut spec = spec();

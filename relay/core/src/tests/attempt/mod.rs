@@ -1,4 +1,5 @@
-//! Tests of one attempt: leases, frame checks, deadlines, losses, late results, resumed conversations.
+//! Tests of one attempt: leases, frame checks, deadlines, losses, late results, resumed
+//! conversations.
 
 pub(crate) mod conversation_resume;
 pub(crate) mod deadlines;

@@ -1,4 +1,5 @@
-//! Whether a daemon is there: silence is measured by the pace it was told, and one that does not hear is not alive.
+//! Tests of daemon liveness: silence is measured against the requested heartbeat interval, and
+//! a daemon that receives nothing is not alive.
 
 use crate::io::command::{CoreCommand, HeartbeatMessage};
 use crate::io::effects::{CloseReason, Delivery};
@@ -41,7 +42,7 @@ fn beat(
 }
 
 #[test]
-fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
+fn a_short_lease_makes_a_daemon_silent_after_two_short_heartbeats() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(TaskSpec {
@@ -49,7 +50,7 @@ fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
         ..spec()
     });
     let work = world.take_started();
-    // Told to beat every two seconds from here on.
+    // The ack requests a heartbeat every two seconds from now on.
     world.beat(&machine, &[&work]);
     world.pass(4_499);
     assert_eq!(closed(&mut world), None);
@@ -58,12 +59,12 @@ fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::Starting,
-        "losing a stream ends nothing"
+        "a lost stream ends no attempt"
     );
 }
 
 #[test]
-fn a_short_lease_that_is_taken_between_two_heartbeats_is_missed_by_its_own_pace() {
+fn a_short_lease_shortens_the_heartbeat_limit_at_once() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     world.submit(TaskSpec {
@@ -71,7 +72,8 @@ fn a_short_lease_that_is_taken_between_two_heartbeats_is_missed_by_its_own_pace(
         ..spec()
     });
     world.take_started();
-    // No heartbeat has told it so, but whoever takes such a lease beats every two seconds.
+    // No ack has requested it, but a daemon with such a lease sends a heartbeat every two
+    // seconds.
     world.pass(4_499);
     assert_eq!(closed(&mut world), None);
     world.pass(1);
@@ -79,7 +81,7 @@ fn a_short_lease_that_is_taken_between_two_heartbeats_is_missed_by_its_own_pace(
 }
 
 #[test]
-fn a_pace_that_slows_down_again_is_believed() {
+fn the_heartbeat_limit_grows_again_after_a_short_lease() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     world.submit(TaskSpec {
@@ -98,13 +100,13 @@ fn a_pace_that_slows_down_again_is_believed() {
 }
 
 #[test]
-fn a_daemon_that_sends_and_does_not_hear_is_hung_up_on_and_gets_no_work() {
+fn a_daemon_that_receives_nothing_is_disconnected_and_gets_no_work() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     beat(&mut world, &machine, &[], (1, Some(0)));
     world.pass(HEARTBEAT_MS);
     beat(&mut world, &machine, &[], (2, Some(0)));
-    assert_eq!(closed(&mut world), None, "one answer may be on its way");
+    assert_eq!(closed(&mut world), None, "one ack may still be in transit");
     world.pass(HEARTBEAT_MS);
     beat(&mut world, &machine, &[], (3, Some(0)));
     assert_eq!(closed(&mut world), Some(CloseReason::NotReceiving));
@@ -113,12 +115,12 @@ fn a_daemon_that_sends_and_does_not_hear_is_hung_up_on_and_gets_no_work() {
 }
 
 #[test]
-fn a_stream_that_has_not_shown_that_it_hears_gets_no_work() {
+fn a_stream_without_a_first_heartbeat_gets_no_work() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     world.pass(2 * HEARTBEAT_MS + 500);
     assert_eq!(closed(&mut world), Some(CloseReason::Silent));
-    // It says Hello and cannot hear Welcome, so it sends no heartbeat.
+    // The daemon sends Hello but does not receive Welcome, so it sends no heartbeat.
     machine.session = world.new_session();
     world.open(&machine, Vec::new(), |_| {});
     let task = world.submit(spec());
@@ -130,14 +132,14 @@ fn a_stream_that_has_not_shown_that_it_hears_gets_no_work() {
     assert_eq!(
         world.dispatches().len(),
         1,
-        "at once, when it is known to hear"
+        "dispatched as soon as the daemon has received Welcome"
     );
     let record = world.task(task);
     assert_eq!(record.counters.dispatches, 1);
 }
 
 #[test]
-fn a_stream_that_never_shows_that_it_hears_is_hung_up_on() {
+fn a_stream_without_a_first_heartbeat_is_closed() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     machine.session = world.new_session();
@@ -148,26 +150,26 @@ fn a_stream_that_never_shows_that_it_hears_is_hung_up_on() {
 }
 
 #[test]
-fn one_that_hears_late_or_does_not_say_is_left_alone() {
+fn a_late_or_missing_received_seq_closes_no_stream() {
     let mut world = CoreHarness::new();
-    let (late, mute) = (world.connect_daemon(1), world.connect_daemon(2));
+    let (late, silent) = (world.connect_daemon(1), world.connect_daemon(2));
     for seq in 1..6 {
-        // Its answers are always one behind.
+        // Its received_ack_seq is always one behind.
         beat(&mut world, &late, &[], (seq, Some(seq.saturating_sub(2))));
-        beat(&mut world, &mute, &[], (seq, None));
+        beat(&mut world, &silent, &[], (seq, None));
         world.pass(HEARTBEAT_MS);
     }
     assert_eq!(closed(&mut world), None);
 }
 
 #[test]
-fn a_relay_that_was_away_blames_no_daemon_for_it() {
+fn a_stalled_relay_closes_no_stream_for_its_own_delay() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
     let work = world.take_started();
     beat(&mut world, &machine, &[&work], (1, Some(0)));
-    // The loop stood still before its answer left, and daemons went on sending.
+    // The dispatch loop stalled before it sent the ack, and the daemon went on sending.
     world.skip_time(3 * HEARTBEAT_MS);
     for seq in 2..4 {
         beat(&mut world, &machine, &[&work], (seq, Some(0)));

@@ -1,4 +1,5 @@
-//! Operators' verbs on daemons: a reason, a daemon of theirs, not too often, and on record with before and after.
+//! Tests of operators' commands on daemons: they need a reason and a visible daemon, are rate
+//! limited, and are audited.
 
 use crate::ids::{DaemonId, DaemonRef, TenantScope};
 use crate::io::command::CoreCommand;
@@ -61,7 +62,7 @@ impl CoreHarness {
 }
 
 #[test]
-fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
+fn daemon_operations_are_audited_with_actor_reason_and_states() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let drained = DaemonCondition {
@@ -100,7 +101,7 @@ fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
         connected: false,
         ..ACTIVE_STANDING
     };
-    // What changed nothing is not on record.
+    // An operation without a change is not recorded.
     assert_eq!(
         seen,
         [
@@ -124,12 +125,12 @@ fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
 }
 
 #[test]
-fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
+fn a_blank_reason_is_checked_first_and_a_foreign_daemon_is_unknown() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
-    let nobody = DaemonId(uuid::Uuid::from_u128(99));
+    let unknown = DaemonId(uuid::Uuid::from_u128(99));
     for operation in [DaemonOperation::Drain, DaemonOperation::Disconnect] {
-        for daemon in [machine.daemon, nobody] {
+        for daemon in [machine.daemon, unknown] {
             let word = daemon_operation(daemon, operation).with_reason(" \t");
             let refused = world.send_request(|request| word.input(request));
             assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
@@ -142,7 +143,7 @@ fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
 }
 
 #[test]
-fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused_and_changes_nothing() {
+fn the_eleventh_daemon_operation_in_a_minute_is_refused() {
     let mut world = CoreHarness::new();
     let (machine, other) = (world.connect_daemon(1), world.connect_daemon(2));
     for n in 0..10 {
@@ -166,7 +167,7 @@ fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused_and_changes_nothing(
 }
 
 #[test]
-fn the_newest_changes_are_kept() {
+fn only_the_newest_daemon_changes_are_kept() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     for n in 0..130 {
@@ -184,15 +185,15 @@ fn the_newest_changes_are_kept() {
 }
 
 #[test]
-fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
+fn a_daemon_is_found_by_its_id_or_its_unique_name() {
     let mut world = CoreHarness::new();
     let (all, acme) = (TenantScope::All, TenantScope::One(tenant("acme")));
     let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
     let id = first.daemon.to_string();
     assert_eq!(world.find(&id, &all), Ok(first.daemon));
     assert_eq!(world.find("daemon-2", &acme), Ok(second.daemon));
-    let nobody = DaemonId(uuid::Uuid::from_u128(99)).to_string();
-    for missing in ["daemon", &nobody] {
+    let unknown = DaemonId(uuid::Uuid::from_u128(99)).to_string();
+    for missing in ["daemon", &unknown] {
         assert_eq!(world.find(missing, &all), Err(Rejection::UnknownDaemon));
     }
 
@@ -209,13 +210,17 @@ fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
     world.connect_with(&second, Vec::new(), renamed);
     for _ in 0..2 {
         let gone = world.find("daemon-2", &all);
-        assert_eq!(gone, Err(Rejection::UnknownDaemon), "its name of before");
+        assert_eq!(
+            gone,
+            Err(Rejection::UnknownDaemon),
+            "the earlier name is no longer used"
+        );
         let twice = world.find("daemon-1", &all);
         assert_eq!(twice, Err(Rejection::AmbiguousDaemon));
         assert_eq!(
             world.find("daemon-1", &acme),
             Ok(first.daemon),
-            "who cannot see the other one is not told of it"
+            "an invisible daemon does not make the name ambiguous"
         );
         let hidden = world.find(&second.daemon.to_string(), &acme);
         assert_eq!(hidden, Err(Rejection::UnknownDaemon));

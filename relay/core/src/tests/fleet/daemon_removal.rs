@@ -1,4 +1,5 @@
-//! Daemons that an operator takes off the record: only such as nothing can come from, and not without a word of it.
+//! Tests of forgetting daemons: only a disconnected daemon without attempts can be forgotten,
+//! and it is audited.
 
 use crate::ids::TenantScope;
 use crate::io::command::CoreCommand;
@@ -30,7 +31,7 @@ impl CoreHarness {
 }
 
 #[test]
-fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
+fn an_operator_can_forget_a_disconnected_daemon_without_attempts() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
@@ -48,7 +49,7 @@ fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
     assert_eq!(
         world.forget(&machine, own),
         Err(Rejection::UnknownDaemon),
-        "a shared daemon is no tenant's to forget"
+        "a tenant may not forget a shared daemon"
     );
     assert_eq!(world.forget(&machine, all()), Ok(()));
     for _ in 0..2 {
@@ -61,7 +62,7 @@ fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
         assert_eq!(
             world.forget(&machine, all()),
             Err(Rejection::UnknownDaemon),
-            "it is not on record"
+            "the daemon is unknown"
         );
         world.restart();
     }
@@ -71,12 +72,12 @@ fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
     assert_eq!(
         world.store.forgotten.daemons.len(),
         2,
-        "a restart knows the audit"
+        "the audit survives a restart"
     );
 }
 
 #[test]
-fn a_forgotten_daemon_that_returns_is_a_new_one_that_works() {
+fn a_forgotten_daemon_that_reconnects_is_a_new_daemon() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.disconnect(&machine);
@@ -89,7 +90,7 @@ fn a_forgotten_daemon_that_returns_is_a_new_one_that_works() {
 }
 
 #[test]
-fn the_newest_words_are_kept() {
+fn only_the_newest_forgotten_daemons_are_kept() {
     let mut world = CoreHarness::new();
     for number in 1..=130 {
         let machine = world.connect_daemon(number);

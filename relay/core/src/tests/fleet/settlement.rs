@@ -1,4 +1,4 @@
-//! Hello and Welcome: what each side knows of each attempt, and what becomes of it.
+//! Tests of the settlement after Hello: the verdict of Welcome on each listed attempt.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::tests::harness::{CoreHarness, DispatchedAttempt, GRACE, TTL, complete
 use crate::time::IdSource;
 
 #[test]
-fn every_combination_of_what_both_sides_know_is_settled() {
+fn every_combination_of_relay_and_daemon_state_is_settled() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let tasks: Vec<_> = (0..4).map(|_| world.submit(spec())).collect();
@@ -65,7 +65,7 @@ fn every_combination_of_what_both_sides_know_is_settled() {
 }
 
 #[test]
-fn what_the_relay_does_not_know_or_trust_is_killed() {
+fn unknown_or_unproven_attempts_of_a_hello_are_killed() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
@@ -100,7 +100,7 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
     assert_eq!(
         world.task(work.frame_ref.task),
         writes,
-        "another daemon's word changes nothing"
+        "a Hello of another daemon changes nothing"
     );
     let mut forged = world.active(&work, ActiveAttemptState::Running);
     forged.proof = Some(LeaseToken([0; 32]));
@@ -117,7 +117,7 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
 }
 
 #[test]
-fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
+fn a_reboot_ends_earlier_attempts_but_a_stored_result_counts() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let (dead, done) = (world.submit(spec()), world.submit(spec()));
@@ -144,7 +144,7 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
     );
     assert!(
         world.store.fences.is_empty(),
-        "the boot id is proof of death"
+        "the new boot id proves the end of the processes"
     );
     let mut finished = finished;
     finished.session = machine.session;
@@ -154,12 +154,12 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
     assert_eq!(
         world.dispatch().frame_ref.number,
         2,
-        "and the successor need not wait"
+        "the successor does not wait"
     );
 }
 
 #[test]
-fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_just_now() {
+fn a_new_boot_id_proves_the_end_unless_the_old_boot_was_just_active() {
     for (cloned, waits) in [(false, false), (true, true)] {
         let mut world = CoreHarness::new();
         let mut machine = world.connect_daemon(1);
@@ -177,7 +177,7 @@ fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_j
             &[(&work.clone(), ActiveAttemptState::Finished)],
         );
         work.session = machine.session;
-        // What was found on a disk: nobody saw it die.
+        // A receipt from the disk, without proof that the processes have ended.
         let termination = ProcessTermination::default();
         world.frame(&mut work, FrameBody::Receipt { termination });
         assert!(world.newest(task).state.end().is_some());
@@ -186,7 +186,7 @@ fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_j
 }
 
 #[test]
-fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it() {
+fn the_same_instance_replaces_its_stream_and_another_supersedes_it() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let closed = |world: &mut CoreHarness| {
@@ -212,7 +212,7 @@ fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it
 }
 
 #[test]
-fn an_offer_that_the_daemon_lists_is_confirmed_by_keep_and_its_accept_is_replayed() {
+fn a_listed_offer_is_confirmed_by_keep_and_its_accept_is_replayed() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -232,18 +232,19 @@ fn an_offer_that_the_daemon_lists_is_confirmed_by_keep_and_its_accept_is_replaye
     work.session = machine.session;
     world.take_messages(&machine);
     world.frame(&mut work, FrameBody::Accepted);
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. })),
-        "{told:?}"
+        "{messages:?}"
     );
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
 }
 
 #[test]
-fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
+fn an_undelivered_dispatch_is_retried() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -259,7 +260,7 @@ fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
 }
 
 #[test]
-fn what_stands_before_an_adopted_end_in_its_replay_is_acknowledged_and_changes_nothing() {
+fn frames_before_an_adopted_end_are_acknowledged_without_effect() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -277,23 +278,23 @@ fn what_stands_before_an_adopted_end_in_its_replay_is_acknowledged_and_changes_n
     world.phase(&mut work, LifecyclePhase::PromptWritten);
     world.phase(&mut work, LifecyclePhase::FirstVisibleEventSeen);
     assert_eq!(world.task(task), before);
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     assert!(
         matches!(
-            told[..],
+            messages[..],
             [
                 DaemonMessage::Ack { control_seq: 3, .. },
                 DaemonMessage::Ack { control_seq: 4, .. }
             ]
         ),
-        "Welcome asked for its end, and these stand before it: {told:?}"
+        "Welcome asked for the end, and these frames precede it: {messages:?}"
     );
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
 }
 
 #[test]
-fn a_lease_that_ends_during_an_adopted_replay_takes_nothing_back() {
+fn a_lease_that_expires_during_a_replay_does_not_prevent_adoption() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -304,21 +305,21 @@ fn a_lease_that_ends_during_an_adopted_replay_takes_nothing_back() {
     );
     work.session = machine.session;
     world.take_messages(&machine);
-    // Its output is long, and a finished attempt is in no heartbeat.
+    // The replay of its output takes long, and heartbeats do not list a finished attempt.
     world.advance_renewing(TTL, &machine, &[]);
     assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     world.advance_renewing(GRACE, &machine, &[]);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
     world.phase(&mut work, LifecyclePhase::PromptWritten);
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     let abandoned = |message: &DaemonMessage| matches!(message, DaemonMessage::Abandon { .. });
-    assert!(!told.iter().any(abandoned), "{told:?}");
+    assert!(!messages.iter().any(abandoned), "{messages:?}");
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
 }
 
 #[test]
-fn what_is_listed_without_the_right_to_it_is_lost_at_once() {
+fn an_attempt_listed_with_a_wrong_token_is_lost_at_once() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -332,11 +333,11 @@ fn what_is_listed_without_the_right_to_it_is_lost_at_once() {
         world.end_code(task, 1),
         Some(FailureCode::DaemonLostAttempt)
     );
-    assert_eq!(world.store.fences.len(), 1, "it may run all the same");
+    assert_eq!(world.store.fences.len(), 1, "the attempt may still run");
 }
 
 #[test]
-fn an_unreachable_attempt_lives_on_its_lease_alone_until_its_shim_answers() {
+fn an_unreachable_attempt_keeps_only_its_lease_until_its_shim_answers() {
     for answers in [false, true] {
         let mut world = CoreHarness::new();
         let mut machine = world.connect_daemon(1);
@@ -347,11 +348,12 @@ fn an_unreachable_attempt_lives_on_its_lease_alone_until_its_shim_answers() {
             &mut machine,
             &[(&work.clone(), ActiveAttemptState::Unreachable)],
         );
-        // Four seconds of its lease are used up, and being in no heartbeat is not being missing.
+        // Four seconds of its lease are used, and an unreachable attempt may be absent from
+        // heartbeats.
         world.advance_renewing(TTL - 8_000, &machine, &[]);
         assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
-        let heard: &[&DispatchedAttempt] = if answers { &[&work] } else { &[] };
-        world.advance_renewing(4_000 + GRACE, &machine, heard);
+        let renewed: &[&DispatchedAttempt] = if answers { &[&work] } else { &[] };
+        world.advance_renewing(4_000 + GRACE, &machine, renewed);
         let expected = if answers {
             AttemptStateKind::Starting
         } else {
@@ -383,7 +385,7 @@ fn a_running_attempt_without_its_token_is_kept_and_not_renewed() {
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
 }
 
-/// Has nothing, and counts who asks.
+/// A store without tasks that counts the lookups.
 #[derive(Default)]
 struct EmptyStoredTasks(std::cell::Cell<u32>);
 
@@ -411,7 +413,7 @@ impl StoredTasks for EmptyStoredTasks {
 }
 
 #[test]
-fn what_a_session_looked_for_in_vain_is_not_looked_for_again() {
+fn a_task_that_the_session_did_not_find_is_not_looked_up_again() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
@@ -432,7 +434,7 @@ fn what_a_session_looked_for_in_vain_is_not_looked_for_again() {
         },
     ];
     let mut input = world.hello(&machine, active);
-    let shelf = EmptyStoredTasks::default();
-    world.core.load_stored_records(&mut input, &shelf);
-    assert_eq!(shelf.0.get(), 1, "only what may have ended since");
+    let stored = EmptyStoredTasks::default();
+    world.core.load_stored_records(&mut input, &stored);
+    assert_eq!(stored.0.get(), 1, "only the task that may have ended since");
 }

@@ -1,4 +1,4 @@
-//! What agents say that hold their leases themselves, in shorthand.
+//! Helpers that send calls of agents which hold their own leases.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(in crate::tests) fn agent(n: u128) -> AgentPrincipal {
     }
 }
 
-/// Waits for agents of that scope only.
+/// A task that only agents of the scope `reviewers` may claim.
 pub(in crate::tests) fn agent_task_spec() -> TaskSpec {
     TaskSpec {
         agent_scope: Some("reviewers".into()),
@@ -37,7 +37,7 @@ pub(in crate::tests) fn agent_task_spec() -> TaskSpec {
     }
 }
 
-/// A lease as the agent that holds it knows it.
+/// A lease from the view of the agent that holds it.
 #[derive(Clone, Debug)]
 pub(in crate::tests) struct AgentLeaseHandle {
     pub(in crate::tests) agent: AgentPrincipal,
@@ -129,11 +129,11 @@ impl CoreHarness {
         Ok(hand.expect("a pick-up is granted or refused"))
     }
 
-    /// Submitted for agents and claimed by this one.
+    /// Submits a task for agents and lets this agent claim it.
     pub(in crate::tests) fn claimed_task(&mut self, agent: &AgentPrincipal) -> AgentLeaseHandle {
         let task = self.submit(agent_task_spec());
-        let hand = self.claim(agent, Some(task)).expect("it waits");
-        hand.expect("it was named")
+        let hand = self.claim(agent, Some(task)).expect("the task is queued");
+        hand.expect("a named task is granted or refused")
     }
 
     pub(in crate::tests) fn granted(

@@ -1,4 +1,4 @@
-//! Operators' words on daemons.
+//! Requests of operators that concern daemons.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::io::command::CoreCommand;
 use crate::operator::daemon_operation::OperateDaemon;
 use crate::record::DaemonOperation;
 
-/// A word before it is said: of somebody who reaches all daemons, with a reason.
+/// A request of an operator. By default it covers all tenants and has a reason.
 pub(in crate::tests) struct DaemonOperationRequest {
     daemon: DaemonId,
     operation: DaemonOperation,

@@ -1,4 +1,4 @@
-//! What was written, as a store would keep it; it refuses what a store must never be asked.
+//! A store in memory. It asserts that the core never sends an invalid change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,18 +24,18 @@ pub(in crate::tests) struct FakeStore {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenDaemonsRecord,
-    /// Tasks whose stored progress means nothing.
+    /// Tasks whose stored progress is unreadable.
     pub(in crate::tests) damaged: BTreeSet<TaskId>,
     pub(in crate::tests) daemon_changes: DaemonChangesRecord,
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
-    /// What the next boot finds unreadable.
+    /// Damage that the next boot reports.
     pub(in crate::tests) damage: RecordDamage,
 }
 
 impl FakeStore {
-    /// What the shell would say of its progress.
+    /// The progress lookup that the shell would pass to the core.
     pub(in crate::tests) fn stored_progress(
         &self,
         task: TaskId,
@@ -46,7 +46,7 @@ impl FakeStore {
         Ok(self.progress.get(&task).cloned())
     }
 
-    /// What a boot would find.
+    /// The state that a boot would recover.
     pub(super) fn recovered(&self) -> RecoveredState {
         let task =
             |(id, record): (&TaskId, &Arc<TaskRecord>)| (self.specs[id].clone(), record.clone());
@@ -75,10 +75,7 @@ impl FakeStore {
         })
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "one arm per write, and each only says where it goes"
-    )]
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of change")]
     pub(super) fn apply(&mut self, write: RecordChange) {
         match write {
             RecordChange::PutSpec { task, spec } => {
@@ -90,7 +87,7 @@ impl FakeStore {
             RecordChange::PutLive(record) => {
                 assert!(
                     !self.done.contains_key(&record.task),
-                    "a finished task came back without Reopen"
+                    "a finished task became live without Reopen"
                 );
                 self.live.insert(record.task, record);
             }
@@ -133,7 +130,7 @@ impl FakeStore {
                 self.checkpoints.retain(|(of, _), _| *of != task);
                 assert!(
                     !self.live.contains_key(&task),
-                    "what is live is never removed"
+                    "a live task is never removed"
                 );
                 assert!(
                     self.done.remove(&task).is_some(),

@@ -1,4 +1,4 @@
-//! Ordinary frames and people.
+//! Sample frames, specs and actors.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(in crate::tests) fn spec() -> TaskSpec {
     samples::task_spec()
 }
 
-/// The processes are gone.
+/// A receipt which proves that all processes have ended.
 pub(in crate::tests) fn termination_receipt() -> ProcessTermination {
     ProcessTermination {
         exit: Some(ProcessExitStatus::Code(0)),

@@ -1,4 +1,4 @@
-//! What clients and daemons say, in shorthand, and what they hear.
+//! Helpers that send commands of clients and daemons and read the replies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl CoreHarness {
     }
 
     pub(in crate::tests) fn retry(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
-        // Many people, so that nobody asks too often.
+        // A new actor for each retry, so that the rate limit is not reached.
         let by = RequestActor {
             token: TokenId(Uuid::from_u128(1_000 + u128::from(self.requests))),
             ..actor()
@@ -206,7 +206,7 @@ impl CoreHarness {
         }
     }
 
-    /// A daemon with four slots that can run anything of these tests.
+    /// Connects a daemon with four slots that can run every task of these tests.
     pub(in crate::tests) fn connect_daemon(&mut self, n: u128) -> TestDaemon {
         let machine = TestDaemon {
             daemon: DaemonId(Uuid::from_u128(n)),
@@ -245,7 +245,8 @@ impl CoreHarness {
         welcome.expect("each Hello has a Welcome")
     }
 
-    /// Its first heartbeat, as soon as it has read Welcome; what is answered is not of interest.
+    /// Sends the first heartbeat, which shows that the daemon has read Welcome. Its answer is
+    /// discarded.
     pub(in crate::tests) fn send_first_heartbeat(&mut self, machine: &TestDaemon) {
         let known = self.core.roster.get(machine.daemon);
         let heartbeat = HeartbeatMessage {
@@ -273,7 +274,7 @@ impl CoreHarness {
         self.deliveries.retain(|send| !answers(send));
     }
 
-    /// Says Hello, whatever comes of it.
+    /// Sends Hello without a check of the answer.
     pub(in crate::tests) fn open(
         &mut self,
         machine: &TestDaemon,
@@ -287,7 +288,7 @@ impl CoreHarness {
         self.send_input(opened);
     }
 
-    /// What it says first on its stream.
+    /// The Hello of a daemon.
     pub(in crate::tests) fn hello(
         &self,
         machine: &TestDaemon,
@@ -316,12 +317,12 @@ impl CoreHarness {
         }
     }
 
-    /// For a stream that is opened by hand.
+    /// A session id for a test that opens the stream itself.
     pub(in crate::tests) fn new_session(&mut self) -> SessionId {
         SessionId(self.ids.new_id())
     }
 
-    /// The same machine on a new stream, listing these.
+    /// Connects the same daemon on a new stream that lists these attempts.
     pub(in crate::tests) fn reconnect(
         &mut self,
         machine: &mut TestDaemon,
@@ -379,7 +380,7 @@ impl CoreHarness {
         });
     }
 
-    /// Asks for a hold; what was said to it.
+    /// Asks for a lease extension and returns the results.
     pub(in crate::tests) fn extend_leases(
         &mut self,
         machine: &TestDaemon,
@@ -395,17 +396,17 @@ impl CoreHarness {
             attempts: attempts.collect(),
             granted_ms,
         });
-        let told = self
+        let results = self
             .take_messages(machine)
             .into_iter()
             .find_map(|message| match message {
                 DaemonMessage::ExtensionAck { results, .. } => Some(results),
                 _ => None,
             });
-        told.expect("each request has an answer")
+        results.expect("each request has an answer")
     }
 
-    /// The dispatches that went out since the last look.
+    /// Takes the dispatches since the last call.
     pub(in crate::tests) fn dispatches(&mut self) -> Vec<DispatchedAttempt> {
         std::mem::take(&mut self.dispatched)
     }
@@ -416,7 +417,7 @@ impl CoreHarness {
         all.remove(0)
     }
 
-    /// The next frame of an attempt.
+    /// Sends the next frame of an attempt.
     pub(in crate::tests) fn frame(&mut self, work: &mut DispatchedAttempt, body: FrameBody) {
         work.seq += 1;
         self.replay(work, work.seq, body);
@@ -455,7 +456,7 @@ impl CoreHarness {
         );
     }
 
-    /// Dispatched, accepted, confirmed and started.
+    /// Takes the only dispatch and lets its attempt be accepted, confirmed and started.
     pub(in crate::tests) fn take_started(&mut self) -> DispatchedAttempt {
         let mut work = self.dispatch();
         self.frame(&mut work, FrameBody::Accepted);
@@ -494,7 +495,7 @@ impl CoreHarness {
         }
     }
 
-    /// Messages to a daemon since the last look, but for acks and publications.
+    /// Takes all messages to a daemon since the last call.
     pub(in crate::tests) fn take_messages(&mut self, machine: &TestDaemon) -> Vec<DaemonMessage> {
         let (own, rest): (Vec<Delivery>, Vec<Delivery>) = std::mem::take(&mut self.deliveries)
             .into_iter()

@@ -1,5 +1,5 @@
-//! A small world around the core: a clock that is moved by hand, a store that keeps what was written, and shorthand
-//! for what clients and daemons say. It checks after each turn what must always hold.
+//! Test harness of the core: a clock that tests move, a fake store, and helpers that send
+//! commands of clients and daemons. It checks the invariants after each command.
 
 mod agent_calls;
 mod daemon_operation;
@@ -26,7 +26,7 @@ pub(super) use daemon_operation::daemon_operation;
 use fake_store::FakeStore;
 pub(super) use frames::{actor, canceled, completed, errored, spec, termination_receipt};
 
-/// Ids and secrets that rise by one: every run of a test is the same.
+/// Ids and secrets that increase by one, so that every run of a test is the same.
 #[derive(Default)]
 pub(super) struct SequentialIds(u128);
 
@@ -53,11 +53,11 @@ pub(super) struct CoreHarness {
     pub(super) now: ClockReading,
     pub(super) ids: SequentialIds,
     pub(super) store: FakeStore,
-    /// Everything sent since the last look.
+    /// Deliveries that the test has not taken yet.
     pub(super) deliveries: Vec<Delivery>,
     pub(super) writes: usize,
     pub(super) counts: Vec<CoreMetric>,
-    /// What agents' calls are told by, where they may come again.
+    /// Fingerprint of the next calls of agents, for tests of repeated calls.
     pub(super) mark: Option<CallFingerprint>,
     config: Config,
     requests: u64,
@@ -65,7 +65,7 @@ pub(super) struct CoreHarness {
     dispatched: Vec<DispatchedAttempt>,
 }
 
-/// An attempt as its daemon knows it.
+/// An attempt from the view of its daemon.
 #[derive(Clone, Debug)]
 pub(super) struct DispatchedAttempt {
     pub(super) frame_ref: FrameRef,
@@ -115,26 +115,26 @@ impl CoreHarness {
         }
     }
 
-    /// kill -9 and a new start from what was written; monotonic time starts anew.
+    /// A crash and a new start from the stored records. Monotonic time starts again.
     pub(super) fn restart(&mut self) {
         self.now.monotonic = MonotonicTime(50);
         self.now.wall.0 += 3_600_000;
         self.restart_here();
     }
 
-    /// A new start from a store that lost its newest writes.
+    /// A new start from data whose newest writes may be lost.
     pub(super) fn restart_inherited(&mut self, hold_ms: u64) {
         self.config.inherited_suspension_ms = hold_ms;
         self.restart();
     }
 
-    /// The same, and its data has another life: what was leased before speaks for nothing.
+    /// Like `restart_inherited`, with a new incarnation: earlier leases are no longer valid.
     pub(super) fn restart_as_incarnation(&mut self, hold_ms: u64, incarnation: u128) {
         self.config.incarnation = Incarnation(Uuid::from_u128(incarnation));
         self.restart_inherited(hold_ms);
     }
 
-    /// The same without a break in anybody's clock.
+    /// Like `restart`, without a change of the clock.
     pub(super) fn restart_here(&mut self) {
         let recovered = self.store.recovered();
         let (core, effects) =
@@ -179,10 +179,14 @@ impl CoreHarness {
         }
     }
 
-    /// What must hold after each turn: at most one leased attempt per task and conversation, and numbers that rise.
+    /// The invariants after each command: at most one leased attempt per task and conversation,
+    /// and revisions without a gap.
     fn check(&self) {
-        assert!(self.core.counts_are_true(), "the counts are not a recount");
-        let mut talks = BTreeSet::new();
+        assert!(
+            self.core.counts_are_true(),
+            "the cached counts differ from a recount"
+        );
+        let mut conversations = BTreeSet::new();
         for (id, record) in &self.store.live {
             let leased = record
                 .attempts
@@ -197,12 +201,12 @@ impl CoreHarness {
                 .skip(1)
                 .all(|a| a.state.end().is_some());
             assert!(open, "an old attempt of {id} is open");
-            assert!(!record.state.is_terminal(), "{id} is live and over");
-            let talk = self.store.specs[id].conversation_id.clone();
-            if let Some(talk) = talk.filter(|_| leased == 1) {
+            assert!(!record.state.is_terminal(), "{id} is live but terminal");
+            let conversation = self.store.specs[id].conversation_id.clone();
+            if let Some(conversation) = conversation.filter(|_| leased == 1) {
                 assert!(
-                    talks.insert(talk.clone()),
-                    "two leased attempts in conversation {talk}"
+                    conversations.insert(conversation.clone()),
+                    "two leased attempts in conversation {conversation}"
                 );
             }
         }
@@ -210,7 +214,10 @@ impl CoreHarness {
             let first = record.timeline.dropped_through + 1;
             let events = record.timeline.events.iter();
             let (old, whole): (Vec<_>, Vec<_>) = events.partition(|event| event.revision < first);
-            assert!(old.iter().all(|event| event.is_audit()), "only audits stay");
+            assert!(
+                old.iter().all(|event| event.is_audit()),
+                "only audit events outlive the limit"
+            );
             let numbers: Vec<u64> = whole.iter().map(|event| event.revision).collect();
             assert!(
                 numbers.iter().copied().eq(first..=record.revision),
@@ -219,7 +226,7 @@ impl CoreHarness {
         }
     }
 
-    /// Moves the clock, ticking whenever the core asks for it: a healthy loop.
+    /// Moves the clock and ticks at every deadline of the core, like a healthy dispatch loop.
     pub(super) fn pass(&mut self, ms: u64) {
         let end = self.now.monotonic + ms;
         while let Some(due) = self.core.next_deadline().filter(|due| *due <= end) {
@@ -233,7 +240,7 @@ impl CoreHarness {
         self.send_input(CoreCommand::Tick);
     }
 
-    /// Moves the clock while daemons keep renewing what they hold.
+    /// Moves the clock while a daemon renews these attempts.
     pub(super) fn advance_renewing(
         &mut self,
         ms: u64,
@@ -249,7 +256,7 @@ impl CoreHarness {
         }
     }
 
-    /// Moves the clock behind the core's back.
+    /// Moves the clock without a tick, like a stalled dispatch loop.
     pub(super) fn skip_time(&mut self, ms: u64) {
         self.now.monotonic = self.now.monotonic + ms;
         self.now.wall.0 += ms;

@@ -1,4 +1,4 @@
-//! What people say about parked work.
+//! Helpers that block, resume and list parked tasks.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl CoreHarness {
         self.task_reply(request)
     }
 
-    /// Ids of the parked tasks, as a list shows them.
+    /// Ids of the parked tasks, in the order of the list.
     pub(in crate::tests) fn parked(&mut self) -> Vec<TaskId> {
         let listed = self.send_request(|request| CoreCommand::ListParked {
             request,

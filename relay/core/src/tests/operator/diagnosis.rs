@@ -1,4 +1,4 @@
-//! Each finding is produced by a history that deserves it, and by nothing before.
+//! Tests of the diagnosis: each problem is found in the history that causes it and not earlier.
 
 use crate::ids::TaskId;
 use crate::io::command::{FrameBody, LossReason, ProcessTermination};
@@ -31,7 +31,7 @@ fn running(
 }
 
 #[test]
-fn ten_silent_minutes_are_stuck_but_not_while_a_person_is_asked() {
+fn ten_silent_minutes_are_stuck_unless_an_input_is_open() {
     let mut world = CoreHarness::new();
     let (machine, task, mut work) = running(&mut world);
     world.advance_renewing(599_000, &machine, &[&work]);
@@ -46,7 +46,7 @@ fn ten_silent_minutes_are_stuck_but_not_while_a_person_is_asked() {
 }
 
 #[test]
-fn a_holder_without_a_stream_is_an_orphan_and_soon_a_stale_lease() {
+fn a_disconnected_holder_is_an_orphan_and_then_a_stale_lease() {
     let mut world = CoreHarness::new();
     let (machine, task, _work) = running(&mut world);
     world.disconnect(&machine);
@@ -59,7 +59,7 @@ fn a_holder_without_a_stream_is_an_orphan_and_soon_a_stale_lease() {
 }
 
 #[test]
-fn a_daemon_that_beats_without_renewing_has_a_stale_lease() {
+fn heartbeats_without_renewals_make_a_lease_stale() {
     let mut world = CoreHarness::new();
     let (machine, task, work) = running(&mut world);
     world.advance_renewing(8_000, &machine, &[&work]);
@@ -68,7 +68,7 @@ fn a_daemon_that_beats_without_renewing_has_a_stale_lease() {
     assert_eq!(problems(&mut world, task), [TaskProblem::StaleLease]);
 }
 
-/// It renews by its own lease, not by a daemon's heartbeat.
+/// An agent renews at the pace of its own lease, not of a daemon's heartbeat.
 #[test]
 fn an_agent_with_a_long_lease_is_not_stale_between_two_renewals() {
     let mut world = CoreHarness::new();
@@ -85,7 +85,7 @@ fn an_agent_with_a_long_lease_is_not_stale_between_two_renewals() {
 }
 
 #[test]
-fn what_no_daemon_on_record_could_take_is_stranded() {
+fn a_task_that_no_known_daemon_can_run_is_stranded() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let elsewhere = TaskSpec {
@@ -96,11 +96,14 @@ fn what_no_daemon_on_record_could_take_is_stranded() {
     assert_eq!(problems(&mut world, stranded), [TaskProblem::Stranded]);
     world.disconnect(&machine);
     let waiting = world.submit(spec());
-    assert!(problems(&mut world, waiting).is_empty(), "it may come back");
+    assert!(
+        problems(&mut world, waiting).is_empty(),
+        "its daemon may reconnect"
+    );
 }
 
 #[test]
-fn processes_that_are_gone_without_a_result_have_crashed() {
+fn processes_that_end_without_a_result_are_a_crash() {
     let mut world = CoreHarness::new();
     let (_machine, task, mut work) = running(&mut world);
     let termination = termination_receipt();
@@ -115,14 +118,14 @@ fn processes_that_are_gone_without_a_result_have_crashed() {
     let termination = termination_receipt();
     world.frame(&mut work, FrameBody::Receipt { termination });
     let AttemptState::Ended(end) = &world.newest(task).state else {
-        panic!("the receipt ends it");
+        panic!("the receipt ends the attempt");
     };
     let words = "its processes are gone and told no result";
     assert_eq!(end.message.as_deref(), Some(words));
 }
 
 #[test]
-fn a_worker_that_says_why_there_is_no_result_is_quoted_wherever_the_task_is_shown() {
+fn the_reported_loss_reason_is_shown_everywhere() {
     let mut seen = std::collections::BTreeSet::new();
     for loss in [
         LossReason::LeaseEnded,
@@ -143,15 +146,18 @@ fn a_worker_that_says_why_there_is_no_result_is_quoted_wherever_the_task_is_show
         let message = end.and_then(|end| end.message.clone()).expect("a message");
         let found = diagnosis::diagnose(&record, &DiagnosisFacts::default());
         assert_eq!(found[0].message, *message, "{loss:?}");
-        let attention = record.attention.as_ref().expect("it may have had effects");
+        let attention = record
+            .attention
+            .as_ref()
+            .expect("a loss with possible effects needs attention");
         assert!(attention.reason.starts_with(&*message), "{attention:?}");
         seen.insert(message);
     }
-    assert_eq!(seen.len(), 3, "one message each: {seen:?}");
+    assert_eq!(seen.len(), 3, "each loss has its own message: {seen:?}");
 }
 
 #[test]
-fn a_loss_that_only_time_proves_is_no_crash() {
+fn a_loss_by_lease_expiry_is_not_a_crash() {
     let mut world = CoreHarness::new();
     let (machine, task, _work) = running(&mut world);
     world.disconnect(&machine);
@@ -160,7 +166,7 @@ fn a_loss_that_only_time_proves_is_no_crash() {
 }
 
 #[test]
-fn a_phase_that_comes_backwards_is_noted_once_and_survives_a_restart() {
+fn a_phase_regression_is_recorded_once_and_survives_a_restart() {
     let mut world = CoreHarness::new();
     let (_machine, task, mut work) = running(&mut world);
     for _ in 0..5 {
@@ -181,7 +187,7 @@ fn a_phase_that_comes_backwards_is_noted_once_and_survives_a_restart() {
 }
 
 #[test]
-fn output_that_ends_before_its_named_end_is_a_gap() {
+fn output_that_ends_before_its_final_offset_is_a_gap() {
     let mut world = CoreHarness::new();
     let (_machine, task, mut work) = running(&mut world);
     let body = FrameBody::Completed(crate::io::command::CompletedBody {
@@ -205,5 +211,9 @@ fn output_that_ends_before_its_named_end_is_a_gap() {
     };
     assert_eq!(found(Some(99)), Some(TaskProblem::StreamGap));
     assert_eq!(found(Some(100)), None);
-    assert_eq!(found(None), None, "the log does not know it any more");
+    assert_eq!(
+        found(None),
+        None,
+        "the output log no longer has this attempt"
+    );
 }

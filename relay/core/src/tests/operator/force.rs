@@ -1,4 +1,4 @@
-//! Operators' verbs: what each does beyond the state that it leaves, what it is refused for, and that it is on record.
+//! Tests of operators' commands on tasks: their effects, their refusals and their audit events.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn take_abandons(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<AttemptId
 }
 
 #[test]
-fn a_released_attempt_is_told_to_stop_and_its_successor_waits_for_the_receipt() {
+fn a_released_attempt_is_abandoned_and_its_successor_waits_for_the_receipt() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let _other = world.connect_daemon(2);
@@ -75,7 +75,7 @@ fn a_released_attempt_is_told_to_stop_and_its_successor_waits_for_the_receipt() 
         [work.frame_ref.attempt]
     );
     world.pass(8_000);
-    assert!(world.dispatches().is_empty(), "it may still run");
+    assert!(world.dispatches().is_empty(), "the attempt may still run");
     let termination = termination_receipt();
     world.frame(&mut work, FrameBody::Receipt { termination });
     assert_eq!(world.dispatch().frame_ref.number, 2);
@@ -99,7 +99,7 @@ fn without_a_receipt_the_successor_waits_for_the_lease_limit_and_grace() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_with_a_released_attempt_must_kill_it_and_its_result_is_evidence() {
+fn a_released_attempt_is_killed_on_reconnect_and_its_result_is_evidence() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -119,7 +119,7 @@ fn a_daemon_that_comes_back_with_a_released_attempt_must_kill_it_and_its_result_
 }
 
 #[test]
-fn a_failed_one_is_final_fenced_and_nobodys_failure() {
+fn a_forced_failure_is_final_and_fenced_and_counts_in_no_budget() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -143,7 +143,7 @@ fn a_failed_one_is_final_fenced_and_nobodys_failure() {
         TaskState::Failed,
         "a late result changes nothing"
     );
-    // What it did is not known, so another try has to be allowed.
+    // Its effects are unknown, so a retry needs allow_unsafe.
     assert_eq!(
         world.operate(task, RETRY).unwrap_err(),
         Rejection::UnsafeRetry
@@ -153,15 +153,15 @@ fn a_failed_one_is_final_fenced_and_nobodys_failure() {
 }
 
 #[test]
-fn another_attempt_than_the_caller_saw_is_left_alone() {
+fn a_forced_operation_with_a_stale_attempt_is_refused() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.take_started();
-    let stranger = Some(AttemptId(Uuid::from_u128(99)));
+    let unknown = Some(AttemptId(Uuid::from_u128(99)));
     for verb in [
-        TaskOperation::ForceRelease { attempt: stranger },
-        TaskOperation::ForceFail { attempt: stranger },
+        TaskOperation::ForceRelease { attempt: unknown },
+        TaskOperation::ForceFail { attempt: unknown },
     ] {
         assert_eq!(
             world.operate(task, verb).unwrap_err(),
@@ -190,7 +190,7 @@ fn spec_with_artifact(path: &str) -> TaskSpec {
 }
 
 #[test]
-fn completing_by_hand_goes_through_the_contract_unless_that_is_overridden_which_is_on_record() {
+fn a_manual_completion_checks_the_contract_unless_overridden() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec_with_artifact("report.md"));
@@ -225,7 +225,7 @@ fn completing_by_hand_goes_through_the_contract_unless_that_is_overridden_which_
 }
 
 #[test]
-fn what_was_lost_is_completed_by_an_attempt_of_its_own_and_its_end_stays() {
+fn a_manual_completion_of_a_lost_task_adds_an_attempt() {
     let mut world = CoreHarness::new();
     let task = reach_situation(&mut world, "unsafe loss");
     let lost = world.newest(task);
@@ -238,7 +238,7 @@ fn what_was_lost_is_completed_by_an_attempt_of_its_own_and_its_end_stays() {
 }
 
 #[test]
-fn a_blank_reason_is_refused_before_the_task_is_looked_for_and_counts_nothing() {
+fn a_blank_reason_is_refused_before_the_lookup_and_uses_no_rate_limit() {
     let mut world = CoreHarness::new();
     let task = world.submit(spec());
     let unknown = TaskId(Uuid::from_u128(42));
@@ -260,7 +260,7 @@ fn a_blank_reason_is_refused_before_the_task_is_looked_for_and_counts_nothing() 
 }
 
 #[test]
-fn ten_within_a_minute_for_each_principal_and_task() {
+fn each_credential_has_ten_operations_per_minute_and_task() {
     let mut world = CoreHarness::new();
     let (task, other) = (world.submit(spec()), world.submit(spec()));
     for n in 0..10 {
@@ -284,13 +284,13 @@ fn ten_within_a_minute_for_each_principal_and_task() {
         operator: true,
     };
     let reply = world.operate_as(bob, task, "my turn", TaskOperation::Pause);
-    assert!(reply.is_ok(), "names need not be unique, credentials are");
+    assert!(reply.is_ok(), "the limit counts credentials, not names");
     world.pass(60_000);
     world.operate(task, FAIL).unwrap();
 }
 
 #[test]
-fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
+fn a_retry_is_audited_and_an_unsafe_one_needs_permission() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(once());
@@ -327,7 +327,7 @@ fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
 }
 
 #[test]
-fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
+fn a_retry_of_a_completed_task_is_refused_as_already_finished() {
     let mut config = samples::config();
     config.max_dispatches = 1;
     let mut world = CoreHarness::with(config);
@@ -339,12 +339,12 @@ fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
 }
 
 #[test]
-fn what_is_taken_away_at_the_last_dispatch_is_offered_again() {
+fn a_forced_release_uses_up_no_dispatch() {
     let mut world = CoreHarness::with(Config {
         max_dispatches: 3,
         ..samples::config()
     });
-    // Whom it was taken from is not asked for a while.
+    // A daemon gets no offer for a while after a release, so there are many daemons.
     let _machines: Vec<_> = (1..=9).map(|n| world.connect_daemon(n)).collect();
     let task = world.submit(spec());
     for n in 1..=8 {

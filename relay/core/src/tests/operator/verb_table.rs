@@ -1,4 +1,5 @@
-//! Every operators' verb in every state of a task, as one table; and that what was acknowledged survives.
+//! Every operator command in every state of a task, as one table. Each acknowledged change
+//! survives a restart.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::record::{FailureCode, LifecyclePhase, TaskState};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, GRACE, SLACK, TTL, TestDaemon, completed, errored, spec};
 
-/// A state of a task, by name, and how to get there. All of them have one attempt.
+/// Names of the states of a task. `reach_situation` produces each of them with one attempt.
 const SITUATIONS: [&str; 12] = [
     "queued",
     "offered",
@@ -85,7 +86,7 @@ fn start_situation(world: &mut CoreHarness, machine: &TestDaemon, task: TaskId, 
     }
 }
 
-/// What becomes of the task, or why not.
+/// The state of the task after the command, or the rejection.
 fn outcome(name: &str, verb: &TaskOperation) -> Result<TaskState, Rejection> {
     let mut world = CoreHarness::new();
     let task = reach_situation(&mut world, name);
@@ -94,7 +95,7 @@ fn outcome(name: &str, verb: &TaskOperation) -> Result<TaskState, Rejection> {
     match &outcome {
         Ok(record) => {
             let audits = audits(record);
-            assert_eq!(audits.len(), 1, "{name}: {verb:?} is on record once");
+            assert_eq!(audits.len(), 1, "{name}: {verb:?} has one audit event");
             assert_eq!(audits[0].1.as_deref(), Some("a reason"));
             assert_eq!(&*audits[0].0.by, "alice");
         }
@@ -103,7 +104,7 @@ fn outcome(name: &str, verb: &TaskOperation) -> Result<TaskState, Rejection> {
             assert_eq!(before, after, "{name}: a refusal writes nothing");
         }
     }
-    // What was acknowledged is there after kill -9.
+    // An acknowledged change survives a crash.
     let (state, shown) = (outcome.map(|record| record.state), world.task(task));
     world.restart_here();
     assert_eq!(world.task(task).timeline, shown.timeline);
@@ -112,7 +113,7 @@ fn outcome(name: &str, verb: &TaskOperation) -> Result<TaskState, Rejection> {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "it is a table")]
-fn every_verb_in_every_state_does_what_this_table_says() {
+fn every_operation_in_every_state_matches_the_table() {
     use Rejection::{AlreadyFinished, BeingCanceled, NotBegun, NotFinished, NotHeld, NotOpen};
     use TaskState::{Completed, Failed, NeedsAttention, Pending, Queued, Running};
     let table: [(TaskOperation, [Result<TaskState, Rejection>; 12]); 6] = [

@@ -1,4 +1,5 @@
-//! Tests of restarts and unreadable records, and histories that the simulation or a review found to go wrong.
+//! Tests of restarts and unreadable records, and regression tests for findings of the
+//! simulation and of a review.
 
 pub(crate) mod restart;
 pub(crate) mod review_findings;

@@ -1,4 +1,5 @@
-//! A relay that is killed and starts again: nothing acknowledged is lost, nothing runs twice, nothing waits for ever.
+//! Tests of restarts: nothing acknowledged is lost, nothing runs twice, and nothing waits
+//! forever.
 
 use crate::io::command::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, LifecyclePhase, TaskState, TerminationReceipt};
@@ -70,7 +71,7 @@ fn after_a_restart_an_offer_counts_as_confirmed() {
 }
 
 #[test]
-fn restarting_for_ever_does_not_postpone_a_hard_deadline() {
+fn repeated_restarts_do_not_postpone_the_total_deadline() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(TaskSpec {
@@ -85,7 +86,7 @@ fn restarting_for_ever_does_not_postpone_a_hard_deadline() {
     let work = world.take_started();
     let mut ran = 0;
     while world.attempt_state(task) == AttemptStateKind::Starting {
-        assert!(ran < 900_000, "total is postponed by restarts");
+        assert!(ran < 900_000, "restarts postpone the total deadline");
         world.restart();
         world.reconnect(
             &mut machine,
@@ -133,7 +134,7 @@ fn a_backoff_a_park_and_a_cancel_survive() {
 }
 
 #[test]
-fn a_finished_task_can_be_retried_after_a_restart_and_its_late_frames_are_judged() {
+fn a_finished_task_can_be_retried_after_a_restart() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let mut plain = spec();
@@ -162,7 +163,7 @@ fn a_finished_task_can_be_retried_after_a_restart_and_its_late_frames_are_judged
 }
 
 #[test]
-fn every_live_record_comes_back_as_it_was_written() {
+fn a_boot_alone_changes_no_live_record() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     for n in 0..6 {

@@ -1,4 +1,4 @@
-//! What a hostile reader of the core found: each history once went wrong.
+//! Regression tests for defects that a review of the core found.
 
 use crate::ids::{SessionId, TenantScope};
 use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody, ProcessTermination};
@@ -14,7 +14,7 @@ use crate::tests::harness::{
 };
 use crate::time::IdSource;
 
-/// One attempt only, so that a failure is the task's end.
+/// A task with one attempt, so that a failure ends the task.
 fn once() -> TaskSpec {
     let mut spec = spec();
     spec.retry.max_attempts = 1;
@@ -22,7 +22,7 @@ fn once() -> TaskSpec {
 }
 
 #[test]
-fn a_stream_that_breaks_during_an_ordinary_exit_costs_no_result() {
+fn a_stream_lost_during_cleanup_loses_no_result() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(once());
@@ -33,7 +33,7 @@ fn a_stream_that_breaks_during_an_ordinary_exit_costs_no_result() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::CleaningUp,
-        "the lease is good"
+        "the lease has not expired"
     );
     world.reconnect(
         &mut machine,
@@ -46,7 +46,7 @@ fn a_stream_that_breaks_during_an_ordinary_exit_costs_no_result() {
 }
 
 #[test]
-fn a_daemon_that_is_back_and_says_nothing_more_is_still_bounded() {
+fn the_cleanup_limit_holds_after_a_reconnect() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(once());
@@ -63,7 +63,7 @@ fn a_daemon_that_is_back_and_says_nothing_more_is_still_bounded() {
 }
 
 #[test]
-fn a_result_that_comes_after_the_relay_gave_up_on_it_is_adopted() {
+fn a_result_after_a_no_result_end_is_adopted() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(once());
@@ -81,7 +81,7 @@ fn a_result_that_comes_after_the_relay_gave_up_on_it_is_adopted() {
 }
 
 #[test]
-fn a_finished_cleanup_without_a_receipt_proves_nothing() {
+fn a_finished_cleanup_without_a_receipt_is_unconfirmed() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(once());
@@ -95,7 +95,7 @@ fn a_finished_cleanup_without_a_receipt_proves_nothing() {
 }
 
 #[test]
-fn the_receipt_of_a_killed_attempt_counts_whatever_its_number() {
+fn the_receipt_of_a_killed_attempt_counts_with_any_number() {
     for number in [1, 9] {
         let mut world = CoreHarness::new();
         let mut machine = world.connect_daemon(1);
@@ -116,7 +116,7 @@ fn the_receipt_of_a_killed_attempt_counts_whatever_its_number() {
         work.session = machine.session;
         let left = ProcessTermination::default();
         world.replay(&work, number, FrameBody::Receipt { termination: left });
-        assert_eq!(world.store.fences.len(), 1, "some process is left");
+        assert_eq!(world.store.fences.len(), 1, "a process may still run");
         let termination = termination_receipt();
         world.replay(&work, number + 1, FrameBody::Receipt { termination });
         assert!(world.store.fences.is_empty());
@@ -133,7 +133,7 @@ fn the_receipt_of_a_killed_attempt_counts_whatever_its_number() {
 }
 
 #[test]
-fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
+fn a_drain_and_its_withdrawal_reach_a_daemon_on_its_next_stream() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     world.disconnect(&machine);
@@ -162,7 +162,7 @@ fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
 }
 
 #[test]
-fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
+fn an_unpause_without_a_pause_is_refused_and_writes_nothing() {
     let mut world = CoreHarness::new();
     let task = world.submit(spec());
     let writes = world.writes;
@@ -194,7 +194,7 @@ fn unpause(world: &mut CoreHarness) {
 }
 
 #[test]
-fn a_pause_costs_no_queue_time_over_a_restart_and_nothing_consumed_is_given_back() {
+fn a_pause_stops_the_queue_timer_over_a_restart() {
     let mut world = CoreHarness::new();
     let patient = TaskSpec {
         queue_ms: Some(3_600_000),
@@ -218,19 +218,19 @@ fn a_pause_costs_no_queue_time_over_a_restart_and_nothing_consumed_is_given_back
     assert_eq!(
         world.attempt_state(before),
         AttemptStateKind::Parked,
-        "1 + 2 + 0.65 of 3.6 million: what it used before the pause counts"
+        "1 + 2 + 0.65 of 3.6 million: the time before the pause counts"
     );
     assert_eq!(world.attempt_state(within), AttemptStateKind::Queued);
     world.pass(1_000_000);
     assert_eq!(
         world.attempt_state(within),
         AttemptStateKind::Parked,
-        "what it used after the pause counts"
+        "the time after the pause counts"
     );
 }
 
 #[test]
-fn another_boot_proves_nothing_while_the_old_one_is_still_heard() {
+fn a_new_boot_proves_nothing_while_the_old_one_was_just_active() {
     for (silence, fences) in [(900, 1), (12_000, 0)] {
         let mut world = CoreHarness::new();
         let mut machine = world.connect_daemon(1);
@@ -244,6 +244,10 @@ fn another_boot_proves_nothing_while_the_old_one_is_still_heard() {
         assert_eq!(world.attempt_state(task), AttemptStateKind::Lost);
         assert_eq!(world.store.fences.len(), fences, "after {silence} ms");
         world.reconnect(&mut machine, &[]);
-        assert_eq!(world.store.fences.len(), fences, "nor on its next stream");
+        assert_eq!(
+            world.store.fences.len(),
+            fences,
+            "the next stream changes nothing"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What the simulation found, each reduced to its few steps.
+//! Regression tests for defects that the simulation found, each reduced to a few steps.
 
 use crate::ids::SessionId;
 use crate::io::command::{ActiveAttemptState, AttemptFrame, CoreCommand, FrameBody};
@@ -9,7 +9,7 @@ use crate::record::TerminationReceipt;
 use crate::tests::harness::{CoreHarness, spec};
 
 #[test]
-fn a_refusal_waits_for_the_end_that_it_speaks_of() {
+fn a_rejection_depends_on_the_commit_of_the_end_that_caused_it() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
@@ -48,37 +48,37 @@ fn a_refusal_waits_for_the_end_that_it_speaks_of() {
     assert_eq!(
         refusal,
         Some(expected),
-        "a crash before the end is durable must not have been told"
+        "the rejection must not be sent before the end is durable"
     );
 }
 
 #[test]
-fn a_hello_of_an_overtaken_stream_proves_nothing() {
+fn a_hello_of_an_older_stream_proves_nothing() {
     let mut world = CoreHarness::new();
-    let overtaken = SessionId(uuid::Uuid::from_u128(1));
+    let older = SessionId(uuid::Uuid::from_u128(1));
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.take_started();
-    let mut past = machine.clone();
-    (past.session, past.boot) = (overtaken, "boot-0");
-    world.open(&past, Vec::new(), |_| {});
+    let mut older_daemon = machine.clone();
+    (older_daemon.session, older_daemon.boot) = (older, "boot-0");
+    world.open(&older_daemon, Vec::new(), |_| {});
     assert!(
         world.newest(task).state.is_leased(),
-        "the machine runs it under its present boot"
+        "the attempt runs under the current boot of the machine"
     );
     let closed = world.deliveries.iter().any(|send| {
-        matches!(send, Delivery::CloseSession { session, reason: CloseReason::Replaced } if *session == overtaken)
+        matches!(send, Delivery::CloseSession { session, reason: CloseReason::Replaced } if *session == older)
     });
     assert!(closed);
     world.beat(&machine, &[&work]);
     let renewed = world.take_messages(&machine).iter().any(
         |message| matches!(message, DaemonMessage::HeartbeatAck { results, .. } if results.len() == 1),
     );
-    assert!(renewed, "its own stream goes on");
+    assert!(renewed, "the newer stream goes on");
 }
 
 #[test]
-fn a_boot_proves_dead_what_a_daemon_finished_in_another_life_of_the_data() {
+fn a_new_boot_confirms_the_end_of_attempts_of_an_older_incarnation() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -91,6 +91,6 @@ fn a_boot_proves_dead_what_a_daemon_finished_in_another_life_of_the_data() {
     assert_eq!(
         receipt,
         Some(TerminationReceipt::Confirmed),
-        "its result will not be heard, and its machine has booted since"
+        "its result is not accepted, and its machine has rebooted since"
     );
 }

@@ -1,4 +1,5 @@
-//! Records that hold work back and cannot be read at a boot: nothing runs because of it that had to wait.
+//! Tests of unreadable fences, pauses and uptime at a boot: a task that had to wait must not
+//! run because of the damage.
 
 use crate::ids::TenantScope;
 use crate::io::command::CoreCommand;
@@ -25,7 +26,7 @@ fn unpause(world: &mut CoreHarness) -> Result<CoreReply, crate::io::rejection::R
 }
 
 #[test]
-fn a_fence_that_cannot_be_read_stands_for_the_longest_there_is() {
+fn an_unreadable_fence_counts_as_the_longest_possible_one() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let mut repeatable = spec();
@@ -43,14 +44,14 @@ fn a_fence_that_cannot_be_read_stands_for_the_longest_there_is() {
     restart_with(&mut world, damage);
     world.reconnect(&mut machine, &[]);
     world.advance_renewing(10 * (TTL + GRACE), &machine, &[]);
-    assert!(world.dispatches().is_empty(), "its holder may be at work");
+    assert!(world.dispatches().is_empty(), "its holder may still run it");
     let fresh = world.submit(spec());
     assert_eq!(
         world.dispatch().frame_ref.task,
         fresh,
-        "what is new is not held"
+        "a new task is not suspended"
     );
-    // The hold has taken the place of the damaged record, so the next boot begins no other one.
+    // The suspension replaces the damaged record, so the next boot does not begin another one.
     let held = world.store.scheduler.clone();
     world.restart();
     assert_eq!(world.store.scheduler.suspensions, held.suspensions);
@@ -60,7 +61,7 @@ fn a_fence_that_cannot_be_read_stands_for_the_longest_there_is() {
 }
 
 #[test]
-fn pauses_that_cannot_be_read_pause_everything_until_an_operator_speaks() {
+fn unreadable_pauses_pause_everything_until_an_operator_unpauses() {
     let lost = [
         RecordDamage {
             scheduler: true,
@@ -79,7 +80,7 @@ fn pauses_that_cannot_be_read_pause_everything_until_an_operator_speaks() {
         let task = world.submit(spec());
         world.advance_renewing(TTL, &machine, &[]);
         assert_eq!(world.state(task), TaskState::Queued, "{damage:?}");
-        // Who did it is told like any other pause, and a restart does not do it again.
+        // The pause is audited like any other, and a restart does not repeat it.
         let change = world.store.pauses.changes.last().unwrap();
         assert_eq!((&*change.by, change.paused), ("relay", true));
         assert!(matches!(unpause(&mut world), Ok(CoreReply::Done)));
@@ -90,7 +91,7 @@ fn pauses_that_cannot_be_read_pause_everything_until_an_operator_speaks() {
 }
 
 #[test]
-fn an_uptime_that_cannot_be_read_is_at_least_what_records_were_dated_by() {
+fn an_unreadable_uptime_is_at_least_the_newest_record_time() {
     let mut world = CoreHarness::new();
     world.pass(90_000);
     let _machine = world.connect_daemon(1);

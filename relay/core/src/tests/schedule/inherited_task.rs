@@ -1,4 +1,5 @@
-//! After an import or an accepted loss: what was inherited waits, and an operator's word ends that.
+//! Tests of inherited tasks after an import or an accepted loss: they wait until all earlier
+//! leases have ended, or until an operator releases them.
 
 use crate::ids::{TaskId, TenantScope};
 use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody};
@@ -31,13 +32,16 @@ fn wait_reason_and_time(
 }
 
 #[test]
-fn after_an_accepted_loss_nothing_inherited_is_placed_before_every_lease_is_over() {
+fn inherited_tasks_are_not_placed_before_every_lease_has_ended() {
     let mut world = CoreHarness::new();
     let waiting = world.submit(spec());
     world.restart_inherited(INHERITED_HOLD_MS);
     let mut machine = world.connect_daemon(1);
     world.advance_renewing(40_000, &machine, &[]);
-    assert!(world.dispatches().is_empty(), "an unknown attempt may run");
+    assert!(
+        world.dispatches().is_empty(),
+        "an attempt that the data lacks may run"
+    );
     let fresh = world.submit(spec());
     assert_eq!(world.dispatch().frame_ref.task, fresh);
     world.restart_inherited(0);
@@ -46,7 +50,7 @@ fn after_an_accepted_loss_nothing_inherited_is_placed_before_every_lease_is_over
     let early = world.dispatches();
     assert!(
         early.iter().all(|work| work.frame_ref.task != waiting),
-        "a second boot remembers the hold"
+        "the suspension survives a second boot"
     );
     world.advance_renewing(60_000, &machine, &[]);
     let late = world.dispatches();
@@ -54,7 +58,7 @@ fn after_an_accepted_loss_nothing_inherited_is_placed_before_every_lease_is_over
 }
 
 #[test]
-fn what_was_submitted_after_the_loss_is_held_by_no_later_boot() {
+fn tasks_submitted_after_the_loss_are_never_suspended() {
     let mut world = CoreHarness::new();
     let old = world.submit(spec());
     world.restart_inherited(INHERITED_HOLD_MS);
@@ -65,12 +69,12 @@ fn what_was_submitted_after_the_loss_is_held_by_no_later_boot() {
     assert_eq!(
         wait_reason_and_time(&mut world, old),
         (Some(WaitReason::Inheritance), Some(INHERITED_HOLD_MS)),
-        "and the time that the relay was down does not count"
+        "the downtime of the relay does not count"
     );
 }
 
 #[test]
-fn what_waited_goes_on_under_an_id_that_was_never_leased() {
+fn an_inherited_task_continues_with_a_new_attempt_id() {
     let mut world = CoreHarness::new();
     let task = world.submit(spec());
     let before = world.newest(task);
@@ -85,7 +89,8 @@ fn what_waited_goes_on_under_an_id_that_was_never_leased() {
         (after.attempts[0].id, after.state),
         (before.id, TaskState::Queued)
     );
-    // A daemon that was given the old one in what is lost is told to stop, and confuses nobody.
+    // A daemon that got the old attempt id in the lost part must stop it, without any effect on
+    // the task.
     let mut machine = world.connect_daemon(1);
     release_inherited(&mut world);
     let work = world.dispatch();
@@ -110,7 +115,7 @@ fn what_waited_goes_on_under_an_id_that_was_never_leased() {
 }
 
 #[test]
-fn an_operators_word_ends_the_hold_at_once_and_is_kept() {
+fn an_operator_can_end_the_inherited_suspension_and_is_audited() {
     let mut world = CoreHarness::new();
     let (one, two) = (world.submit(spec()), world.submit(spec()));
     world.restart_inherited(INHERITED_HOLD_MS);
@@ -126,19 +131,23 @@ fn an_operators_word_ends_the_hold_at_once_and_is_kept() {
     world.cancel(two).unwrap();
     assert_eq!(release_inherited(&mut world), 1);
     assert_eq!(world.dispatch().frame_ref.task, one);
-    let word = world.store.scheduler.suspensions[0]
+    let release = world.store.scheduler.suspensions[0]
         .released
         .clone()
         .unwrap();
     assert_eq!(
-        (&*word.by, &*word.reason, word.at),
+        (&*release.by, &*release.reason, release.at),
         ("alice", "the old machines are off", world.now.wall)
     );
-    assert_eq!(release_inherited(&mut world), 0, "nothing is held any more");
+    assert_eq!(
+        release_inherited(&mut world),
+        0,
+        "no task is suspended any more"
+    );
     assert_eq!(
         world.store.scheduler.suspensions[0].released,
-        Some(word),
-        "and the first word stays"
+        Some(release),
+        "the first release stays in the record"
     );
     world.restart_inherited(0);
     let waiting = world.submit(spec());
@@ -149,13 +158,13 @@ fn an_operators_word_ends_the_hold_at_once_and_is_kept() {
 }
 
 #[test]
-fn the_queue_timer_stands_still_in_the_hold_and_over_restarts() {
+fn the_queue_timer_is_paused_during_the_inherited_suspension() {
     let mut world = CoreHarness::new();
     let queue = |queue_ms| TaskSpec {
         queue_ms: Some(queue_ms),
         ..spec()
     };
-    // A boot may forget half a minute of uptime, so everything here is much longer.
+    // A boot may lose half a minute of uptime, so all times here are much longer.
     let old = world.submit(queue(1_000_000));
     world.pass(200_000);
     world.restart_inherited(2_000_000);
@@ -164,7 +173,7 @@ fn the_queue_timer_stands_still_in_the_hold_and_over_restarts() {
     assert_eq!(
         world.attempt_state(new),
         AttemptStateKind::Parked,
-        "nothing holds it, and nobody took it"
+        "it is not suspended and no daemon took it"
     );
     world.restart_inherited(0);
     world.pass(990_000);
@@ -172,7 +181,7 @@ fn the_queue_timer_stands_still_in_the_hold_and_over_restarts() {
         wait_reason_and_time(&mut world, old).0,
         Some(WaitReason::Daemon)
     );
-    // A boot reads from the record what the timer had used: the hold is not in it.
+    // A boot reads the used queue time from the record, without the suspension.
     world.restart_inherited(0);
     world.pass(600_000);
     assert_eq!(world.attempt_state(old), AttemptStateKind::Queued);
@@ -181,7 +190,7 @@ fn the_queue_timer_stands_still_in_the_hold_and_over_restarts() {
 }
 
 #[test]
-fn a_pause_within_the_hold_is_not_counted_twice() {
+fn a_pause_within_the_inherited_suspension_is_not_counted_twice() {
     let mut world = CoreHarness::new();
     let old = world.submit(TaskSpec {
         queue_ms: Some(50_000),
@@ -211,7 +220,7 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
     assert_eq!(
         world.attempt_state(old),
         AttemptStateKind::Queued,
-        "still held"
+        "the suspension has not ended"
     );
     release_inherited(&mut world);
     world.restart_inherited(0);
@@ -222,7 +231,7 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
 }
 
 #[test]
-fn a_finished_task_that_is_retried_in_the_hold_waits_as_well() {
+fn a_finished_inherited_task_waits_too_when_it_is_retried() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let mut plain = spec();
@@ -236,14 +245,14 @@ fn a_finished_task_that_is_retried_in_the_hold_waits_as_well() {
     world.retry(task).unwrap();
     assert!(
         world.dispatches().is_empty(),
-        "somebody may have retried it in the part that was lost"
+        "it may have been retried in the lost part"
     );
     assert_eq!(release_inherited(&mut world), 1);
     assert_eq!(world.dispatch().frame_ref.task, task);
 }
 
 #[test]
-fn a_second_loss_holds_for_the_longer_of_both() {
+fn two_inherited_suspensions_last_as_long_as_the_longer_one() {
     let mut world = CoreHarness::new();
     let old = world.submit(spec());
     world.restart_inherited(INHERITED_HOLD_MS);
@@ -268,7 +277,7 @@ fn a_second_loss_holds_for_the_longer_of_both() {
 }
 
 #[test]
-fn attempts_of_an_older_incarnation_are_killed_and_over_at_once() {
+fn attempts_of_an_older_incarnation_are_killed_and_end_at_once() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -291,7 +300,7 @@ fn attempts_of_an_older_incarnation_are_killed_and_over_at_once() {
     assert_eq!(
         world.end_code(task, 1),
         Some(FailureCode::DaemonLostAttempt),
-        "nobody will speak for it again"
+        "no daemon can send frames for it any more"
     );
     let before = world.task(task);
     work.session = machine.session;
@@ -307,12 +316,12 @@ fn attempts_of_an_older_incarnation_are_killed_and_over_at_once() {
     assert_eq!(world.task(task), before, "old frames are fenced");
     world.beat(&machine, &[&work]);
     assert_eq!(world.task(task), before);
-    assert!(!world.store.fences.is_empty(), "and its lease still counts");
+    assert!(!world.store.fences.is_empty(), "its lease still counts");
     release_inherited(&mut world);
     world.retry(task).unwrap();
     assert!(
         world.dispatches().is_empty(),
-        "what is known to be leased is not forgotten"
+        "the release does not lift the fence of a known lease"
     );
     world.advance_renewing(TTL + GRACE, &machine, &[]);
     assert_eq!(world.dispatch().frame_ref.number, 2);

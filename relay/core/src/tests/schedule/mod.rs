@@ -1,4 +1,4 @@
-//! Tests of what is dispatched where and when: placement, pauses, suspended dispatch, refused offers, inherited tasks.
+//! Tests of dispatch: placement, pauses, suspended dispatch, refused offers, inherited tasks.
 
 pub(crate) mod inherited_task;
 pub(crate) mod offer_refusal;

@@ -1,5 +1,5 @@
-//! Offers that a daemon refuses because of its machine: they cost the task nothing, and the daemon is left alone for a
-//! while.
+//! Tests of offers that a daemon refuses because of its machine: they use no budget of the
+//! task, and the daemon gets no offers for a while.
 
 use crate::ids::TenantScope;
 use crate::io::command::{CoreCommand, FrameBody, HeartbeatMessage};
@@ -14,7 +14,7 @@ impl CoreHarness {
         self.frame(work, FrameBody::Rejected { code, message });
     }
 
-    /// A heartbeat that says whether any work would be refused.
+    /// Sends a heartbeat that reports whether the daemon would refuse any task.
     fn send_fitness(&mut self, machine: &TestDaemon, unfit: bool) {
         let heartbeat = HeartbeatMessage {
             seq: 1,
@@ -29,7 +29,7 @@ impl CoreHarness {
         self.send_input(CoreCommand::Heartbeat { session, heartbeat });
     }
 
-    /// Lets time pass with the daemons heard of.
+    /// Moves the clock with heartbeats of these daemons.
     fn advance_with_heartbeats(&mut self, ms: u64, machines: &[&TestDaemon]) {
         for _ in 0..ms / 1_000 {
             self.pass(1_000);
@@ -39,7 +39,7 @@ impl CoreHarness {
         }
     }
 
-    /// The next offer, whenever it comes.
+    /// Waits for the next offer.
     fn next_offer(&mut self, machine: &TestDaemon) -> DispatchedAttempt {
         for _ in 0..=60 {
             if let Some(work) = self.dispatches().pop() {
@@ -60,7 +60,7 @@ impl CoreHarness {
 }
 
 #[test]
-fn a_task_that_nobody_can_run_as_submitted_fails_at_once_and_not_after_twenty_offers() {
+fn an_invalid_task_fails_at_its_first_rejection() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -83,7 +83,7 @@ fn a_task_that_nobody_can_run_as_submitted_fails_at_once_and_not_after_twenty_of
 }
 
 #[test]
-fn a_full_disk_ends_no_task_however_often_it_refuses() {
+fn refusals_for_a_full_disk_never_end_a_task() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -100,7 +100,7 @@ fn a_full_disk_ends_no_task_however_often_it_refuses() {
         .attempts
         .windows(2)
         .all(|two| two[0].successor == Some(two[1].id) && two[1].previous == Some(two[0].id));
-    assert!(linked, "what went leaves no hole");
+    assert!(linked, "removed attempts leave no gap in the chain");
     world.restart();
     let machine = world.connect_daemon(1);
     let mut work = world.dispatch();
@@ -112,7 +112,7 @@ fn a_full_disk_ends_no_task_however_often_it_refuses() {
 }
 
 #[test]
-fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
+fn a_task_refused_by_a_full_machine_goes_to_another_one() {
     let mut world = CoreHarness::new();
     let (first, second) = (world.connect_daemon(1), world.connect_daemon(2));
     for code in ["disk_full", "low_memory", "at_capacity", "draining"] {
@@ -128,7 +128,10 @@ fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
         assert_eq!(elsewhere.session, other.session, "{code}");
         world.submit(spec());
         let mut next = world.dispatch();
-        assert_eq!(next.session, other.session, "{code}: no task goes there");
+        assert_eq!(
+            next.session, other.session,
+            "{code}: the refusing daemon gets no task"
+        );
         for work in [&mut elsewhere, &mut next] {
             world.frame(work, FrameBody::Accepted);
             world.frame(work, completed());
@@ -138,7 +141,7 @@ fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
 }
 
 #[test]
-fn it_is_asked_again_after_longer_and_longer_pauses() {
+fn a_refusing_daemon_gets_offers_after_increasing_pauses() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(spec());
@@ -162,12 +165,12 @@ fn it_is_asked_again_after_longer_and_longer_pauses() {
     assert_eq!(
         world.dispatches().len(),
         1,
-        "it ran one since, so it begins anew"
+        "a completed task resets the pause"
     );
 }
 
 #[test]
-fn who_says_that_its_machine_is_full_is_offered_nothing_until_it_says_otherwise() {
+fn an_unfit_daemon_gets_no_offers_until_it_is_fit_again() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.send_fitness(&machine, true);
@@ -179,8 +182,8 @@ fn who_says_that_its_machine_is_full_is_offered_nothing_until_it_says_otherwise(
     }
     world.send_fitness(&machine, false);
     let mut work = world.dispatch();
-    assert_eq!(work.frame_ref.number, 1, "not one offer was wasted");
-    // Refused all the same, and well again before the pause is over.
+    assert_eq!(work.frame_ref.number, 1, "no offer was made before");
+    // The daemon refuses this offer too, and reports itself fit before the pause is over.
     world.refuse(&mut work, RejectCode::DiskFull);
     world.send_fitness(&machine, true);
     world.send_fitness(&machine, false);
@@ -188,7 +191,7 @@ fn who_says_that_its_machine_is_full_is_offered_nothing_until_it_says_otherwise(
 }
 
 #[test]
-fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
+fn a_task_that_is_always_refused_starves_at_its_queue_deadline() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let patience = TaskSpec {
@@ -210,7 +213,7 @@ fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
 }
 
 #[test]
-fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_there() {
+fn a_task_with_a_busy_workspace_is_offered_when_an_attempt_ends() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let first = world.submit(spec());
@@ -223,8 +226,11 @@ fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_th
         for mut work in offers {
             world.refuse(&mut work, RejectCode::WorkspaceBusy);
         }
-        assert!(!world.is_daemon_set_aside(), "the machine is well");
-        // One's refusal is no reason to ask the other again.
+        assert!(
+            !world.is_daemon_set_aside(),
+            "a busy workspace does not set the daemon aside"
+        );
+        // The refusal of one task does not cause a new offer of the other.
         world.pass(4_000);
         assert!(world.dispatches().is_empty(), "{round}");
         world.beat(&machine, &[&running]);
@@ -236,7 +242,7 @@ fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_th
     world.frame(&mut running, completed());
     assert_eq!(world.state(first), TaskState::Completed);
     let offers = world.dispatches();
-    assert_eq!(offers.len(), 2, "at once");
+    assert_eq!(offers.len(), 2, "both are offered at once");
     for task in waiting {
         assert_eq!(world.task(task).counters.dispatches, 1);
     }

@@ -1,4 +1,5 @@
-//! Placement end to end: conversations, fairness, priority, pause, drain, and the successor rule over all of them.
+//! Tests of placement: conversations, fairness, priority, pause, drain, and fences before
+//! successors.
 
 use crate::ids::{TaskId, TenantScope};
 use crate::io::command::{CoreCommand, FrameBody};
@@ -18,7 +19,7 @@ fn spec_in_conversation(name: &str) -> TaskSpec {
 }
 
 #[test]
-fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
+fn turns_of_a_conversation_run_one_at_a_time_on_one_daemon() {
     let mut world = CoreHarness::new();
     let (_first, _second) = (world.connect_daemon(1), world.connect_daemon(2));
     let turns: Vec<TaskId> = (0..3)
@@ -35,12 +36,12 @@ fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
     }
     assert!(
         sessions.iter().all(|session| *session == sessions[0]),
-        "it stays where its files are"
+        "the conversation stays on the daemon with its files"
     );
 }
 
 #[test]
-fn a_turn_that_waits_says_which_one_has_to_end_first() {
+fn a_waiting_turn_shows_the_task_that_it_waits_for() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let (first, second) = (
@@ -58,7 +59,7 @@ fn a_turn_that_waits_says_which_one_has_to_end_first() {
 }
 
 #[test]
-fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
+fn a_conversation_waits_for_the_fence_of_a_finished_task() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let other = world.connect_daemon(2);
@@ -84,7 +85,10 @@ fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
     world.reconnect(&mut back, &[]);
     let mut gone = away.clone();
     world.reconnect(&mut gone, &[]);
-    assert!(world.dispatches().is_empty(), "armed again in full at boot");
+    assert!(
+        world.dispatches().is_empty(),
+        "a boot arms the fence again in full"
+    );
     world.advance_renewing(TTL + GRACE - 8_000, &back, &[]);
     assert!(world.dispatches().is_empty());
     world.advance_renewing(8_000, &back, &[]);
@@ -121,11 +125,15 @@ fn a_small_tenant_is_not_starved_by_a_large_one() {
             };
         }
     }
-    assert!(done.1 <= 12, "its ten waited for {} of the others", done.1);
+    assert!(
+        done.1 <= 12,
+        "the small tenant waited for {} tasks of the large one",
+        done.1
+    );
 }
 
 #[test]
-fn priority_goes_first() {
+fn a_higher_priority_is_dispatched_first() {
     let mut world = CoreHarness::new();
     let low = world.submit(TaskSpec {
         priority: 10,
@@ -145,7 +153,7 @@ fn priority_goes_first() {
 }
 
 #[test]
-fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
+fn labels_capabilities_agents_and_tenants_restrict_placement() {
     let mut world = CoreHarness::new();
     let plain = world.connect_daemon(1);
     let mut labeled = spec();
@@ -171,7 +179,10 @@ fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
     world.connect_with(&right, Vec::new(), |hello| {
         hello.scope = TenantScope::One(tenant("other"))
     });
-    assert!(world.dispatches().is_empty(), "another tenant's daemon");
+    assert!(
+        world.dispatches().is_empty(),
+        "the daemon belongs to another tenant"
+    );
     right.session = crate::ids::SessionId(uuid::Uuid::from_u128(3));
     world.connect_with(&right, Vec::new(), |hello| {
         hello.labels.insert("gpu".into(), "yes".into());
@@ -211,7 +222,7 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
     assert_eq!(
         world.state(waiting),
         TaskState::Queued,
-        "its queue timer stands still"
+        "its queue timer is paused"
     );
     world.frame(&mut work, completed());
     assert_eq!(world.state(running), TaskState::Completed);
@@ -238,7 +249,7 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
 }
 
 #[test]
-fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
+fn a_drained_daemon_keeps_its_attempts_and_gets_no_new_ones() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let running = world.submit(spec());
@@ -251,7 +262,7 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
     assert_eq!(
         foreign.unwrap_err(),
         Rejection::UnknownDaemon,
-        "a shared daemon is not a tenant's to drain"
+        "a tenant may not drain a shared daemon"
     );
     world.send_request(drain(TenantScope::All)).unwrap();
     let machine = &crate::tests::harness::TestDaemon {

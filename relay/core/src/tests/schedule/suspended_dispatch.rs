@@ -1,4 +1,5 @@
-//! The shell has no room: nothing is leased, what is leased goes on, and what waits says why.
+//! Tests of suspended dispatch (disk full): nothing new is leased, leased attempts continue,
+//! and queued tasks show the reason.
 
 use crate::ids::TaskId;
 use crate::io::command::CoreCommand;
@@ -21,33 +22,37 @@ fn wait_reason(world: &mut CoreHarness, task: TaskId) -> Option<WaitReason> {
 }
 
 #[test]
-fn held_work_waits_for_space_and_leased_work_ends() {
+fn suspended_dispatch_delays_queued_tasks_and_not_leased_ones() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let running = world.submit(spec());
     let mut work = world.take_started();
     world.send_input(CoreCommand::SuspendDispatch { suspended: true });
-    let held = world.submit(spec());
-    assert_eq!(world.state(held), TaskState::Queued);
-    assert_eq!(wait_reason(&mut world, held), Some(WaitReason::DiskSpace));
+    let queued = world.submit(spec());
+    assert_eq!(world.state(queued), TaskState::Queued);
+    assert_eq!(wait_reason(&mut world, queued), Some(WaitReason::DiskSpace));
     world.frame(&mut work, completed());
     assert_eq!(world.state(running), TaskState::Completed);
-    assert_eq!(world.state(held), TaskState::Queued, "the slot stays free");
+    assert_eq!(
+        world.state(queued),
+        TaskState::Queued,
+        "the slot stays free"
+    );
     world.send_input(CoreCommand::SuspendDispatch { suspended: false });
     let mut work = world.take_started();
     world.frame(&mut work, completed());
-    assert_eq!(world.state(held), TaskState::Completed);
+    assert_eq!(world.state(queued), TaskState::Completed);
 }
 
 #[test]
-fn a_start_forgets_the_hold() {
+fn a_restart_ends_the_suspended_dispatch() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     world.send_input(CoreCommand::SuspendDispatch { suspended: true });
-    let held = world.submit(spec());
+    let queued = world.submit(spec());
     world.restart_here();
     world.reconnect(&mut machine, &[]);
     let mut work = world.take_started();
     world.frame(&mut work, completed());
-    assert_eq!(world.state(held), TaskState::Completed);
+    assert_eq!(world.state(queued), TaskState::Completed);
 }

@@ -1,4 +1,5 @@
-//! Pauses of tenants: only theirs waits, nothing of it starves meanwhile, and a restart forgets none of that.
+//! Tests of tenant pauses: only tasks of the tenant wait, their queue timers are paused, and
+//! pauses survive a restart.
 
 use std::sync::Arc;
 
@@ -60,9 +61,9 @@ fn dispatched(world: &mut CoreHarness) -> Vec<TaskId> {
 }
 
 #[test]
-fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
+fn a_tenant_pause_stops_only_its_own_dispatch_and_survives_a_restart() {
     let mut world = CoreHarness::new();
-    let (held, free) = (world.submit(of("acme")), world.submit(of("globex")));
+    let (queued, free) = (world.submit(of("acme")), world.submit(of("globex")));
     assert!(matches!(
         pause(&mut world, acme_scope()),
         Ok(CoreReply::Done)
@@ -79,7 +80,7 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
         ..of("acme")
     };
     assert_eq!(world.try_submit(fast).unwrap_err(), Rejection::NoDaemon);
-    let view = world.inspect(held).unwrap();
+    let view = world.inspect(queued).unwrap();
     assert_eq!(view.wait_reason, Some(WaitReason::Pause));
     assert_eq!(
         view.pause.map(|(paused, _)| paused),
@@ -92,7 +93,11 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
         unpause(&mut world, acme_scope()),
         Ok(CoreReply::Done)
     ));
-    assert_eq!(dispatched(&mut world), [held, later], "in their order");
+    assert_eq!(
+        dispatched(&mut world),
+        [queued, later],
+        "dispatched in submission order"
+    );
     assert_eq!(
         unpause(&mut world, acme_scope()).unwrap_err(),
         Rejection::NotPaused
@@ -100,7 +105,7 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
 }
 
 #[test]
-fn a_tenants_pause_costs_no_queue_time_and_gives_none_back() {
+fn a_tenant_pause_stops_the_queue_timers_of_the_tenant() {
     let mut world = CoreHarness::new();
     let task = world.submit(of("acme"));
     world.pass(20_000);
@@ -136,7 +141,7 @@ fn pauses_of_task_tenant_and_scheduler_end_one_by_one() {
 }
 
 #[test]
-fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
+fn the_scheduler_status_counts_visible_tasks_and_names_the_pauser() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.submit(of("acme"));
@@ -165,7 +170,7 @@ fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
 }
 
 #[test]
-fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
+fn a_blank_reason_or_the_eleventh_pause_in_a_minute_is_refused() {
     let mut world = CoreHarness::new();
     let by = actor();
     let blank = world.send_request(|request| CoreCommand::PauseScheduler {
@@ -189,12 +194,12 @@ fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
 }
 
 #[test]
-fn as_many_tenants_may_be_paused_as_one_record_holds() {
+fn the_number_of_paused_tenants_is_limited() {
     let mut world = CoreHarness::new();
     let long: Arc<str> = "because ".repeat(256).into();
     let mut refused = None;
     for number in 0.. {
-        // Nobody's limit of calls is the point here.
+        // A new actor for each pause, so that the rate limit is not reached.
         world.pass(60_000);
         let scope = TenantScope::One(tenant(&format!("{number:063}")));
         let (by, reason) = (actor(), Arc::clone(&long));
@@ -212,7 +217,7 @@ fn as_many_tenants_may_be_paused_as_one_record_holds() {
     assert_eq!(refused, Some((1_500, Rejection::TooManyPauses)));
     let record = postcard::to_stdvec(&world.store.pauses).unwrap();
     assert!(record.len() < 1024 * 1024, "{} bytes", record.len());
-    // Whoever is there already may be paused again.
+    // A tenant that is already paused may be paused again.
     let known = TenantScope::One(tenant(&format!("{:063}", 7)));
     assert!(matches!(
         unpause(&mut world, known.clone()),

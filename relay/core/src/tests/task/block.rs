@@ -1,4 +1,5 @@
-//! A block parks the work and frees everything; a person sends it on, once.
+//! Tests of block and resume: a block parks the task and frees its resources, and a person
+//! resumes it once.
 
 use crate::goal::progress::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
 use crate::io::command::FrameBody;
@@ -33,7 +34,7 @@ fn receipt() -> FrameBody {
 }
 
 #[test]
-fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
+fn a_block_parks_the_attempt_and_frees_its_lease_and_timers() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -55,20 +56,20 @@ fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
         (CheckpointKind::Blocked, "half of it", "page 3")
     );
     assert_eq!(&*world.store.progress[&task].summary, "half of it");
-    let told = world.take_messages(&machine);
-    let place = |of: fn(&DaemonMessage) -> bool| told.iter().rposition(of);
-    let heard = place(|m| matches!(m, DaemonMessage::Ack { .. }));
-    let stopped = place(|m| matches!(m, DaemonMessage::Abandon { .. }));
+    let messages = world.take_messages(&machine);
+    let position_of = |of: fn(&DaemonMessage) -> bool| messages.iter().rposition(of);
+    let acked = position_of(|m| matches!(m, DaemonMessage::Ack { .. }));
+    let stopped = position_of(|m| matches!(m, DaemonMessage::Abandon { .. }));
     assert!(
-        heard.is_some() && heard < stopped,
-        "the holder hears that it was heard, then that it has to stop: {told:?}"
+        acked.is_some() && acked < stopped,
+        "the ack is sent before the abandon: {messages:?}"
     );
     let view = world.inspect(task).unwrap();
     assert!(view.deadlines.is_empty(), "{:?}", view.deadlines);
 }
 
 #[test]
-fn the_successor_waits_until_the_blocked_one_is_proved_dead_and_knows_what_was_said() {
+fn the_successor_of_a_block_waits_for_the_receipt_and_gets_the_answer() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -80,7 +81,10 @@ fn the_successor_waits_until_the_blocked_one_is_proved_dead_and_knows_what_was_s
     assert_eq!(handed.state.kind(), AttemptStateKind::HandedOff);
     assert_eq!(handed.handed_off_to.as_deref(), Some("alice"));
     assert_eq!(handed.successor, Some(resumed.attempts[1].id));
-    assert!(world.dispatches().is_empty(), "it may still run");
+    assert!(
+        world.dispatches().is_empty(),
+        "the blocked attempt may still run"
+    );
     work.seq += 1;
     world.replay(&work, work.seq, receipt());
     let next = world.dispatch();
@@ -98,7 +102,7 @@ fn the_successor_waits_until_the_blocked_one_is_proved_dead_and_knows_what_was_s
 }
 
 #[test]
-fn without_a_receipt_the_successor_waits_for_the_last_limit_and_its_grace() {
+fn without_a_receipt_the_successor_of_a_block_waits_for_lease_and_grace() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -118,7 +122,7 @@ fn without_a_receipt_the_successor_waits_for_the_last_limit_and_its_grace() {
 }
 
 #[test]
-fn it_is_sent_on_once_and_only_the_newest_block_is_listed() {
+fn a_block_is_resumed_once_and_only_the_newest_is_listed() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -148,12 +152,12 @@ fn it_is_sent_on_once_and_only_the_newest_block_is_listed() {
             .resume(task, Some(work.frame_ref.attempt))
             .unwrap_err(),
         Rejection::HandedOff,
-        "the first one stays handed off"
+        "the first attempt stays handed off"
     );
 }
 
 #[test]
-fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
+fn a_person_may_block_an_open_task_but_not_a_finished_one() {
     let mut world = CoreHarness::new();
     let queued = world.submit(spec());
     world.block(queued, "not yet").unwrap();
@@ -195,7 +199,7 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
     assert_eq!(
         world.state(failing),
         TaskState::Pending,
-        "it waits for its backoff"
+        "the task waits for its backoff"
     );
     world.block(failing, "look first").unwrap();
     world.advance_renewing(600_000, &machine, &[]);
@@ -215,7 +219,7 @@ fn a_person_may_block_what_waits_and_what_runs_but_nothing_that_is_over() {
 }
 
 #[test]
-fn parked_work_stays_parked_and_listed_in_order_over_a_restart() {
+fn parked_tasks_stay_parked_and_keep_their_order_over_a_restart() {
     let mut world = CoreHarness::new();
     let tasks: Vec<_> = (0..3).map(|_| world.submit(spec())).collect();
     for task in [tasks[1], tasks[2], tasks[0]] {
@@ -233,7 +237,7 @@ fn parked_work_stays_parked_and_listed_in_order_over_a_restart() {
 }
 
 #[test]
-fn a_cancel_wins_over_a_block_and_a_block_is_refused_while_an_end_is_on_its_way() {
+fn a_cancel_wins_over_a_block() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -248,9 +252,10 @@ fn a_cancel_wins_over_a_block_and_a_block_is_refused_while_an_end_is_on_its_way(
     assert_eq!(world.state(task), TaskState::Canceled);
 }
 
-/// The next attempt goes by the newest checkpoint, so a block that says only why hides nothing of what was known.
+/// The next attempt continues from the newest checkpoint, so a block with only a reason must
+/// keep the earlier summary and cursor.
 #[test]
-fn a_block_without_a_checkpoint_stands_where_the_work_stood() {
+fn a_block_without_a_checkpoint_keeps_the_newest_one() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());

@@ -1,4 +1,5 @@
-//! Cancel: requested, delivered, confirmed; exactly one terminal whatever it races with.
+//! Tests of cancel: it is requested, delivered and confirmed, and the task has exactly one end
+//! in every race.
 
 use crate::io::command::ActiveAttemptState;
 use crate::io::effects::{CancelKind, DaemonMessage};
@@ -24,7 +25,7 @@ fn a_waiting_task_is_canceled_at_once_and_a_second_cancel_changes_nothing() {
 }
 
 #[test]
-fn the_ladder_is_requested_delivered_confirmed() {
+fn a_cancel_is_requested_then_delivered_then_confirmed() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -58,7 +59,7 @@ fn the_ladder_is_requested_delivered_confirmed() {
 }
 
 #[test]
-fn a_cancel_that_came_first_wins_over_the_result_and_the_other_way_round() {
+fn whichever_of_cancel_and_result_comes_first_wins() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let first = world.submit(spec());
@@ -87,7 +88,7 @@ fn a_cancel_wins_over_a_deadline_that_was_pending() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
+fn a_cancel_without_an_answer_is_unconfirmed_and_fenced() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -102,7 +103,7 @@ fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
     );
     assert!(record.cancel.as_ref().unwrap().confirmed.is_none());
     assert_eq!(world.store.fences.len(), 1);
-    // Its late word is the receipt: the fence falls and the cancel is confirmed after all.
+    // The late frame has the receipt: it lifts the fence and confirms the cancel.
     world.take_messages(&machine);
     let mut work = work;
     world.frame(&mut work, canceled());
@@ -120,8 +121,8 @@ fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
     let cancel = record.cancel.as_ref().unwrap();
     assert!(cancel.confirmed.is_some() && cancel.delivered.is_some());
     let mut events = record.timeline.events.iter();
-    let told = events.any(|event| event.kind == TimelineEventKind::CancelConfirmed);
-    assert!(told, "people see when");
+    let shown = events.any(|event| event.kind == TimelineEventKind::CancelConfirmed);
+    assert!(shown, "the timeline shows the confirmation");
     assert!(world.store.fences.is_empty());
     assert!(
         world
@@ -132,7 +133,7 @@ fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
 }
 
 #[test]
-fn while_disconnected_it_waits_for_the_receipt_or_the_lease_limit() {
+fn a_cancel_while_disconnected_waits_for_the_receipt_or_the_lease() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let (back, gone) = (world.submit(spec()), world.submit(spec()));
@@ -156,12 +157,12 @@ fn while_disconnected_it_waits_for_the_receipt_or_the_lease_limit() {
         ],
     );
     assert_eq!(verdicts.len(), 2);
-    let told = world.take_messages(&machine);
-    let cancels = told
+    let messages = world.take_messages(&machine);
+    let cancels = messages
         .iter()
         .filter(|m| matches!(m, DaemonMessage::Cancel { .. }))
         .count();
-    assert_eq!(cancels, 2, "said again: {told:?}");
+    assert_eq!(cancels, 2, "the cancels are sent again: {messages:?}");
     works[0].session = machine.session;
     world.frame(&mut works[0], canceled());
     assert_eq!(world.state(back), TaskState::Canceled);
@@ -176,12 +177,12 @@ fn while_disconnected_it_waits_for_the_receipt_or_the_lease_limit() {
     );
     assert!(
         world.store.fences.is_empty(),
-        "the limit has passed: it is dead"
+        "the lease limit has passed, so the processes are dead"
     );
 }
 
 #[test]
-fn cancel_of_an_unknown_or_foreign_task_is_unknown() {
+fn a_cancel_of_an_unknown_or_foreign_task_is_refused_as_unknown() {
     let mut world = CoreHarness::new();
     let mut foreign = spec();
     foreign.tenant = crate::samples::tenant("other");
@@ -194,7 +195,7 @@ fn cancel_of_an_unknown_or_foreign_task_is_unknown() {
 }
 
 #[test]
-fn an_offer_is_canceled_at_once_because_no_process_may_exist() {
+fn an_offer_is_canceled_at_once() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -211,22 +212,26 @@ fn an_offer_is_canceled_at_once_because_no_process_may_exist() {
 }
 
 #[test]
-fn a_cancel_of_what_never_ran_is_confirmed_at_once() {
+fn a_cancel_of_a_task_that_never_ran_is_confirmed_at_once() {
     let mut world = CoreHarness::new();
     let task = world.submit(spec());
     let cancel = world.cancel(task).unwrap().cancel.clone().unwrap();
     assert!(cancel.delivered.is_some() && cancel.confirmed.is_some());
-    assert!(cancel.attempt.is_some(), "it names its attempt");
+    assert!(cancel.attempt.is_some(), "the cancel names its attempt");
 }
 
 #[test]
-fn a_cancel_between_two_attempts_is_confirmed_by_the_receipt_of_the_first() {
+fn a_cancel_between_attempts_is_confirmed_by_the_earlier_receipt() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let mut work = world.take_started();
     world.reconnect(&mut machine, &[]);
-    assert_eq!(world.state(task), TaskState::NeedsAttention, "it may run");
+    assert_eq!(
+        world.state(task),
+        TaskState::NeedsAttention,
+        "it may still run"
+    );
     world.cancel(task).unwrap();
     let cancel = world.task(task).cancel.clone().unwrap();
     assert_eq!(

@@ -1,4 +1,5 @@
-//! Results and the files that they need: what is refused, failed or parked, by whose word, and what may be tried again.
+//! Tests of completion contracts: results with missing files are refused, fail or park the
+//! task, and can be repeated.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use crate::tests::harness::{
 
 const HASH: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
-/// Three files: one that is to be there, one of a size, one of a hash.
+/// A task that requires three files: one that exists, one with a minimum size, one with a hash.
 fn spec_with_artifacts(policy: MissingPolicy) -> TaskSpec {
     let required = |path: &str, min_size, sha256: Option<&str>| RequiredArtifact {
         path: path.into(),
@@ -79,7 +80,7 @@ fn start_with_policy(
     (world, machine, task, work)
 }
 
-/// What was refused: each path with its reason.
+/// The unmet requirements of each rejection.
 fn refusals(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<Vec<String>> {
     let told = world.take_messages(machine).into_iter();
     told.filter_map(|message| match message {
@@ -94,7 +95,7 @@ fn refusals(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
+fn a_refused_result_lists_all_missing_files_and_can_be_repeated() {
     let (mut world, machine, task, mut work) = start_with_policy(MissingPolicy::Reject);
     let mut small = file("out/b");
     small.size = 9;
@@ -126,7 +127,7 @@ fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
         completion_contract::unmet_paths(&spec_with_artifacts(MissingPolicy::Reject), 0b101);
     assert_eq!(named, ["out/a", "out/c"]);
 
-    // It goes on, and its timers with it: a second try under the next number.
+    // The attempt and its timers continue, and the result is repeated with the next number.
     world.phase(&mut work, LifecyclePhase::Streaming);
     world.frame(&mut work, result(all()));
     assert_eq!(world.rejections(&machine), []);
@@ -145,7 +146,7 @@ fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
 type ArtifactDefect = fn(&mut FoundArtifact);
 
 #[test]
-fn every_lack_is_judged_by_itself() {
+fn each_unmet_requirement_of_a_result_is_reported() {
     let lacks: [(&str, ArtifactDefect, &str); 6] = [
         ("out/a", |f| f.exists = false, "out/a: missing"),
         ("out/a", |f| f.is_file = false, "out/a: not a regular file"),
@@ -181,7 +182,7 @@ fn every_lack_is_judged_by_itself() {
 }
 
 #[test]
-fn what_follows_is_what_the_contract_says() {
+fn missing_files_fail_or_park_the_task_as_the_contract_requires() {
     let (mut world, _, task, mut work) = start_with_policy(MissingPolicy::Fail);
     world.frame(&mut work, result(vec![file("out/a")]));
     let end = world.newest(task).state.end().cloned().unwrap();
@@ -205,9 +206,13 @@ fn what_follows_is_what_the_contract_says() {
     assert_eq!(
         parked.result.as_deref(),
         Some(&b"done"[..]),
-        "for whoever lets it count"
+        "the result is kept for an override"
     );
-    assert_eq!(world.rejections(&machine), [], "it is heard, not refused");
+    assert_eq!(
+        world.rejections(&machine),
+        [],
+        "the result is accepted, not refused"
+    );
     assert_eq!(
         completion_contract::unmet_task_requirements(
             &spec_with_artifacts(MissingPolicy::Park),
@@ -216,11 +221,11 @@ fn what_follows_is_what_the_contract_says() {
         .len(),
         2
     );
-    let lets_it_count = TaskOperation::Complete {
+    let completion = TaskOperation::Complete {
         overridden: true,
         result: None,
     };
-    let record = world.operate(task, lets_it_count).unwrap();
+    let record = world.operate(task, completion).unwrap();
     assert_eq!(record.state, TaskState::Completed);
     assert_eq!(
         record.newest_attempt().unwrap().result.as_deref(),
@@ -229,7 +234,7 @@ fn what_follows_is_what_the_contract_says() {
 }
 
 #[test]
-fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
+fn a_result_without_its_files_does_not_win_over_a_cancel() {
     for policy in [
         MissingPolicy::Reject,
         MissingPolicy::Fail,
@@ -250,10 +255,10 @@ fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
     }
 }
 
-/// The stream broke before the refusal was heard: the result comes again, and so does the answer. It is never acknowledged,
-/// or its holder would forget it.
+/// The stream broke before the daemon received the refusal. The result is sent again and
+/// refused again. It is never acknowledged, because its daemon would drop it then.
 #[test]
-fn whoever_did_not_hear_the_refusal_is_told_again() {
+fn a_refused_result_is_refused_again_after_a_reconnect() {
     for restarts in [false, true] {
         let (mut world, mut machine, task, mut work) = start_with_policy(MissingPolicy::Reject);
         let seq = work.seq;
@@ -267,7 +272,7 @@ fn whoever_did_not_hear_the_refusal_is_told_again() {
             SettlementVerdict::Keep { acked, .. } | SettlementVerdict::Adopt { acked } => acked,
             SettlementVerdict::Kill { .. } => panic!("{verdicts:?}"),
         };
-        assert_eq!(acked, seq, "the refused one is not acknowledged");
+        assert_eq!(acked, seq, "the refused result is not acknowledged");
         world.take_messages(&machine);
         (work.session, work.seq) = (machine.session, seq);
         world.frame(&mut work, result(Vec::new()));
@@ -277,7 +282,8 @@ fn whoever_did_not_hear_the_refusal_is_told_again() {
     }
 }
 
-/// A task whose lease expired while its daemon was away, with the policy for what comes late.
+/// A task whose lease expired while its daemon was disconnected, with this policy for missing
+/// files.
 fn expire_with_policy(
     policy: MissingPolicy,
 ) -> (CoreHarness, TestDaemon, TaskId, DispatchedAttempt) {
@@ -295,7 +301,7 @@ fn expire_with_policy(
 }
 
 #[test]
-fn a_late_result_is_judged_by_the_same_rule() {
+fn a_late_result_must_meet_the_contract_too() {
     for policy in [
         MissingPolicy::Reject,
         MissingPolicy::Fail,
@@ -314,13 +320,16 @@ fn a_late_result_is_judged_by_the_same_rule() {
             assert!(end.is_adopted_late);
         } else {
             assert_eq!(end.state, EndState::Lost, "{policy:?}");
-            assert!(first.has_late_terminal, "it is kept as evidence");
+            assert!(
+                first.has_late_terminal,
+                "the late result is kept as evidence"
+            );
         }
     }
 }
 
 #[test]
-fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
+fn a_result_before_its_output_is_refused_and_keeps_its_number_free() {
     let gap = |missing| {
         FrameBody::Completed(CompletedBody {
             final_offset: 100,
@@ -363,7 +372,7 @@ fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
 }
 
 #[test]
-fn receipts_that_nobody_asked_for_are_not_kept() {
+fn artifacts_outside_the_contract_are_not_stored() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());

@@ -1,4 +1,5 @@
-//! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
+//! Tests of permission requests and questions: each belongs to one attempt and has one answer,
+//! which is sent until it is received.
 
 use crate::ids::InputId;
 use crate::io::command::{ActiveAttemptState, FrameBody};
@@ -39,7 +40,7 @@ fn start_waiting_input(
 }
 
 #[test]
-fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
+fn an_answer_is_sent_again_after_a_reconnect_until_it_is_received() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
     let (task, mut work) = start_waiting_input(&mut world, spec());
@@ -50,7 +51,7 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
     world.answer(task, input(1), true).unwrap();
     assert!(
         !world.newest(task).retry_safe,
-        "what was let through may have had effects"
+        "an allowed tool may have had effects"
     );
     let writes = world.writes;
     world.answer(task, input(1), true).unwrap();
@@ -79,7 +80,7 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
 }
 
 #[test]
-fn an_input_of_an_earlier_attempt_never_reaches_the_next() {
+fn an_input_of_an_earlier_attempt_is_closed_for_the_next() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let (task, mut work) = start_waiting_input(&mut world, spec());
@@ -96,7 +97,7 @@ fn an_input_of_an_earlier_attempt_never_reaches_the_next() {
 }
 
 #[test]
-fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
+fn an_unanswered_input_is_denied_or_parks_the_task() {
     let timed = |policy| {
         let mut spec = TaskSpec {
             on_input_timeout: policy,
@@ -113,7 +114,7 @@ fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::WaitingInput,
-        "it waits until the daemon has heard the no"
+        "the attempt waits until the daemon has received the denial"
     );
     assert!(world.take_messages(&machine).iter().any(|m| matches!(
         m,
@@ -147,7 +148,7 @@ fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
 }
 
 #[test]
-fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
+fn an_input_within_a_tool_resumes_the_tool_and_duplicates_are_refused() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -210,7 +211,7 @@ fn open_tools_and_inputs_are_bounded() {
     world.frame(&mut work, FrameBody::InputWithdrawn { input: input(1) });
     world.frame(&mut work, permission(4));
     let ids: Vec<InputId> = world.newest(task).inputs.iter().map(|i| i.id).collect();
-    assert_eq!(ids, [input(2), input(4)], "a closed one made room");
+    assert_eq!(ids, [input(2), input(4)], "a closed input frees its place");
 }
 
 fn rule(effect: PermissionEffect, tool: &str, pattern: &str) -> PermissionRule {
@@ -222,7 +223,7 @@ fn rule(effect: PermissionEffect, tool: &str, pattern: &str) -> PermissionRule {
 }
 
 #[test]
-fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
+fn a_permission_rule_answers_is_recorded_and_binds_the_arguments() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let rules = vec![
@@ -274,14 +275,14 @@ fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
     }
     assert!(
         !world.newest(task).retry_safe,
-        "a rule lets through like a person"
+        "an allowing rule counts like an answer of a person"
     );
     world.frame(&mut work, permission_frame_for(3, "Write", "{}"));
     assert_eq!(world.newest(task).inputs[2].state, InputState::Open);
 }
 
 #[test]
-fn the_same_answer_is_taken_again_when_its_attempt_and_its_task_are_over() {
+fn the_same_answer_is_accepted_again_after_the_end() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let (task, mut work) = start_waiting_input(&mut world, spec());
@@ -290,18 +291,18 @@ fn the_same_answer_is_taken_again_when_its_attempt_and_its_task_are_over() {
     world.cancel(task).unwrap();
     world
         .answer(task, input(1), false)
-        .expect("said again while it is being ended");
+        .expect("a repeated answer during the cancel");
     let late = world.answer(task, input(2), false);
     assert_eq!(late.unwrap_err(), Rejection::InputClosed);
     world.frame(&mut work, crate::tests::harness::canceled());
     let over = world
         .answer(task, input(1), false)
-        .expect("said again when it is over");
+        .expect("a repeated answer after the end");
     let states: Vec<&InputState> = over.attempts[0].inputs.iter().map(|i| &i.state).collect();
-    let said =
+    let denied =
         matches!(states[0], InputState::Superseded(Some(a)) if a.decision == InputDecision::Denied);
     assert!(
-        said && *states[1] == InputState::Superseded(None),
+        denied && *states[1] == InputState::Superseded(None),
         "{states:?}"
     );
     for (n, code) in [

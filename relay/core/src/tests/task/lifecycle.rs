@@ -1,4 +1,4 @@
-//! The ordinary life of a task, from submit to its result.
+//! Tests of an ordinary task, from submit to its result.
 
 use crate::io::command::OutputSignal;
 use crate::io::effects::{CommitDependency, DaemonMessage, Delivery};
@@ -8,7 +8,7 @@ use crate::record::{
 use crate::tests::harness::{CoreHarness, completed, spec};
 
 #[test]
-fn a_task_goes_from_submit_to_its_result_in_five_writes() {
+fn a_task_completes_in_five_writes() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let before = world.writes;
@@ -16,7 +16,7 @@ fn a_task_goes_from_submit_to_its_result_in_five_writes() {
     assert_eq!(
         world.state(task),
         TaskState::Running,
-        "dispatched in the same turn"
+        "dispatched with the submission"
     );
     let mut work = world.dispatch();
     assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
@@ -47,7 +47,7 @@ fn a_task_goes_from_submit_to_its_result_in_five_writes() {
         record.newest_attempt().unwrap().result.as_deref(),
         Some(&b"done"[..])
     );
-    // The spec, then submit, dispatch, accepted with its confirmation, started, completed.
+    // The spec, then submit and dispatch, accepted with its confirmation, started, completed.
     assert_eq!(world.writes - before, 6);
     assert!(world.store.live.is_empty() && world.store.fences.is_empty());
     assert_eq!(world.core.open_task_count(), 0);
@@ -57,12 +57,12 @@ fn a_task_goes_from_submit_to_its_result_in_five_writes() {
             .next_deadline()
             .map(|at| at > world.now.monotonic),
         Some(true),
-        "only the session is timed"
+        "only the session has a timer left"
     );
 }
 
 #[test]
-fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
+fn phases_tools_and_output_move_the_state_and_may_be_skipped() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -88,12 +88,15 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
     assert_eq!(
         world.attempt_state(task),
         AttemptStateKind::Prompted,
-        "backwards changes nothing"
+        "an earlier phase changes nothing"
     );
     assert!(world.newest(task).retry_safe);
     world.send_input(printed(OutputSignal::VisibleEvent, 12));
     assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
-    assert!(!world.newest(task).retry_safe, "people have seen something");
+    assert!(
+        !world.newest(task).retry_safe,
+        "visible output makes a retry unsafe"
+    );
     let tool = |id: &str| crate::io::command::FrameBody::ToolStarted {
         id: id.into(),
         name: "bash".into(),
@@ -126,7 +129,7 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
 }
 
 #[test]
-fn nothing_about_a_task_is_sent_before_its_own_write() {
+fn every_message_of_a_task_depends_on_its_write() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
     let request = crate::ids::RequestId(77);
@@ -148,7 +151,7 @@ fn nothing_about_a_task_is_sent_before_its_own_write() {
             Delivery::Reply { .. } | Delivery::ToSession { .. } | Delivery::Published { .. } => {
                 assert_eq!(outgoing.depends_on, CommitDependency::Task(task));
             }
-            Delivery::CloseSession { .. } => panic!("nobody is closed here"),
+            Delivery::CloseSession { .. } => panic!("no session is closed here"),
         }
     }
     let events = effects

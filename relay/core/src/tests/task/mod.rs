@@ -1,4 +1,5 @@
-//! Tests of a task from submission to removal: inputs, progress, blocks, contracts, size limits, cancel, retention.
+//! Tests of a task from submission to removal: inputs, progress, blocks, contracts, size
+//! limits, cancel, retention.
 
 pub(crate) mod block;
 pub(crate) mod cancel;

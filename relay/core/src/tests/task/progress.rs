@@ -1,4 +1,5 @@
-//! Progress and checkpoints belong to the task: they add up over attempts and restarts, and end with it.
+//! Tests of progress and checkpoints: they belong to the task and accumulate over attempts and
+//! restarts.
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ fn checkpoint(summary: &str) -> FrameBody {
 }
 
 #[test]
-fn words_of_clients_and_holders_add_up_over_a_restart() {
+fn progress_of_clients_and_holders_accumulates_over_a_restart() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -64,11 +65,15 @@ fn words_of_clients_and_holders_add_up_over_a_restart() {
         (progress.completed.len(), progress.completed_truncated),
         (500, 101)
     );
-    assert_eq!(world.state(task), TaskState::Running, "it moves no state");
+    assert_eq!(
+        world.state(task),
+        TaskState::Running,
+        "progress does not change the state"
+    );
 }
 
 #[test]
-fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
+fn checkpoint_numbers_never_restart_and_the_newest_are_kept() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -100,7 +105,7 @@ fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
 }
 
 #[test]
-fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
+fn progress_of_a_finished_or_foreign_task_is_refused() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -128,7 +133,7 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
 }
 
 #[test]
-fn credentials_in_words_about_the_goal_are_never_stored() {
+fn credentials_in_progress_texts_are_never_stored() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let task = world.submit(spec());
@@ -146,7 +151,7 @@ fn credentials_in_words_about_the_goal_are_never_stored() {
 }
 
 #[test]
-fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the_same() {
+fn unreadable_progress_is_never_overwritten_and_a_block_still_works() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(spec());
@@ -157,8 +162,8 @@ fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the
     let refused = update(&mut world, task, item(2));
     assert_eq!(refused, Err(Rejection::Unreadable));
     world.take_messages(&machine);
-    let word = FrameBody::Goal(GoalReport::Progress(SanitizedText::new(item(3))));
-    world.frame(&mut work, word);
+    let body = FrameBody::Goal(GoalReport::Progress(SanitizedText::new(item(3))));
+    world.frame(&mut work, body);
     let refused = world.take_messages(&machine).into_iter().any(|message| {
         matches!(
             message,
@@ -168,9 +173,16 @@ fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the
             }
         )
     });
-    assert!(refused, "its daemon is told, and its number is used up");
+    assert!(
+        refused,
+        "the daemon gets a rejection, and the number is consumed"
+    );
     world.frame(&mut work, checkpoint("half"));
-    assert_eq!(world.task(task).checkpoint_count, 1, "a milestone is kept");
+    assert_eq!(
+        world.task(task).checkpoint_count,
+        1,
+        "the checkpoint is stored"
+    );
     let parked = world.block(task, "no key").unwrap();
     assert_eq!(
         (parked.state, parked.checkpoint_count),
@@ -178,6 +190,6 @@ fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the
     );
     assert_eq!(
         world.store.progress[&task], before,
-        "nothing was written over it"
+        "the unreadable progress is not overwritten"
     );
 }

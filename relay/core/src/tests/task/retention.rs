@@ -1,4 +1,5 @@
-//! What retention may take: finished tasks of which nothing more is to be said, daemons from which nothing more can come.
+//! Tests of retention: it removes finished tasks that can no longer change, and daemons from
+//! which no frames can arrive.
 
 use crate::ids::{DaemonId, SessionId, TaskId, TenantScope};
 use crate::io::command::{CoreCommand, RemovableTask};
@@ -14,7 +15,7 @@ use crate::time::IdSource;
 const DAY: u64 = 24 * 3_600_000;
 
 impl CoreHarness {
-    /// Asks for these to be removed, as the shell would: with what the store has of them.
+    /// Asks for the removal of these tasks, with their stored records, like the shell.
     fn remove(&mut self, tasks: &[TaskId]) -> Vec<TaskId> {
         let stored = tasks.iter().filter_map(|task| self.store.finished(*task));
         let finished = stored.map(|finished| RemovableTask {
@@ -61,7 +62,7 @@ fn finish(world: &mut CoreHarness, task_spec: crate::task::spec::TaskSpec) -> Ta
 }
 
 #[test]
-fn a_finished_task_goes_with_its_key_and_a_live_one_stays() {
+fn a_finished_task_is_removed_with_its_key_and_a_live_one_stays() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let mut keyed = spec();
@@ -73,16 +74,19 @@ fn a_finished_task_goes_with_its_key_and_a_live_one_stays() {
     assert_eq!(world.remove(&[over, open, over]), [over]);
     assert!(world.store.finished(over).is_none() && world.store.live.contains_key(&open));
     let again = world.try_submit(keyed).unwrap();
-    assert!(again.1 && again.0 != over, "the key went with its task");
+    assert!(
+        again.1 && again.0 != over,
+        "the key was removed with its task"
+    );
     assert_eq!(
         world.remove(&[over]),
         [],
-        "what is gone is not removed twice"
+        "a removed task is not removed twice"
     );
 }
 
 #[test]
-fn a_retried_task_is_live_whatever_was_read_before() {
+fn a_task_that_was_retried_meanwhile_is_not_removed() {
     let mut world = CoreHarness::new();
     world.connect_daemon(1);
     let mut once = spec();
@@ -105,7 +109,7 @@ fn a_retried_task_is_live_whatever_was_read_before() {
 }
 
 #[test]
-fn a_lost_task_stays_while_its_result_may_still_come() {
+fn a_lost_task_stays_while_a_late_result_is_possible() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let mut lossy = spec();
@@ -117,7 +121,11 @@ fn a_lost_task_stays_while_its_result_may_still_come() {
     assert_eq!(world.state(task), TaskState::Lost);
     assert_eq!(world.remove(&[task]), []);
     world.pass(DAY - 1_000);
-    assert_eq!(world.remove(&[task]), [], "a late result counts for a day");
+    assert_eq!(
+        world.remove(&[task]),
+        [],
+        "a late result is adopted for a day"
+    );
     world.pass(2_000);
     assert_eq!(world.remove(&[task]), [task]);
 }
@@ -131,14 +139,18 @@ fn a_task_stays_while_its_processes_may_run() {
     world.disconnect(&machine);
     world.cancel(task).unwrap();
     world.pass(TTL - 1_000);
-    assert_eq!(world.remove(&[task]), [], "nobody has seen them die");
+    assert_eq!(
+        world.remove(&[task]),
+        [],
+        "the end of its processes is not proved"
+    );
     world.pass(DAY);
     assert_eq!(world.state(task), TaskState::Canceled);
     assert_eq!(world.remove(&[task]), [task]);
 }
 
 #[test]
-fn a_daemon_is_forgotten_when_it_is_away_for_long_and_holds_nothing() {
+fn a_daemon_is_forgotten_after_a_long_absence_without_attempts() {
     let mut world = CoreHarness::new();
     let (away, here, drained) = (
         world.connect_daemon(1),
@@ -151,7 +163,11 @@ fn a_daemon_is_forgotten_when_it_is_away_for_long_and_holds_nothing() {
     world.forget_daemons(7 * DAY);
     world.disconnect(&away);
     world.disconnect(&drained);
-    assert_eq!(world.forget_daemons(7 * DAY), 0, "it was here until now");
+    assert_eq!(
+        world.forget_daemons(7 * DAY),
+        0,
+        "the daemon was connected until now"
+    );
     world.skip_time(7 * DAY);
     world.restart_here();
     let mut here = here;
@@ -159,14 +175,14 @@ fn a_daemon_is_forgotten_when_it_is_away_for_long_and_holds_nothing() {
     assert_eq!(world.forget_daemons(7 * DAY), 1);
     let known = world.known_daemons();
     assert!(!known.contains(&away.daemon));
-    assert!(known.contains(&here.daemon), "who is here stays");
-    assert!(known.contains(&drained.daemon), "an operator's mark stays");
+    assert!(known.contains(&here.daemon), "a connected daemon stays");
+    assert!(known.contains(&drained.daemon), "a drained daemon stays");
     world.restart_here();
     assert!(!world.known_daemons().contains(&away.daemon), "durably");
 }
 
 #[test]
-fn a_connected_daemon_is_dated_once_a_day_so_that_a_restart_does_not_age_it() {
+fn the_last_seen_time_of_a_connected_daemon_is_stored_daily() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     world.skip_time(29 * DAY);
@@ -182,7 +198,7 @@ fn a_connected_daemon_is_dated_once_a_day_so_that_a_restart_does_not_age_it() {
 }
 
 #[test]
-fn a_credential_has_only_so_many_daemons_and_the_longest_absent_makes_room() {
+fn daemons_per_credential_are_limited_and_the_longest_absent_is_removed() {
     let mut config = samples::config();
     config.max_daemons_per_token = 2;
     let mut world = CoreHarness::with(config);
@@ -203,7 +219,7 @@ fn a_credential_has_only_so_many_daemons_and_the_longest_absent_makes_room() {
     assert_eq!(
         refused,
         Some((third.session, CloseReason::TooManyDaemons)),
-        "the first was here a moment ago"
+        "the first daemon was connected recently"
     );
     assert!(!world.known_daemons().contains(&third.daemon));
     world.skip_time(2 * DAY);
@@ -214,6 +230,6 @@ fn a_credential_has_only_so_many_daemons_and_the_longest_absent_makes_room() {
     assert_eq!(
         world.known_daemons().len(),
         2,
-        "who is known is never refused"
+        "a known daemon is never refused"
     );
 }

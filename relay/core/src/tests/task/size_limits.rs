@@ -1,4 +1,5 @@
-//! A record is written whole and the journal takes no entry over 1 MiB, so the worst that anybody may do stays below.
+//! Tests of size limits: a record is written as a whole and a journal entry has at most 1 MiB,
+//! so the largest possible record must stay below that.
 
 use std::sync::Arc;
 
@@ -43,7 +44,8 @@ fn required(n: u128) -> RequiredArtifact {
     }
 }
 
-/// A result that is refused for every file that it needs, with all that a daemon may say of each.
+/// A result that is refused for all its required files, with the longest possible report of
+/// each.
 fn refused_result() -> FrameBody {
     let found = |n| FoundArtifact {
         path: text_of_length(n, 1024),
@@ -58,7 +60,7 @@ fn refused_result() -> FrameBody {
     })
 }
 
-/// As long as a daemon's words may be, each its own.
+/// A distinct text of this length.
 fn text_of_length(n: u128, bytes: usize) -> Arc<str> {
     format!("{n:0>bytes$}").into()
 }
@@ -86,7 +88,7 @@ fn answer(world: &mut CoreHarness, task: TaskId, n: u128, bytes: usize) -> Resul
     answered.map(|_| ())
 }
 
-/// As much as a person may say, which holds for every attempt behind it.
+/// The longest possible resume instructions. They are part of every later attempt.
 fn resume() -> ResumeInstructions {
     ResumeInstructions {
         by: "alice".into(),
@@ -96,7 +98,8 @@ fn resume() -> ResumeInstructions {
     }
 }
 
-/// Attempts that nobody was offered, then as many failures as a chain may have.
+/// A history with attempts that were never offered, followed by the largest possible number of
+/// failures.
 fn build_longest_history(world: &mut CoreHarness, task: TaskId) -> (TestDaemon, DispatchedAttempt) {
     world.pass(1_000);
     world.resume_saying(task, None, resume()).unwrap();
@@ -125,7 +128,7 @@ fn build_longest_history(world: &mut CoreHarness, task: TaskId) -> (TestDaemon, 
 }
 
 #[test]
-fn the_worst_legal_task_stays_well_below_what_the_journal_takes() {
+fn the_largest_possible_record_fits_into_a_journal_entry() {
     let mut world = CoreHarness::new();
     let task = world.submit(largest_spec());
     let (machine, mut work) = build_longest_history(&mut world, task);
@@ -145,7 +148,7 @@ fn the_worst_legal_task_stays_well_below_what_the_journal_takes() {
         .unwrap();
     }
     for n in (0..OPEN_INPUTS).take(10) {
-        // Only what was refused is left to say: nothing of it is kept.
+        // Every further request is refused and not stored.
         world.take_messages(&machine);
         world.frame(&mut work, permission(1_000 + n, share));
         assert_eq!(world.rejections(&machine), [Rejection::TooManyInputs]);
@@ -164,7 +167,10 @@ fn the_worst_legal_task_stays_well_below_what_the_journal_takes() {
     assert_eq!((open.inputs.len(), open.open_tools.len()), (256, 256));
     let bytes = postcard::to_stdvec(&*record).unwrap().len();
     assert!(bytes < 1000 * 1024, "{bytes} bytes");
-    assert!(bytes > 700 * 1024, "{bytes} bytes are not the worst");
+    assert!(
+        bytes > 700 * 1024,
+        "{bytes} bytes are not the largest record"
+    );
     world.advance_renewing(4_000, &machine, &[&work]);
     world.frame(&mut work, errored(FailureCode::AgentExit, 7));
     assert_eq!(world.retry(task).unwrap_err(), Rejection::DispatchLimit);
@@ -173,7 +179,7 @@ fn the_worst_legal_task_stays_well_below_what_the_journal_takes() {
 }
 
 #[test]
-fn one_input_of_the_largest_kind_fits_and_its_answer_is_forgotten_once_received() {
+fn the_largest_input_fits_and_its_payloads_are_dropped_once_received() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let task = world.submit(largest_spec());
@@ -191,7 +197,7 @@ fn one_input_of_the_largest_kind_fits_and_its_answer_is_forgotten_once_received(
         panic!("not received: {known:?}");
     };
     assert!(given.payload.is_empty() && known.payload.is_empty());
-    answer(&mut world, task, 1, long).expect("said again, it is the same");
+    answer(&mut world, task, 1, long).expect("a repeated answer");
     world.frame(&mut work, permission(3, 8 * 1024));
     answer(&mut world, task, 3, 10).unwrap();
     let changed = answer(&mut world, task, 3, 11);
@@ -199,7 +205,7 @@ fn one_input_of_the_largest_kind_fits_and_its_answer_is_forgotten_once_received(
 }
 
 #[test]
-fn words_are_cut_at_a_characters_edge() {
+fn text_is_cut_at_a_character_boundary() {
     let mut cut: Arc<str> = "ab\u{20ac}".into();
     crate::task::size_limits::clip(&mut cut, 4);
     assert_eq!(&*cut, "ab");

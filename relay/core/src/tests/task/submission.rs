@@ -1,4 +1,4 @@
-//! Submit: idempotency, bounds, fail_fast, the trace that goes on.
+//! Tests of submit: idempotency, limits, fail_fast and the caller's trace.
 
 use crate::UnreadableRecord;
 use crate::ids::TaskId;
@@ -17,7 +17,7 @@ fn keyed(prompt: &str) -> TaskSpec {
 }
 
 #[test]
-fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
+fn one_key_is_one_task_also_after_its_end_and_a_restart() {
     let mut world = CoreHarness::new();
     let machine = world.connect_daemon(1);
     let (task, created) = world.try_submit(keyed("a")).unwrap();
@@ -57,7 +57,7 @@ fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
 }
 
 #[test]
-fn bounds_refuse_before_anything_is_written() {
+fn a_full_queue_refuses_a_submission_without_a_write() {
     let mut config = crate::samples::config();
     (config.max_open_tasks, config.max_open_tasks_per_tenant) = (3, 2);
     let mut world = CoreHarness::with(config);
@@ -84,7 +84,7 @@ fn bounds_refuse_before_anything_is_written() {
 }
 
 #[test]
-fn fail_fast_is_refused_where_nobody_could_take_it_now() {
+fn fail_fast_is_refused_without_a_free_daemon() {
     let mut world = CoreHarness::new();
     let fast = TaskSpec {
         dispatch_policy: DispatchPolicy::FailFast,
@@ -113,7 +113,7 @@ fn fail_fast_is_refused_where_nobody_could_take_it_now() {
 }
 
 #[test]
-fn the_callers_trace_goes_on_and_a_malformed_one_is_ignored() {
+fn the_callers_trace_is_continued_and_a_malformed_one_is_ignored() {
     let mut world = CoreHarness::new();
     let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let task = world.submit(TaskSpec {
@@ -147,7 +147,7 @@ fn the_callers_trace_goes_on_and_a_malformed_one_is_ignored() {
 }
 
 #[test]
-fn a_key_that_cannot_be_read_may_stand_for_a_task_and_makes_no_second_one() {
+fn an_unreadable_key_refuses_the_submission() {
     let mut world = CoreHarness::new();
     let spec = std::sync::Arc::new(keyed("a"));
     let writes = world.writes;
