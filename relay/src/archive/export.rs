@@ -162,9 +162,9 @@ pub(crate) fn write_export<W: Write>(
         references: ReferencedData::default(),
     };
     let revision = source.store.dump(|item| run.write_dump_item(item))?;
-    let missing_bodies = run.bodies()?;
+    let missing_bodies = run.write_bodies()?;
     if !options.without_output {
-        run.output()?;
+        run.write_output()?;
     }
     let skipped = run.references.skipped();
     let finished = run.writer.finish(|trailer| {
@@ -210,9 +210,9 @@ impl ReferencedData {
 impl<W: Write> ExportRun<'_, '_, W> {
     fn write_dump_item(&mut self, item: DumpItem) -> io::Result<()> {
         match item {
-            DumpItem::Record(key, body) => self.record(key, body),
-            DumpItem::Change(StoreChange::Put(key, body)) => self.record(key, body.into()),
-            DumpItem::Change(StoreChange::Delete(key)) => self.deletion(key),
+            DumpItem::Record(key, body) => self.write_record(key, body),
+            DumpItem::Change(StoreChange::Put(key, body)) => self.write_record(key, body.into()),
+            DumpItem::Change(StoreChange::Delete(key)) => self.write_deletion(key),
             DumpItem::Unreadable(Some(key), _) => {
                 self.references.unreadable.insert(key);
                 Ok(())
@@ -224,7 +224,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
         }
     }
 
-    fn record(&mut self, key: RecordKey, body: bytes::Bytes) -> io::Result<()> {
+    fn write_record(&mut self, key: RecordKey, body: bytes::Bytes) -> io::Result<()> {
         self.references.unreadable.remove(&key);
         if self.options.without_tokens && is_credential(&key) {
             return Ok(());
@@ -257,7 +257,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
         self.references.attempts.extend(stored);
     }
 
-    fn deletion(&mut self, key: RecordKey) -> io::Result<()> {
+    fn write_deletion(&mut self, key: RecordKey) -> io::Result<()> {
         self.references.unreadable.remove(&key);
         if self.options.without_tokens && is_credential(&key) {
             return Ok(());
@@ -269,7 +269,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
     }
 
     /// Writes the long prompts; returns how many could not be read.
-    fn bodies(&mut self) -> io::Result<u64> {
+    fn write_bodies(&mut self) -> io::Result<u64> {
         let hashes: BTreeSet<BodyHash> = self.references.bodies.values().copied().collect();
         let mut missing = 0;
         for hash in hashes {
@@ -284,7 +284,7 @@ impl<W: Write> ExportRun<'_, '_, W> {
         Ok(missing)
     }
 
-    fn output(&mut self) -> Result<(), ExportError> {
+    fn write_output(&mut self) -> Result<(), ExportError> {
         let mut attempts: Vec<Uuid> = std::mem::take(&mut self.references.attempts)
             .into_iter()
             .collect();
@@ -292,12 +292,12 @@ impl<W: Write> ExportRun<'_, '_, W> {
         attempts.sort_unstable();
         attempts
             .into_iter()
-            .try_for_each(|attempt| self.output_of(attempt))
+            .try_for_each(|attempt| self.write_attempt_output(attempt))
     }
 
     /// Writes the output that is stored now. Bytes that a running attempt adds meanwhile are
     /// left out.
-    fn output_of(&mut self, attempt: Uuid) -> Result<(), ExportError> {
+    fn write_attempt_output(&mut self, attempt: Uuid) -> Result<(), ExportError> {
         let Some(end) = self.source.output.end(attempt) else {
             return Ok(());
         };

@@ -113,15 +113,15 @@ pub fn import_file(
         return Err(ImportError::NotWhole { missing });
     }
     let mut staging = ImportStaging::begin(data, now)?;
-    staging.take_all(file, &checked, watch)?;
+    staging.import_all(file, &checked, watch)?;
     let admin = bootstrap::make_local_admin(data, now)
         .map_err(io_error("write", &data.join(bootstrap::ADMIN_TOKEN_FILE)))?;
     staging.add(tokens::token_change(&admin))?;
     let incarnation = staging.finish()?;
-    Ok(imported(checked, incarnation))
+    Ok(import_summary(checked, incarnation))
 }
 
-pub(super) fn imported(checked: VerifiedArchive, incarnation: Uuid) -> ImportSummary {
+pub(super) fn import_summary(checked: VerifiedArchive, incarnation: Uuid) -> ImportSummary {
     ImportSummary {
         missing: checked.missing_data(),
         head: checked.head,
@@ -194,7 +194,7 @@ impl ImportStaging {
     }
 
     /// Imports every item of the file, which was verified before.
-    pub(super) fn take_all(
+    pub(super) fn import_all(
         &mut self,
         file: &Path,
         checked: &VerifiedArchive,
@@ -207,7 +207,7 @@ impl ImportStaging {
         let (mut steps, mut records) = (0_u64, 0);
         while let Some(item) = reader.next_item().map_err(ImportError::Changed)? {
             records += u64::from(matches!(item, ArchiveItem::Put { .. }));
-            self.take(item)?;
+            self.import_item(item)?;
             steps += 1;
             let progress = ArchiveProgress {
                 stage: ArchiveStage::Writing,
@@ -232,7 +232,7 @@ impl ImportStaging {
         }))
     }
 
-    fn take(&mut self, item: ArchiveItem) -> Result<(), ImportError> {
+    fn import_item(&mut self, item: ArchiveItem) -> Result<(), ImportError> {
         match item {
             ArchiveItem::Put { key, body } => self.add(StoreChange::Put(key, body.to_vec())),
             ArchiveItem::Delete(key) => self.add(StoreChange::Delete(key)),
@@ -242,7 +242,7 @@ impl ImportStaging {
                     .map(drop)
                     .map_err(io_error("write a long prompt to", &self.dir))
             }
-            ArchiveItem::Output { attempt, piece } => self.append(attempt, piece),
+            ArchiveItem::Output { attempt, piece } => self.append_output(attempt, piece),
             ArchiveItem::Sealed { attempt, .. } => {
                 let sealed = self.runtime.block_on(self.output.seal(attempt));
                 sealed.map_err(|error| self.failed(&error))
@@ -250,7 +250,7 @@ impl ImportStaging {
         }
     }
 
-    fn append(&self, attempt: Uuid, piece: OutputPiece) -> Result<(), ImportError> {
+    fn append_output(&self, attempt: Uuid, piece: OutputPiece) -> Result<(), ImportError> {
         let appended = match piece {
             OutputPiece::Bytes {
                 offset,

@@ -52,7 +52,7 @@ impl ImportUpload {
     ) -> Result<StagedImport, ImportError> {
         let checked = verify_file(&self.file, watch)?;
         let mut staging = ImportStaging::begin(&import_directory::incoming_dir(&self.data), now)?;
-        staging.take_all(&self.file, &checked, watch)?;
+        staging.import_all(&self.file, &checked, watch)?;
         fs::remove_file(&self.file).map_err(io_error("remove", &self.file))?;
         Ok(StagedImport {
             staging,
@@ -87,7 +87,7 @@ impl StagedImport {
         self.carry_over_own_records(own)?;
         let incarnation = self.staging.finish()?;
         self.upload.is_staged = true;
-        Ok(import::imported(self.checked, incarnation))
+        Ok(import::import_summary(self.checked, incarnation))
     }
 
     fn carry_over_own_records(&mut self, own: &Store) -> Result<(), ImportError> {

@@ -42,7 +42,7 @@ pub(super) fn record_references(key: &RecordKey, bytes: &[u8]) -> Result<RecordR
         }
         RecordKey::Spec { tenant, task } => {
             let (spec, body) = records::decode_spec(bytes).map_err(undecodable)?;
-            same("tenant", spec.tenant.as_str(), tenant.as_str())?;
+            check_same("tenant", spec.tenant.as_str(), tenant.as_str())?;
             Ok(RecordReferences::Spec { task: *task, body })
         }
         RecordKey::Live { tenant, task } => task_references(bytes, tenant, *task, false),
@@ -55,12 +55,12 @@ pub(super) fn record_references(key: &RecordKey, bytes: &[u8]) -> Result<RecordR
         }
         RecordKey::Progress { task, .. } => {
             let record = records::decode_progress(bytes).map_err(undecodable)?;
-            same("task", record.task.0, *task).map(|()| RecordReferences::Other)
+            check_same("task", record.task.0, *task).map(|()| RecordReferences::Other)
         }
         RecordKey::Checkpoint { task, number, .. } => {
             let record = records::decode_checkpoint(bytes).map_err(undecodable)?;
-            same("task", record.task.0, *task)?;
-            same("number", record.number, *number).map(|()| RecordReferences::Other)
+            check_same("task", record.task.0, *task)?;
+            check_same("number", record.number, *number).map(|()| RecordReferences::Other)
         }
         RecordKey::Profile { .. } => {
             records::decode::<ProfileRecord>("profile", bytes).map_err(undecodable)?;
@@ -68,11 +68,11 @@ pub(super) fn record_references(key: &RecordKey, bytes: &[u8]) -> Result<RecordR
         }
         RecordKey::Token { token, .. } => {
             let record = records::decode::<TokenRecord>("token", bytes).map_err(undecodable)?;
-            same("token", record.id.0, *token).map(|()| RecordReferences::Other)
+            check_same("token", record.id.0, *token).map(|()| RecordReferences::Other)
         }
         RecordKey::Daemon { daemon, .. } => {
             let record = records::decode_daemon(bytes).map_err(undecodable)?;
-            same("daemon", record.daemon.0, *daemon).map(|()| RecordReferences::Other)
+            check_same("daemon", record.daemon.0, *daemon).map(|()| RecordReferences::Other)
         }
     }
 }
@@ -85,8 +85,8 @@ fn task_references(
 ) -> Result<RecordReferences, String> {
     let record = records::decode_task(bytes).map_err(|error| error.to_string())?;
     let record: &TaskRecord = &record;
-    same("tenant", record.tenant.as_str(), tenant.as_str())?;
-    same("task", record.task.0, task)?;
+    check_same("tenant", record.tenant.as_str(), tenant.as_str())?;
+    check_same("task", record.task.0, task)?;
     if record.state.is_terminal() != finished {
         return Err(format!(
             "a task in state {} is stored among the {} tasks",
@@ -104,12 +104,16 @@ fn task_references(
 }
 
 /// Checks that a record belongs to its key.
-fn same<T: PartialEq + std::fmt::Display>(what: &str, inside: T, key: T) -> Result<(), String> {
-    if inside == key {
+fn check_same<T: PartialEq + std::fmt::Display>(
+    what: &str,
+    value: T,
+    key: T,
+) -> Result<(), String> {
+    if value == key {
         Ok(())
     } else {
         Err(format!(
-            "the record has the {what} {inside}, but its key has {key}"
+            "the record has the {what} {value}, but its key has {key}"
         ))
     }
 }

@@ -97,15 +97,15 @@ pub(crate) fn verify_source(
     if let Some(refusal) = &source.refusal {
         run.report_finding(VerifyFinding::new("watermark", "store", refusal.clone()))?;
     }
-    run.pages(source.store)?;
+    run.verify_pages(source.store)?;
     let mut checker = RecordChecker::default();
     let revision = source
         .store
         .dump(|item| run.verify_dump_item(item, source, &mut checker))?;
-    run.bodies(source.bodies, &checker)?;
+    run.verify_bodies(source.bodies, &checker)?;
     run.report_findings(checker.findings())?;
     if let Some(dir) = output_dir {
-        run.output(source.output, dir)?;
+        run.verify_output(source.output, dir)?;
     }
     Ok(VerifySummary {
         records: checker.records,
@@ -138,14 +138,14 @@ pub fn verify_file(path: &Path, watch: VerifyWatcher<'_>) -> Result<VerifiedArch
     let (mut run, mut checker) = (VerifyRun::new(watch), RecordChecker::default());
     let mut contents = ArchiveContents::default();
     while let Some(item) = reader.next_item()? {
-        contents.take(&item, &mut checker);
+        contents.add_item(&item, &mut checker);
         let progress = ArchiveProgress {
             stage: ArchiveStage::Checking,
             records: checker.records,
             bytes: reader.position(),
             total_bytes: Some(total),
         };
-        run.step(progress)?;
+        run.report_progress(progress)?;
     }
     run.report_findings(checker.findings())?;
     run.report_findings(contents.findings(&checker))?;
@@ -214,7 +214,7 @@ struct ArchiveContents {
 }
 
 impl ArchiveContents {
-    fn take(&mut self, item: &ArchiveItem, checker: &mut RecordChecker) {
+    fn add_item(&mut self, item: &ArchiveItem, checker: &mut RecordChecker) {
         match item {
             ArchiveItem::Put { key, body } => drop(checker.put(key, body)),
             ArchiveItem::Delete(key) => checker.delete(key),
@@ -273,7 +273,7 @@ impl<'w> VerifyRun<'w> {
 
     fn report_finding(&mut self, finding: VerifyFinding) -> Result<(), VerifyError> {
         self.findings += 1;
-        self.show(VerifyEvent::Finding(finding))
+        self.send_event(VerifyEvent::Finding(finding))
     }
 
     fn report_findings(&mut self, findings: Vec<VerifyFinding>) -> Result<(), VerifyError> {
@@ -282,7 +282,7 @@ impl<'w> VerifyRun<'w> {
             .try_for_each(|finding| self.report_finding(finding))
     }
 
-    fn show(&mut self, event: VerifyEvent) -> Result<(), VerifyError> {
+    fn send_event(&mut self, event: VerifyEvent) -> Result<(), VerifyError> {
         if (self.watch)(event) {
             Ok(())
         } else {
@@ -290,16 +290,16 @@ impl<'w> VerifyRun<'w> {
         }
     }
 
-    fn step(&mut self, progress: ArchiveProgress) -> Result<(), VerifyError> {
+    fn report_progress(&mut self, progress: ArchiveProgress) -> Result<(), VerifyError> {
         self.steps += 1;
         if self.steps.is_multiple_of(PROGRESS_INTERVAL) {
-            return self.show(VerifyEvent::Progress(progress));
+            return self.send_event(VerifyEvent::Progress(progress));
         }
         Ok(())
     }
 
     /// Verifies the data on disk: pages, checksums, pieces and the journal.
-    fn pages(&mut self, store: &Store) -> Result<(), VerifyError> {
+    fn verify_pages(&mut self, store: &Store) -> Result<(), VerifyError> {
         let mut proceed = true;
         let verified = store.verify_watched(&mut |so_far| {
             proceed = (self.watch)(VerifyEvent::Progress(ArchiveProgress {
@@ -368,7 +368,7 @@ impl<'w> VerifyRun<'w> {
         if let Some(RecordReferences::Task { attempts, .. }) = references {
             self.verify_output_ends(source.output, &attempts)?;
         }
-        self.step(ArchiveProgress {
+        self.report_progress(ArchiveProgress {
             stage: ArchiveStage::Records,
             records: checker.records,
             bytes: checker.bytes,
@@ -402,7 +402,11 @@ impl<'w> VerifyRun<'w> {
         Ok(())
     }
 
-    fn bodies(&mut self, bodies: &BodyFiles, checker: &RecordChecker) -> Result<(), VerifyError> {
+    fn verify_bodies(
+        &mut self,
+        bodies: &BodyFiles,
+        checker: &RecordChecker,
+    ) -> Result<(), VerifyError> {
         for (number, (task, hash)) in (0..).zip(&checker.bodies) {
             if let Err(error) = bodies.load_bytes(*hash) {
                 let message = format!(
@@ -415,7 +419,7 @@ impl<'w> VerifyRun<'w> {
                     message,
                 ))?;
             }
-            self.step(ArchiveProgress {
+            self.report_progress(ArchiveProgress {
                 stage: ArchiveStage::Bodies,
                 records: number,
                 bytes: 0,
@@ -426,7 +430,7 @@ impl<'w> VerifyRun<'w> {
     }
 
     /// Reads every stored byte, which verifies it.
-    fn output(&mut self, output: &StoredOutput, dir: &Path) -> Result<(), VerifyError> {
+    fn verify_output(&mut self, output: &StoredOutput, dir: &Path) -> Result<(), VerifyError> {
         let damaged = output::damaged_segments(dir)
             .map_err(|error| VerifyError::Read(format!("output cannot be listed: {error}")))?;
         for path in damaged {
@@ -436,8 +440,8 @@ impl<'w> VerifyRun<'w> {
         }
         let mut bytes = 0;
         for (number, attempt) in (0..).zip(output.attempts()) {
-            bytes += self.output_of(output, attempt)?;
-            self.step(ArchiveProgress {
+            bytes += self.verify_attempt_output(output, attempt)?;
+            self.report_progress(ArchiveProgress {
                 stage: ArchiveStage::Output,
                 records: number,
                 bytes,
@@ -447,7 +451,11 @@ impl<'w> VerifyRun<'w> {
         Ok(())
     }
 
-    fn output_of(&mut self, output: &StoredOutput, attempt: Uuid) -> Result<u64, VerifyError> {
+    fn verify_attempt_output(
+        &mut self,
+        output: &StoredOutput,
+        attempt: Uuid,
+    ) -> Result<u64, VerifyError> {
         let until = output.end(attempt).map_or(0, |end| end.durable);
         let (mut at, mut damaged) = (0, 0);
         while at < until {

@@ -13,7 +13,7 @@ use super::piece::{OutputEnd, OutputPiece};
 use super::segment::file::{
     SEGMENT_HEADER, SegmentIdentity, SegmentInfo, SegmentTable, segment_path,
 };
-use super::segment::recovery::{ALL_SYNCED, load_contents, numbers, survey_segment};
+use super::segment::recovery::{ALL_SYNCED, load_contents, segment_numbers, survey_segment};
 use super::segment_reader::OutputSegmentReader;
 
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl StoredOutput {
             Arc::new(OutputIndex::new()),
             Arc::new(SegmentTable::new(dir.to_owned())),
         );
-        let numbers = match numbers(dir) {
+        let numbers = match segment_numbers(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             other => other.map_err(OutputError::io("list", dir))?,
         };

@@ -127,13 +127,13 @@ impl RetentionSweeper {
                 now.monotonic + (millis(self.config.max_age) / 8).min(AGE_CHECK_INTERVAL_MS);
             self.last_kept_task = None;
         }
-        let wanted = RemovalTarget {
+        let target = RemovalTarget {
             before: earlier(wall, self.config.max_age),
             bytes: self.excess_bytes(),
             settled_before: earlier(wall, self.config.min_age),
         };
-        if ages_due || wanted.bytes > 0 {
-            self.remove(wanted).await?;
+        if ages_due || target.bytes > 0 {
+            self.remove(target).await?;
         }
         self.remove_unclaimed_bodies().await;
         if now.monotonic >= self.daemons_due {
@@ -190,7 +190,7 @@ impl RetentionSweeper {
             .excess_bytes(self.config.record_bytes(), file, records)
     }
 
-    async fn remove(&mut self, mut wanted: RemovalTarget) -> Result<(), RequestRefusal> {
+    async fn remove(&mut self, mut target: RemovalTarget) -> Result<(), RequestRefusal> {
         let (reader, after) = (self.parts.reader.clone(), self.last_kept_task);
         let Some(mut oldest) =
             run_blocking(move || OldestFinishedTasks::after(&reader, after)).await
@@ -199,16 +199,16 @@ impl RetentionSweeper {
         };
         let (mut looked_at, mut removed) = (0, RemovedCount::default());
         while looked_at < MAX_TASKS_PER_PASS {
-            let Some((rest, step)) = run_blocking(move || step(oldest, wanted)).await else {
+            let Some((rest, batch)) = run_blocking(move || next_batch(oldest, target)).await else {
                 break;
             };
-            (oldest, wanted) = (rest, step.remaining);
+            (oldest, target) = (rest, batch.remaining);
             looked_at += BATCH;
-            self.remove_batch(step.due, &mut removed).await?;
+            self.remove_batch(batch.due, &mut removed).await?;
             // At the end of the list the next pass starts from the beginning, because tasks may
             // have become old enough by then.
-            self.last_kept_task = step.last;
-            if step.last.is_none() || step.is_done {
+            self.last_kept_task = batch.last;
+            if batch.last.is_none() || batch.is_done {
                 break;
             }
         }
@@ -308,38 +308,39 @@ struct RemovalBatch {
     is_done: bool,
 }
 
-fn step(
+fn next_batch(
     mut oldest: OldestFinishedTasks,
-    wanted: RemovalTarget,
+    target: RemovalTarget,
 ) -> (OldestFinishedTasks, RemovalBatch) {
-    let mut step = RemovalBatch {
+    let mut batch = RemovalBatch {
         due: Vec::new(),
-        remaining: wanted,
+        remaining: target,
         last: None,
         is_done: false,
     };
     for _ in 0..BATCH {
         let Some(candidate) = oldest.next() else {
-            step.last = None;
+            batch.last = None;
             break;
         };
-        step.last = Some(candidate.task);
+        batch.last = Some(candidate.task);
         // A task cannot end before it was created, and every later task in the list was created
         // later.
-        step.is_done = step.remaining.bytes == 0 && candidate.created >= step.remaining.before;
-        if step.is_done {
+        batch.is_done = batch.remaining.bytes == 0 && candidate.created >= batch.remaining.before;
+        if batch.is_done {
             break;
         }
-        step.take(candidate, oldest.reader());
+        batch.add_if_due(candidate, oldest.reader());
     }
-    (oldest, step)
+    (oldest, batch)
 }
 
 impl RemovalBatch {
-    fn take(&mut self, candidate: RemovalCandidate, reader: &RecordReader) {
+    fn add_if_due(&mut self, candidate: RemovalCandidate, reader: &RecordReader) {
         let old = candidate.ended < self.remaining.before;
-        let too_much = self.remaining.bytes > 0 && candidate.ended <= self.remaining.settled_before;
-        if old || too_much {
+        let over_size =
+            self.remaining.bytes > 0 && candidate.ended <= self.remaining.settled_before;
+        if old || over_size {
             let size = reader.spec_size(&candidate.tenant, candidate.task);
             let bytes = candidate.bytes + size.record + size.body_bytes;
             self.remaining.bytes = self.remaining.bytes.saturating_sub(bytes);

@@ -35,7 +35,7 @@ impl RecordSizeCap {
     /// Takes the present size of the file and of its records, and returns how many record bytes
     /// are too many.
     pub(super) fn excess_bytes(&mut self, limit: u64, file: u64, records: u64) -> u64 {
-        if file <= part(limit, ACTIVE_FROM) {
+        if file <= fraction(limit, ACTIVE_FROM) {
             self.active = None;
             return 0;
         }
@@ -47,7 +47,7 @@ impl RecordSizeCap {
 
 impl CapState {
     fn adjust(&mut self, limit: u64, file: u64, records: u64) {
-        let full = file > part(limit, NO_RISE_FROM);
+        let full = file > fraction(limit, NO_RISE_FROM);
         let grown = file.saturating_sub(self.file);
         if grown > 0 {
             let times = if full {
@@ -65,12 +65,12 @@ impl CapState {
         }
         self.cap = self
             .cap
-            .clamp(part(limit, MIN_CAP), part(limit, ACTIVE_FROM));
+            .clamp(fraction(limit, MIN_CAP), fraction(limit, ACTIVE_FROM));
     }
 }
 
-fn part(whole: u64, (of, all): (u64, u64)) -> u64 {
-    whole / all * of
+fn fraction(whole: u64, (numerator, denominator): (u64, u64)) -> u64 {
+    whole / denominator * numerator
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
     }
 
     impl SimulatedFile {
-        fn take(&mut self, records: u64, added: u64) -> u64 {
+        fn write(&mut self, records: u64, added: u64) -> u64 {
             self.written += added;
             let turns = self.written as f64 / records.max(1) as f64;
             let spread = 1.0 + (turns / 100.0).min(0.5);
@@ -112,7 +112,7 @@ mod tests {
             // Write ten times the limit, one hundredth of it in each pass.
             for _ in 0..1_000 {
                 records += LIMIT / 100;
-                let size = file.take(records, LIMIT / 100);
+                let size = file.write(records, LIMIT / 100);
                 assert!(size <= LIMIT, "{times}: {} MiB", size / MIB);
                 records -= cap.excess_bytes(LIMIT, size, records);
                 largest = largest.max(records);
@@ -146,7 +146,7 @@ mod tests {
             cap.excess_bytes(LIMIT, file, 700 * MIB);
         }
         let too_many = cap.excess_bytes(LIMIT, file, 700 * MIB);
-        assert_eq!(700 * MIB - too_many, part(LIMIT, MIN_CAP));
+        assert_eq!(700 * MIB - too_many, fraction(LIMIT, MIN_CAP));
     }
 
     #[test]

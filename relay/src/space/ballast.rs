@@ -65,13 +65,13 @@ impl BallastFiles {
     pub(super) fn refill(&mut self, size: u64) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
         let path = self.path(self.count);
-        let made = make(&path, size);
-        if made.is_err() {
+        let created = create_piece(&path, size);
+        if created.is_err() {
             drop(fs::remove_file(&path));
         } else {
             self.count += 1;
         }
-        made
+        created
     }
 
     fn path(&self, number: u32) -> PathBuf {
@@ -79,17 +79,17 @@ impl BallastFiles {
     }
 }
 
-fn make(path: &Path, size: u64) -> io::Result<()> {
+fn create_piece(path: &Path, size: u64) -> io::Result<()> {
     let file = File::create(path)?;
     match fallocate(&file, FallocateFlags::empty(), 0, size) {
         Ok(()) => {}
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write(&file, size)?,
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_piece(&file, size)?,
         Err(error) => return Err(error.into()),
     }
     file.sync_all()
 }
 
-fn write(mut file: &File, size: u64) -> io::Result<()> {
+fn write_piece(mut file: &File, size: u64) -> io::Result<()> {
     let mut block = vec![0_u8; BLOCK];
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut left = size;
@@ -156,7 +156,7 @@ mod tests {
     fn a_ballast_piece_can_be_written_without_preallocation() {
         let dir = tempfile::tempdir().unwrap();
         let file = File::create(dir.path().join("written")).unwrap();
-        write(&file, SIZE + 5).unwrap();
+        write_piece(&file, SIZE + 5).unwrap();
         assert_eq!(file.metadata().unwrap().len(), SIZE + 5);
     }
 }

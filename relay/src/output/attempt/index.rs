@@ -60,13 +60,13 @@ impl OutputIndex {
         self.generations.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls `look` with the attempt's output, if it is known.
+    /// Calls `access` with the attempt's output, if it is known.
     pub(crate) fn with_attempt<T>(
         &self,
         attempt: Uuid,
-        look: impl FnOnce(&mut AttemptOutput) -> T,
+        access: impl FnOnce(&mut AttemptOutput) -> T,
     ) -> Option<T> {
-        self.shard(attempt).get_mut(&attempt).map(look)
+        self.shard(attempt).get_mut(&attempt).map(access)
     }
 
     fn with_attempt_or_new<T>(
@@ -118,9 +118,9 @@ impl OutputIndex {
 
     pub(crate) fn add_follower(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
         self.with_attempt_or_new(attempt, |output| {
-            let live = listeners_of(attempt, output, &self.tail_memory);
-            live.followers += 1;
-            live.subscribe()
+            let listeners = listeners_of(attempt, output, &self.tail_memory);
+            listeners.followers += 1;
+            listeners.subscribe()
         })
     }
 
@@ -140,7 +140,7 @@ impl OutputIndex {
     }
 
     pub(crate) fn remove_feed(&self, attempt: Uuid, feed: &Arc<DurableEndFeed>) {
-        self.remove_listener(attempt, |live| live.remove_feed(feed));
+        self.remove_listener(attempt, |listeners| listeners.remove_feed(feed));
     }
 
     /// Removes a listener, and the entry too if it existed for listeners only.
@@ -149,9 +149,9 @@ impl OutputIndex {
         let Some(output) = shard.get_mut(&attempt) else {
             return;
         };
-        if let Some(live) = &mut output.listeners {
-            remove(live);
-            if live.is_idle() {
+        if let Some(listeners) = &mut output.listeners {
+            remove(listeners);
+            if listeners.is_idle() {
                 output.listeners = None;
             }
         }
@@ -174,9 +174,9 @@ impl OutputIndex {
             for extent in extents {
                 output.join(*extent);
             }
-            if let Some(live) = &mut output.listeners {
+            if let Some(listeners) = &mut output.listeners {
                 let new = pieces.iter().filter(|piece| piece.start() >= was_durable);
-                new.for_each(|piece| live.push_to_tail(piece));
+                new.for_each(|piece| listeners.push_to_tail(piece));
             }
             if sealed {
                 output.phase = SealPhase::Sealed;

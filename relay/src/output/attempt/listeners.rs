@@ -30,7 +30,7 @@ const TAIL_PIECES: usize = 1024;
 pub(crate) struct TailMemory(Arc<AtomicUsize>);
 
 impl TailMemory {
-    fn take(&self, bytes: usize) {
+    fn reserve(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -107,7 +107,7 @@ impl AttemptListeners {
             return;
         }
         self.tail_bytes += piece.payload_bytes();
-        self.tail_memory.take(piece.payload_bytes());
+        self.tail_memory.reserve(piece.payload_bytes());
         self.tail.push_back(piece.clone());
         while self.tail_bytes > self.tail_memory.attempt_share() || self.tail.len() > TAIL_PIECES {
             let oldest = self

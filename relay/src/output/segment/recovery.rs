@@ -95,8 +95,8 @@ pub(crate) fn recover(
     segments: &SegmentTable,
 ) -> Result<(ActiveSegment, OutputRecovery), OutputError> {
     let dir = &config.dir;
-    make_dir(dir).map_err(OutputError::io("create", dir))?;
-    let numbers = numbers(dir).map_err(OutputError::io("list", dir))?;
+    create_dir(dir).map_err(OutputError::io("create", dir))?;
+    let numbers = segment_numbers(dir).map_err(OutputError::io("list", dir))?;
     let mut recovering = SegmentRecovery {
         config,
         now_wall_ms,
@@ -110,11 +110,11 @@ pub(crate) fn recover(
         let dropped_before = numbers[0] > 1;
         if at + 1 == numbers.len() {
             active = recovering
-                .last(*number, dropped_before)
+                .recover_last(*number, dropped_before)
                 .map_err(OutputError::io("recover", &path))?;
         } else {
             recovering
-                .closed(*number, dropped_before)
+                .recover_closed(*number, dropped_before)
                 .map_err(OutputError::io("recover", &path))?;
         }
     }
@@ -130,7 +130,7 @@ pub(crate) fn recover(
     Ok((active, recovering.finish()))
 }
 
-fn make_dir(dir: &Path) -> io::Result<()> {
+fn create_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     sync_dir(dir)?;
     dir.parent()
@@ -138,7 +138,7 @@ fn make_dir(dir: &Path) -> io::Result<()> {
         .map_or(Ok(()), sync_dir)
 }
 
-pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
+pub(crate) fn segment_numbers(dir: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -155,7 +155,7 @@ pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
 impl SegmentRecovery<'_> {
     /// Recovers a closed segment from its saved contents if they match, else by a scan, whose
     /// result is saved.
-    fn closed(&mut self, number: u32, dropped_before: bool) -> io::Result<()> {
+    fn recover_closed(&mut self, number: u32, dropped_before: bool) -> io::Result<()> {
         let dir = &self.config.dir;
         let len = std::fs::metadata(segment_path(dir, number))?.len();
         let saved = load_contents(dir, number).filter(|saved| saved.len == len);
@@ -228,7 +228,11 @@ impl SegmentRecovery<'_> {
 
     /// Recovers the last segment: always scanned, truncated after the last valid frame, synced,
     /// and continued.
-    fn last(&mut self, number: u32, dropped_before: bool) -> io::Result<Option<ActiveSegment>> {
+    fn recover_last(
+        &mut self,
+        number: u32,
+        dropped_before: bool,
+    ) -> io::Result<Option<ActiveSegment>> {
         let path = segment_path(&self.config.dir, number);
         let raw = std::fs::read(&path)?;
         let Some(identity) = SegmentIdentity::decode(&raw) else {
@@ -273,14 +277,14 @@ fn truncate_and_sync(path: &Path, len: usize, end: u32) -> io::Result<File> {
 /// where a group was torn; everything after it was never acknowledged, even if it is intact.
 pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32) -> SegmentSurvey {
     let frames = || SegmentFrameScan::new(raw, identity.salt, SEGMENT_HEADER as usize);
-    let noted = frames().filter_map(|one| match one {
+    let synced_lengths = frames().filter_map(|scanned| match scanned {
         ScannedFrame::Frame(found) => Some(found.synced),
         ScannedFrame::Damaged { .. } => None,
     });
-    let synced = noted.max().unwrap_or(SEGMENT_HEADER).max(synced) as usize;
+    let synced = synced_lengths.max().unwrap_or(SEGMENT_HEADER).max(synced) as usize;
     let (mut contents, mut corrupt, mut end) = (SegmentContents::default(), 0, raw.len());
-    for one in frames() {
-        let (pos, goes) = match one {
+    for scanned in frames() {
+        let (pos, truncates) = match scanned {
             ScannedFrame::Frame(found) if found.is_payload_intact(raw, identity.salt) => {
                 contents.note_frame(identity.number, found.pos as u32, &found.header);
                 continue;
@@ -291,11 +295,11 @@ pub(crate) fn survey_segment(raw: &[u8], identity: SegmentIdentity, synced: u32)
             ScannedFrame::Damaged { pos, end } => (pos, pos >= synced || end == raw.len()),
         };
         corrupt += u64::from(pos < synced);
-        if goes {
+        if truncates {
             end = pos;
             break;
         }
-        if let ScannedFrame::Frame(found) = one {
+        if let ScannedFrame::Frame(found) = scanned {
             contents.note_corrupt(identity.number, pos as u32, &found.header);
         }
     }

@@ -89,17 +89,20 @@ impl OutputSegmentWriter {
 
     fn commit(&mut self, writes: Vec<QueuedWrite>) -> io::Result<()> {
         // Kept to the end, because the jobs own the reserved room in the queue.
-        let (frames, _writes) = self.frames(writes);
+        let (frames, _writes) = self.prepare_frames(writes);
         match self.store(&frames) {
             Ok(()) => Ok(()),
-            Err(error) if is_disk_full_error(&error) => self.refuse(&frames),
+            Err(error) if is_disk_full_error(&error) => self.discard_group(&frames),
             Err(error) => Err(error),
         }
     }
 
     /// The frames of a group, ordered by attempt so that they lie together. Adjacent cuts with
     /// the same reason are merged.
-    fn frames(&self, mut writes: Vec<QueuedWrite>) -> (Vec<PendingFrame>, Vec<QueuedWrite>) {
+    fn prepare_frames(
+        &self,
+        mut writes: Vec<QueuedWrite>,
+    ) -> (Vec<PendingFrame>, Vec<QueuedWrite>) {
         writes.sort_by_key(|write| write.attempt);
         writes.retain(|write| {
             matches!(write.body, WriteBody::Forget)
@@ -178,7 +181,7 @@ impl OutputSegmentWriter {
 
     /// Handles a full disk: discards the group as if it had never been accepted, and refuses
     /// more until the next tick.
-    fn refuse(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
+    fn discard_group(&mut self, frames: &[PendingFrame]) -> io::Result<()> {
         self.active.truncate_to_len()?;
         self.full.store(true, Ordering::Release);
         for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {

@@ -126,7 +126,7 @@ impl WriteQueue {
         QUEUE_BYTES - self.room.available_permits().min(QUEUE_BYTES)
     }
 
-    async fn slot(&self) -> Result<QueueSlot<'_>, OutputAppendError> {
+    async fn reserve_slot(&self) -> Result<QueueSlot<'_>, OutputAppendError> {
         if self.full.load(Ordering::Acquire) {
             return Err(OutputAppendError::DiskFull);
         }
@@ -146,7 +146,7 @@ impl WriteQueue {
         let size = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.room).acquire_many_owned(size).await;
         let room = room.map_err(|_| OutputAppendError::Closed)?;
-        let slot = self.slot().await?;
+        let slot = self.reserve_slot().await?;
         let (attempt, from) = (chunk.attempt, chunk.offset);
         // An offset near the maximum is refused anyway: it would be a gap.
         let to = from.saturating_add(u64::from(size));
@@ -201,7 +201,7 @@ impl WriteQueue {
         to: u64,
         reason: CutReason,
     ) -> Result<AcceptedEnd, OutputAppendError> {
-        let slot = self.slot().await?;
+        let slot = self.reserve_slot().await?;
         self.accept(attempt, from, to, |output, start| {
             slot.send(OutputWriterJob::Write(QueuedWrite {
                 attempt,
@@ -244,7 +244,7 @@ impl WriteQueue {
         if self.seal_without_output(attempt) {
             return Ok(());
         }
-        let slot = self.slot().await?;
+        let slot = self.reserve_slot().await?;
         self.index.with_attempt(attempt, |output| {
             if output.phase == SealPhase::Open {
                 output.phase = SealPhase::Sealing;
@@ -318,12 +318,12 @@ impl WriteQueue {
             if now.generation != start.generation {
                 return Err(OutputSyncError::DiskFull);
             }
-            let moved = changes.changed().await;
+            let changed = changes.changed().await;
             now = self
                 .index
                 .position(attempt)
                 .ok_or(OutputSyncError::Closed)?;
-            if moved.is_err() && !reached(&now.end) {
+            if changed.is_err() && !reached(&now.end) {
                 return Err(OutputSyncError::Closed);
             }
         }
@@ -331,7 +331,7 @@ impl WriteQueue {
 
     /// Forgets the attempt. Idempotent; nothing is written for an unknown attempt.
     pub(crate) async fn forget(&self, attempt: Uuid) -> Result<(), OutputAppendError> {
-        let slot = self.slot().await?;
+        let slot = self.reserve_slot().await?;
         if self.index.forget(attempt) {
             slot.send(OutputWriterJob::Write(QueuedWrite {
                 attempt,

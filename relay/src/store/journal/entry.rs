@@ -133,27 +133,27 @@ impl<'a> JournalEntries<'a> {
     pub(crate) fn next(&mut self) -> Result<Option<FoundEntry>, JournalError> {
         let started = match self.next_part.take() {
             Some(part) => Some(part),
-            None => self.part()?,
+            None => self.read_next_part()?,
         };
         let Some((first, part)) = started else {
             return Ok(None);
         };
         let mut parts = vec![part];
-        while let Some((entry_first, part)) = self.part()? {
+        while let Some((entry_first, part)) = self.read_next_part()? {
             if entry_first != first {
                 self.next_part = Some((entry_first, part));
                 break;
             }
             parts.push(part);
         }
-        let entry = match join(first, parts) {
+        let entry = match join_parts(first, parts) {
             Some((schema, entry)) => Some(self.migrate_entry(schema, entry)?),
             None => None,
         };
         Ok(Some(FoundEntry { first, entry }))
     }
 
-    fn part(&mut self) -> Result<Option<(CommitSeq, Option<EntryPart>)>, JournalError> {
+    fn read_next_part(&mut self) -> Result<Option<(CommitSeq, Option<EntryPart>)>, JournalError> {
         while let Some(item) = self.walk.next().map_err(JournalError::Sled)? {
             let Ok((key, value)) = item else {
                 self.damaged_pages += 1;
@@ -239,7 +239,7 @@ impl EntryPart {
 }
 
 /// The entry, and the schema with which it was written.
-fn join(first: CommitSeq, parts: Vec<Option<EntryPart>>) -> Option<(u16, JournalEntry)> {
+fn join_parts(first: CommitSeq, parts: Vec<Option<EntryPart>>) -> Option<(u16, JournalEntry)> {
     let mut bytes = Vec::with_capacity(parts.len() * PART_BODY_BYTES);
     let (count, mut schema) = (parts.len(), 0);
     for (index, part) in parts.into_iter().enumerate() {

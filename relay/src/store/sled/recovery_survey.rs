@@ -169,9 +169,9 @@ impl SurveyWalk<'_> {
             self.is_significant |= intact_to < SEGMENT;
             if to > covered_to {
                 match SledMessage::read_unchecked(&bytes[..to], at)
-                    .filter(|was| was.segment == segment)
+                    .filter(|message| message.segment == segment)
                 {
-                    Some(was) => self.follow_page(was, number, lost),
+                    Some(message) => self.follow_page(message, number, lost),
                     None => self.is_significant = true,
                 }
             }

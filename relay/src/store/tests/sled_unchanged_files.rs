@@ -187,11 +187,11 @@ fn a_missing_or_damaged_snapshot_loses_no_data() {
             }
         }
         let before = files(&store);
-        let seen = Store::with_offline_store(fixture.config(), |offline| {
+        let result = Store::with_offline_store(fixture.config(), |offline| {
             assert!(offline.refusal.is_none(), "{:?}", offline.refusal);
             lost_without_error(&offline.store, FEW_ROUNDS)
         });
-        assert!(seen.unwrap().is_empty());
+        assert!(result.unwrap().is_empty());
         assert!(files(&store) == before, "reading offline changed a file");
         let opened = fixture.open();
         assert!(lost_without_error(&opened.store, FEW_ROUNDS).is_empty());
@@ -215,11 +215,11 @@ fn write_once(fixture: &StoreFixture) {
 
 /// How many of them have their written value.
 fn count_written_once(store: &Store) -> usize {
-    let there = |key: &u128| {
+    let has_written_value = |key: &u128| {
         let body = store.get(&done(*key)).ok().flatten();
         body.is_some_and(|body| *body == version(*key, 1))
     };
-    (0..WRITTEN_ONCE_KEYS).filter(there).count()
+    (0..WRITTEN_ONCE_KEYS).filter(has_written_value).count()
 }
 
 /// The positions of each page that is not in the snapshot. Only pages with later ones after
@@ -267,11 +267,11 @@ fn a_completely_lost_page_leaves_the_other_pages_readable() {
             bad.get_mut(&fixture.sled().join("db")).unwrap()[*at] ^= 1;
         }
         write_files(&bad, &store);
-        let seen = Store::with_offline_store(fixture.config(), |offline| {
+        let result = Store::with_offline_store(fixture.config(), |offline| {
             let refusal = offline.refusal.as_ref().map(StoreOpenError::code);
             (count_written_once(&offline.store), refusal)
         });
-        let (readable, refusal) = seen.unwrap_or_else(|error| panic!("{page:?}: {error}"));
+        let (readable, refusal) = result.unwrap_or_else(|error| panic!("{page:?}: {error}"));
         assert_eq!(refusal, Some("store_damaged"), "{page:?}");
         assert!(
             readable > WRITTEN_ONCE_KEYS as usize * 3 / 4,
@@ -326,11 +326,11 @@ fn damage_that_sled_would_ignore_is_refused_and_the_rest_is_readable() {
                 assert_eq!(refusal.code(), "store_damaged", "{at}: {refusal}");
                 assert!(refusal.to_string().contains("baton export"), "{refusal}");
                 assert!(files(&store) == bad, "{at}: a refused start changed a file");
-                let seen = Store::with_offline_store(fixture.config(), |offline| {
+                let result = Store::with_offline_store(fixture.config(), |offline| {
                     let refusal = offline.refusal.as_ref().map(StoreOpenError::code);
                     (count_written_once(&offline.store), refusal)
                 });
-                let (readable, refusal) = seen.unwrap();
+                let (readable, refusal) = result.unwrap();
                 assert_eq!(refusal, Some("store_damaged"));
                 assert!(
                     readable > WRITTEN_ONCE_KEYS as usize * 3 / 4,
