@@ -278,8 +278,8 @@ fn renew_reports_a_cancel_without_renewing_and_cancel_confirms_it() {
     let asked = world.cancel(hand.task).unwrap();
     assert_eq!(asked.state, TaskState::Running);
     assert_eq!(world.renew(&hand), Ok((TTL - 10_000, true)));
-    let told = world.task(hand.task).cancel.clone().unwrap();
-    assert!(told.delivered.is_some() && told.confirmed.is_none());
+    let cancel = world.task(hand.task).cancel.clone().unwrap();
+    assert!(cancel.delivered.is_some() && cancel.confirmed.is_none());
     assert_eq!(
         world.complete_by_agent(&hand).unwrap_err(),
         Rejection::BeingCanceled

@@ -112,8 +112,8 @@ fn a_call_without_an_id_or_with_a_new_one_is_a_new_call() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     for call in [1, 2] {
-        let said = call_with_mark(&mut world, call, &hand, checkpoint("half")).unwrap();
-        assert!(matches!(said, CoreReply::Checkpointed { .. }), "{said:?}");
+        let reply = call_with_mark(&mut world, call, &hand, checkpoint("half")).unwrap();
+        assert!(matches!(reply, CoreReply::Checkpointed { .. }), "{reply:?}");
     }
     world.call_as_agent(&hand, checkpoint("half")).unwrap();
     assert_eq!(world.task(hand.task).checkpoint_count, 3);

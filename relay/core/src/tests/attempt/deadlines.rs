@@ -146,9 +146,9 @@ fn each_phase_deadline_ends_with_its_code_after_limit_and_slack() {
             AttemptStateKind::CleaningUp,
             "{timer:?}"
         );
-        let told = world.take_messages(&machine);
-        let asked = told.iter().any(|m| matches!(m, DaemonMessage::Cancel { kind: CancelKind::Deadline(k), grace_ms: 700, .. } if *k == timer));
-        assert!(asked, "{timer:?}: {told:?}");
+        let messages = world.take_messages(&machine);
+        let asked = messages.iter().any(|m| matches!(m, DaemonMessage::Cancel { kind: CancelKind::Deadline(k), grace_ms: 700, .. } if *k == timer));
+        assert!(asked, "{timer:?}: {messages:?}");
         world.frame(&mut work, canceled());
         let end = world.newest(task).state.end().unwrap().clone();
         assert_eq!(
@@ -216,9 +216,9 @@ fn a_daemon_that_ignores_a_deadline_cancel_is_abandoned() {
             TerminationReceipt::Unconfirmed
         )
     );
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     assert!(
-        told.iter().any(
+        messages.iter().any(
             |m| matches!(m, DaemonMessage::Abandon { attempt, .. } if *attempt == work.frame_ref.attempt)
         )
     );

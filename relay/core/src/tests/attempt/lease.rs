@@ -41,7 +41,7 @@ fn a_renewal_after_expiry_is_revoked() {
     world.take_messages(&machine);
     world.beat(&machine, &[&work]);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     let revoked = |results: &[(_, LeaseRenewal)]| {
         results
             == [(
@@ -52,9 +52,10 @@ fn a_renewal_after_expiry_is_revoked() {
             )]
     };
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|m| matches!(m, DaemonMessage::HeartbeatAck { results, .. } if revoked(results))),
-        "{told:?}"
+        "{messages:?}"
     );
 }
 
@@ -166,9 +167,10 @@ fn a_lease_extension_is_stored_and_lasts_as_granted() {
         600_000,
         "an extension is at most ten minutes"
     );
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|m| matches!(m, DaemonMessage::ExtensionAck { request: 3, .. }))
     );
     world.disconnect(&machine);

@@ -42,8 +42,8 @@ pub(crate) fn audits(record: &TaskRecord) -> Vec<(OperatorAudit, Option<Arc<str>
 }
 
 fn take_abandons(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<AttemptId> {
-    let told = world.take_messages(machine).into_iter();
-    let abandons = told.filter_map(|message| match message {
+    let messages = world.take_messages(machine).into_iter();
+    let abandons = messages.filter_map(|message| match message {
         DaemonMessage::Abandon { attempt, .. } => Some(attempt),
         _ => None,
     });

@@ -119,11 +119,12 @@ fn a_backoff_a_park_and_a_cancel_survive() {
     world.restart();
     assert_eq!(world.state(backing_off), TaskState::Pending);
     world.reconnect(&mut machine, &[(&running, ActiveAttemptState::Running)]);
-    let told = world.take_messages(&machine);
+    let messages = world.take_messages(&machine);
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|m| matches!(m, crate::io::effects::DaemonMessage::Cancel { .. })),
-        "{told:?}"
+        "{messages:?}"
     );
     let mut running = running;
     running.session = machine.session;

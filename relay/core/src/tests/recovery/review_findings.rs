@@ -141,8 +141,8 @@ fn a_drain_and_its_withdrawal_reach_a_daemon_on_its_next_stream() {
     let drain = daemon_operation(daemon, DaemonOperation::Drain);
     world.send_request(|request| drain.input(request)).unwrap();
     world.reconnect(&mut machine, &[]);
-    let marks = |told: Vec<DaemonMessage>| -> Vec<bool> {
-        let marks = told.into_iter().filter_map(|message| match message {
+    let marks = |messages: Vec<DaemonMessage>| -> Vec<bool> {
+        let marks = messages.into_iter().filter_map(|message| match message {
             DaemonMessage::Drain { withdrawn } => Some(withdrawn),
             _ => None,
         });

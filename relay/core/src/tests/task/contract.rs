@@ -82,16 +82,17 @@ fn start_with_policy(
 
 /// The unmet requirements of each rejection.
 fn refusals(world: &mut CoreHarness, machine: &TestDaemon) -> Vec<Vec<String>> {
-    let told = world.take_messages(machine).into_iter();
-    told.filter_map(|message| match message {
-        DaemonMessage::FrameRejected {
-            code: Rejection::ContractUnmet,
-            unmet,
-            ..
-        } => Some(unmet.iter().map(ToString::to_string).collect()),
-        _ => None,
-    })
-    .collect()
+    let messages = world.take_messages(machine).into_iter();
+    messages
+        .filter_map(|message| match message {
+            DaemonMessage::FrameRejected {
+                code: Rejection::ContractUnmet,
+                unmet,
+                ..
+            } => Some(unmet.iter().map(ToString::to_string).collect()),
+            _ => None,
+        })
+        .collect()
 }
 
 #[test]

@@ -65,8 +65,8 @@ fn an_answer_is_sent_again_after_a_reconnect_until_it_is_received() {
         &[(&work.clone(), ActiveAttemptState::Running)],
     );
     work.session = machine.session;
-    let told = world.take_messages(&machine);
-    assert!(told.iter().any(
+    let messages = world.take_messages(&machine);
+    assert!(messages.iter().any(
         |m| matches!(m, DaemonMessage::Answer { input: i, decision: InputDecision::Allowed, .. } if *i == input(1))
     ));
     world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
@@ -244,7 +244,7 @@ fn a_permission_rule_answers_is_recorded_and_binds_the_arguments() {
         world.frame(&mut work, permission_frame_for(n, "Bash", &arguments));
         assert_eq!(world.attempt_state(task), AttemptStateKind::WaitingInput);
         let asked = world.newest(task).inputs.last().unwrap().clone();
-        let told = world
+        let sent = world
             .take_messages(&machine)
             .into_iter()
             .find_map(|message| match message {
@@ -256,7 +256,7 @@ fn a_permission_rule_answers_is_recorded_and_binds_the_arguments() {
                 } => Some((decision, digest, by)),
                 _other => None,
             });
-        assert_eq!(told, Some((decision, asked.digest, by.into())));
+        assert_eq!(sent, Some((decision, asked.digest, by.into())));
         let mut events = world.task(task).timeline.events.clone();
         let answered = events.pop().unwrap();
         assert_eq!(

@@ -21,8 +21,8 @@ fn a_task_completes_in_five_writes() {
     let mut work = world.dispatch();
     assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
     world.frame(&mut work, crate::io::command::FrameBody::Accepted);
-    let told = world.take_messages(&machine);
-    assert!(told.iter().any(|m| matches!(
+    let messages = world.take_messages(&machine);
+    assert!(messages.iter().any(|m| matches!(
         m,
         DaemonMessage::LeaseConfirmed {
             granted_ms: 30_000,
@@ -30,7 +30,8 @@ fn a_task_completes_in_five_writes() {
         }
     )));
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. }))
     );
     world.frame(&mut work, crate::io::command::FrameBody::Started);
