@@ -1,6 +1,7 @@
-//! The agents of this daemon by name, and what a dispatch for one of them comes to. `command` is any program. The
-//! adapters of coding agents each have their own file behind `translator`: pure folds over what an agent prints and
-//! is told, which come to the same `event`s whatever the wire.
+//! The agents of this daemon by name, and how a dispatch for one of them becomes an attempt
+//! plan. A `command` agent runs any program. Coding agents have adapters behind
+//! [`AgentTranslator`]: pure functions over an agent's output and input that produce the same
+//! events for every wire.
 
 pub(crate) mod adapter;
 pub(crate) mod launch;
@@ -39,18 +40,18 @@ pub(crate) use outcome::verdict::{
     AttemptVerdict, FinalAgentUsage, judge_ending, judge_with_finish,
 };
 
-/// From TERM to KILL when neither the profile nor the relay says.
+/// Time from TERM to KILL when neither the profile nor the relay sets it.
 const CLEANUP_TERM: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub(crate) struct AgentRegistry {
     by_name: BTreeMap<String, AgentConfig>,
     roots: WorkspaceRoots,
-    /// What was found of them last; those who look are not the loop.
+    /// Result of the last program check. The check runs outside the daemon's loop.
     program_status: watch::Sender<BTreeMap<String, ProgramStatus>>,
 }
 
-/// Why a dispatch is not taken.
+/// Why a dispatch is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DispatchRefusal {
     pub(crate) code: RejectCode,
@@ -68,7 +69,7 @@ impl DispatchRefusal {
     pub(crate) fn disk_full() -> Self {
         Self::new(
             RejectCode::DiskFull,
-            "the worker's disk did not take the attempt",
+            "the daemon cannot store the attempt on its disk",
         )
     }
 
@@ -80,20 +81,20 @@ impl DispatchRefusal {
     }
 }
 
-/// Said when it is noticed, and once: why an agent gets no work must not be a riddle.
+/// Logs a change once, when it is detected, so that the log explains why an agent gets no work.
 fn log_program_changes(
-    known: &BTreeMap<String, ProgramStatus>,
-    found: &BTreeMap<String, ProgramStatus>,
+    before: &BTreeMap<String, ProgramStatus>,
+    now: &BTreeMap<String, ProgramStatus>,
 ) {
-    for (agent, now) in found {
-        let before = known.get(agent).and_then(|found| found.problem);
-        match (before, now.problem) {
+    for (agent, status) in now {
+        let before = before.get(agent).and_then(|status| status.problem);
+        match (before, status.problem) {
             (None, Some(problem)) => tracing::warn!(
                 %agent, problem,
-                "the program of this agent is not found, so it gets no work; mend its `program` or the PATH"
+                "agent program not found, so the agent gets no work; fix its `program` or the PATH"
             ),
             (Some(_), None) => {
-                tracing::info!(%agent, "the program of this agent is there, so it gets work");
+                tracing::info!(%agent, "agent program found, so the agent gets work again");
             }
             (None, None) | (Some(_), Some(_)) => {}
         }
@@ -113,21 +114,22 @@ impl AgentRegistry {
         &self.roots
     }
 
-    /// Somebody has looked whether the programs are there.
-    pub(crate) fn set_program_status(&self, found: BTreeMap<String, ProgramStatus>) {
-        log_program_changes(&self.program_status.borrow(), &found);
-        self.program_status.send_replace(found);
+    /// Stores the result of a program check.
+    pub(crate) fn set_program_status(&self, status: BTreeMap<String, ProgramStatus>) {
+        log_program_changes(&self.program_status.borrow(), &status);
+        self.program_status.send_replace(status);
     }
 
-    /// Looks again, wherever it is called. Versions stay as they were told.
+    /// Returns a function that checks the programs again; it may block. Known versions are
+    /// kept.
     pub(crate) fn recheck_programs(&self) -> impl FnOnce() + Send + use<> {
-        let (by_name, known) = (self.by_name.clone(), self.program_status.clone());
+        let (by_name, program_status) = (self.by_name.clone(), self.program_status.clone());
         move || {
             let mut found = find_programs(&by_name);
-            known.send_modify(|known| {
+            program_status.send_modify(|known| {
                 for (name, found) in &mut found {
-                    let told = known.get(name).map(|told| told.version.clone());
-                    found.version = told.unwrap_or_default();
+                    let version = known.get(name).map(|status| status.version.clone());
+                    found.version = version.unwrap_or_default();
                 }
                 log_program_changes(known, &found);
                 *known = found;
@@ -135,7 +137,7 @@ impl AgentRegistry {
         }
     }
 
-    /// For Hello.
+    /// Agent descriptions for the Hello message.
     pub(crate) fn agent_infos(&self) -> Vec<AgentInfo> {
         let infos = self.by_name.iter().map(|(name, config)| {
             let (kind, options) = match config {
@@ -149,27 +151,27 @@ impl AgentRegistry {
                     (launch::coding_agent::agent_kind(*wire), options)
                 }
             };
-            let found = self.program_status.borrow().get(name).cloned();
-            let found = found.unwrap_or_default();
+            let status = self.program_status.borrow().get(name).cloned();
+            let status = status.unwrap_or_default();
             AgentInfo {
                 name: name.clone(),
                 kind: kind.into(),
-                version: found.version,
+                version: status.version,
                 options,
-                problem: found.problem.unwrap_or_default().to_owned(),
+                problem: status.problem.unwrap_or_default().to_owned(),
             }
         });
         infos.collect()
     }
 
-    /// Turns a dispatch into what is run, or says why it is not.
+    /// Turns a dispatch into an attempt plan, or returns why it is refused.
     pub(crate) fn plan_attempt(
         &self,
         attempt: &AttemptRef,
         dispatch: &Dispatch,
         daemon_id: &str,
         known: Option<&KnownConversation>,
-        handed: Option<&AgentToolAccess>,
+        tool_access: Option<&AgentToolAccess>,
     ) -> Result<AttemptPlan, DispatchRefusal> {
         let Some(config) = self.by_name.get(&dispatch.agent) else {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
@@ -179,9 +181,9 @@ impl AgentRegistry {
         let cwd = workspace.working_directory();
         let files = RequiredFiles::new(&workspace.path, dispatch.contract.as_ref());
         let files =
-            files.map_err(|bad| DispatchRefusal::new(RejectCode::Invalid, bad.to_string()))?;
+            files.map_err(|error| DispatchRefusal::new(RejectCode::Invalid, error.to_string()))?;
         let mut resume = None;
-        let (mut child, words) = match config {
+        let (mut child, stdin) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 launch::command_agent::check_options(dispatch)?;
                 let child =
@@ -191,34 +193,34 @@ impl AgentRegistry {
                 (child, ChildStdin::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
-                let desk = launch::coding_agent::CodingAgentContext {
+                let context = launch::coding_agent::CodingAgentContext {
                     wire: *wire,
                     config,
                     daemon_id,
                     cwd: &cwd,
-                    tool_access: handed,
+                    tool_access,
                 };
                 let (child, translator) =
-                    launch::coding_agent::plan_coding_agent(desk, attempt, dispatch, known)?;
-                let mut talk = AgentSession::new(&attempt.attempt_id, translator);
+                    launch::coding_agent::plan_coding_agent(context, attempt, dispatch, known)?;
+                let mut session = AgentSession::new(&attempt.attempt_id, translator);
                 if files.as_ref().is_some_and(RequiredFiles::allows_retry) {
-                    talk = talk.with_further_turns();
+                    session = session.with_further_turns();
                 }
-                (child, ChildStdin::AgentSession(Box::new(talk)))
+                (child, ChildStdin::AgentSession(Box::new(session)))
             }
         };
-        if let Some(handed) = handed {
-            child.environment.extend(handed.environment());
+        if let Some(tool_access) = tool_access {
+            child.environment.extend(tool_access.environment());
         }
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
             workspace,
             child,
-            stdin: words,
+            stdin,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
-            tools: handed.map(|handed| ToolGrant::new(handed, dispatch)),
+            tools: tool_access.map(|tool_access| ToolGrant::new(tool_access, dispatch)),
             required_files: files,
             resume,
         })
@@ -229,10 +231,10 @@ impl AgentRegistry {
         attempt: &AttemptRef,
         dispatch: &Dispatch,
     ) -> Result<WorkspacePlan, DispatchRefusal> {
-        let asked = dispatch.workspace.as_ref();
-        let plan = self.roots.plan(&attempt.attempt_id, asked, &dispatch.cwd);
+        let spec = dispatch.workspace.as_ref();
+        let plan = self.roots.plan(&attempt.attempt_id, spec, &dispatch.cwd);
         plan.ok_or_else(|| {
-            let name = asked.map_or("", |asked| &asked.root);
+            let name = spec.map_or("", |spec| &spec.root);
             let message = format!("this daemon has no workspace {name:?}");
             DispatchRefusal::new(RejectCode::BadCwd, message)
         })
@@ -254,7 +256,7 @@ fn deadlines(dispatch: &Dispatch) -> DeadlineLimits {
         first_visible_event_ms,
         stream_idle_ms,
         tool_idle_ms,
-        // A command asks nobody, and the ladder has its own grace.
+        // A command asks for no input, and the termination sequence has its own grace period.
         user_input_ms: _,
         cleanup_term_ms: _,
     } = dispatch.profile.unwrap_or_default();
@@ -278,17 +280,14 @@ fn cleanup_term(dispatch: &Dispatch) -> Duration {
         .unwrap_or(CLEANUP_TERM)
 }
 
-/// A talk with an app-server that has not said anything yet.
+/// A session with an app-server that has not sent anything yet.
 #[cfg(test)]
 pub(crate) fn test_agent_session() -> AgentSession {
-    let wanted = launch::agent_launch::LaunchRequest {
+    let request = launch::agent_launch::LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
         ..launch::agent_launch::LaunchRequest::default()
     };
-    let launched = crate::config::AgentWire::CodexAppServer.launch(&wanted);
-    AgentSession::new(
-        "attempt",
-        launched.expect("no option is asked for").translator,
-    )
+    let launched = crate::config::AgentWire::CodexAppServer.launch(&request);
+    AgentSession::new("attempt", launched.expect("no option is set").translator)
 }

@@ -1,4 +1,4 @@
-//! The words that every adapter has in common: whatever wire an agent speaks, it comes to these.
+//! Events and inputs that all adapters have in common, independent of the agent's wire.
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::agents::outcome::failure::TurnFailure;
 use crate::agents::outcome::turn_usage::TurnUsage;
 
-/// What an agent has said, or what has to be done about it.
+/// Something that an agent sent, or that has to be done because of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AgentEvent {
     Phase(TurnPhase),
@@ -20,36 +20,36 @@ pub(crate) enum AgentEvent {
         failed: bool,
     },
     InputAsked(AgentInput),
-    /// An answer is on its way to the agent.
+    /// An answer was written to the agent.
     InputAnswered {
         key: InputKey,
     },
-    /// The agent wants no answer any more.
+    /// The agent no longer waits for an answer.
     InputWithdrawn {
         key: InputKey,
         reason: String,
     },
     /// The agent's own id of its conversation, when it becomes known or changes.
     Conversation(String),
-    /// To be written to the agent's stdin.
+    /// A message to write to the agent's stdin.
     Write(StdinMessage),
-    /// Somebody has to look at these bytes that were no message; they are counted and skipped.
+    /// A line that is not a message. It is counted and skipped.
     Malformed {
         line: u64,
     },
-    /// Some characters of this line were none; it was read without them.
+    /// A line with invalid characters. It was read with replacement characters.
     Repaired {
         line: u64,
     },
-    /// A line was longer than [`super::line_splitter::LINE_MAX`] and was not read.
+    /// A line longer than [`super::line_splitter::MAX_LINE_BYTES`], which was not read.
     LineCut {
         length: u64,
     },
-    /// The turn is over. Once per prompt.
+    /// The turn ended. Sent once per prompt.
     Ended(TurnEnding),
 }
 
-/// Phases of a turn that only its wire can tell. Each once per turn, in this order.
+/// Phases of a turn that only its wire reveals. Each occurs once per turn, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum TurnPhase {
     PromptWritten,
@@ -60,19 +60,19 @@ pub(crate) enum TurnPhase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AgentOutput {
     pub(crate) kind: OutputKind,
-    /// A person would see it.
+    /// Whether a person would see it.
     pub(crate) visible: bool,
     pub(crate) text: String,
     pub(crate) tool: Option<String>,
 }
 
-/// Bytes for the agent's stdin, whole or not at all.
+/// Bytes for the agent's stdin, written completely or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StdinMessage {
-    /// Text in a snapshot: an array of numbers would be four times as long.
+    /// Serialized as text: an array of numbers would be four times as long.
     #[serde(with = "text")]
     pub(crate) bytes: Vec<u8>,
-    /// Nothing follows: stdin is closed behind it.
+    /// Nothing follows: stdin is closed after it.
     pub(crate) last: bool,
 }
 
@@ -90,7 +90,7 @@ impl StdinMessage {
     }
 }
 
-/// Messages are text on every wire.
+/// Serializes messages as text, which they are on every wire.
 mod text {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -103,12 +103,12 @@ mod text {
     }
 }
 
-/// The agent's own id of a request, unique among those that are open.
+/// The agent's own id of a request, unique among the open requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct InputKey(pub(crate) String);
 
-/// Something that the agent waits for.
+/// A permission or question that the agent waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AgentInput {
     pub(crate) key: InputKey,
@@ -119,15 +119,15 @@ pub(crate) struct AgentInput {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AgentInputKind {
     Permission(ToolPermission),
-    /// Asked together, answered together.
+    /// Questions that are asked together and answered together.
     Questions(Vec<AgentQuestion>),
 }
 
-/// Leave to use a tool with exactly these arguments.
+/// A request to use a tool with exactly these arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ToolPermission {
     pub(crate) tool_name: String,
-    /// What a person sees, and what the answer is bound to.
+    /// What a person is shown. The answer is bound to it.
     pub(crate) arguments: String,
     /// SHA-256 of `arguments`.
     pub(crate) digest: [u8; 32],
@@ -150,19 +150,19 @@ pub(crate) struct QuestionChoice {
     pub(crate) description: String,
 }
 
-/// What somebody answered.
+/// The answer to an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AgentInputAnswer {
     Allow {
-        /// Not only this once, and not longer than the attempt.
+        /// Allowed for the rest of the attempt, not only once.
         for_attempt: bool,
     },
     Deny {
         message: String,
     },
-    /// One for each question, in their order.
+    /// One response per question, in the same order.
     Replies(Vec<QuestionResponse>),
-    /// Nobody did, in time.
+    /// No answer came in time.
     None,
 }
 
@@ -176,7 +176,7 @@ pub(crate) struct QuestionResponse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TurnEnding {
     pub(crate) outcome: TurnOutcome,
-    /// Of this turn alone; absent when the agent does not say.
+    /// Usage of this turn alone; absent when the agent does not report it.
     pub(crate) usage: Option<TurnUsage>,
 }
 
@@ -185,7 +185,7 @@ pub(crate) enum TurnOutcome {
     /// The final text.
     Result(String),
     Failed(TurnFailure),
-    /// It stopped because somebody told it to.
+    /// It was stopped on request.
     Interrupted,
 }
 

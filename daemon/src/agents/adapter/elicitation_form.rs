@@ -1,4 +1,5 @@
-//! An elicitation: a form that an agent wants to be filled in, as questions to a person, and back.
+//! An elicitation: a form that an agent wants filled in, translated into questions for a person
+//! and back.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -19,9 +20,9 @@ struct FormField {
     name: String,
     question: AgentQuestion,
     kind: FormFieldKind,
-    /// What each option stands for, in their order.
+    /// The value of each option, in the same order.
     values: Vec<Value>,
-    /// The field for an answer in free text beside the options.
+    /// The field for a free-text answer next to the options.
     beside: Option<String>,
 }
 
@@ -31,15 +32,15 @@ enum FormFieldKind {
     Number,
     One,
     Many,
-    /// A list of the person's own words, one to a line.
+    /// A list of free texts, one per line.
     Lines,
 }
 
-/// How a field for free text beside another one is called.
+/// Suffix of a free-text field next to another field.
 const FREE_TEXT_SUFFIX: &str = "_custom";
 
 impl ElicitationForm {
-    /// None for one that cannot be put as questions, such as a page to visit.
+    /// `None` for a form that cannot be asked as questions, such as a URL to visit.
     pub(crate) fn read(params: &Value) -> Option<Self> {
         if !matches!(
             text_at(params, "/mode"),
@@ -48,12 +49,12 @@ impl ElicitationForm {
         {
             return None;
         }
-        let nothing = Map::new();
+        let empty = Map::new();
         let schema = params
             .get("requestedSchema")
             .or_else(|| params.get("requested_schema"))?;
         let properties = match schema.get("properties") {
-            Some(Value::Null) | None => &nothing,
+            Some(Value::Null) | None => &empty,
             Some(properties) => properties.as_object()?,
         };
         let is_beside = |name: &str| {
@@ -65,18 +66,19 @@ impl ElicitationForm {
             .iter()
             .filter(|(name, _)| !is_beside(name))
             .collect();
-        let alone = own.len() == 1;
+        let is_only_field = own.len() == 1;
         let fields = own.into_iter().map(|(name, property)| {
             let beside = format!("{name}{FREE_TEXT_SUFFIX}");
             let beside = properties.contains_key(&beside).then_some(beside);
-            FormField::read(name, property, alone, message, beside)
+            FormField::read(name, property, is_only_field, message, beside)
         });
         let fields = fields.collect::<Option<_>>()?;
         Some(Self { fields })
     }
 
-    /// One without fields wants a yes or a no: it is leave for what the request says, and so are the tools that Codex asks
-    /// for. None when that is nothing, or too long to be shown.
+    /// A form without fields asks for a yes or no, as the tool permissions of Codex do. It
+    /// becomes a permission request with the content of the request. `None` if there is no
+    /// content, or too much to be shown.
     pub(crate) fn to_input(
         &self,
         params: &Value,
@@ -94,15 +96,15 @@ impl ElicitationForm {
         if shown.is_empty() {
             return None;
         }
-        let who = [
+        let server = [
             text_at(params, "/serverName"),
             text_at(params, "/mcp_server_name"),
         ]
         .concat();
-        let name = match (who.as_str(), text_at(params, "/_meta/tool_name")) {
+        let name = match (server.as_str(), text_at(params, "/_meta/tool_name")) {
             ("", "") => "confirmation".to_owned(),
-            (who, "") => who.to_owned(),
-            (who, tool) => format!("{who}.{tool}"),
+            (server, "") => server.to_owned(),
+            (server, tool) => format!("{server}.{tool}"),
         };
         let shown = Value::Object(shown).to_string();
         permission_input(
@@ -142,7 +144,7 @@ impl FormField {
     fn read(
         name: &str,
         property: &Value,
-        alone: bool,
+        is_only_field: bool,
         message: &str,
         beside: Option<String>,
     ) -> Option<Self> {
@@ -164,17 +166,17 @@ impl FormField {
         };
         let title = text_at(property, "/title");
         let description = text_at(property, "/description");
-        let words = [description, title, name];
-        let own = words
+        let texts = [description, title, name];
+        let own = texts
             .into_iter()
-            .find(|words| !words.is_empty())
+            .find(|text| !text.is_empty())
             .unwrap_or(name);
-        let alone = alone && !message.is_empty();
+        let use_message = is_only_field && !message.is_empty();
         let (options, values): (Vec<QuestionChoice>, Vec<Value>) = choices.into_iter().unzip();
         Some(Self {
             name: name.to_owned(),
             question: AgentQuestion {
-                text: if alone { message } else { own }.to_owned(),
+                text: if use_message { message } else { own }.to_owned(),
                 header: title.to_owned(),
                 multi_select: kind == FormFieldKind::Many,
                 allow_free_text: options.is_empty() || beside.is_some(),
@@ -192,7 +194,7 @@ impl FormField {
         let mut chosen = chosen.map(|(_, value)| value.clone());
         let value = match self.kind {
             FormFieldKind::Text => Some(json!(reply.text)),
-            // What is no number is left out, and the agent says so.
+            // A value that is not a number is left out, and the agent reports that.
             FormFieldKind::Number => serde_json::from_str(reply.text.trim())
                 .ok()
                 .filter(Value::is_number),
@@ -212,7 +214,7 @@ impl FormField {
     }
 }
 
-/// Some of several choices, or words. What else a list may hold nobody could type in.
+/// A choice of several values, or free texts. A person could not enter any other kind of list.
 fn list_field(items: &Value) -> Option<(FormFieldKind, Vec<(QuestionChoice, Value)>)> {
     let choices = choices(items);
     if !choices.is_empty() {
@@ -221,7 +223,8 @@ fn list_field(items: &Value) -> Option<(FormFieldKind, Vec<(QuestionChoice, Valu
     (text_at(items, "/type") == "string").then(|| (FormFieldKind::Lines, Vec::new()))
 }
 
-/// `oneOf` or `anyOf` with titles, or a bare `enum`. Labels are made unique: they are how an answer names its option.
+/// Options from `oneOf` or `anyOf` with titles, or from a bare `enum`. Labels are made unique
+/// because an answer names its option by the label.
 fn choices(property: &Value) -> Vec<(QuestionChoice, Value)> {
     let titled = list_at(property, "/oneOf")
         .iter()
@@ -275,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_form_is_asked_field_by_field_and_filled_in_by_value() {
+    fn each_form_field_is_asked_and_filled_in_by_value() {
         let form = ElicitationForm::read(
             &json!({"mode": "form", "message": "About it", "requestedSchema": {
                 "properties": {
@@ -319,30 +322,30 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_choices_is_what_the_person_wrote() {
+    fn a_list_without_choices_takes_one_text_per_line() {
         let form = |items: Value| {
             let tags = json!({"type": "array", "items": items});
             ElicitationForm::read(&json!({"requestedSchema": {"properties": {"tags": tags}}}))
         };
-        let words = form(json!({"type": "string"})).unwrap();
-        let asked = &words.questions()[0];
-        assert!(asked.allow_free_text && !asked.multi_select);
+        let text_list = form(json!({"type": "string"})).unwrap();
+        let question = &text_list.questions()[0];
+        assert!(question.allow_free_text && !question.multi_select);
         let reply = QuestionResponse {
             text: "one thing\n\n another ".to_owned(),
             ..QuestionResponse::default()
         };
-        let answer = words.answer_json(&AgentInputAnswer::Replies(vec![reply]));
+        let answer = text_list.answer_json(&AgentInputAnswer::Replies(vec![reply]));
         let content = json!({"tags": ["one thing", "another"]});
         assert_eq!(answer, json!({"action": "accept", "content": content}));
         assert_eq!(
             form(json!({"type": "object"})),
             None,
-            "nobody could say that"
+            "objects cannot be entered as text"
         );
     }
 
     #[test]
-    fn what_is_no_form_is_none() {
+    fn an_elicitation_without_a_usable_form_is_none() {
         assert_eq!(
             ElicitationForm::read(&json!({"mode": "url", "url": "http://x"})),
             None
@@ -352,16 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn a_form_without_fields_is_a_question_of_leave() {
+    fn a_form_without_fields_is_a_permission_request() {
         let params = json!({"mode": "form", "serverName": "files", "message": "Delete it?",
             "requestedSchema": {"type": "object", "properties": {}}});
         let form = ElicitationForm::read(&params).unwrap();
-        let Some(AgentInputKind::Permission(asked)) = form.to_input(&params, false) else {
-            panic!("it is no permission");
+        let Some(AgentInputKind::Permission(permission)) = form.to_input(&params, false) else {
+            panic!("the form is not a permission request");
         };
-        assert_eq!(asked.tool_name, "files");
+        assert_eq!(permission.tool_name, "files");
         assert_eq!(
-            asked.arguments,
+            permission.arguments,
             r#"{"message":"Delete it?","serverName":"files"}"#
         );
         let allow = AgentInputAnswer::Allow { for_attempt: false };
@@ -373,7 +376,7 @@ mod tests {
             form.answer_json(&AgentInputAnswer::None),
             json!({"action": "cancel"})
         );
-        // What says nothing cannot be allowed.
+        // An empty request cannot be allowed.
         assert_eq!(form.to_input(&json!({}), false), None);
     }
 }

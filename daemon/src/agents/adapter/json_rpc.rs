@@ -1,4 +1,5 @@
-//! JSON as agents write it: lenient reading, the exact text of a part, and JSON-RPC with its two directions.
+//! JSON as agents write it: lenient parsing, the exact text of a part, and JSON-RPC messages in
+//! both directions.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,44 +10,45 @@ use serde_json::{Value, json};
 use super::agent_event::{AgentEvent, StdinMessage};
 use super::turn_state::TOO_LONG_TO_SHOW;
 
-/// A message and its text. JavaScript cuts strings between the two halves of a character and writes half of it, which is
-/// no text: it is read as U+FFFD, and the text comes back mended.
+/// Parses a message and returns it with its text. JavaScript may cut a string between two
+/// UTF-16 surrogates and write only one of them, which is not valid text. It is read as U+FFFD,
+/// and the repaired text is returned.
 pub(crate) fn parse_json(json: &str) -> Option<(Cow<'_, str>, Value)> {
     if let Ok(message) = serde_json::from_str(json) {
         return Some((Cow::Borrowed(json), message));
     }
-    let mended = replace_lone_surrogates(json)?;
-    let message = serde_json::from_str(&mended).ok()?;
-    Some((Cow::Owned(mended), message))
+    let repaired = replace_lone_surrogates(json)?;
+    let message = serde_json::from_str(&repaired).ok()?;
+    Some((Cow::Owned(repaired), message))
 }
 
-/// None when there are none in it.
+/// `None` if there are none.
 fn replace_lone_surrogates(json: &str) -> Option<String> {
-    let mut mended = String::new();
+    let mut repaired = String::new();
     let mut rest = json;
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
-        mended.push_str(before);
-        let (length, half) = match (utf16_unit(escape), escape.get(6..).and_then(utf16_unit)) {
+        repaired.push_str(before);
+        let (length, is_lone) = match (utf16_unit(escape), escape.get(6..).and_then(utf16_unit)) {
             (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, false),
             (Some(0xd800..=0xdfff), _) => (6, true),
-            // What is escaped is no escape itself.
+            // An escaped backslash or other character: skip both.
             _ => (1 + escape.chars().nth(1).map_or(0, char::len_utf8), false),
         };
         let (escape, after) = escape.split_at(length);
-        mended.push_str(if half { "\\ufffd" } else { escape });
+        repaired.push_str(if is_lone { "\\ufffd" } else { escape });
         rest = after;
     }
-    (!mended.is_empty()).then(|| mended + rest)
+    (!repaired.is_empty()).then(|| repaired + rest)
 }
 
-/// The UTF-16 unit of the escape that this begins with.
+/// The UTF-16 unit of the escape at the start of the text.
 fn utf16_unit(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("\\u")?.get(..4)?;
     u16::from_str_radix(digits, 16).ok()
 }
 
-/// Text at a path; empty when there is none.
+/// Text at a path; empty if there is none.
 pub(crate) fn text_at<'a>(value: &'a Value, path: &str) -> &'a str {
     value
         .pointer(path)
@@ -55,11 +57,11 @@ pub(crate) fn text_at<'a>(value: &'a Value, path: &str) -> &'a str {
 }
 
 pub(crate) fn list_at<'a>(value: &'a Value, path: &str) -> &'a [Value] {
-    let found = value.pointer(path).and_then(Value::as_array);
-    found.map_or(&[], Vec::as_slice)
+    let list = value.pointer(path).and_then(Value::as_array);
+    list.map_or(&[], Vec::as_slice)
 }
 
-/// The bytes of a part of `json`, exactly as they are there.
+/// The bytes of a part of `json`, exactly as they were written.
 pub(crate) fn exact_text<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     let Some((first, rest)) = path.split_first() else {
         return Some(json);
@@ -68,12 +70,12 @@ pub(crate) fn exact_text<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     exact_text(fields.get(*first)?.get(), rest)
 }
 
-/// A message of a JSON-RPC peer. One with a method is a request or a notification, whatever its id: each side
-/// counts its own.
+/// A message of a JSON-RPC peer. A message with a method is a request or notification, whatever
+/// its id, because each side numbers its own requests.
 #[derive(Debug, PartialEq)]
 pub(crate) enum RpcMessage<'a> {
     Request {
-        /// As it has to be sent back.
+        /// Must be sent back unchanged.
         id: &'a Value,
         method: &'a str,
         params: &'a Value,
@@ -96,7 +98,7 @@ impl<'a> RpcMessage<'a> {
     pub(crate) fn read(message: &'a Value) -> Option<Self> {
         const NULL: &Value = &Value::Null;
         let object = message.as_object()?;
-        // Some write every field that a message could have, and null for those that it has not.
+        // Some agents write every possible field and set unused fields to null.
         let given = |name| object.get(name).filter(|value| !value.is_null());
         let params = object.get("params").unwrap_or(NULL);
         if let Some(method) = given("method") {
@@ -106,7 +108,7 @@ impl<'a> RpcMessage<'a> {
                 None => Self::Notification { method, params },
             });
         }
-        // An answer to what could not be read has null for its id.
+        // The response to an unreadable request has a null id.
         let id = object.get("id")?;
         match (object.get("result"), given("error")) {
             (_, Some(error)) => Some(Self::Error { id, error }),
@@ -116,13 +118,13 @@ impl<'a> RpcMessage<'a> {
     }
 }
 
-/// What can be known of a JSON-RPC message of which only the beginning was read.
+/// What can be derived from the beginning of a JSON-RPC message that was too long.
 #[derive(Debug, PartialEq)]
 pub(crate) enum OversizedMessage {
     Request(Value),
-    /// With its id, unless that comes later.
+    /// A response with its id, unless the id comes later in the message.
     Answer(Option<Value>),
-    /// A notification, or nobody knows.
+    /// A notification, or unknown.
     Other,
 }
 
@@ -131,7 +133,7 @@ impl OversizedMessage {
         let at = |name: &str| beginning.find(name);
         let params = at("\"params\"");
         let answer = at("\"result\"").or(at("\"error\""));
-        // Behind these, ids are those of other things.
+        // After these fields, ids belong to other objects.
         let head = params.into_iter().chain(answer).min();
         let head = head
             .and_then(|end| beginning.get(..end))
@@ -146,8 +148,9 @@ impl OversizedMessage {
 }
 
 impl OversizedMessage {
-    /// A message was too long to be read. A request is refused, for its peer waits; of an answer, the request of ours that it
-    /// belongs to is taken out of those that wait.
+    /// Handles a message that was too long to be read. A request is refused, because the peer
+    /// waits for a response. For a response, the request that it belongs to is removed from
+    /// `waiting` and returned.
     pub(crate) fn resolve_waiting<R>(
         &self,
         wire: RpcDialect,
@@ -161,7 +164,7 @@ impl OversizedMessage {
                 None
             }
             Self::Answer(Some(id)) => waiting.remove(&id.to_string()),
-            // There is only one that it can belong to.
+            // Only one request is open, so the response belongs to it.
             Self::Answer(None) if waiting.len() == 1 => {
                 waiting.pop_first().map(|(_, request)| request)
             }
@@ -170,7 +173,7 @@ impl OversizedMessage {
     }
 }
 
-/// What a field has in the beginning of a message, where that is whole.
+/// The value of a field in the beginning of a message, if it is complete.
 pub(crate) fn scalar_field(beginning: &str, name: &str) -> Option<Value> {
     let (_, rest) = beginning.split_once(&format!("\"{name}\""))?;
     let rest = rest.trim_start().strip_prefix(':')?;
@@ -178,12 +181,12 @@ pub(crate) fn scalar_field(beginning: &str, name: &str) -> Option<Value> {
     values.next()?.ok()
 }
 
-/// How a JSON-RPC peer wants to be written to.
+/// Whether JSON-RPC messages carry a version field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RpcDialect {
     /// With `"jsonrpc":"2.0"`.
     Standard,
-    /// Without.
+    /// Without a version field.
     Bare,
 }
 
@@ -204,7 +207,7 @@ impl RpcDialect {
         self.message_line(json!({"id": id, "result": result}))
     }
 
-    /// The request is not served.
+    /// Refuses a request.
     pub(crate) fn error_response(self, id: &Value, code: i64, message: &str) -> StdinMessage {
         self.message_line(json!({"id": id, "error": {"code": code, "message": message}}))
     }
@@ -225,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_taken_as_it_was_written() {
+    fn the_exact_text_of_a_part_is_returned() {
         let json = r#"{"a":{ "b" : {"z":1.0, "y": "\u00e9"} },"c":2}"#;
         assert_eq!(
             exact_text(json, &["a", "b"]),
@@ -236,15 +239,15 @@ mod tests {
     }
 
     #[test]
-    fn a_method_makes_a_request_even_with_an_id_that_is_pending_here() {
-        let asked = json!({"id": 0, "method": "m"});
+    fn a_message_with_a_method_is_a_request_whatever_its_id() {
+        let request = json!({"id": 0, "method": "m"});
         assert!(matches!(
-            RpcMessage::read(&asked),
+            RpcMessage::read(&request),
             Some(RpcMessage::Request { method: "m", .. })
         ));
-        let told = json!({"id": 0, "result": null});
+        let message = json!({"id": 0, "result": null});
         assert!(matches!(
-            RpcMessage::read(&told),
+            RpcMessage::read(&message),
             Some(RpcMessage::Result { .. })
         ));
         let failed = json!({"id": null, "error": {"code": -32700}});
@@ -264,15 +267,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_is_not_there() {
-        let told = json!({"id": null, "method": "m", "params": {}});
+    fn null_fields_count_as_absent() {
+        let message = json!({"id": null, "method": "m", "params": {}});
         assert!(matches!(
-            RpcMessage::read(&told),
+            RpcMessage::read(&message),
             Some(RpcMessage::Notification { method: "m", .. })
         ));
-        let answered = json!({"id": 0, "method": null, "result": {"a": 1}, "error": null});
+        let response = json!({"id": 0, "method": null, "result": {"a": 1}, "error": null});
         assert!(matches!(
-            RpcMessage::read(&answered),
+            RpcMessage::read(&response),
             Some(RpcMessage::Result { .. })
         ));
         let failed = json!({"id": 0, "method": null, "result": null, "error": {"code": 1}});
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_message_says_who_waits() {
+    fn the_beginning_of_a_message_shows_its_kind_and_id() {
         let read = OversizedMessage::read;
         assert_eq!(
             read(r#"{"id": 1, "result": {"id": 2"#),
@@ -307,13 +310,19 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_costs_itself_and_not_its_message() {
+    fn a_lone_surrogate_is_replaced_and_the_message_is_read() {
         let read = |json: &str| parse_json(json).map(|(_, message)| message);
-        let mended = |json: &str| read(json).unwrap().as_str().unwrap().to_owned();
-        assert_eq!(mended(r#""a\ud83d""#), "a\u{fffd}");
-        assert_eq!(mended(r#""\uDE00b""#), "\u{fffd}b");
-        assert_eq!(mended(r#""\ud83d\ud83d\ude00""#), "\u{fffd}\u{1f600}");
-        assert_eq!(mended(r#""\ud83d\n\\ud83d é""#), "\u{fffd}\n\\ud83d é");
+        let repaired_text = |json: &str| read(json).unwrap().as_str().unwrap().to_owned();
+        assert_eq!(repaired_text(r#""a\ud83d""#), "a\u{fffd}");
+        assert_eq!(repaired_text(r#""\uDE00b""#), "\u{fffd}b");
+        assert_eq!(
+            repaired_text(r#""\ud83d\ud83d\ude00""#),
+            "\u{fffd}\u{1f600}"
+        );
+        assert_eq!(
+            repaired_text(r#""\ud83d\n\\ud83d é""#),
+            "\u{fffd}\n\\ud83d é"
+        );
         for broken in [r#""\ud83d"#, r#""\ud8"#, r#""\"#, "\"\\é\"", "\"\\u00é\""] {
             assert_eq!(read(broken), None, "{broken}");
         }

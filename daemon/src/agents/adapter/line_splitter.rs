@@ -1,37 +1,39 @@
-//! Bytes in, whole lines out, however the bytes were chunked.
+//! Splits bytes into whole lines, independent of how the bytes were chunked.
 
 use serde::{Deserialize, Serialize};
 
-/// A longer line is counted and thrown away.
+/// A longer line is counted and discarded.
 pub(crate) const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
 
-/// So much of it is kept: enough to see what it would have been.
+/// How much of a discarded line is kept: enough to see what kind of message it was.
 const BEGINNING_BYTES: usize = 256;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OutputLine {
     Whole(Vec<u8>),
-    /// Longer than [`LINE_MAX`]: this many bytes, the newline not counted, and the first of them.
+    /// A line longer than [`MAX_LINE_BYTES`]: its length without the newline, and its first
+    /// bytes.
     TooLong {
         length: u64,
         beginning: Vec<u8>,
     },
 }
 
-/// Bytes that were read and are not yet lines. After a restart they are read again: they are not part of the stored
-/// state. Only those of a line that is too long are gone, and their number is kept.
+/// Bytes that were read and do not form a line yet. They are not part of the stored state and
+/// are read again after a restart. Only the length and beginning of a line that is too long are
+/// stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LineSplitter {
     #[serde(skip)]
     buffer: Vec<u8>,
-    /// Of `held`: before this, lines were taken.
+    /// Lines in `buffer` before this offset were already returned.
     #[serde(skip)]
     consumed: usize,
-    /// Of what is left: so much has no newline in it.
+    /// How many of the remaining bytes are known to contain no newline.
     #[serde(skip)]
     searched: usize,
     thrown_away: u64,
-    /// Of what is thrown away.
+    /// First bytes of the line that is being discarded.
     #[serde(default)]
     beginning: Vec<u8>,
 }
@@ -42,7 +44,7 @@ impl LineSplitter {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next line that has its end.
+    /// The next complete line.
     pub(crate) fn next(&mut self) -> Option<OutputLine> {
         let rest = &self.buffer[self.consumed + self.searched..];
         let Some(at) = rest.iter().position(|byte| *byte == b'\n') else {
@@ -57,7 +59,7 @@ impl LineSplitter {
         Some(line)
     }
 
-    /// No more comes: a last line without its newline.
+    /// Ends the input: returns a last line without a newline.
     pub(crate) fn finish(&mut self) -> Option<OutputLine> {
         let length = self.buffered_bytes();
         let empty = length == 0 && self.thrown_away == 0;
@@ -67,7 +69,7 @@ impl LineSplitter {
         line
     }
 
-    /// Bytes that were pushed and would have to be pushed again after a restart.
+    /// Bytes that would have to be pushed again after a restart.
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.buffer.len() - self.consumed
     }
@@ -111,40 +113,43 @@ mod tests {
         OutputLine::Whole(text.as_bytes().to_vec())
     }
 
-    fn lines(cutter: &mut LineSplitter, bytes: &[u8]) -> Vec<OutputLine> {
-        cutter.push(bytes);
-        std::iter::from_fn(|| cutter.next()).collect()
+    fn lines(splitter: &mut LineSplitter, bytes: &[u8]) -> Vec<OutputLine> {
+        splitter.push(bytes);
+        std::iter::from_fn(|| splitter.next()).collect()
     }
 
     #[test]
-    fn a_line_is_the_same_in_one_piece_and_in_many() {
-        let mut cutter = LineSplitter::default();
+    fn lines_do_not_depend_on_the_chunking() {
+        let mut splitter = LineSplitter::default();
         assert_eq!(
-            lines(&mut cutter, b"a\n\nbc\nd"),
+            lines(&mut splitter, b"a\n\nbc\nd"),
             [whole("a"), whole(""), whole("bc")]
         );
-        assert_eq!(cutter.buffered_bytes(), 1);
-        assert_eq!(lines(&mut cutter, b"e\n"), [whole("de")]);
-        assert_eq!(lines(&mut cutter, b"no newline"), []);
-        assert_eq!(cutter.finish(), Some(whole("no newline")));
-        assert_eq!(cutter.finish(), None);
+        assert_eq!(splitter.buffered_bytes(), 1);
+        assert_eq!(lines(&mut splitter, b"e\n"), [whole("de")]);
+        assert_eq!(lines(&mut splitter, b"no newline"), []);
+        assert_eq!(splitter.finish(), Some(whole("no newline")));
+        assert_eq!(splitter.finish(), None);
     }
 
     #[test]
     fn a_line_over_the_limit_is_counted_and_the_next_one_is_read() {
-        let mut cutter = LineSplitter::default();
+        let mut splitter = LineSplitter::default();
         let most = vec![b'x'; MAX_LINE_BYTES];
-        assert_eq!(lines(&mut cutter, &most), []);
-        assert_eq!(lines(&mut cutter, b"\n"), [OutputLine::Whole(most.clone())]);
-        assert_eq!(lines(&mut cutter, &most), []);
-        assert_eq!(lines(&mut cutter, b"x"), []);
-        assert_eq!(cutter.buffered_bytes(), 0);
+        assert_eq!(lines(&mut splitter, &most), []);
+        assert_eq!(
+            lines(&mut splitter, b"\n"),
+            [OutputLine::Whole(most.clone())]
+        );
+        assert_eq!(lines(&mut splitter, &most), []);
+        assert_eq!(lines(&mut splitter, b"x"), []);
+        assert_eq!(splitter.buffered_bytes(), 0);
         let over = || OutputLine::TooLong {
             length: MAX_LINE_BYTES as u64 + 2,
             beginning: vec![b'x'; BEGINNING_BYTES],
         };
-        assert_eq!(lines(&mut cutter, b"x\nnext\n"), [over(), whole("next")]);
+        assert_eq!(lines(&mut splitter, b"x\nnext\n"), [over(), whole("next")]);
         let at_once = [&most[..], b"xx\n"].concat();
-        assert_eq!(lines(&mut cutter, &at_once), [over()]);
+        assert_eq!(lines(&mut splitter, &at_once), [over()]);
     }
 }

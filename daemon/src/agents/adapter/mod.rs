@@ -1,6 +1,7 @@
-//! Translates the wire of each coding agent (claude, codex, ACP) into the same agent events, and answers back into its wire.
-//! Pure: bytes in, events out; no clock, no files, no random numbers.
-//! Its state is stored in every snapshot, so field names that are serialized must not change and everything remembered is bounded.
+//! Translates the wire of each coding agent (claude, codex, ACP) into common agent events, and
+//! answers back into its wire. Pure: bytes in, events out; no clock, files or random numbers.
+//! The state is stored in every snapshot, so serialized field names must not change and
+//! everything remembered is bounded.
 
 pub(crate) mod acp;
 pub(crate) mod agent_event;

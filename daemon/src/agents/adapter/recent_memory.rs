@@ -1,20 +1,22 @@
-//! What an adapter remembers for longer than a line. It is in every snapshot, so it does not grow with the length of an
-//! attempt: each of these has a bound, and forgets what is oldest first.
+//! Bounded memory of an adapter beyond one line. It is part of every snapshot, so it must not
+//! grow with the length of an attempt: each type has a limit and drops the oldest entries
+//! first.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Ids that are kept. A word about one that is older than so many others is a word about a new one.
+/// Number of ids that are remembered. An older id counts as new.
 const MAX_IDS: usize = 256;
 
-/// Ids of things that are over, or were seen. Kept as digests, for how long an id is, is the agent's choice.
+/// Ids of ended or seen things. Stored as digests, because the agent chooses the length of an
+/// id.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RecentIds(VecDeque<u64>);
 
 impl RecentIds {
-    /// True where it is new.
+    /// True if the id is new.
     pub(crate) fn insert(&mut self, id: &str) -> bool {
         if self.contains(id) {
             return false;
@@ -30,11 +32,11 @@ impl RecentIds {
         self.0.contains(&digest(id))
     }
 
-    /// True where it was there.
+    /// True if the id was present.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
         let before = self.0.len();
-        let gone = digest(id);
-        self.0.retain(|kept| *kept != gone);
+        let removed = digest(id);
+        self.0.retain(|kept| *kept != removed);
         self.0.len() < before
     }
 
@@ -50,30 +52,30 @@ fn digest(id: &str) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// Items of which a text is kept, and bytes of all of them together.
+/// Number of texts that are kept, and their total size.
 const MAX_TEXTS: usize = 32;
 const MAX_TEXT_BYTES: usize = 512 * 1024;
 
-/// What open items would do, in the words in which it was said.
+/// Descriptions of open items, as the agent sent them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RecentTexts {
     kept: VecDeque<(String, String)>,
-    /// Something is gone: of an item that is not here nobody knows what was said of it.
+    /// An entry was dropped, so a missing item may have had a text.
     forgot: bool,
 }
 
-/// What is known of an item.
+/// Result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RecalledText<'a> {
     Text(&'a str),
-    /// Nothing was ever said.
+    /// No text was ever stored.
     NeverSeen,
-    /// It may have been said, and is forgotten.
+    /// A text may have been stored and dropped since.
     Forgotten,
 }
 
 impl RecentTexts {
-    /// For a state that was stored without them.
+    /// The value for a stored state that has no such field.
     pub(crate) fn lost() -> Self {
         Self {
             forgot: true,
@@ -115,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_ids_are_known_and_the_oldest_are_forgotten_first() {
+    fn the_oldest_ids_are_forgotten_first() {
         let mut ids = RecentIds::default();
         for number in 0..=MAX_IDS {
             assert!(ids.insert(&number.to_string()));
         }
         assert!(!ids.contains("0") && ids.contains("1"));
-        assert!(!ids.insert("1"), "it is known");
+        assert!(!ids.insert("1"), "the id was already inserted");
         assert!(ids.remove("1") && !ids.remove("1"));
         let long = "x".repeat(1 << 20);
         ids.insert(&long);
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_not_taken_for_what_was_never_said() {
+    fn a_forgotten_text_differs_from_one_never_seen() {
         let mut texts = RecentTexts::default();
         assert_eq!(texts.get("a"), RecalledText::NeverSeen);
         texts.insert("a", "ls".to_owned());

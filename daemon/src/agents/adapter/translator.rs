@@ -1,6 +1,7 @@
-//! The one interface to every kind of coding agent: its bytes in, the same events out. Pure: no clock, no chance, no
-//! files. Its state can be stored and taken up again, and whoever drives it passes every message that goes to the
-//! agent's stdin through [`Translator::wrote`], so that the transcript alone decides what it says.
+//! The common interface to every kind of coding agent: bytes in, events out. Pure: no clock, no
+//! randomness, no files. Its state can be stored and restored. The caller passes every message
+//! that is written to the agent's stdin through [`AgentTranslator::on_written`], so that the
+//! transcript alone determines the events.
 
 use std::borrow::Cow;
 
@@ -18,7 +19,7 @@ use super::line_splitter::{LineSplitter, OutputLine};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AgentTranslator {
     wire: AgentAdapter,
-    /// The prompt, for wires on which it is the first message.
+    /// The prompt, for wires whose first message it is.
     prompt: String,
     stdout: LineSplitter,
     lines: u64,
@@ -42,7 +43,7 @@ impl AgentTranslator {
         }
     }
 
-    /// What is written first. Asked for once: a prompt may be long, and is not kept longer than it is needed.
+    /// The first message to write. Called once: a prompt may be long and is dropped after this.
     pub(crate) fn first_message(&mut self) -> StdinMessage {
         let prompt = std::mem::take(&mut self.prompt);
         match &self.wire {
@@ -57,8 +58,8 @@ impl AgentTranslator {
         self.stdout.push(bytes);
     }
 
-    /// What the next line comes to. Line by line: what has to be written because of one is written before the next is
-    /// read, so that nothing hangs on how the bytes were cut.
+    /// Events of the next line. Messages that result from one line are written before the next
+    /// line is read, so that the chunking of the bytes has no effect.
     pub(crate) fn next_events(&mut self) -> Option<Vec<AgentEvent>> {
         let line = self.stdout.next()?;
         let mut out = Vec::new();
@@ -66,7 +67,7 @@ impl AgentTranslator {
         Some(out)
     }
 
-    /// Bytes of stdout that no event has come of yet.
+    /// Bytes of stdout that have produced no event yet.
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.stdout.buffered_bytes()
     }
@@ -82,10 +83,10 @@ impl AgentTranslator {
             }
         };
         let line = self.lines;
-        // A wrong byte in a long answer must not cost the answer.
+        // An invalid byte in a long answer must not invalidate the whole answer.
         let text = String::from_utf8_lossy(&bytes);
-        let mark = if line == 1 { "\u{feff}" } else { "" };
-        let json = text.strip_prefix(mark).unwrap_or(&text).trim();
+        let byte_order_mark = if line == 1 { "\u{feff}" } else { "" };
+        let json = text.strip_prefix(byte_order_mark).unwrap_or(&text).trim();
         if json.is_empty() {
             return;
         }
@@ -109,7 +110,8 @@ impl AgentTranslator {
         }
     }
 
-    /// Somebody may wait for an answer that was thrown away, or for one to what was.
+    /// The agent may wait for a response to the discarded line, or the line may have been the
+    /// response to a request.
     fn on_oversized_line(&mut self, beginning: &str, out: &mut Vec<AgentEvent>) {
         match &mut self.wire {
             AgentAdapter::Claude(_) => {
@@ -125,7 +127,7 @@ impl AgentTranslator {
         }
     }
 
-    /// A message goes to the agent's stdin. An empty one, which only closes it, says nothing.
+    /// Records a message written to the agent's stdin. An empty message only closes stdin.
     pub(crate) fn on_written(&mut self, bytes: &[u8]) -> Vec<AgentEvent> {
         let mut out = Vec::new();
         if bytes.is_empty() {
@@ -147,8 +149,8 @@ impl AgentTranslator {
         out
     }
 
-    /// Another prompt in the same conversation, behind a turn that is over. None where the agent takes no second one, or
-    /// its conversation is not open.
+    /// Another prompt in the same conversation, after a turn has ended. `None` if the agent
+    /// accepts only one prompt or its conversation is not open.
     pub(crate) fn further_prompt(&self, prompt: &str) -> Option<StdinMessage> {
         match &self.wire {
             AgentAdapter::Claude(_) => Some(ClaudeAdapter::prompt_message(prompt)),
@@ -158,7 +160,7 @@ impl AgentTranslator {
         }
     }
 
-    /// The answer as it has to be written. None when nothing of this key is open.
+    /// The answer as a message to the agent. `None` if no input with this key is open.
     pub(crate) fn answer_message(
         &self,
         key: &InputKey,
@@ -172,7 +174,7 @@ impl AgentTranslator {
         }
     }
 
-    /// How the agent is asked to end its turn. Empty where only a signal will do.
+    /// Messages that ask the agent to end its turn. Empty if only a signal can do that.
     pub(crate) fn interrupt_messages(&self) -> Vec<StdinMessage> {
         match &self.wire {
             AgentAdapter::Claude(claude) => claude.interrupt_messages(),
@@ -182,8 +184,8 @@ impl AgentTranslator {
         }
     }
 
-    /// No more bytes come, and this is how the process ended and what it said last on standard error. A turn without
-    /// an end has failed.
+    /// The process ended, with its last output on standard error. A turn without an end has
+    /// failed.
     pub(crate) fn on_exit(&mut self, exit: AgentExit, stderr: &str) -> Vec<AgentEvent> {
         let mut out = Vec::new();
         while let Some(events) = self.next_events() {

@@ -1,5 +1,5 @@
-//! What every adapter has to keep in mind about a turn: which phases were said, which tools run, what was asked, and
-//! that a turn ends once. Part of the state that survives a restart.
+//! State of a turn that all adapters need: reached phases, running tools, open inputs, and that
+//! a turn ends only once. Part of the state that survives a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,38 +18,38 @@ use crate::agents::outcome::turn_usage::TurnUsage;
 /// Bytes of a final text that are kept.
 pub(crate) const MAX_RESULT_BYTES: usize = baton_proto::codes::MAX_RESULT_BYTES;
 
-/// So many lines of which nothing is told come to one that is.
+/// One of this many lines without an event of their own is forwarded as output.
 const SILENT_LINES_PER_SIGN: u32 = 16;
 
-/// Tools that may be open at once, as many as the relay watches, and bytes of a tool's id. What is beyond is output like any
-/// other, and silence in it is the stream's.
+/// Limit of open tools (the same as the relay's) and of a tool id's length. A tool beyond the
+/// limit is treated as plain output, and the stream's idle timer applies to it.
 const MAX_OPEN_TOOLS: usize = 256;
 const MAX_TOOL_ID_BYTES: usize = 1024;
 
-/// What a person can be shown whole.
+/// Largest arguments that can be shown to a person completely.
 const MAX_ARGUMENTS_BYTES: usize = 256 * 1024;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TurnState {
     state: TurnStage,
-    /// Prompts that were written while a turn ran.
+    /// Prompts that were written while a turn was running.
     queued: u32,
     phase: Option<TurnPhase>,
     open_tools: BTreeSet<String>,
-    /// Those that are over: a late word about one does not begin it again.
+    /// Ended tools: a late message about one does not start it again.
     #[serde(default)]
     over: RecentIds,
-    /// Lines of which nothing was told, by the open tool that they belong to; empty for none.
+    /// Lines that were not forwarded, counted per open tool; the empty key is for no tool.
     #[serde(default)]
     silent: BTreeMap<String, u32>,
-    /// Open requests, each with what its answer needs.
+    /// Open requests, each with the context that its answer needs.
     asked: BTreeMap<InputKey, String>,
     conversation: Option<String>,
-    /// Somebody told the agent to stop.
+    /// The agent was asked to stop.
     interrupted: bool,
-    /// The last words, for a result that does not repeat them.
+    /// The last text message, for a result that does not repeat it.
     words: LastMessage,
-    /// What was said last for all to see were words.
+    /// The last visible output was text.
     after_words: bool,
 }
 
@@ -68,7 +68,7 @@ struct LastMessage {
 }
 
 impl TurnState {
-    /// A prompt is on its way. One that comes during a turn has its own turn after it.
+    /// A prompt was written. One that is written during a turn gets its own turn afterwards.
     pub(crate) fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
         if self.state == TurnStage::Running {
             self.queued += 1;
@@ -77,7 +77,8 @@ impl TurnState {
         }
     }
 
-    /// The agent has begun: with a prompt that nobody has seen on stdin, because it was an argument.
+    /// The agent has begun. Needed when the prompt was a command-line argument and not written
+    /// to stdin.
     pub(crate) fn begin_if_not_begun(&mut self, out: &mut Vec<AgentEvent>) {
         if self.state == TurnStage::NotBegun {
             self.begin(out);
@@ -106,12 +107,12 @@ impl TurnState {
         self.state == TurnStage::Running
     }
 
-    /// The agent lives and works on the prompt.
+    /// The agent is alive and works on the prompt.
     pub(crate) fn mark_active(&mut self, out: &mut Vec<AgentEvent>) {
         self.reach_phase(TurnPhase::FirstEventSeen, out);
     }
 
-    /// What is said outside a turn, such as a conversation that is shown again, is nothing new to a person.
+    /// Output outside a turn, such as a replayed conversation, is not visible.
     pub(crate) fn push_output(
         &mut self,
         kind: OutputKind,
@@ -138,8 +139,9 @@ impl TurnState {
         }));
     }
 
-    /// A line that is nothing to tell by itself, such as a piece of a tool's input. There may be thousands of them, and
-    /// whoever is told nothing takes the agent, or the tool, for dead: one of so many goes out as it is.
+    /// A line without an event of its own, such as a piece of a tool's input. There may be
+    /// thousands of them. One of [`SILENT_LINES_PER_SIGN`] is forwarded, because the idle
+    /// timers of the agent or tool would expire without any output.
     pub(crate) fn push_silent_activity(
         &mut self,
         json: &str,
@@ -156,7 +158,8 @@ impl TurnState {
         }
     }
 
-    /// What a program says beside its turn, such as what it offers: no sign that it works on the prompt.
+    /// Output of the program that does not belong to the turn, such as the commands that it
+    /// offers. It does not show that the agent works on the prompt.
     pub(crate) fn push_aside(&self, text: &str, out: &mut Vec<AgentEvent>) {
         out.push(AgentEvent::Output(AgentOutput {
             kind: OutputKind::System,
@@ -166,25 +169,25 @@ impl TurnState {
         }));
     }
 
-    /// Text of the agent. `message` is its id where it has one: another message begins on a line of its own.
+    /// Text of the agent. `message` is its id, if any. A new message begins on a new line.
     pub(crate) fn push_text(
         &mut self,
         text: &str,
         message: Option<&str>,
         out: &mut Vec<AgentEvent>,
     ) {
-        let another = self.words.message.as_deref() != message && self.after_words;
+        let is_new_message = self.words.message.as_deref() != message && self.after_words;
         self.remember_text(text, message);
         let text = match text {
             "" => String::new(),
-            text if another => format!("\n{text}"),
+            text if is_new_message => format!("\n{text}"),
             text => text.to_owned(),
         };
         self.push_output(OutputKind::Text, true, text, None, out);
     }
 
-    /// Remembers the last message, without saying it. Words without an id never take the place of a message with one:
-    /// they are what a program says beside its agent.
+    /// Remembers the last message without an event. Text without an id never replaces a message
+    /// with one: it comes from the program and not from the agent.
     pub(crate) fn remember_text(&mut self, text: &str, message: Option<&str>) {
         if self.words.message.as_deref() != message {
             if message.is_none() {
@@ -199,7 +202,7 @@ impl TurnState {
         self.words.text.push_str(truncate(text, room));
     }
 
-    /// What the agent says from here on is another message.
+    /// Text from here on is a new message.
     pub(crate) fn forget_text(&mut self) {
         self.words = LastMessage::default();
     }
@@ -208,12 +211,12 @@ impl TurnState {
         &self.words.text
     }
 
-    /// One that is too many is not told of as a tool.
+    /// A tool beyond the limit has no start event.
     pub(crate) fn on_tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
         self.mark_active(out);
-        let new = self.is_running() && !self.over.contains(id);
-        let room = self.open_tools.len() < MAX_OPEN_TOOLS && id.len() <= MAX_TOOL_ID_BYTES;
-        if new && room && self.open_tools.insert(id.to_owned()) {
+        let is_new = self.is_running() && !self.over.contains(id);
+        let fits = self.open_tools.len() < MAX_OPEN_TOOLS && id.len() <= MAX_TOOL_ID_BYTES;
+        if is_new && fits && self.open_tools.insert(id.to_owned()) {
             out.push(AgentEvent::ToolStarted {
                 id: id.to_owned(),
                 name: name.to_owned(),
@@ -248,7 +251,7 @@ impl TurnState {
         self.conversation.as_deref()
     }
 
-    /// `needs` comes back with the answer.
+    /// `needs` is stored and returned with the answer.
     pub(crate) fn open_input(
         &mut self,
         input: AgentInput,
@@ -264,7 +267,7 @@ impl TurnState {
         self.asked.get(key).map(String::as_str)
     }
 
-    /// An answer goes to the agent.
+    /// An answer was written to the agent.
     pub(crate) fn close_answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
         if self.asked.remove(key).is_some() {
             out.push(AgentEvent::InputAnswered { key: key.clone() });
@@ -297,7 +300,8 @@ impl TurnState {
         self.interrupted
     }
 
-    /// The turn is over, and with it what was open in it. A second end of the same turn is ignored.
+    /// Ends the turn and closes its open tools and inputs. A second end of the same turn is
+    /// ignored.
     pub(crate) fn end_turn(
         &mut self,
         outcome: TurnOutcome,
@@ -320,7 +324,7 @@ impl TurnState {
         self.end_turn(TurnOutcome::Failed(failure), None, out);
     }
 
-    /// The process is gone. Nothing that was queued will ever run.
+    /// The process is gone, so queued prompts will not run.
     pub(crate) fn on_process_end(
         &mut self,
         failure: impl FnOnce() -> TurnFailure,
@@ -346,7 +350,8 @@ impl TurnState {
     }
 }
 
-/// A permission that is bound to what a person will see. None when that is too much to be shown whole.
+/// A permission request that is bound to what a person will see. `None` if the arguments are
+/// too long to be shown completely.
 pub(crate) fn permission_input(
     tool_name: &str,
     arguments: &str,
@@ -366,10 +371,10 @@ pub(crate) fn permission_input(
     }))
 }
 
-/// Said to an agent whose request nobody could be shown.
-pub(crate) const TOO_LONG_TO_SHOW: &str = "the arguments are too long to be shown to a person, so nobody can allow them; make them smaller";
+/// Sent to an agent whose request cannot be shown to a person.
+pub(crate) const TOO_LONG_TO_SHOW: &str = "the arguments are too long to be shown to a person, so the request is refused; make them smaller";
 
-/// At most `max` bytes, whole characters.
+/// At most `max` bytes, cut at a character boundary.
 pub(crate) fn truncate(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max.min(text.len()))]
 }
@@ -387,17 +392,17 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_once_and_closes_what_is_open() {
+    fn a_turn_ends_once_and_closes_open_tools_and_inputs() {
         let (mut turn, mut out) = (TurnState::default(), Vec::new());
         turn.on_prompt_written(&mut out);
         turn.on_tool_started("t", "Bash", &mut out);
         turn.on_tool_started("t", "Bash", &mut out);
-        let ask = permission_input("Bash", "{}", "", false).unwrap();
+        let kind = permission_input("Bash", "{}", "", false).unwrap();
         let key = InputKey("k".to_owned());
         let input = AgentInput {
             key: key.clone(),
             tool_call_id: None,
-            kind: ask,
+            kind,
         };
         turn.open_input(input, String::new(), &mut out);
         turn.end_turn(TurnOutcome::Interrupted, None, &mut out);
@@ -415,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_during_a_turn_has_a_turn_of_its_own() {
+    fn a_prompt_during_a_turn_gets_its_own_turn() {
         let (mut turn, mut out) = (TurnState::default(), Vec::new());
         turn.on_prompt_written(&mut out);
         turn.on_prompt_written(&mut out);
@@ -427,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn words_beside_a_message_do_not_become_the_result() {
+    fn text_without_a_message_id_does_not_become_the_result() {
         let (mut turn, mut out) = (TurnState::default(), Vec::new());
         turn.on_prompt_written(&mut out);
         turn.push_text("Warning", None, &mut out);
@@ -438,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shown_whole_cannot_be_asked() {
+    fn arguments_too_long_to_show_cannot_be_asked() {
         assert!(permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES), "", false).is_some());
         assert!(
             permission_input("Bash", &"x".repeat(MAX_ARGUMENTS_BYTES + 1), "", false).is_none()

@@ -1,5 +1,5 @@
-//! How each kind is started, and how what a task asks for reaches it. An option that it cannot take is named before a
-//! process exists.
+//! How each kind of agent is started, and how a task's options reach it. An unsupported option
+//! is reported before a process exists.
 
 use std::path::Path;
 
@@ -16,34 +16,34 @@ use crate::agents::adapter::turn_state::truncate;
 use crate::agents::outcome::turn_usage::TokenCounts;
 use crate::config::AgentWire;
 
-/// What a task asks for. Empty means: as the agent is set up.
+/// What a task requests. An empty option leaves the agent's own configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaunchRequest {
     pub(crate) prompt: String,
-    /// Absolute.
+    /// Absolute path.
     pub(crate) cwd: String,
-    /// The agent's own id of a conversation to go on with.
+    /// The agent's own id of the conversation to resume.
     pub(crate) resume: Option<String>,
     pub(crate) model: String,
     pub(crate) effort: String,
     pub(crate) permission_mode: String,
     pub(crate) instructions: String,
     pub(crate) context: Vec<ContextFile>,
-    /// What the conversation had used before, where that is known.
+    /// Usage of the conversation so far, if known.
     pub(crate) used_before: Option<TokenCounts>,
-    /// Baton's own tools, where the task asks for them.
+    /// Baton's own tools, if the task requests them.
     pub(crate) tools: Option<ToolServer>,
 }
 
-/// A server of tools that the agent starts itself. Nothing in it is secret: whoever may see the agent's command line sees
-/// this too.
+/// A tool server that the agent starts itself. It contains no secret, because the agent's
+/// command line is visible to other processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ToolServer {
     pub(crate) program: String,
     pub(crate) args: Vec<String>,
 }
 
-/// What agents call the server.
+/// The server's name in the agents' configuration.
 pub(crate) const TOOL_SERVER_NAME: &str = "baton";
 
 /// A file or folder that the agent should look at.
@@ -54,20 +54,20 @@ pub(crate) struct ContextFile {
     pub(crate) name: String,
 }
 
-/// Arguments after the operator's own, and who reads what comes.
+/// Arguments after the operator's own, and the translator for the agent's output.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentLaunch {
     pub(crate) args: Vec<String>,
     pub(crate) translator: AgentTranslator,
 }
 
-/// Names the option that this kind cannot take.
+/// An option that this kind of agent does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this agent cannot take {option} {value:?}; it takes {takes}")]
+#[error("this agent does not support {option} {value:?}; supported: {supported}")]
 pub(crate) struct UnsupportedOption {
     pub(crate) option: &'static str,
     value: String,
-    takes: String,
+    supported: String,
 }
 
 const CLAUDE_MODES: [&str; 6] = [
@@ -81,89 +81,93 @@ const CLAUDE_MODES: [&str; 6] = [
 
 const CODEX_SANDBOXES: [&str; 3] = ["read-only", "workspace-write", "danger-full-access"];
 
-/// What Linux takes as one argument, with the NUL behind it.
+/// Longest argument that Linux accepts, including the NUL.
 const MAX_ARGUMENT_BYTES: usize = 128 * 1024;
 
 impl AgentWire {
-    pub(crate) fn launch(self, wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    pub(crate) fn launch(self, request: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
         let launch = match self {
-            Self::Claude => launch_claude(wanted),
-            Self::CodexAppServer => launch_app_server(wanted),
-            Self::CodexExec => launch_exec(wanted),
-            Self::Acp => Ok(launch_acp(wanted)),
+            Self::Claude => launch_claude(request),
+            Self::CodexAppServer => launch_app_server(request),
+            Self::CodexExec => launch_exec(request),
+            Self::Acp => Ok(launch_acp(request)),
         }?;
         match launch
             .args
             .iter()
             .find(|arg| arg.len() >= MAX_ARGUMENT_BYTES)
         {
-            Some(arg) => Err(argument_too_long(wanted, arg)),
+            Some(arg) => Err(argument_too_long(request, arg)),
             None => Ok(launch),
         }
     }
 }
 
-/// The system would refuse to start anything with it.
-fn argument_too_long(wanted: &LaunchRequest, arg: &str) -> UnsupportedOption {
+/// Starting a process with this argument would fail.
+fn argument_too_long(request: &LaunchRequest, arg: &str) -> UnsupportedOption {
     let options = [
-        ("instructions", wanted.instructions.len()),
-        ("model", wanted.model.len()),
-        ("effort", wanted.effort.len()),
+        ("instructions", request.instructions.len()),
+        ("model", request.model.len()),
+        ("effort", request.effort.len()),
         (
             "agent_session_id",
-            wanted.resume.as_ref().map_or(0, String::len),
+            request.resume.as_ref().map_or(0, String::len),
         ),
     ];
     let longest = options.into_iter().max_by_key(|(_, length)| *length);
     UnsupportedOption {
         option: longest.map_or("instructions", |(option, _)| option),
         value: format!("{}…", truncate(arg, 64)),
-        takes: format!("it on its command line, with less than {MAX_ARGUMENT_BYTES} bytes"),
+        supported: format!("a command-line argument of less than {MAX_ARGUMENT_BYTES} bytes"),
     }
 }
 
-fn launch_claude(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
-    check_one_of("permission_mode", &wanted.permission_mode, &CLAUDE_MODES)?;
+fn launch_claude(request: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of("permission_mode", &request.permission_mode, &CLAUDE_MODES)?;
     let fixed = "-p --output-format stream-json --input-format stream-json --verbose \
                  --include-partial-messages --permission-prompt-tool stdio";
     let mut args: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
     for (flag, value) in [
-        ("--model", wanted.model.as_str()),
-        ("--effort", wanted.effort.as_str()),
-        ("--permission-mode", wanted.permission_mode.as_str()),
-        ("--append-system-prompt", wanted.instructions.as_str()),
-        ("--resume", wanted.resume.as_deref().unwrap_or_default()),
+        ("--model", request.model.as_str()),
+        ("--effort", request.effort.as_str()),
+        ("--permission-mode", request.permission_mode.as_str()),
+        ("--append-system-prompt", request.instructions.as_str()),
+        ("--resume", request.resume.as_deref().unwrap_or_default()),
     ] {
         if !value.is_empty() {
-            // Joined, so that no value is ever taken for a flag.
+            // Joined, so that a value is never parsed as a flag.
             args.push(format!("{flag}={value}"));
         }
     }
-    if let Some(tools) = &wanted.tools {
+    if let Some(tools) = &request.tools {
         let server = json!({"type": "stdio", "command": tools.program, "args": tools.args});
         let config = json!({"mcpServers": {TOOL_SERVER_NAME: server}});
         args.push(format!("--mcp-config={config}"));
-        // The task asked for them, so nobody has to be asked again.
+        // The task requested these tools, so they need no further permission.
         args.push(format!("--allowedTools=mcp__{TOOL_SERVER_NAME}"));
     }
-    let wire = AgentAdapter::Claude(ClaudeAdapter::new(wanted.resume.is_some()));
-    let translator = AgentTranslator::new(wire, prompt_with_context(wanted));
+    let wire = AgentAdapter::Claude(ClaudeAdapter::new(request.resume.is_some()));
+    let translator = AgentTranslator::new(wire, prompt_with_context(request));
     Ok(AgentLaunch { args, translator })
 }
 
-fn launch_app_server(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
-    check_one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
+fn launch_app_server(request: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of(
+        "permission_mode",
+        &request.permission_mode,
+        &CODEX_SANDBOXES,
+    )?;
     let opening = codex::CodexOpening {
-        prompt: prompt_with_context(wanted),
-        cwd: wanted.cwd.clone(),
-        resume: wanted.resume.clone(),
-        model: non_empty(&wanted.model),
-        effort: non_empty(&wanted.effort),
-        instructions: non_empty(&wanted.instructions),
-        sandbox: non_empty(&wanted.permission_mode),
+        prompt: prompt_with_context(request),
+        cwd: request.cwd.clone(),
+        resume: request.resume.clone(),
+        model: non_empty(&request.model),
+        effort: non_empty(&request.effort),
+        instructions: non_empty(&request.instructions),
+        sandbox: non_empty(&request.permission_mode),
     };
     let wire = AgentAdapter::CodexAppServer(CodexAppServer::new(opening));
-    let mut args = codex_tool_settings(wanted);
+    let mut args = codex_tool_settings(request);
     args.push("app-server".to_owned());
     Ok(AgentLaunch {
         args,
@@ -171,42 +175,46 @@ fn launch_app_server(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedO
     })
 }
 
-fn launch_exec(wanted: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
-    check_one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
-    // Where it works is the operator's choice, and need not be a repository.
+fn launch_exec(request: &LaunchRequest) -> Result<AgentLaunch, UnsupportedOption> {
+    check_one_of(
+        "permission_mode",
+        &request.permission_mode,
+        &CODEX_SANDBOXES,
+    )?;
+    // The operator chooses the directory, and it need not be a repository.
     let mut args = vec!["exec", "--json", "--skip-git-repo-check"];
     let sandbox =
-        non_empty(&wanted.permission_mode).unwrap_or_else(|| "workspace-write".to_owned());
+        non_empty(&request.permission_mode).unwrap_or_else(|| "workspace-write".to_owned());
     args.extend(["--sandbox", &sandbox]);
-    let model = non_empty(&wanted.model).map(|model| format!("--model={model}"));
+    let model = non_empty(&request.model).map(|model| format!("--model={model}"));
     let setting = |name: &str, value: &str| {
         let value = non_empty(value).map(toml::Value::String);
         value.map(|value| format!("--config={name}={value}"))
     };
-    let effort = setting("model_reasoning_effort", &wanted.effort);
-    let instructions = setting("developer_instructions", &wanted.instructions);
+    let effort = setting("model_reasoning_effort", &request.effort);
+    let instructions = setting("developer_instructions", &request.instructions);
     args.extend(
         [&model, &effort, &instructions]
             .into_iter()
             .flatten()
             .map(String::as_str),
     );
-    let tools = codex_tool_settings(wanted);
+    let tools = codex_tool_settings(request);
     args.extend(tools.iter().map(String::as_str));
-    if let Some(thread) = &wanted.resume {
+    if let Some(thread) = &request.resume {
         args.extend(["resume", thread]);
     }
     args.push("-");
     let args = args.into_iter().map(str::to_owned).collect();
-    let exec = CodexExec::new(wanted.resume.clone(), wanted.used_before);
+    let exec = CodexExec::new(request.resume.clone(), request.used_before);
     let translator =
-        AgentTranslator::new(AgentAdapter::CodexExec(exec), prompt_with_context(wanted));
+        AgentTranslator::new(AgentAdapter::CodexExec(exec), prompt_with_context(request));
     Ok(AgentLaunch { args, translator })
 }
 
-/// Settings for this run alone: nothing is written, and two runs cannot meet.
-fn codex_tool_settings(wanted: &LaunchRequest) -> Vec<String> {
-    let Some(tools) = &wanted.tools else {
+/// Settings for this run only: no file is written, so concurrent runs do not interfere.
+fn codex_tool_settings(request: &LaunchRequest) -> Vec<String> {
+    let Some(tools) = &request.tools else {
         return Vec::new();
     };
     let args = tools.args.iter().cloned().map(toml::Value::String);
@@ -219,22 +227,23 @@ fn codex_tool_settings(wanted: &LaunchRequest) -> Vec<String> {
     ]
 }
 
-/// Whether a session offers what is asked for is known when it is open; then, and before the prompt, it is refused.
-fn launch_acp(wanted: &LaunchRequest) -> AgentLaunch {
+/// Whether a session supports the options is known once it is open. Then, before the prompt, an
+/// unsupported option is refused.
+fn launch_acp(request: &LaunchRequest) -> AgentLaunch {
     let link = |file: &ContextFile| acp::LinkedFile {
-        uri: file_uri(&Path::new(&wanted.cwd).join(&file.path)),
+        uri: file_uri(&Path::new(&request.cwd).join(&file.path)),
         name: display_name(file).to_owned(),
     };
     let opening = acp::AcpOpening {
-        prompt: wanted.prompt.clone(),
-        cwd: wanted.cwd.clone(),
-        resume: wanted.resume.clone(),
-        model: non_empty(&wanted.model),
-        effort: non_empty(&wanted.effort),
-        mode: non_empty(&wanted.permission_mode),
-        instructions: non_empty(&wanted.instructions),
-        context: wanted.context.iter().map(link).collect(),
-        tools: wanted.tools.clone(),
+        prompt: request.prompt.clone(),
+        cwd: request.cwd.clone(),
+        resume: request.resume.clone(),
+        model: non_empty(&request.model),
+        effort: non_empty(&request.effort),
+        mode: non_empty(&request.permission_mode),
+        instructions: non_empty(&request.instructions),
+        context: request.context.iter().map(link).collect(),
+        tools: request.tools.clone(),
     };
     AgentLaunch {
         args: Vec::new(),
@@ -242,7 +251,7 @@ fn launch_acp(wanted: &LaunchRequest) -> AgentLaunch {
     }
 }
 
-/// Names of files have characters that addresses have not.
+/// Percent-encodes characters that are not allowed in a URI.
 fn file_uri(path: &Path) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     let bytes = path.as_os_str().as_encoded_bytes().iter();
@@ -268,7 +277,7 @@ fn check_one_of(
     Err(UnsupportedOption {
         option,
         value: value.to_owned(),
-        takes: known.join(", "),
+        supported: known.join(", "),
     })
 }
 
@@ -280,19 +289,19 @@ fn display_name(file: &ContextFile) -> &str {
     }
 }
 
-/// Files go by name only; the agent reads them where they are.
-fn prompt_with_context(wanted: &LaunchRequest) -> String {
-    if wanted.context.is_empty() {
-        return wanted.prompt.clone();
+/// Adds the names of the context files; the agent reads them itself.
+fn prompt_with_context(request: &LaunchRequest) -> String {
+    if request.context.is_empty() {
+        return request.prompt.clone();
     }
-    let files = wanted.context.iter().map(|file| match file.name.as_str() {
+    let files = request.context.iter().map(|file| match file.name.as_str() {
         "" => format!("- {}", file.path),
         name => format!("- {} ({name})", file.path),
     });
     let files = files.collect::<Vec<_>>().join("\n");
     format!(
         "{}\n\nLook at these files and folders:\n{files}",
-        wanted.prompt
+        request.prompt
     )
 }
 
@@ -300,7 +309,7 @@ fn prompt_with_context(wanted: &LaunchRequest) -> String {
 mod tests {
     use super::*;
 
-    fn wanted() -> LaunchRequest {
+    fn request() -> LaunchRequest {
         LaunchRequest {
             prompt: "do it".to_owned(),
             cwd: "/work".to_owned(),
@@ -317,8 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn options_reach_each_kind_in_its_own_way() {
-        let mut claude = AgentWire::Claude.launch(&wanted()).unwrap();
+    fn options_reach_each_kind_of_agent_in_its_own_form() {
+        let mut claude = AgentWire::Claude.launch(&request()).unwrap();
         for arg in [
             "--model=m",
             "--effort=high",
@@ -333,7 +342,7 @@ mod tests {
             "{opening}"
         );
 
-        let mut exec = AgentWire::CodexExec.launch(&wanted()).unwrap();
+        let mut exec = AgentWire::CodexExec.launch(&request()).unwrap();
         let expected = [
             "exec",
             "--json",
@@ -349,11 +358,11 @@ mod tests {
         ];
         assert_eq!(exec.args, expected);
         let opening = exec.translator.first_message();
-        assert!(opening.last, "its stdin is closed behind the prompt");
+        assert!(opening.last, "stdin is closed after the prompt");
     }
 
     #[test]
-    fn files_are_linked_by_addresses() {
+    fn context_files_are_linked_by_uri() {
         assert_eq!(
             file_uri(Path::new("/work/a b/50%#é?.txt")),
             "file:///work/a%20b/50%25%23%C3%A9%3F.txt"
@@ -361,32 +370,38 @@ mod tests {
     }
 
     #[test]
-    fn what_no_command_line_takes_is_refused_by_name() {
-        let wanted = LaunchRequest {
+    fn an_argument_too_long_for_the_command_line_is_refused_by_name() {
+        let request = LaunchRequest {
             instructions: "x".repeat(MAX_ARGUMENT_BYTES),
-            ..wanted()
+            ..request()
         };
         for kind in [AgentWire::Claude, AgentWire::CodexExec] {
-            let error = kind.launch(&wanted).unwrap_err();
+            let error = kind.launch(&request).unwrap_err();
             assert_eq!(error.option, "instructions");
-            let words = error.to_string();
-            assert!(words.contains("131072") && words.len() < 300, "{words}");
+            let message = error.to_string();
+            assert!(
+                message.contains("131072") && message.len() < 300,
+                "{message}"
+            );
         }
         for kind in [AgentWire::CodexAppServer, AgentWire::Acp] {
-            assert!(kind.launch(&wanted).is_ok(), "they read it from stdin");
+            assert!(
+                kind.launch(&request).is_ok(),
+                "these kinds get the instructions on stdin"
+            );
         }
     }
 
     #[test]
     fn tools_reach_each_kind_by_its_own_configuration() {
-        let wanted = LaunchRequest {
+        let request = LaunchRequest {
             tools: Some(ToolServer {
                 program: "/opt/a \"b\"/baton".to_owned(),
                 args: vec!["mcp".to_owned()],
             }),
-            ..wanted()
+            ..request()
         };
-        let claude = AgentWire::Claude.launch(&wanted).unwrap();
+        let claude = AgentWire::Claude.launch(&request).unwrap();
         let config = claude
             .args
             .iter()
@@ -402,7 +417,7 @@ mod tests {
                 .contains(&"--allowedTools=mcp__baton".to_owned())
         );
         for kind in [AgentWire::CodexExec, AgentWire::CodexAppServer] {
-            let args = kind.launch(&wanted).unwrap().args;
+            let args = kind.launch(&request).unwrap().args;
             let command = r#"--config=mcp_servers.baton.command='/opt/a "b"/baton'"#;
             for arg in [command, r#"--config=mcp_servers.baton.args=["mcp"]"#] {
                 assert!(args.iter().any(|given| given == arg), "{arg} in {args:?}");
@@ -411,30 +426,30 @@ mod tests {
         let bare = AgentWire::Claude
             .launch(&LaunchRequest {
                 tools: None,
-                ..wanted
+                ..request
             })
             .unwrap();
         assert!(!bare.args.iter().any(|arg| arg.contains("mcp")));
     }
 
     #[test]
-    fn an_option_that_a_kind_cannot_take_is_named_before_anything_runs() {
-        let wanted = LaunchRequest {
+    fn an_unsupported_option_is_named_before_the_launch() {
+        let request = LaunchRequest {
             permission_mode: "yolo".to_owned(),
-            ..wanted()
+            ..request()
         };
         for kind in [
             AgentWire::Claude,
             AgentWire::CodexAppServer,
             AgentWire::CodexExec,
         ] {
-            let error = kind.launch(&wanted).unwrap_err();
+            let error = kind.launch(&request).unwrap_err();
             assert_eq!(error.option, "permission_mode");
             assert!(error.to_string().contains("yolo"), "{error}");
         }
         assert!(
-            AgentWire::Acp.launch(&wanted).is_ok(),
-            "the session decides"
+            AgentWire::Acp.launch(&request).is_ok(),
+            "the session decides about the option"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! A dispatch for a coding agent: what the task asks for, in the agent's own words, and who will read what it says.
+//! Plans a dispatch for a coding agent: the task's options in the agent's own form, and the
+//! translator for its output.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use crate::shim::framing::LARGEST_MESSAGE;
 use crate::storage::conversation_store::KnownConversation;
 use crate::tools::AgentToolAccess;
 
-/// Options that every kind takes in its own way; what it makes of a value is checked with the task.
+/// Options that every kind of agent supports in its own way. Values are checked with each task.
 pub(crate) const AGENT_OPTIONS: [&str; 5] = [
     "model",
     "effort",
@@ -31,36 +32,37 @@ pub(crate) fn agent_kind(wire: AgentWire) -> AgentKind {
     }
 }
 
-/// Which agent, and where it works.
+/// The agent and its working directory.
 #[derive(Clone, Copy)]
 pub(crate) struct CodingAgentContext<'a> {
     pub(crate) wire: AgentWire,
     pub(crate) config: &'a AgentConfig,
     pub(crate) daemon_id: &'a str,
-    /// Absolute.
+    /// Absolute path.
     pub(crate) cwd: &'a Path,
-    /// Where the task asks for tools.
+    /// Set if the task requests tools.
     pub(crate) tool_access: Option<&'a AgentToolAccess>,
 }
 
-/// `known` is what this daemon kept of the conversation.
+/// `known` is what this daemon has stored of the conversation.
 pub(crate) fn plan_coding_agent(
-    desk: CodingAgentContext<'_>,
+    context: CodingAgentContext<'_>,
     attempt: &AttemptRef,
     dispatch: &Dispatch,
     known: Option<&KnownConversation>,
 ) -> Result<(ChildSpec, AgentTranslator), DispatchRefusal> {
     check_dispatch(dispatch)?;
-    let cwd = desk.cwd.to_owned();
-    let mut child = command_agent::child_spec(desk.config, attempt, dispatch, desk.daemon_id, cwd)?;
-    let wanted = LaunchRequest {
-        tools: desk.tool_access.map(tool_server),
-        ..launch_request(dispatch, desk.cwd, known)
+    let cwd = context.cwd.to_owned();
+    let mut child =
+        command_agent::child_spec(context.config, attempt, dispatch, context.daemon_id, cwd)?;
+    let request = LaunchRequest {
+        tools: context.tool_access.map(tool_server),
+        ..launch_request(dispatch, context.cwd, known)
     };
-    check_size(&wanted)?;
-    let launch = desk
+    check_size(&request)?;
+    let launch = context
         .wire
-        .launch(&wanted)
+        .launch(&request)
         .map_err(|error| DispatchRefusal::new(RejectCode::UnsupportedOption, error.to_string()))?;
     child.args.extend(launch.args.into_iter().map(Into::into));
     Ok((child, launch.translator))
@@ -73,38 +75,39 @@ fn check_dispatch(dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
         return Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message));
     }
     let options = dispatch.options.clone().unwrap_or_default();
-    let words = [
+    let texts = [
         &options.model,
         &options.effort,
         &options.permission_mode,
         &options.instructions,
         &dispatch.agent_session_id,
     ];
-    if words.iter().any(|word| word.contains('\0')) {
+    if texts.iter().any(|text| text.contains('\0')) {
         return Err(DispatchRefusal::new(
             RejectCode::Invalid,
-            "an option cannot hold NUL",
+            "an option cannot contain NUL",
         ));
     }
     Ok(())
 }
 
-/// What a message to the agent has beside the task's own words: names of fields, ids, the directory.
+/// Bytes of a message besides the task's own texts: field names, ids, the directory.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
-/// A message goes to the agent whole, and through its keeper, who takes no longer ones. As JSON, since most wires carry
-/// it so.
-fn check_size(wanted: &LaunchRequest) -> Result<(), DispatchRefusal> {
+/// A message is sent to the agent in one piece through the shim, which limits its size.
+/// Measured as JSON, because most wires use it.
+fn check_size(request: &LaunchRequest) -> Result<(), DispatchRefusal> {
     let as_json = |text: &String| serde_json::Value::from(text.as_str()).to_string().len();
-    let files = wanted.context.iter();
-    let files = files.map(|file| as_json(&file.path) + as_json(&file.name) + wanted.cwd.len() + 64);
-    let length = as_json(&wanted.prompt) + as_json(&wanted.instructions) + files.sum::<usize>();
-    let most = LARGEST_MESSAGE - ENVELOPE_BYTES;
-    if length <= most {
+    let files = request.context.iter();
+    let files =
+        files.map(|file| as_json(&file.path) + as_json(&file.name) + request.cwd.len() + 64);
+    let length = as_json(&request.prompt) + as_json(&request.instructions) + files.sum::<usize>();
+    let limit = LARGEST_MESSAGE - ENVELOPE_BYTES;
+    if length <= limit {
         return Ok(());
     }
     let message = format!(
-        "the prompt and what goes with it come to {length} bytes; an agent can be told {most} at once"
+        "the prompt with its instructions and context has {length} bytes, but a message to an agent holds at most {limit}"
     );
     Err(DispatchRefusal::new(RejectCode::Invalid, message))
 }
@@ -123,7 +126,7 @@ fn launch_request(
     } = dispatch.options.clone().unwrap_or_default();
     let resume = session_to_resume(dispatch, known);
     let same = known.filter(|known| Some(&known.agent_session_id) == resume.as_ref());
-    let context = context_refs.into_iter().map(|file| ContextFile {
+    let files = context_refs.into_iter().map(|file| ContextFile {
         path: file.path,
         name: file.name,
     });
@@ -138,63 +141,71 @@ fn launch_request(
         effort,
         permission_mode,
         instructions,
-        context: context.collect(),
+        context: files.collect(),
         used_before: same.and_then(|known| known.used),
         tools: None,
     }
 }
 
-fn tool_server(handed: &AgentToolAccess) -> ToolServer {
+fn tool_server(access: &AgentToolAccess) -> ToolServer {
     ToolServer {
-        program: handed.program.to_string_lossy().into_owned(),
+        program: access.program.to_string_lossy().into_owned(),
         args: vec!["mcp".to_owned()],
     }
 }
 
-/// An earlier attempt of the same task knows best where it stood; else the turn before, as this daemon remembers it.
+/// An earlier attempt of the same task has the newest session; otherwise the previous turn's,
+/// as stored by this daemon.
 fn session_to_resume(dispatch: &Dispatch, known: Option<&KnownConversation>) -> Option<String> {
     let known = known.map(|known| &known.agent_session_id);
-    let told = Some(&dispatch.agent_session_id).filter(|id| !id.is_empty());
-    let resume = told.or(known).filter(|_| !dispatch.fresh_conversation);
+    let dispatched = Some(&dispatch.agent_session_id).filter(|id| !id.is_empty());
+    let resume = dispatched
+        .or(known)
+        .filter(|_| !dispatch.fresh_conversation);
     resume.cloned()
 }
 
-/// An agent that remembers nothing is told where the work stood.
+/// Adds the last checkpoint for an agent that does not resume its conversation.
 fn prompt_with_checkpoint(dispatch: &Dispatch) -> String {
-    let left = dispatch.resume.as_ref();
-    let checkpoint = left.and_then(|resume| resume.checkpoint.as_ref());
-    let Some(checkpoint) = checkpoint.filter(|left| !left.summary.trim().is_empty()) else {
+    let resume = dispatch.resume.as_ref();
+    let checkpoint = resume.and_then(|resume| resume.checkpoint.as_ref());
+    let Some(checkpoint) = checkpoint.filter(|checkpoint| !checkpoint.summary.trim().is_empty())
+    else {
         return dispatch.prompt.clone();
     };
     let cursor = match checkpoint.cursor.trim() {
         "" => String::new(),
-        cursor => format!("\nGo on at: {cursor}"),
+        cursor => format!("\nContinue at: {cursor}"),
     };
     format!(
-        "{}\n\nThis was begun before, and nothing else is known of it. It had come this far:\n{}{cursor}",
+        "{}\n\nThis task was begun before, and the earlier conversation is not available. It had reached this point:\n{}{cursor}",
         dispatch.prompt, checkpoint.summary
     )
 }
 
-/// What whoever sent a parked task on has to say; also to an agent that remembers the rest.
+/// Notes from the person who resumed a parked task. An agent that resumes its conversation gets
+/// them too.
 fn resume_note(dispatch: &Dispatch) -> String {
     let Some(resume) = &dispatch.resume else {
         return String::new();
     };
-    let mut words = String::new();
+    let mut note = String::new();
     if !resume.resume_reason.is_empty() {
-        words += &format!("\n\nIt had stopped and may go on: {}", resume.resume_reason);
+        note += &format!(
+            "\n\nThe task was parked and may continue: {}",
+            resume.resume_reason
+        );
     }
     for given in &resume.answers {
-        words += &match given.question.as_str() {
+        note += &match given.question.as_str() {
             "" => format!("\nAnswer: {}", given.answer),
             question => format!("\nQuestion: {question}\nAnswer: {}", given.answer),
         };
     }
     if !resume.instructions.is_empty() {
-        words += &format!("\n\n{}", resume.instructions);
+        note += &format!("\n\n{}", resume.instructions);
     }
-    words
+    note
 }
 
 #[cfg(test)]
@@ -216,14 +227,14 @@ mod tests {
             env: BTreeMap::from([("KEY".to_owned(), "value".to_owned())]),
             task_env: Vec::new(),
         };
-        let desk = CodingAgentContext {
+        let context = CodingAgentContext {
             wire,
             config: &config,
             daemon_id: "d",
             cwd: Path::new("/work/sub"),
             tool_access: None,
         };
-        plan_coding_agent(desk, &AttemptRef::default(), dispatch, None)
+        plan_coding_agent(context, &AttemptRef::default(), dispatch, None)
     }
 
     #[test]
@@ -240,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_cannot_take_is_refused_before_anything_runs() {
+    fn a_dispatch_with_an_unsupported_option_is_refused() {
         let options = AgentOptions {
             permission_mode: "yolo".to_owned(),
             ..AgentOptions::default()
@@ -265,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_no_message_holds_is_refused_before_anything_runs() {
+    fn a_prompt_too_long_for_one_message_is_refused() {
         let dispatch = |length| Dispatch {
             prompt: "\n".repeat(length),
             ..Dispatch::default()
@@ -281,23 +292,23 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_is_gone_on_with_where_it_is_known_unless_it_begins_anew() {
+    fn a_known_conversation_is_resumed_unless_a_new_one_is_requested() {
         let known = KnownConversation::example("remembered");
-        let told = |id: &str, fresh| Dispatch {
+        let dispatch = |id: &str, fresh| Dispatch {
             agent_session_id: id.to_owned(),
             fresh_conversation: fresh,
             ..Dispatch::default()
         };
         let resume =
             |dispatch: &Dispatch, known| session_to_resume(dispatch, known).unwrap_or_default();
-        assert_eq!(resume(&told("own", false), Some(&known)), "own");
-        assert_eq!(resume(&told("", false), Some(&known)), "remembered");
-        assert_eq!(resume(&told("", false), None), "");
-        assert_eq!(resume(&told("own", true), Some(&known)), "");
+        assert_eq!(resume(&dispatch("own", false), Some(&known)), "own");
+        assert_eq!(resume(&dispatch("", false), Some(&known)), "remembered");
+        assert_eq!(resume(&dispatch("", false), None), "");
+        assert_eq!(resume(&dispatch("own", true), Some(&known)), "");
     }
 
     #[test]
-    fn an_agent_that_begins_anew_is_told_where_the_work_stood() {
+    fn a_new_conversation_gets_the_last_checkpoint() {
         let checkpoint = Checkpoint {
             summary: "half done".to_owned(),
             cursor: "line 7".to_owned(),
@@ -313,18 +324,22 @@ mod tests {
         };
         let prompt =
             |dispatch: &Dispatch| launch_request(dispatch, Path::new("/work"), None).prompt;
-        let told = prompt(&dispatch);
+        let text = prompt(&dispatch);
         assert!(
-            told.starts_with("Do it.\n") && told.contains("half done"),
-            "{told}"
+            text.starts_with("Do it.\n") && text.contains("half done"),
+            "{text}"
         );
-        assert!(told.ends_with("Go on at: line 7"), "{told}");
+        assert!(text.ends_with("Continue at: line 7"), "{text}");
         dispatch.agent_session_id = "s".to_owned();
-        assert_eq!(prompt(&dispatch), "Do it.", "it remembers");
+        assert_eq!(
+            prompt(&dispatch),
+            "Do it.",
+            "a resumed conversation needs no checkpoint"
+        );
     }
 
     #[test]
-    fn the_words_of_whoever_sent_it_on_reach_the_agent_whatever_it_remembers() {
+    fn resume_notes_reach_new_and_resumed_conversations() {
         let resume = ResumeContext {
             resume_reason: "access is there".to_owned(),
             instructions: "Use the blue key.".to_owned(),
@@ -341,14 +356,14 @@ mod tests {
                 resume: Some(resume.clone()),
                 ..Dispatch::default()
             };
-            let told = launch_request(&dispatch, Path::new("/work"), None).prompt;
-            assert!(told.starts_with("Do it.\n"), "{told}");
-            assert!(told.contains("access is there"), "{told}");
+            let prompt = launch_request(&dispatch, Path::new("/work"), None).prompt;
+            assert!(prompt.starts_with("Do it.\n"), "{prompt}");
+            assert!(prompt.contains("access is there"), "{prompt}");
             assert!(
-                told.contains("Question: which key?\nAnswer: blue"),
-                "{told}"
+                prompt.contains("Question: which key?\nAnswer: blue"),
+                "{prompt}"
             );
-            assert!(told.ends_with("Use the blue key."), "{told}");
+            assert!(prompt.ends_with("Use the blue key."), "{prompt}");
         }
     }
 }

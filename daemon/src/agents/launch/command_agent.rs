@@ -1,5 +1,5 @@
-//! Kind `command`: any program, run directly and without a shell, the prompt on its stdin. Exit 0 is its
-//! result; anything else is a failure.
+//! Agents of kind `command`: any program, run without a shell and with the prompt on its stdin.
+//! Exit code 0 is success; anything else is a failure.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::agents::DispatchRefusal;
 use crate::config::AgentConfig;
 use crate::process::{ChildSpec, ProcessOwner, check_variable_name, child_environment};
 
-/// A command takes no options.
+/// A command supports no options.
 pub(crate) fn check_options(dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let AgentOptions {
         model,
@@ -53,7 +53,7 @@ pub(crate) fn child_spec(
         AgentConfig::AnyCommand => None,
         AgentConfig::Command { env, .. } | AgentConfig::Coding { env, .. } => Some(env),
     };
-    // The operator's variables come after the task's, and so win.
+    // The operator's variables come after the task's, so they take precedence.
     let variables = dispatch.env.iter().chain(configured.into_iter().flatten());
     let variables = variables.map(|(name, value)| (name.as_str(), value.as_str()));
     Ok(ChildSpec {
@@ -65,15 +65,16 @@ pub(crate) fn child_spec(
     })
 }
 
-/// A variable can say what a program loads and where it sends what it knows, so an agent that the operator chose takes those
-/// that the operator named. Baton's own are nobody's to set, and left out everywhere.
+/// A variable can determine what a program loads and where it sends data. So an agent that the
+/// operator configured accepts only variables that the operator allowed. Baton's own variables
+/// cannot be set and are always ignored.
 fn check_variables(config: &AgentConfig, dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let mut names = dispatch.env.keys();
     let refused =
         names.find(|name| check_variable_name(name).is_ok() && !config.allows_task_variable(name));
     refused.map_or(Ok(()), |name| {
         let message = format!(
-            "the agent takes no variable {name} from tasks; its operator can allow it with task_env in daemon.toml"
+            "the agent does not accept the variable {name} from tasks; its operator can allow it with task_env in daemon.toml"
         );
         Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message))
     })
@@ -87,23 +88,26 @@ fn command_line(
         .command
         .as_ref()
         .map_or(&[][..], |command| &command.argv);
-    if argv.iter().any(|word| word.contains('\0')) {
+    if argv.iter().any(|arg| arg.contains('\0')) {
         return Err(DispatchRefusal::new(
             RejectCode::Invalid,
-            "a command line cannot hold NUL",
+            "a command line cannot contain NUL",
         ));
     }
-    let mut words = argv.iter().map(OsString::from);
+    let mut task_args = argv.iter().map(OsString::from);
     match config {
-        AgentConfig::AnyCommand => match words.next() {
-            Some(program) if !program.is_empty() => Ok((program, words.collect())),
+        AgentConfig::AnyCommand => match task_args.next() {
+            Some(program) if !program.is_empty() => Ok((program, task_args.collect())),
             Some(_) | None => Err(DispatchRefusal::new(
                 RejectCode::Invalid,
                 "the dispatch names no program to run",
             )),
         },
         AgentConfig::Command { program, args, .. } | AgentConfig::Coding { program, args, .. } => {
-            Ok((program.clone(), args.iter().cloned().chain(words).collect()))
+            Ok((
+                program.clone(),
+                args.iter().cloned().chain(task_args).collect(),
+            ))
         }
     }
 }

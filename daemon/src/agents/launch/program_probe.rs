@@ -1,5 +1,6 @@
-//! Whether the configured programs are there, and which versions they say they are. Away from the daemon's loop: a
-//! directory of the search path may be on a disk that does not answer, and a program may never do.
+//! Checks whether the configured programs exist and which versions they report. Runs outside
+//! the daemon's loop: a directory of the search path may be on a disk that does not respond,
+//! and a program may never answer.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -16,53 +17,54 @@ use tokio::process::Command;
 use crate::config::AgentConfig;
 use crate::process::{identify_child, start_registered};
 
-/// For all programs together, before the daemon says Hello.
+/// Time limit for all programs together, before the daemon sends Hello.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of what a program says.
+/// Bytes that are kept of a program's version.
 const MAX_VERSION_BYTES: usize = 128;
 
 /// What is known of one agent's program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProgramStatus {
-    /// Empty where it was not asked or did not say.
+    /// Empty if it was not asked or did not answer.
     pub(crate) version: String,
     /// Why it cannot be run, as a failure code.
     pub(crate) problem: Option<&'static str>,
 }
 
-/// Looks for the programs. Blocks for as long as the search path's disks do.
+/// Looks for the programs. Blocks as long as the disks of the search path do.
 pub(crate) fn find_programs(
     agents: &BTreeMap<String, AgentConfig>,
 ) -> BTreeMap<String, ProgramStatus> {
-    let looked = agents.iter().map(|(name, config)| {
-        let found = ProgramStatus {
+    let statuses = agents.iter().map(|(name, config)| {
+        let status = ProgramStatus {
             problem: program_problem(config),
             ..ProgramStatus::default()
         };
-        (name.clone(), found)
+        (name.clone(), status)
     });
-    looked.collect()
+    statuses.collect()
 }
 
-/// Looks for the programs and asks those that can be asked for their versions, all at once and not for long.
+/// Looks for the programs and asks coding agents for their versions, all in parallel and with a
+/// time limit.
 pub(crate) async fn find_programs_and_versions(
     agents: BTreeMap<String, AgentConfig>,
 ) -> BTreeMap<String, ProgramStatus> {
-    let looked = agents.clone();
-    let found = tokio::task::spawn_blocking(move || find_programs(&looked));
-    // Without an answer nothing is known to be wrong.
+    let configs = agents.clone();
+    let found = tokio::task::spawn_blocking(move || find_programs(&configs));
+    // Without an answer no problem is assumed.
     let found = tokio::time::timeout(PROBE_TIMEOUT, found).await;
     let mut found = found.ok().and_then(Result::ok).unwrap_or_default();
-    let mut asked = tokio::task::JoinSet::new();
+    let mut probes = tokio::task::JoinSet::new();
     for (name, config) in agents {
-        let is_there = found
+        let exists = found
             .get(&name)
-            .is_some_and(|found| found.problem.is_none());
-        if is_there && answers_version(&config) {
-            asked.spawn(async move { (name, program_version(&config, PROBE_TIMEOUT).await) });
+            .is_some_and(|status| status.problem.is_none());
+        if exists && answers_version(&config) {
+            probes.spawn(async move { (name, program_version(&config, PROBE_TIMEOUT).await) });
         }
     }
-    while let Some(answer) = asked.join_next().await {
+    while let Some(answer) = probes.join_next().await {
         if let Ok((name, Ok(version))) = answer {
             found.entry(name).or_default().version = version;
         }
@@ -70,7 +72,7 @@ pub(crate) async fn find_programs_and_versions(
     found
 }
 
-/// Whether its program answers `--version`. Of a command nobody knows what it would do.
+/// Whether its program supports `--version`. A command might do anything when called with it.
 pub(crate) fn answers_version(config: &AgentConfig) -> bool {
     match config {
         AgentConfig::AnyCommand | AgentConfig::Command { .. } => false,
@@ -83,7 +85,8 @@ fn program_problem(config: &AgentConfig) -> Option<&'static str> {
     is_missing.then_some(codes::PROVIDER_MISSING)
 }
 
-/// Where its program is, as the shim would find it: along the path that the program itself is given.
+/// The path of its program, found as the shim would find it: along the PATH that the program
+/// itself is given.
 pub(crate) fn find_program(config: &AgentConfig) -> Option<PathBuf> {
     let (program, env) = config.program()?;
     let path = Path::new(program);
@@ -92,38 +95,37 @@ pub(crate) fn find_program(config: &AgentConfig) -> Option<PathBuf> {
     }
     let own = env.get("PATH").map(OsString::from);
     let search = own.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
-    let places = std::env::split_paths(&search).map(|place| place.join(program));
-    places.into_iter().find(|place| is_program(place))
+    let mut paths = std::env::split_paths(&search).map(|directory| directory.join(program));
+    paths.find(|path| is_program(path))
 }
 
 fn is_program(path: &Path) -> bool {
-    let found = std::fs::metadata(path);
-    found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    let metadata = std::fs::metadata(path);
+    metadata.is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
-/// The first line of what its program says to `--version`.
+/// The first line that its program prints for `--version`.
 pub(crate) async fn program_version(config: &AgentConfig, limit: Duration) -> io::Result<String> {
     let (program, env) = config.program().ok_or(io::ErrorKind::NotFound)?;
-    let said = tokio::time::timeout(limit, run_version_command(program, env)).await;
-    said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    let version = tokio::time::timeout(limit, run_version_command(program, env)).await;
+    version.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Becomes the program, however long that takes.
+/// Replaces the shell with the program.
 const VERSION_SCRIPT: &str = "exec \"$0\" --version";
 
-/// Through a shell: whoever starts a process waits until its program is loaded, with a thread of the runtime and a lock that
-/// all starts share, and the disk that holds this program may not answer.
+/// Runs the program through a shell. Spawning blocks until the program is loaded, with a
+/// runtime thread and a lock that all spawns share, and the program's disk may not respond.
 async fn run_version_command(
     program: &OsStr,
     env: &BTreeMap<String, String>,
 ) -> io::Result<String> {
     let mut command = Command::new("/bin/sh");
-    let kept = ["PATH", "HOME", "USER", "LANG", "TMPDIR"];
-    let kept = kept.into_iter();
+    let inherited = ["PATH", "HOME", "USER", "LANG", "TMPDIR"].into_iter();
     command
         .args([OsStr::new("-c"), OsStr::new(VERSION_SCRIPT), program])
         .env_clear()
-        .envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))))
+        .envs(inherited.filter_map(|name| Some((name, std::env::var_os(name)?))))
         .envs(env)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -136,15 +138,15 @@ async fn run_version_command(
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
         Ok::<_, io::Error>((id, child))
     })?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        stdout.take(4096).read_to_end(&mut said).await?;
+        stdout.take(4096).read_to_end(&mut output).await?;
     }
     let status = child.wait().await?;
-    let said = String::from_utf8_lossy(&said);
-    let first = said.lines().next().unwrap_or_default().trim();
+    let output = String::from_utf8_lossy(&output);
+    let first = output.lines().next().unwrap_or_default().trim();
     if !status.success() || first.is_empty() {
-        return Err(io::Error::other(format!("it answered with {status}")));
+        return Err(io::Error::other(format!("--version ended with {status}")));
     }
     Ok(first[..first.floor_char_boundary(MAX_VERSION_BYTES)].to_owned())
 }
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn versions_are_told_and_neither_silence_nor_absence_holds_anybody_up() {
+    async fn versions_are_reported_and_silent_or_missing_programs_cost_no_time() {
         let dir = tempfile::tempdir().unwrap();
         let good = script(dir.path(), "good", "echo 1.2.3; echo more");
         let silent = script(dir.path(), "silent", "sleep 600");
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_is_looked_for_where_its_own_environment_says() {
+    async fn a_program_is_found_along_its_own_path_variable() {
         let dir = tempfile::tempdir().unwrap();
         let path = script(dir.path(), "elsewhere", "echo \"$SAYS\"");
         let own = |search: &str| {
@@ -206,7 +208,8 @@ mod tests {
         };
         let there = own(dir.path().to_str().unwrap());
         assert_eq!(find_program(&there), Some(path));
-        // What the daemon finds by itself is nothing to an agent that cannot see it.
+        // A program that only the daemon's PATH contains does not count, because the agent
+        // cannot find it.
         let mut sh = own("/nowhere");
         if let AgentConfig::Coding { program, .. } = &mut sh {
             *program = "sh".into();

@@ -1,12 +1,12 @@
-//! What a turn used. Agents count in different ways: some start anew with each turn, some never do; here it is always
-//! this turn's own.
+//! Usage of one turn. Some agents count per turn and some per conversation; these types always
+//! hold the turn's own usage.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Input without what came from a cache.
+/// Token counts. `input` excludes tokens from a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TokenCounts {
     pub(crate) input: u64,
@@ -20,7 +20,7 @@ impl TokenCounts {
         self.combine(other, u64::saturating_add)
     }
 
-    /// What a running total has grown by. One that was set back counts as zero, never as a wrapped number.
+    /// Growth of a running total. A total that was reset counts as zero and never wraps.
     pub(crate) fn since(self, before: Self) -> Self {
         self.combine(before, u64::saturating_sub)
     }
@@ -34,7 +34,7 @@ impl TokenCounts {
         }
     }
 
-    /// By the names that this agent gives them.
+    /// Reads the counts under the names that the agent uses.
     pub(crate) fn from_json(value: &Value, names: [&str; 4]) -> Self {
         let [input, output, cache_read, cache_write] =
             names.map(|name| value.get(name).and_then(Value::as_u64).unwrap_or(0));
@@ -46,7 +46,7 @@ impl TokenCounts {
         }
     }
 
-    /// The same for one that counts what came from a cache as input too.
+    /// Reads the counts of an agent whose input includes cached tokens.
     pub(crate) fn read_with_cached_input(value: &Value, names: [&str; 4]) -> Self {
         Self::from_json(value, names).without_cached_input()
     }
@@ -61,8 +61,9 @@ impl TokenCounts {
         }
     }
 
-    /// For one that names a total beside the parts: whether its input has what came from a cache in it, and its output the
-    /// thoughts, shows in what adds up. Where nothing does, the parts are as they are named.
+    /// For an agent that also reports a total: which sum equals the total shows whether its
+    /// input includes cached tokens and its output the thought tokens. If none does, the parts
+    /// are used as reported.
     pub(crate) fn fitted_to_total(self, total: Option<u64>, thoughts: u64) -> Self {
         let apart = self.input.saturating_add(self.output);
         let cached = self.cache_read.saturating_add(self.cache_write);
@@ -90,15 +91,15 @@ impl TokenCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TurnUsage {
     pub(crate) tokens: TokenCounts,
-    /// Absent when the agent names no price.
+    /// Absent when the agent reports no cost.
     pub(crate) cost: Option<DollarAmount>,
     pub(crate) model: Option<String>,
-    /// Requests to the model, where the agent counts them.
+    /// Requests to the model, if the agent counts them.
     pub(crate) turns: u32,
 }
 
 impl TurnUsage {
-    /// Of several turns together: what is known of each.
+    /// Sum of several turns, as far as their usage is known.
     pub(crate) fn sum(earlier: Option<Self>, this: Option<Self>) -> Option<Self> {
         let (earlier, this) = match (earlier, this) {
             (Some(earlier), Some(this)) => (earlier, this),
@@ -116,7 +117,7 @@ impl TurnUsage {
     }
 }
 
-/// US dollars, exact to the trillionth.
+/// An amount in US dollars, exact to the trillionth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct DollarAmount {
     trillionths: u64,
@@ -125,10 +126,10 @@ pub(crate) struct DollarAmount {
 const TRILLION: u64 = 1_000_000_000_000;
 
 impl DollarAmount {
-    /// A JSON number. Not one that is negative, or that no bill has ever reached.
+    /// Reads a JSON number. Negative and overflowing amounts are refused.
     pub(crate) fn from_json(value: &Value) -> Option<Self> {
         let number = value.as_f64().filter(|number| number.is_finite())?;
-        // Rust prints the shortest decimals that mean this very number: no exponent, no noise.
+        // Rust prints the shortest decimal that means this number, without an exponent.
         let text = number.to_string();
         let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
         let fraction: String = fraction
@@ -155,7 +156,7 @@ impl DollarAmount {
     }
 }
 
-/// At least two decimals.
+/// With at least two decimals.
 impl fmt::Display for DollarAmount {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fraction = format!("{:012}", self.trillionths % TRILLION);
@@ -175,7 +176,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn money_is_exact() {
+    fn dollar_amounts_are_exact() {
         let dollars = |value: Value| DollarAmount::from_json(&value);
         let shown = |value: Value| dollars(value).map(|dollars| dollars.to_string());
         assert_eq!(shown(json!(0)).as_deref(), Some("0.00"));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_together_have_used_what_is_known_of_each() {
+    fn the_usage_of_turns_is_summed_as_far_as_known() {
         let used = |input, cost: Option<f64>| TurnUsage {
             tokens: TokenCounts {
                 input,
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_total_that_was_set_back_is_no_huge_number() {
+    fn a_reset_total_does_not_wrap() {
         let names = ["i", "o", "r", "w"];
         let before = TokenCounts::from_json(&json!({"i": 5, "o": 5}), names);
         let after = TokenCounts::from_json(&json!({"i": 9, "o": 1, "r": "x"}), names);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_tells_what_is_counted_in_what() {
+    fn the_total_shows_which_counts_include_which() {
         let named = TokenCounts {
             input: 150,
             output: 25,

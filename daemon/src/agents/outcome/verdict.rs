@@ -1,4 +1,5 @@
-//! What the end of an attempt means: by how its process ended, and by what an agent said before.
+//! The verdict on an ended attempt, from how its process ended and what the agent reported
+//! before.
 
 use baton_proto::codes;
 use baton_proto::worker::{Finish, FinishOutcome};
@@ -14,12 +15,12 @@ use crate::process::ChildExit;
 pub(crate) enum AttemptVerdict {
     Complete(AttemptCompletion),
     Failed(AttemptFailure),
-    /// The agent found that the task is to be canceled, and says why.
+    /// The agent reports that the task should be canceled, with a reason.
     Withdrawn {
         reason: String,
         used: FinalAgentUsage,
     },
-    /// Ended from outside: there is no result to tell.
+    /// Ended from outside; there is no result to report.
     Stopped,
 }
 
@@ -27,7 +28,7 @@ pub(crate) enum AttemptVerdict {
 pub(crate) struct AttemptCompletion {
     pub(crate) result: String,
     pub(crate) used: FinalAgentUsage,
-    /// The result came, the process hung and was killed.
+    /// The result had come, but the process hung and was killed.
     pub(crate) killed_after_result: bool,
 }
 
@@ -38,12 +39,12 @@ pub(crate) struct AttemptFailure {
     pub(crate) message: String,
     pub(crate) user_message: String,
     pub(crate) deadline: Option<DeadlineKind>,
-    /// False forbids another attempt.
+    /// `false` forbids another attempt.
     pub(crate) retryable: Option<bool>,
     pub(crate) used: FinalAgentUsage,
 }
 
-/// What an agent says about itself at its end; a command says nothing.
+/// Usage and conversation that an agent reported; empty for a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FinalAgentUsage {
     pub(crate) usage: Option<TurnUsage>,
@@ -51,13 +52,13 @@ pub(crate) struct FinalAgentUsage {
 }
 
 impl FinalAgentUsage {
-    pub(crate) fn from_summary(spoken: &AgentSummary) -> Self {
+    pub(crate) fn from_summary(summary: &AgentSummary) -> Self {
         Self {
-            usage: match &spoken.end {
+            usage: match &summary.end {
                 Some(end) => end.usage.clone(),
-                None => spoken.used_before.clone(),
+                None => summary.used_before.clone(),
             },
-            conversation: spoken.conversation.clone().unwrap_or_default(),
+            conversation: summary.conversation.clone().unwrap_or_default(),
         }
     }
 }
@@ -82,29 +83,27 @@ impl AttemptFailure {
 
 pub(crate) fn judge_ending(ending: &AttemptEnding) -> AttemptVerdict {
     let verdict = match &ending.agent_summary {
-        Some(spoken) => judge_coding_agent(ending, spoken),
+        Some(summary) => judge_coding_agent(ending, summary),
         None => judge_command(ending),
     };
-    let Some(spoken) = &ending.agent_summary else {
+    let Some(summary) = &ending.agent_summary else {
         return verdict;
     };
-    let used = FinalAgentUsage::from_summary(spoken);
+    let used = FinalAgentUsage::from_summary(summary);
     match verdict {
         AttemptVerdict::Complete(completion) => {
             AttemptVerdict::Complete(AttemptCompletion { used, ..completion })
         }
-        AttemptVerdict::Failed(failing) => {
-            AttemptVerdict::Failed(AttemptFailure { used, ..failing })
+        AttemptVerdict::Failed(failure) => {
+            AttemptVerdict::Failed(AttemptFailure { used, ..failure })
         }
-        AttemptVerdict::Withdrawn { reason: why, .. } => {
-            AttemptVerdict::Withdrawn { reason: why, used }
-        }
+        AttemptVerdict::Withdrawn { reason, .. } => AttemptVerdict::Withdrawn { reason, used },
         AttemptVerdict::Stopped => AttemptVerdict::Stopped,
     }
 }
 
-/// What an agent said of its end through its tools counts as its result does: over exit codes, deadlines and the end of
-/// the lease, never over an order to stop.
+/// An end that the agent reported through its tools counts like a result: it overrides exit
+/// codes, deadlines and the end of the lease, but never an order to stop.
 pub(crate) fn judge_with_finish(ending: &AttemptEnding, finish: Option<&Finish>) -> AttemptVerdict {
     let (judged, cause) = (judge_ending(ending), &ending.cause);
     let by_itself = match cause {
@@ -121,7 +120,7 @@ pub(crate) fn judge_with_finish(ending: &AttemptEnding, finish: Option<&Finish>)
     let Some(finish) = finish.filter(|_| by_itself) else {
         return judged;
     };
-    let own_words = match judged {
+    let agent_result = match judged {
         AttemptVerdict::Complete(completion) => completion.result,
         AttemptVerdict::Failed(_) | AttemptVerdict::Withdrawn { .. } | AttemptVerdict::Stopped => {
             String::new()
@@ -136,7 +135,7 @@ pub(crate) fn judge_with_finish(ending: &AttemptEnding, finish: Option<&Finish>)
     match finish.outcome() {
         FinishOutcome::Unspecified | FinishOutcome::Completed => {
             AttemptVerdict::Complete(AttemptCompletion {
-                result: or(&finish.result, &or(&own_words, &finish.summary)),
+                result: or(&finish.result, &or(&agent_result, &finish.summary)),
                 used,
                 killed_after_result: !matches!(cause, EndCause::Exited(_)),
             })
@@ -156,9 +155,10 @@ pub(crate) fn judge_with_finish(ending: &AttemptEnding, finish: Option<&Finish>)
     }
 }
 
-/// A result wins over a deadline and over the end of the lease, never over an order to stop. Exit codes decide nothing.
-fn judge_coding_agent(ending: &AttemptEnding, spoken: &AgentSummary) -> AttemptVerdict {
-    let outcome = spoken.end.as_ref().map(|end| &end.outcome);
+/// A result overrides a deadline and the end of the lease, but never an order to stop. Exit
+/// codes decide nothing.
+fn judge_coding_agent(ending: &AttemptEnding, summary: &AgentSummary) -> AttemptVerdict {
+    let outcome = summary.end.as_ref().map(|end| &end.outcome);
     match (&ending.cause, outcome) {
         (
             EndCause::Exited(_) | EndCause::Lingered | EndCause::Deadline(_) | EndCause::LeaseEnded,
@@ -172,10 +172,10 @@ fn judge_coding_agent(ending: &AttemptEnding, spoken: &AgentSummary) -> AttemptV
             AttemptVerdict::Failed(AttemptFailure::from_turn_failure(failure))
         }
         (EndCause::Exited(_) | EndCause::Lingered, Some(TurnOutcome::Interrupted)) => {
-            no_result("the agent's turn was interrupted, and not by this daemon")
+            no_result("the agent's turn was interrupted, but not by this daemon")
         }
         (EndCause::Exited(_) | EndCause::Lingered, None) => {
-            no_result("the agent's process is gone, and nobody saw how its turn ended")
+            no_result("the agent's process is gone, and the end of its turn was not observed")
         }
         _ => judge_command(ending),
     }
@@ -197,9 +197,9 @@ fn judge_command(ending: &AttemptEnding) -> AttemptVerdict {
             failed(codes::AGENT_EXIT, format!("the command ended with {exit}"))
         }
         EndCause::NotStarted { code, message } => {
-            let words = failure::startup_user_message(code).unwrap_or(message);
+            let user_message = failure::startup_user_message(code).unwrap_or(message);
             AttemptVerdict::Failed(AttemptFailure {
-                user_message: words.to_owned(),
+                user_message: user_message.to_owned(),
                 ..AttemptFailure::new(code, message.clone())
             })
         }
@@ -211,8 +211,8 @@ fn judge_command(ending: &AttemptEnding) -> AttemptVerdict {
             )
         }),
         EndCause::WorkerDisk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
-        // Whoever ended it knows what it means; of a lost one nobody does, and of one that never ran there is nothing to
-        // tell. A command never lingers.
+        // The cause of a stop is known where it was ordered. A lost attempt has no known
+        // outcome, and one that never ran has nothing to report. A command never lingers.
         EndCause::Stopped
         | EndCause::LeaseEnded
         | EndCause::Lost
@@ -220,7 +220,7 @@ fn judge_command(ending: &AttemptEnding) -> AttemptVerdict {
         | EndCause::Lingered => AttemptVerdict::Stopped,
         EndCause::DaemonFault => failed(
             codes::SPAWN_FAILED,
-            "the daemon failed while it ran this attempt and ended its processes; see its log"
+            "the daemon failed while running this attempt and ended its processes; see its log"
                 .to_owned(),
         ),
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_a_success_whatever_the_process_did_after_it() {
+    fn a_result_is_a_success_however_the_process_ends() {
         let result = || Some(TurnOutcome::Result("done".to_owned()));
         for (cause, killed) in [
             (EndCause::Exited(ChildExit::Code(0)), false),
@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_said_of_its_end_outweighs_how_its_process_ended() {
+    fn a_reported_end_outweighs_how_the_process_ended() {
         let finish = |outcome: FinishOutcome| Finish {
             outcome: outcome.into(),
             summary: "why".to_owned(),
             ..Finish::default()
         };
-        let told = |outcome, cause: EndCause| {
+        let verdict_on = |outcome, cause: EndCause| {
             let exit = ending(cause, None);
             judge_with_finish(&exit, Some(&finish(outcome)))
         };
@@ -294,7 +294,7 @@ mod tests {
             (EndCause::LeaseEnded, true),
         ];
         for (cause, killed) in ends {
-            match told(FinishOutcome::Completed, cause) {
+            match verdict_on(FinishOutcome::Completed, cause) {
                 AttemptVerdict::Complete(done) => {
                     assert_eq!(
                         (done.result.as_str(), done.killed_after_result),
@@ -305,39 +305,39 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        match told(FinishOutcome::Failed, EndCause::Exited(ChildExit::Code(0))) {
-            AttemptVerdict::Failed(failing) => assert_eq!(failing.code, codes::AGENT_REPORTED),
+        match verdict_on(FinishOutcome::Failed, EndCause::Exited(ChildExit::Code(0))) {
+            AttemptVerdict::Failed(failure) => assert_eq!(failure.code, codes::AGENT_REPORTED),
             other => panic!("{other:?}"),
         }
-        let withdrawn = told(
+        let withdrawn = verdict_on(
             FinishOutcome::Canceled,
             EndCause::Exited(ChildExit::Code(0)),
         );
         match withdrawn {
-            AttemptVerdict::Withdrawn { reason: why, used } => {
-                assert_eq!((why.as_str(), used.conversation.as_str()), ("why", "c"));
+            AttemptVerdict::Withdrawn { reason, used } => {
+                assert_eq!((reason.as_str(), used.conversation.as_str()), ("why", "c"));
             }
             other => panic!("{other:?}"),
         }
         for cause in [EndCause::Stopped, EndCause::Lost] {
             assert_eq!(
-                told(FinishOutcome::Completed, cause),
+                verdict_on(FinishOutcome::Completed, cause),
                 AttemptVerdict::Stopped
             );
         }
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_told_to_its_operator_and_to_its_user() {
+    fn a_missing_program_is_reported_to_operator_and_user() {
         let cause = EndCause::NotStarted {
             code: "provider_missing".to_owned(),
             message: "cannot start \"claude\"".to_owned(),
         };
         match judge_ending(&ending(cause, None)) {
-            AttemptVerdict::Failed(failing) => {
-                assert_eq!(failing.code, "provider_missing");
-                assert!(failing.message.contains("claude"));
-                assert!(failing.user_message.contains("not installed"));
+            AttemptVerdict::Failed(failure) => {
+                assert_eq!(failure.code, "provider_missing");
+                assert!(failure.message.contains("claude"));
+                assert!(failure.user_message.contains("not installed"));
             }
             other => panic!("{other:?}"),
         }
@@ -351,22 +351,22 @@ mod tests {
             Some(TurnOutcome::Failed(failure)),
         );
         assert!(
-            matches!(judge_ending(&exited), AttemptVerdict::Failed(failing) if failing.code == "no_result")
+            matches!(judge_ending(&exited), AttemptVerdict::Failed(failure) if failure.code == "no_result")
         );
         let odd = ending(
             EndCause::Exited(ChildExit::Code(0)),
             Some(TurnOutcome::Interrupted),
         );
         assert!(
-            matches!(judge_ending(&odd), AttemptVerdict::Failed(failing) if failing.code == "no_result")
+            matches!(judge_ending(&odd), AttemptVerdict::Failed(failure) if failure.code == "no_result")
         );
         let unseen = ending(EndCause::Exited(ChildExit::Unknown), None);
         assert!(
-            matches!(judge_ending(&unseen), AttemptVerdict::Failed(failing) if failing.message.contains("nobody saw"))
+            matches!(judge_ending(&unseen), AttemptVerdict::Failed(failure) if failure.message.contains("not observed"))
         );
         let late = ending(EndCause::Deadline(DeadlineKind::StreamIdle), None);
         assert!(
-            matches!(judge_ending(&late), AttemptVerdict::Failed(failing) if failing.deadline.is_some())
+            matches!(judge_ending(&late), AttemptVerdict::Failed(failure) if failure.deadline.is_some())
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Events as lines that a person can read and a test can compare.
+//! Events as lines of text, for comparison in tests.
 
 use crate::agents::adapter::agent_event::{
     AgentEvent, AgentInput, AgentInputKind, TurnEnding, TurnOutcome, TurnPhase,
@@ -101,7 +101,7 @@ pub(crate) fn outcome_text(outcome: &TurnOutcome) -> String {
     }
 }
 
-/// Input, output, cache read, cache write, price.
+/// Input, output, cache read, cache write, cost.
 pub(crate) fn usage_text(usage: &TurnUsage) -> String {
     let tokens = usage.tokens;
     let counts = [

@@ -1,5 +1,5 @@
-//! Tests over all adapters: scripted transcripts, recordings of real programs, random input and bounds of the stored state.
-//! Compiled for tests only.
+//! Tests over all adapters: scripted transcripts, recordings of real programs, random input and
+//! limits of the stored state. Compiled for tests only.
 
 #[cfg(test)]
 pub(crate) mod event_text;

@@ -1,4 +1,5 @@
-//! Whatever bytes come, and however they are cut: the same events, and no panic.
+//! Random bytes in random chunks: the events are the same for every chunking, and there is no
+//! panic.
 
 use proptest::prelude::*;
 
@@ -15,16 +16,16 @@ const AGENT_WIRES: [AgentWire; 4] = [
 ];
 
 fn translator(kind: AgentWire, resume: bool) -> AgentTranslator {
-    let wanted = LaunchRequest {
+    let request = LaunchRequest {
         prompt: "go".to_owned(),
         cwd: "/work".to_owned(),
         resume: resume.then(|| "abc".to_owned()),
         ..LaunchRequest::default()
     };
-    kind.launch(&wanted).unwrap().translator
+    kind.launch(&request).unwrap().translator
 }
 
-/// Plays it as a daemon would: what is to be written is written at once.
+/// Plays the bytes as a daemon would: messages to the agent are written immediately.
 fn translate_chunks(
     kind: AgentWire,
     resume: bool,
@@ -36,8 +37,8 @@ fn translate_chunks(
     let mut all = translator.on_written(&opening.bytes);
     for chunk in chunks {
         translator.push_stdout(chunk);
-        while let Some(said) = translator.next_events() {
-            for event in said {
+        while let Some(events) = translator.next_events() {
+            for event in events {
                 let written = match &event {
                     AgentEvent::Write(message) => translator.on_written(&message.bytes),
                     _ => Vec::new(),
@@ -51,7 +52,7 @@ fn translate_chunks(
     all
 }
 
-/// Pieces of every wire, so that what comes is nearly right more often than chance would have it.
+/// Pieces of every wire, so that random input is often nearly valid.
 const LINE_PIECES: [&str; 34] = [
     r#"{"type":"system","subtype":"init","session_id":"abc","model":"m"}"#,
     r#"{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1"}}}"#,
@@ -101,7 +102,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn any_bytes_in_any_chunks_come_to_the_same_events(
+    fn events_do_not_depend_on_the_chunking(
         bytes in random_bytes(),
         resume in any::<bool>(),
         code in prop_oneof![Just(0), Just(1), Just(143)],
@@ -118,14 +119,14 @@ proptest! {
             prop_assert_eq!(&whole, &cut);
             prop_assert!(
                 whole.iter().any(|event| matches!(event, AgentEvent::Ended(_))),
-                "an agent that has exited has an end"
+                "an agent that has exited has ended its turn"
             );
         }
     }
 }
 
 #[test]
-fn a_line_without_its_end_is_held_and_one_that_is_no_message_is_told() {
+fn an_incomplete_line_is_buffered_and_a_malformed_one_reported() {
     let mut claude = translator(AgentWire::Claude, false);
     claude.push_stdout(b"{\"type\":");
     assert_eq!((claude.next_events(), claude.buffered_bytes()), (None, 8));
@@ -143,9 +144,9 @@ fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
         "{{\"type\":\"{}\"}}\n",
         "x".repeat(crate::agents::adapter::line_splitter::MAX_LINE_BYTES)
     );
-    let said = format!("{long}not json\n{}\n", LINE_PIECES[8]);
-    for size in [1 << 16, said.len()] {
-        let chunks: Vec<&[u8]> = said.as_bytes().chunks(size).collect();
+    let output = format!("{long}not json\n{}\n", LINE_PIECES[8]);
+    for size in [1 << 16, output.len()] {
+        let chunks: Vec<&[u8]> = output.as_bytes().chunks(size).collect();
         let events = translate_chunks(AgentWire::Claude, false, &chunks, AgentExit::Code(0));
         let length = long.len() as u64 - 1;
         assert!(events.contains(&AgentEvent::LineCut { length }));
@@ -155,20 +156,23 @@ fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
 }
 
 #[test]
-fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
-    let said = [
+fn a_byte_order_mark_or_invalid_bytes_do_not_lose_a_message() {
+    let output = [
         &b"\xef\xbb\xbf{\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"s\"}\r\n"[..],
         &b"{\"type\":\"result\",\"subtype\":\"success\",\"is_error\":false,\"result\":\"a\xffb \\ud83d\"}"[..],
     ];
     let events = translate_chunks(
         AgentWire::Claude,
         false,
-        &[&said.concat()],
+        &[&output.concat()],
         AgentExit::Code(0),
     );
-    let is = |wanted: fn(&AgentEvent) -> bool| events.iter().filter(|event| wanted(event)).count();
-    assert_eq!(is(|event| matches!(event, AgentEvent::Malformed { .. })), 0);
-    assert_eq!(is(|event| *event == AgentEvent::Repaired { line: 2 }), 1);
+    let count = |is: fn(&AgentEvent) -> bool| events.iter().filter(|event| is(event)).count();
+    assert_eq!(
+        count(|event| matches!(event, AgentEvent::Malformed { .. })),
+        0
+    );
+    assert_eq!(count(|event| *event == AgentEvent::Repaired { line: 2 }), 1);
     let ended = events.iter().find_map(|event| match event {
         AgentEvent::Ended(ending) => Some(ending.outcome.clone()),
         _ => None,
@@ -177,12 +181,13 @@ fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
     assert_eq!(ended, Some(TurnOutcome::Result(result)));
 }
 
-/// What an agent is told and how its turn ends when it says this, with `x` in it made too long to be read.
-fn events_after_oversized_line(kind: AgentWire, resume: bool, said: &[&str]) -> Vec<AgentEvent> {
+/// Events after these lines, in which every `x` is replaced by a text that is too long to be
+/// read.
+fn events_after_oversized_line(kind: AgentWire, resume: bool, lines: &[&str]) -> Vec<AgentEvent> {
     let long = "x".repeat(crate::agents::adapter::line_splitter::MAX_LINE_BYTES);
-    let said = said.iter().map(|line| line.replace('x', &long) + "\n");
-    let said: String = said.collect();
-    translate_chunks(kind, resume, &[said.as_bytes()], AgentExit::Code(0))
+    let lines = lines.iter().map(|line| line.replace('x', &long) + "\n");
+    let output: String = lines.collect();
+    translate_chunks(kind, resume, &[output.as_bytes()], AgentExit::Code(0))
 }
 
 fn first_failure_code(events: &[AgentEvent]) -> Option<&'static str> {
@@ -196,7 +201,7 @@ fn first_failure_code(events: &[AgentEvent]) -> Option<&'static str> {
 }
 
 #[test]
-fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
+fn an_oversized_message_leaves_no_request_open() {
     let thread = [
         r#"{"id":0,"result":{}}"#,
         r#"{"id":1,"result":{"thread":"x"}}"#,
@@ -226,13 +231,13 @@ fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
             .count()
     };
     assert_eq!(refused(&events, r#""id":9"#), 1);
-    let asked = [r#"{"type":"control_request","request_id":"r","request":{"input":"x"}}"#];
-    let events = events_after_oversized_line(AgentWire::Claude, false, &asked);
+    let request = [r#"{"type":"control_request","request_id":"r","request":{"input":"x"}}"#];
+    let events = events_after_oversized_line(AgentWire::Claude, false, &request);
     assert_eq!(refused(&events, r#""request_id":"r""#), 1);
 }
 
 #[test]
-fn the_end_of_stdin_is_no_prompt() {
+fn closing_stdin_is_not_a_prompt() {
     let mut exec = translator(AgentWire::CodexExec, false);
     let opening = exec.first_message();
     exec.on_written(&opening.bytes);
@@ -242,6 +247,6 @@ fn the_end_of_stdin_is_no_prompt() {
     assert_eq!(
         exec.on_exit(AgentExit::Code(0), ""),
         [],
-        "it has ended once"
+        "the turn ends only once"
     );
 }

@@ -1,11 +1,13 @@
-//! Short transcripts of our own, one folder entry per wire: what the agent prints, what it is told, and what that must
-//! come to. They are read like this:
+//! Short scripted transcripts for each wire: the agent's output, the answers to it, and the
+//! events that must result. Their format:
 //!
 //! - `start KIND [resume=ID] [model=..] [effort=..] [mode=..]`: the first line.
 //! - `< TEXT` the agent prints a line, `! TEXT` on its standard error.
-//! - `allow KEY`, `allow-attempt KEY`, `deny KEY WORDS`, `none KEY`, `reply KEY LABEL,LABEL:WORDS; …`: somebody answers.
+//! - `allow KEY`, `allow-attempt KEY`, `deny KEY WORDS`, `none KEY`, `reply KEY
+//!   LABEL,LABEL:WORDS; …`: an answer to an input.
 //! - `interrupt`, `exit CODE`, `signal NUMBER`.
-//! - `= EVENT`: what comes of the line above. What the agent is told is told at once, as a daemon would.
+//! - `= EVENT`: an event that results from the line above. Messages to the agent are written
+//!   immediately, as a daemon does.
 
 use std::path::{Path, PathBuf};
 
@@ -22,21 +24,21 @@ fn directory() -> PathBuf {
 }
 
 #[test]
-fn every_transcript_comes_to_what_it_says() {
+fn every_transcript_produces_its_stated_events() {
     let mut files: Vec<PathBuf> = std::fs::read_dir(directory())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
     files.sort();
-    assert!(files.len() >= 8, "the transcripts are there");
+    assert!(files.len() >= 8, "transcripts are missing");
     for file in files {
         let expected = std::fs::read_to_string(&file).unwrap();
         let played = play(&expected);
-        assert_eq!(played, expected, "{} comes to:\n{played}", file.display());
+        assert_eq!(played, expected, "{} results in:\n{played}", file.display());
     }
 }
 
-/// The transcript with the events that it really comes to.
+/// The transcript with the events that actually result.
 fn play(transcript: &str) -> String {
     let mut player = TranscriptPlayer::default();
     for line in transcript.lines().filter(|line| !line.starts_with("= ")) {
@@ -57,8 +59,8 @@ struct TranscriptPlayer {
 
 impl TranscriptPlayer {
     fn step(&mut self, line: &str) {
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        if word == "start" {
+        let (step, rest) = line.split_once(' ').unwrap_or((line, ""));
+        if step == "start" {
             let mut translator = start(rest);
             let opening = translator.first_message();
             self.translator = Some(translator);
@@ -66,11 +68,12 @@ impl TranscriptPlayer {
             self.write(opening);
             return;
         }
-        // Stored and taken up again at every step: nothing may hang on what is not part of the state.
+        // Stored and restored at every step, so that the result depends only on the stored
+        // state.
         let stored = serde_json::to_string(self.translator()).unwrap();
         self.translator = Some(serde_json::from_str(&stored).unwrap());
         let text = format!("{rest}\n");
-        match word {
+        match step {
             "<" => self.translator().push_stdout(text.as_bytes()),
             "!" => self.stderr.push_str(&text),
             "exit" => self.exit(AgentExit::Code(rest.parse().unwrap())),
@@ -80,7 +83,7 @@ impl TranscriptPlayer {
                     self.write(message);
                 }
             }
-            _ => self.answer(word, rest),
+            _ => self.answer(step, rest),
         }
         while let Some(events) = self.translator().next_events() {
             self.take(events);
@@ -90,7 +93,7 @@ impl TranscriptPlayer {
     fn translator(&mut self) -> &mut AgentTranslator {
         self.translator
             .as_mut()
-            .expect("a transcript begins with start")
+            .expect("a transcript must begin with start")
     }
 
     fn exit(&mut self, exit: AgentExit) {
@@ -99,9 +102,9 @@ impl TranscriptPlayer {
         self.take(events);
     }
 
-    fn answer(&mut self, word: &str, rest: &str) {
+    fn answer(&mut self, kind: &str, rest: &str) {
         let (key, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-        let answer = match word {
+        let answer = match kind {
             "allow" => AgentInputAnswer::Allow { for_attempt: false },
             "allow-attempt" => AgentInputAnswer::Allow { for_attempt: true },
             "deny" => AgentInputAnswer::Deny {
@@ -109,7 +112,7 @@ impl TranscriptPlayer {
             },
             "none" => AgentInputAnswer::None,
             "reply" => AgentInputAnswer::Replies(rest.split("; ").map(reply).collect()),
-            other => panic!("no such word: {other}"),
+            other => panic!("unknown step: {other}"),
         };
         match self
             .translator()
@@ -136,16 +139,16 @@ impl TranscriptPlayer {
     }
 }
 
-fn start(words: &str) -> AgentTranslator {
-    let (kind, options) = words.split_once(' ').unwrap_or((words, ""));
+fn start(arguments: &str) -> AgentTranslator {
+    let (kind, options) = arguments.split_once(' ').unwrap_or((arguments, ""));
     let kind = match kind {
         "claude" => AgentWire::Claude,
         "codex" => AgentWire::CodexAppServer,
         "codex-exec" => AgentWire::CodexExec,
         "acp" => AgentWire::Acp,
-        other => panic!("no such kind: {other}"),
+        other => panic!("unknown kind: {other}"),
     };
-    let mut wanted = LaunchRequest {
+    let mut request = LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
         ..LaunchRequest::default()
@@ -154,18 +157,18 @@ fn start(words: &str) -> AgentTranslator {
         let (name, value) = option.split_once('=').unwrap();
         let value = value.to_owned();
         match name {
-            "resume" => wanted.resume = Some(value),
-            "model" => wanted.model = value,
-            "effort" => wanted.effort = value,
-            "mode" => wanted.permission_mode = value,
-            other => panic!("no such option: {other}"),
+            "resume" => request.resume = Some(value),
+            "model" => request.model = value,
+            "effort" => request.effort = value,
+            "mode" => request.permission_mode = value,
+            other => panic!("unknown option: {other}"),
         }
     }
-    kind.launch(&wanted).unwrap().translator
+    kind.launch(&request).unwrap().translator
 }
 
-fn reply(words: &str) -> QuestionResponse {
-    let (labels, text) = words.split_once(':').unwrap_or((words, ""));
+fn reply(text: &str) -> QuestionResponse {
+    let (labels, text) = text.split_once(':').unwrap_or((text, ""));
     let labels = labels.split(',').filter(|label| !label.is_empty());
     QuestionResponse {
         labels: labels.map(str::to_owned).collect(),

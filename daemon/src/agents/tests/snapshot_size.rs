@@ -1,4 +1,4 @@
-//! What an adapter remembers does not grow with the number of tools that its agent has used: it is in every snapshot.
+//! The size of a snapshot must not grow with the number of tools that the agent has used.
 
 use serde_json::{Value, json};
 
@@ -9,9 +9,9 @@ use crate::config::AgentWire;
 
 const TOOL_COUNT: usize = 10_000;
 
-/// After any number of tools that have ended.
+/// Limit after any number of ended tools.
 const MAX_SNAPSHOT_BYTES: usize = 64 * 1024;
-/// With any number of tools that never do.
+/// Limit with any number of tools that never end.
 const MAX_SNAPSHOT_BYTES_UNENDED: usize = 1024 * 1024;
 
 const AGENT_WIRES: [AgentWire; 4] = [
@@ -21,20 +21,17 @@ const AGENT_WIRES: [AgentWire; 4] = [
     AgentWire::Acp,
 ];
 
-/// An agent that has its prompt.
+/// A translator whose prompt was written.
 fn prompted_translator(wire: AgentWire) -> AgentTranslator {
-    let wanted = LaunchRequest {
+    let request = LaunchRequest {
         prompt: "Do it.".to_owned(),
         cwd: "/work".to_owned(),
         ..LaunchRequest::default()
     };
-    let mut translator = wire
-        .launch(&wanted)
-        .expect("nothing is asked for")
-        .translator;
+    let mut translator = wire.launch(&request).expect("no option is set").translator;
     let opening = translator.first_message();
     translator.on_written(&opening.bytes);
-    let greetings = match wire {
+    let opening_lines = match wire {
         AgentWire::Claude => vec![json!({"type": "system", "subtype": "init", "session_id": "s"})],
         AgentWire::CodexAppServer => vec![
             json!({"id": 0, "result": {}}),
@@ -47,7 +44,7 @@ fn prompted_translator(wire: AgentWire) -> AgentTranslator {
             json!({"jsonrpc": "2.0", "id": 1, "result": {"sessionId": "s"}}),
         ],
     };
-    for line in greetings {
+    for line in opening_lines {
         push_line(&mut translator, &line);
     }
     translator
@@ -121,7 +118,7 @@ fn update(kind: &str, mut update: Value) -> Value {
 
 fn snapshot_bytes(translator: &AgentTranslator) -> usize {
     serde_json::to_vec(translator)
-        .expect("it can be stored")
+        .expect("the state can be serialized")
         .len()
 }
 
@@ -130,7 +127,7 @@ fn count(events: &[AgentEvent], is: impl Fn(&AgentEvent) -> bool) -> usize {
 }
 
 #[test]
-fn ten_thousand_tools_leave_a_snapshot_as_small_as_a_few() {
+fn ten_thousand_ended_tools_leave_a_small_snapshot() {
     for wire in AGENT_WIRES {
         let mut translator = prompted_translator(wire);
         let (mut started, mut finished) = (0, 0);
@@ -149,7 +146,7 @@ fn ten_thousand_tools_leave_a_snapshot_as_small_as_a_few() {
         assert_eq!((started, finished), (TOOL_COUNT, TOOL_COUNT), "{wire:?}");
         let size = snapshot_bytes(&translator);
         assert!(size < MAX_SNAPSHOT_BYTES, "{wire:?}: {size} bytes");
-        // A late word about one that is over is no new tool.
+        // A late message about an ended tool does not start it again.
         let late = tool_start_lines(wire, TOOL_COUNT - 1);
         let again = late
             .iter()
@@ -161,7 +158,7 @@ fn ten_thousand_tools_leave_a_snapshot_as_small_as_a_few() {
 }
 
 #[test]
-fn tools_that_never_end_are_told_of_up_to_a_bound() {
+fn tools_that_never_end_are_reported_up_to_a_limit() {
     for wire in AGENT_WIRES {
         let mut translator = prompted_translator(wire);
         let mut started = 0;
@@ -179,15 +176,15 @@ fn tools_that_never_end_are_told_of_up_to_a_bound() {
     }
 }
 
-/// Of changes that were said of and forgotten nobody can be shown what he would allow.
+/// A change that was described and forgotten cannot be shown to a person, so it is denied.
 #[test]
-fn leave_for_what_is_forgotten_is_denied_and_nobody_is_asked() {
+fn approval_of_a_forgotten_change_is_denied_without_asking() {
     let mut translator = prompted_translator(AgentWire::CodexAppServer);
     let change = |number: usize| {
         json!({"method": "item/started", "params": {"threadId": "th", "item": {
             "type": "fileChange", "id": format!("f{number}"), "changes": [{"path": "a"}]}}})
     };
-    let asks = |number: usize| {
+    let approval_request = |number: usize| {
         json!({"id": number, "method": "item/fileChange/requestApproval",
             "params": {"threadId": "th", "itemId": format!("f{number}"), "grantRoot": "/work"}})
     };
@@ -195,13 +192,13 @@ fn leave_for_what_is_forgotten_is_denied_and_nobody_is_asked() {
         push_line(&mut translator, &change(number));
     }
     let is_asked = |event: &AgentEvent| matches!(event, AgentEvent::InputAsked(_));
-    let events = push_line(&mut translator, &asks(0));
+    let events = push_line(&mut translator, &approval_request(0));
     assert_eq!(count(&events, is_asked), 0, "{events:?}");
-    let told = events.iter().any(|event| match event {
+    let is_declined = events.iter().any(|event| match event {
         AgentEvent::Write(message) => String::from_utf8_lossy(&message.bytes).contains("decline"),
         _ => false,
     });
-    assert!(told, "{events:?}");
-    let events = push_line(&mut translator, &asks(39));
+    assert!(is_declined, "{events:?}");
+    let events = push_line(&mut translator, &approval_request(39));
     assert_eq!(count(&events, is_asked), 1, "{events:?}");
 }

@@ -1,4 +1,5 @@
-//! What is kept of a talk goes to the disk with every line that is told: what nobody needs any more is gone.
+//! The state of a translator is stored with every forwarded line, so it must not contain texts
+//! that are no longer needed.
 
 use serde_json::json;
 
@@ -7,9 +8,9 @@ use crate::agents::adapter::translator::AgentTranslator;
 use crate::agents::launch::agent_launch::{ContextFile, LaunchRequest};
 use crate::config::AgentWire;
 
-/// One that has its prompt.
+/// A translator whose prompt was written.
 fn prompted_translator(wire: AgentWire) -> AgentTranslator {
-    let wanted = LaunchRequest {
+    let request = LaunchRequest {
         prompt: "the prompt".to_owned(),
         cwd: "/work".to_owned(),
         instructions: "the instructions".to_owned(),
@@ -19,7 +20,7 @@ fn prompted_translator(wire: AgentWire) -> AgentTranslator {
         }],
         ..LaunchRequest::default()
     };
-    let mut translator = wire.launch(&wanted).unwrap().translator;
+    let mut translator = wire.launch(&request).unwrap().translator;
     let opening = translator.first_message();
     translator.on_written(&opening.bytes);
     for id in 0..3 {
@@ -32,10 +33,10 @@ fn prompted_translator(wire: AgentWire) -> AgentTranslator {
     translator
 }
 
-/// One line; what the agent is told because of it is told.
+/// Pushes one line and writes the messages that result from it.
 fn push_line(translator: &mut AgentTranslator, message: serde_json::Value) {
     translator.push_stdout(format!("{message}\n").as_bytes());
-    let events = translator.next_events().expect("a whole line");
+    let events = translator.next_events().expect("a complete line");
     for event in events {
         if let AgentEvent::Write(message) = event {
             translator.on_written(&message.bytes);
@@ -44,11 +45,11 @@ fn push_line(translator: &mut AgentTranslator, message: serde_json::Value) {
 }
 
 #[test]
-fn what_went_with_the_prompt_is_not_kept_behind_it() {
+fn texts_of_the_prompt_are_not_stored_after_it() {
     for wire in [AgentWire::CodexAppServer, AgentWire::Acp] {
         let stored = serde_json::to_string(&prompted_translator(wire)).unwrap();
-        for gone in ["the prompt", "the instructions", "the-context"] {
-            assert!(!stored.contains(gone), "{gone}: {stored}");
+        for text in ["the prompt", "the instructions", "the-context"] {
+            assert!(!stored.contains(text), "{text}: {stored}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Permissions with the agent's own options, and forms; and how each is answered. An option is chosen by its kind,
-//! never by its name or its place.
+//! Permission requests with the agent's own options, and forms; and how each is answered. An
+//! option is chosen by its kind, never by its name or position.
 
 use std::borrow::Cow;
 
@@ -17,11 +17,11 @@ use super::{AcpAdapter, WIRE};
 
 const REQUEST_CANCELED: i64 = -32800;
 
-/// What the answer needs of the request.
+/// What the answer needs from the request.
 #[derive(Serialize, Deserialize)]
 struct AcpAnswerContext {
     id: Value,
-    /// The tool that it is about.
+    /// The tool call that it belongs to.
     #[serde(default)]
     tool: String,
     kind: AcpInputKind,
@@ -36,26 +36,29 @@ impl AcpAnswerContext {
     }
 }
 
-/// The ids of options. "Always" is how the agent remembers, and that may outlive the attempt: nobody is offered it here.
+/// Ids of the options. Options that allow "always" are not offered: the agent may remember them
+/// beyond the attempt.
 struct PermissionOptions {
     allow_once: Option<String>,
     reject: Option<String>,
-    /// What the agent calls the first one, where there are others that allow it once too.
+    /// Name of the first option, if several options allow it once.
     option_name: Option<String>,
 }
 
 impl PermissionOptions {
     fn read(options: &[Value]) -> Self {
-        let of = |kind: &'static str| {
-            let of_kind = options.iter();
-            of_kind.filter(move |option| text_at(option, "/kind") == kind)
+        let with_kind = |kind: &'static str| {
+            let options = options.iter();
+            options.filter(move |option| text_at(option, "/kind") == kind)
         };
         let id = |option: &Value| text_at(option, "/optionId").to_owned();
-        let reject = of("reject_once").chain(of("reject_always")).next();
-        let several = of("allow_once").count() > 1;
-        let choice = of("allow_once").next().filter(|_| several);
+        let reject = with_kind("reject_once")
+            .chain(with_kind("reject_always"))
+            .next();
+        let several = with_kind("allow_once").count() > 1;
+        let choice = with_kind("allow_once").next().filter(|_| several);
         Self {
-            allow_once: of("allow_once").next().map(id),
+            allow_once: with_kind("allow_once").next().map(id),
             reject: reject.map(id),
             option_name: choice.map(|option| text_at(option, "/name").to_owned()),
         }
@@ -83,7 +86,7 @@ impl AcpAdapter {
         let tool = text_at(call, "/toolCallId");
         self.on_tool(call, out);
         let options = PermissionOptions::read(list_at(params, "/options"));
-        let needs = AcpAnswerContext {
+        let context = AcpAnswerContext {
             id: id.clone(),
             tool: tool.to_owned(),
             kind: AcpInputKind::Permission {
@@ -91,20 +94,20 @@ impl AcpAdapter {
                 reject: options.reject,
             },
         };
-        // Leave for ever may outlive the attempt, so nobody can give that.
-        if !needs.can_allow() {
+        // A permanent permission may outlast the attempt, so it cannot be granted.
+        if !context.can_allow() {
             self.turn
                 .push_output(OutputKind::System, false, json, None, out);
-            let why = "denied: the agent offers no way to allow this just once";
+            let reason = "denied: the agent offers no option to allow this only once";
             self.turn
-                .push_output(OutputKind::System, false, why, None, out);
-            self.deny_at_once(&needs, out);
+                .push_output(OutputKind::System, false, reason, None, out);
+            self.deny_at_once(&context, out);
             return;
         }
-        let lacks = self.calls.is_incomplete(call);
+        let is_incomplete = self.calls.is_incomplete(call);
         let whole = self.calls.completed_call(call);
         let shown = match (&whole, options.option_name) {
-            // More than one way to allow it once: a person sees which one it would be.
+            // Several options allow it once, so the person is shown which one is used.
             (whole, Some(name)) => {
                 let shown = whole.as_ref().unwrap_or(call).as_object();
                 let mut shown = shown.cloned().unwrap_or_default();
@@ -119,19 +122,21 @@ impl AcpAdapter {
         let call = whole.as_ref().unwrap_or(call);
         let (name, title) = (self.calls.tool_name(call), text_at(call, "/title"));
         match permission_input(name, &shown, title, false) {
-            Some(ask) if !lacks => self.open_input(id, tool, ask, &needs, out),
-            Some(_) | None => self.deny_at_once(&needs, out),
+            Some(input_kind) if !is_incomplete => {
+                self.open_input(id, tool, input_kind, &context, out)
+            }
+            Some(_) | None => self.deny_at_once(&context, out),
         }
     }
 
-    /// At once, without asking anybody.
-    fn deny_at_once(&mut self, needs: &AcpAnswerContext, out: &mut Vec<AgentEvent>) {
-        out.push(AgentEvent::Write(decision_message(needs, false)));
+    /// Denies immediately, without asking a person.
+    fn deny_at_once(&mut self, context: &AcpAnswerContext, out: &mut Vec<AgentEvent>) {
+        out.push(AgentEvent::Write(decision_message(context, false)));
         self.denied = true;
-        self.turn.on_tool_finished(&needs.tool, true, out);
+        self.turn.on_tool_finished(&context.tool, true, out);
     }
 
-    /// The agent wants no answer any more, but every request gets one.
+    /// The agent no longer waits for an answer, but every request still gets a response.
     pub(super) fn on_cancel_request(&mut self, params: &Value, out: &mut Vec<AgentEvent>) {
         let id = params.get("requestId").unwrap_or(&Value::Null);
         let key = InputKey(id.to_string());
@@ -152,9 +157,10 @@ impl AcpAdapter {
         out: &mut Vec<AgentEvent>,
     ) {
         let form = ElicitationForm::read(params);
-        let asked = form.and_then(|form| Some((form.to_input(params, false)?, form)));
-        let Some((ask, form)) = asked else {
-            // A page to visit, or fields that cannot be put as questions: nobody will fill it in.
+        let parsed = form.and_then(|form| Some((form.to_input(params, false)?, form)));
+        let Some((input_kind, form)) = parsed else {
+            // A URL to visit, or fields that cannot be asked as questions: the form is
+            // declined.
             self.turn
                 .push_output(OutputKind::Opaque, false, json, None, out);
             let declined = json!({"action": "decline"});
@@ -162,43 +168,43 @@ impl AcpAdapter {
             return;
         };
         let tool = text_at(params, "/toolCallId");
-        let needs = AcpAnswerContext {
+        let context = AcpAnswerContext {
             id: id.clone(),
             tool: tool.to_owned(),
             kind: AcpInputKind::Form(form),
         };
-        self.open_input(id, tool, ask, &needs, out);
+        self.open_input(id, tool, input_kind, &context, out);
     }
 
     fn open_input(
         &mut self,
         id: &Value,
         tool: &str,
-        ask: AgentInputKind,
-        needs: &AcpAnswerContext,
+        input_kind: AgentInputKind,
+        context: &AcpAnswerContext,
         out: &mut Vec<AgentEvent>,
     ) {
         let input = AgentInput {
             key: InputKey(id.to_string()),
             tool_call_id: Some(tool.to_owned()).filter(|tool| !tool.is_empty()),
-            kind: ask,
+            kind: input_kind,
         };
-        let needs = serde_json::to_string(needs).unwrap_or_default();
-        self.turn.open_input(input, needs, out);
+        let context = serde_json::to_string(context).unwrap_or_default();
+        self.turn.open_input(input, context, out);
     }
 }
 
-pub(super) fn answer_message(needs: &str, answer: &AgentInputAnswer) -> Option<StdinMessage> {
-    let needs: AcpAnswerContext = serde_json::from_str(needs).ok()?;
+pub(super) fn answer_message(context: &str, answer: &AgentInputAnswer) -> Option<StdinMessage> {
+    let context: AcpAnswerContext = serde_json::from_str(context).ok()?;
     let allowed = matches!(answer, AgentInputAnswer::Allow { .. });
-    Some(match &needs.kind {
-        AcpInputKind::Permission { .. } => decision_message(&needs, allowed),
-        AcpInputKind::Form(form) => WIRE.result(&needs.id, form.answer_json(answer)),
+    Some(match &context.kind {
+        AcpInputKind::Permission { .. } => decision_message(&context, allowed),
+        AcpInputKind::Form(form) => WIRE.result(&context.id, form.answer_json(answer)),
     })
 }
 
-fn decision_message(needs: &AcpAnswerContext, allowed: bool) -> StdinMessage {
-    let chosen = match &needs.kind {
+fn decision_message(context: &AcpAnswerContext, allowed: bool) -> StdinMessage {
+    let chosen = match &context.kind {
         AcpInputKind::Permission { allow_once, .. } if allowed => allow_once.as_ref(),
         AcpInputKind::Permission { reject, .. } => reject.as_ref(),
         AcpInputKind::Form(_) => None,
@@ -207,31 +213,31 @@ fn decision_message(needs: &AcpAnswerContext, allowed: bool) -> StdinMessage {
         json!({"outcome": "cancelled"}),
         |option| json!({"outcome": "selected", "optionId": option}),
     );
-    WIRE.result(&needs.id, json!({"outcome": outcome}))
+    WIRE.result(&context.id, json!({"outcome": outcome}))
 }
 
-/// The answer to whatever is open when the turn is canceled.
-pub(super) fn cancel_message(needs: &str) -> Option<StdinMessage> {
-    let needs: AcpAnswerContext = serde_json::from_str(needs).ok()?;
-    Some(match &needs.kind {
+/// The answer to an open request when the turn is canceled.
+pub(super) fn cancel_message(context: &str) -> Option<StdinMessage> {
+    let context: AcpAnswerContext = serde_json::from_str(context).ok()?;
+    Some(match &context.kind {
         AcpInputKind::Permission { .. } => {
-            WIRE.result(&needs.id, json!({"outcome": {"outcome": "cancelled"}}))
+            WIRE.result(&context.id, json!({"outcome": {"outcome": "cancelled"}}))
         }
         AcpInputKind::Form(form) => {
-            WIRE.result(&needs.id, form.answer_json(&AgentInputAnswer::None))
+            WIRE.result(&context.id, form.answer_json(&AgentInputAnswer::None))
         }
     })
 }
 
-/// The tool that this answer to a request forbids.
-pub(super) fn denied_tool(needs: &str, result: &Value) -> Option<String> {
-    let needs: AcpAnswerContext = serde_json::from_str(needs).ok()?;
-    let no = match needs.kind {
+/// The tool that this answer denies, if it is a denial.
+pub(super) fn denied_tool(context: &str, result: &Value) -> Option<String> {
+    let context: AcpAnswerContext = serde_json::from_str(context).ok()?;
+    let is_denied = match context.kind {
         AcpInputKind::Permission { reject, .. } => {
             let chosen = text_at(result, "/outcome/optionId");
             text_at(result, "/outcome/outcome") == "cancelled" || reject.as_deref() == Some(chosen)
         }
         AcpInputKind::Form(_) => false,
     };
-    no.then_some(needs.tool)
+    is_denied.then_some(context.tool)
 }

@@ -1,5 +1,5 @@
-//! Any agent that speaks the Agent Client Protocol, version 1: JSON-RPC over its stdio. A session is opened or taken up
-//! again, one prompt is sent, and the answer to it is the end of the turn.
+//! Any agent that implements the Agent Client Protocol, version 1: JSON-RPC over stdio. A
+//! session is created or resumed, a prompt is sent, and the response to it ends the turn.
 
 mod inputs;
 mod prompt_result;
@@ -25,22 +25,23 @@ pub(crate) use session_opening::{AcpOpening, LinkedFile};
 
 const WIRE: RpcDialect = RpcDialect::Standard;
 
-/// Bytes of one piece of text that are kept, to tell an error by.
+/// Bytes of one piece of text that are kept to recognize an error.
 const MAX_PIECE_BYTES: usize = 4096;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AcpAdapter {
     turn: TurnState,
     opening: AcpOpening,
-    /// Requests of ours by id; an answer without one is nobody's.
+    /// Our open requests by id. A response without an entry is unexpected.
     waiting: BTreeMap<String, AcpRequest>,
     next_id: u64,
-    /// It could load the session too, should it not know how to resume it.
+    /// The agent can also load the session if it does not implement resuming it.
     #[serde(default)]
     loads_instead: bool,
-    /// Options that are still to be set before the prompt.
+    /// Options that still have to be set before the prompt.
     settings: Vec<(String, Value)>,
-    /// The session's price now, and before this turn; unknown in one that is older than the process.
+    /// Cost of the session now, and before this turn; unknown if the session is older than the
+    /// process.
     cost: Option<DollarAmount>,
     cost_before: Option<DollarAmount>,
     model: Option<String>,
@@ -51,34 +52,35 @@ pub(crate) struct AcpAdapter {
     denied: bool,
 }
 
-/// What a program says beside its agent, from which one can tell that a normal end is none.
+/// Output of the program that is not the agent's, used to recognize a failed turn that ends
+/// normally.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct ProgramSignals {
-    /// It says that its system has failed, and has not taken that back.
+    /// The last reported status is a system failure.
     broken: bool,
-    /// The last text, when it belonged to no message: all pieces of it that came in a row.
+    /// The last text, if it belonged to no message: all its consecutive pieces.
     last: Option<String>,
     /// The last of those pieces.
     #[serde(default)]
     piece: String,
-    /// The agent itself has said or done something.
+    /// The agent itself has sent a message or called a tool.
     agent_was_heard: bool,
-    /// It gives its messages ids, so that one without is not the agent's.
+    /// The agent's messages have ids, so a text without an id is not the agent's.
     names_messages: bool,
-    /// What its requests to the model used, where it says so behind each of them.
+    /// Usage of its model requests, if it is reported after each of them.
     #[serde(default)]
     used: Option<TokenCounts>,
 }
 
 impl ProgramSignals {
-    fn remember_text(&mut self, words: &str) {
-        if words.is_empty() {
+    fn remember_text(&mut self, text: &str) {
+        if text.is_empty() {
             return;
         }
         let last = self.last.get_or_insert_default();
         let room = MAX_RESULT_BYTES.saturating_sub(last.len());
-        last.push_str(truncate(words, room));
-        self.piece = truncate(words, MAX_PIECE_BYTES).to_owned();
+        last.push_str(truncate(text, room));
+        self.piece = truncate(text, MAX_PIECE_BYTES).to_owned();
     }
 
     fn forget_text(&mut self) {
@@ -98,7 +100,7 @@ enum AcpRequest {
 
 impl AcpAdapter {
     pub(crate) fn new(opening: AcpOpening) -> Self {
-        let fresh = opening.resume.is_none();
+        let is_new_session = opening.resume.is_none();
         Self {
             turn: TurnState::default(),
             opening,
@@ -106,7 +108,7 @@ impl AcpAdapter {
             next_id: 0,
             loads_instead: false,
             settings: Vec::new(),
-            cost: fresh.then(DollarAmount::default),
+            cost: is_new_session.then(DollarAmount::default),
             cost_before: None,
             model: None,
             beside: ProgramSignals::default(),
@@ -128,7 +130,7 @@ impl AcpAdapter {
             Some(RpcMessage::Notification { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
                 "$/cancel_request" => self.on_cancel_request(params, out),
-                // About itself, as its own methods are.
+                // About the agent itself, as are its extension methods.
                 "auth/status_update" | "elicitation/complete" => self.turn.push_aside(json, out),
                 _ if method.starts_with('_') => self.turn.push_aside(json, out),
                 _ => self
@@ -184,7 +186,7 @@ impl AcpAdapter {
             .fail_turn(TurnFailure::new(class, ANSWER_TOO_LONG), out);
     }
 
-    /// Files and terminals are the agent's own affair: this client has said that it serves neither.
+    /// The agent accesses files and terminals itself: the client capabilities exclude both.
     fn on_request(
         &mut self,
         json: &str,
@@ -232,12 +234,12 @@ impl AcpAdapter {
             }
             Some(RpcMessage::Result { id, result }) => {
                 let key = InputKey(id.to_string());
-                let needs = self.turn.answer_context(&key);
-                let denied = needs.and_then(|needs| inputs::denied_tool(needs, result));
+                let context = self.turn.answer_context(&key);
+                let denied = context.and_then(|context| inputs::denied_tool(context, result));
                 self.turn.close_answered(&key, out);
                 if let Some(tool) = denied {
                     self.denied = true;
-                    // Not every agent says so itself.
+                    // Not every agent reports the end of a denied tool.
                     self.turn.on_tool_finished(&tool, true, out);
                 }
             }
@@ -275,7 +277,7 @@ impl AcpAdapter {
         inputs::answer_message(self.turn.answer_context(key)?, answer)
     }
 
-    /// After it, what is still open has to be answered as canceled.
+    /// After the cancellation, every open request has to be answered as canceled.
     pub(crate) fn interrupt_messages(&self) -> Vec<StdinMessage> {
         let Some(session) = self.turn.conversation() else {
             return Vec::new();
@@ -294,7 +296,7 @@ impl AcpAdapter {
         self.turn.on_process_end(failure, out);
     }
 
-    /// Of our session, or of none.
+    /// Whether the message belongs to our session or names none.
     fn is_own_session(&self, params: &Value) -> bool {
         let session = text_at(params, "/sessionId");
         session.is_empty()

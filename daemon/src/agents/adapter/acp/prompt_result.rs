@@ -1,4 +1,5 @@
-//! The answer to the prompt: the end of the turn. A normal one is not always what it says.
+//! The response to the prompt, which ends the turn. A turn that ends normally may still have
+//! failed.
 
 use serde_json::Value;
 
@@ -10,7 +11,7 @@ use crate::agents::outcome::failure::{
 };
 use crate::agents::outcome::turn_usage::{TokenCounts, TurnUsage};
 
-/// The agent wants to be logged in.
+/// The agent requires a login.
 const AUTH_REQUIRED: i64 = -32000;
 const NOT_FOUND: i64 = -32002;
 
@@ -25,7 +26,7 @@ impl AcpAdapter {
         let failed = |class, message: &str| TurnOutcome::Failed(TurnFailure::new(class, message));
         match text_at(result, "/stopReason") {
             "end_turn" => match self.hidden_failure(result) {
-                // Some end a turn that was broken off as any other.
+                // Some agents end an interrupted turn like any other.
                 Some(failure)
                     if failure.class == FailureClass::NoResult && self.turn.was_interrupted() =>
                 {
@@ -41,13 +42,13 @@ impl AcpAdapter {
             ),
             "cancelled" => failed(
                 FailureClass::NoResult,
-                "the agent canceled its turn, and nobody had asked it to",
+                "the agent canceled its turn without a request to do so",
             ),
-            // Some say this of any request that failed, and why in words.
+            // Some agents use this reason for every failed request, with the cause in the text.
             "refusal" => {
-                let words = self.turn.last_text();
-                let class = class_of_named_status(words).unwrap_or(FailureClass::Refusal);
-                failed(class, words)
+                let text = self.turn.last_text();
+                let class = class_of_named_status(text).unwrap_or(FailureClass::Refusal);
+                failed(class, text)
             }
             "max_tokens" => failed(
                 FailureClass::ContextOverflow,
@@ -64,7 +65,8 @@ impl AcpAdapter {
         }
     }
 
-    /// What makes a normal end none: an error of the provider that is told there only, or that nothing came before it.
+    /// A failure of a turn that ended normally: a provider error that was sent as text, or no
+    /// output at all.
     fn hidden_failure(&self, result: &Value) -> Option<TurnFailure> {
         if self.beside.broken || self.has_unowned_error_text(result) {
             let message = match self.beside.last.as_deref().unwrap_or_default() {
@@ -73,29 +75,31 @@ impl AcpAdapter {
             };
             return Some(provider_failure(None, "", message));
         }
-        let counted = self.token_counts(result).unwrap_or_default() != TokenCounts::default();
-        let told = provider_failure(None, "", &self.beside.piece);
-        let known = told.class != FailureClass::ProviderError;
-        // Some answer with the provider's error in one piece, which no model does, and count nothing.
-        if !counted && known && is_error_text(&self.beside.piece) {
-            return Some(told);
+        let has_usage = self.token_counts(result).unwrap_or_default() != TokenCounts::default();
+        let failure = provider_failure(None, "", &self.beside.piece);
+        let is_classified = failure.class != FailureClass::ProviderError;
+        // Some agents send the provider's error as the whole answer in one piece, which a model
+        // does not do, and report no usage.
+        if !has_usage && is_classified && is_error_text(&self.beside.piece) {
+            return Some(failure);
         }
-        // Some end a turn of which nothing came as if it were a short one.
-        let nothing = !self.beside.agent_was_heard && self.turn.last_text().is_empty();
-        let message = "the agent ended its turn without having said or done anything";
-        (nothing && !counted).then(|| TurnFailure::new(FailureClass::NoResult, message))
+        // Some agents end a turn without any output as if it were a short one.
+        let has_no_output = !self.beside.agent_was_heard && self.turn.last_text().is_empty();
+        let message = "the agent ended its turn without any output or tool call";
+        (has_no_output && !has_usage).then(|| TurnFailure::new(FailureClass::NoResult, message))
     }
 
-    /// An error as a text of nobody, with nothing used. That alone could be an agent that counts nothing and names no
-    /// messages, so the text has to be an error, and either the only one or a stranger among messages with names.
+    /// An error text that belongs to no message, with nothing used. An agent that reports no
+    /// usage and no message ids looks the same, so the text must also look like an error, and
+    /// be either the only text or the only one without an id.
     fn has_unowned_error_text(&self, result: &Value) -> bool {
         let last = self.beside.last.as_deref().unwrap_or_default();
         let nothing_used = result.get("usage").is_some_and(Value::is_null);
-        let stranger = self.beside.names_messages || !self.beside.agent_was_heard;
-        nothing_used && stranger && is_error_text(last)
+        let is_unowned = self.beside.names_messages || !self.beside.agent_was_heard;
+        nothing_used && is_unowned && is_error_text(last)
     }
 
-    /// The tokens of this turn, where the agent counts them.
+    /// Tokens of this turn, if the agent reports them.
     fn token_counts(&self, result: &Value) -> Option<TokenCounts> {
         let quota = || {
             let count = result.pointer("/_meta/quota/token_count")?;
@@ -104,14 +108,14 @@ impl AcpAdapter {
                 .get("input_tokens")
                 .map(|_| TokenCounts::from_json(count, names))
         };
-        let said = result.get("usage").and_then(tokens);
-        said.or_else(quota).or(self.beside.used)
+        let reported = result.get("usage").and_then(tokens);
+        reported.or_else(quota).or(self.beside.used)
     }
 
     fn usage(&self, result: &Value) -> Option<TurnUsage> {
         let tokens = self.token_counts(result);
         let cost = self.cost.zip(self.cost_before);
-        // An agent that names no price has not used nothing.
+        // A cost of zero means that the agent reports no cost.
         let cost = cost
             .map(|(now, before)| now.since(before))
             .filter(|cost| *cost != Default::default());
@@ -136,14 +140,16 @@ impl AcpAdapter {
             return;
         }
         let failure = rpc_failure(error);
-        let known = failure.class != FailureClass::ProviderError;
+        let is_classified = failure.class != FailureClass::ProviderError;
         let session_is_unknown = match request {
             AcpRequest::OpenSession => self.opening.resume.is_some(),
             AcpRequest::Prompt => names_unknown_session(error),
             AcpRequest::Initialize | AcpRequest::Set | AcpRequest::Other => false,
         };
         match request {
-            AcpRequest::OpenSession | AcpRequest::Prompt if session_is_unknown && !known => {
+            AcpRequest::OpenSession | AcpRequest::Prompt
+                if session_is_unknown && !is_classified =>
+            {
                 let failure = TurnFailure::new(FailureClass::ResumeFailed, failure.message);
                 self.turn.fail_turn(failure, out);
             }
@@ -165,7 +171,7 @@ impl AcpAdapter {
     }
 }
 
-/// What the protocol calls usage.
+/// Token counts in the protocol's format.
 pub(super) fn tokens(usage: &Value) -> Option<TokenCounts> {
     let names = [
         "inputTokens",
@@ -180,13 +186,13 @@ pub(super) fn tokens(usage: &Value) -> Option<TokenCounts> {
     })
 }
 
-/// Some agents use the provider's status as the code.
+/// Some agents use the provider's HTTP status as the error code.
 fn rpc_failure(error: &Value) -> TurnFailure {
     let code = error.get("code").and_then(Value::as_i64).unwrap_or(0);
-    let said = text_at(error, "/message");
+    let text = text_at(error, "/message");
     let message = match error_details(error) {
-        details if details.is_empty() || said.contains(&details) => said.to_owned(),
-        details => format!("{said}: {details}"),
+        details if details.is_empty() || text.contains(&details) => text.to_owned(),
+        details => format!("{text}: {details}"),
     };
     if code == AUTH_REQUIRED {
         return TurnFailure::new(FailureClass::ProviderAuth, message);
@@ -196,24 +202,26 @@ fn rpc_failure(error: &Value) -> TurnFailure {
     provider_failure(status, text_at(error, "/data/errorKind"), &message)
 }
 
-/// What the protocol leaves to the agent: a text, an object with one in it, or whatever it is.
+/// The error's `data`, which the protocol leaves to the agent: a text, an object with a text in
+/// it, or any other value.
 fn error_details(error: &Value) -> String {
     let data = error.get("data").unwrap_or(&Value::Null);
     let texts = ["", "/details", "/message", "/error", "/error/message"];
     let mut texts = texts.into_iter().map(|path| text_at(data, path));
-    match texts.find(|words| !words.is_empty()) {
-        Some(words) => words.to_owned(),
+    match texts.find(|text| !text.is_empty()) {
+        Some(text) => text.to_owned(),
         None if data.is_null() => String::new(),
         None => data.to_string(),
     }
 }
 
-/// A prompt for a session that the agent does not have. Other things may not be found while it works.
+/// A prompt for a session that the agent does not have. Other "not found" errors may come from
+/// its work.
 fn names_unknown_session(error: &Value) -> bool {
     let code = error.get("code").and_then(Value::as_i64);
     let message = text_at(error, "/message").to_lowercase();
-    let by_words = message.contains("session") && message.contains("not found");
-    let by_words = by_words && code != Some(METHOD_NOT_FOUND);
+    let by_text = message.contains("session") && message.contains("not found");
+    let by_text = by_text && code != Some(METHOD_NOT_FOUND);
     let not_found = code == Some(NOT_FOUND);
-    by_words || not_found && !text_at(error, "/data/sessionId").is_empty()
+    by_text || not_found && !text_at(error, "/data/sessionId").is_empty()
 }

@@ -1,4 +1,5 @@
-//! From the first word to the prompt: versions, the session, and the options that the task asks for.
+//! From initialization to the prompt: protocol version, session, and the options that the task
+//! requests.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use crate::agents::outcome::failure::{FailureClass, TurnFailure};
 
 const PROTOCOL_VERSION: u64 = 1;
 
-/// What the session is opened with.
+/// Parameters for opening the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AcpOpening {
     pub(crate) prompt: String,
@@ -23,26 +24,26 @@ pub(crate) struct AcpOpening {
     pub(crate) mode: Option<String>,
     pub(crate) instructions: Option<String>,
     pub(crate) context: Vec<LinkedFile>,
-    /// Baton's own tools, where the task asks for them.
+    /// Baton's own tools, if the task requests them.
     #[serde(default)]
     pub(crate) tools: Option<ToolServer>,
 }
 
-/// A file that goes with the prompt, by name.
+/// A file that is linked to the prompt by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LinkedFile {
     pub(crate) uri: String,
     pub(crate) name: String,
 }
 
-/// What the task asks for: its name, the category that a session offers it under, what is wanted.
+/// Options that a task can request: the name, and the category under which a session offers it.
 const CATEGORIES: [(&str, &str); 3] = [
     ("model", "model"),
     ("effort", "thought_level"),
     ("permission_mode", "mode"),
 ];
 
-/// Values of an option that an error names.
+/// Number of supported values that an error message lists.
 const MAX_OFFERS_SHOWN: usize = 24;
 
 impl AcpAdapter {
@@ -65,22 +66,27 @@ impl AcpAdapter {
     pub(super) fn on_initialized(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
         let version = result.get("protocolVersion").and_then(Value::as_u64);
         if version != Some(PROTOCOL_VERSION) {
-            let spoken = version.map_or("none".to_owned(), |version| version.to_string());
-            let message =
-                format!("the agent speaks protocol version {spoken}, not {PROTOCOL_VERSION}");
+            let offered = version.map_or("none".to_owned(), |version| version.to_string());
+            let message = format!(
+                "the agent uses protocol version {offered}, but {PROTOCOL_VERSION} is required"
+            );
             self.turn
                 .fail_turn(TurnFailure::new(FailureClass::OutputInvalid, message), out);
             return;
         }
-        let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
+        let offers = |path| {
+            result
+                .pointer(path)
+                .is_some_and(|capability| !capability.is_null())
+        };
         let loads = result.pointer("/agentCapabilities/loadSession") == Some(&Value::Bool(true));
-        let resumes = can("/agentCapabilities/sessionCapabilities/resume");
+        let resumes = offers("/agentCapabilities/sessionCapabilities/resume");
         let method = match (&self.opening.resume, resumes, loads) {
             (None, _, _) => "session/new",
             (Some(_), true, _) => "session/resume",
             (Some(_), false, true) => "session/load",
             (Some(_), false, false) => {
-                let message = "the agent cannot take a session up again";
+                let message = "the agent cannot resume a session";
                 self.turn
                     .fail_turn(TurnFailure::new(FailureClass::ResumeFailed, message), out);
                 return;
@@ -98,14 +104,15 @@ impl AcpAdapter {
         WIRE.request(self.next_id, method, params)
     }
 
-    /// Some offer to resume and do not know the method, where another one would do. True if that is tried now.
+    /// Some agents advertise resuming but do not implement the method. True if loading is tried
+    /// instead.
     pub(super) fn retry_with_load(&mut self, error: &Value, out: &mut Vec<AgentEvent>) -> bool {
-        let unknown = error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND);
-        let tries = std::mem::take(&mut self.loads_instead) && unknown;
-        if tries {
+        let is_unknown_method = error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND);
+        let retries = std::mem::take(&mut self.loads_instead) && is_unknown_method;
+        if retries {
             out.push(AgentEvent::Write(self.open_request("session/load")));
         }
-        tries
+        retries
     }
 
     pub(super) fn on_session(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
@@ -127,10 +134,10 @@ impl AcpAdapter {
                 self.send_next_setting(out);
             }
             Err(option) => {
-                let message = format!("the agent offers no way to set {option} as the task asks");
+                let message = format!("the agent cannot set {option} to the requested value");
                 let message = match offered_values(result, option) {
                     values if values.is_empty() => message,
-                    values => format!("{message}; it takes {}", values.join(", ")),
+                    values => format!("{message}; supported values: {}", values.join(", ")),
                 };
                 self.turn.fail_turn(
                     TurnFailure::new(FailureClass::UnsupportedOption, message),
@@ -140,7 +147,8 @@ impl AcpAdapter {
         }
     }
 
-    /// The requests that set what the task asks for, or the option that this session does not offer.
+    /// The requests that set the task's options, or the name of an option that this session
+    /// does not offer.
     fn settings(&self, session: &str, offer: &Value) -> Result<Vec<(String, Value)>, &'static str> {
         let AcpOpening {
             model,
@@ -148,11 +156,11 @@ impl AcpAdapter {
             mode,
             ..
         } = &self.opening;
-        let wanted = CATEGORIES.into_iter().zip([model, effort, mode]);
-        let wanted =
-            wanted.filter_map(|(names, value)| value.as_deref().map(|value| (names, value)));
+        let requested = CATEGORIES.into_iter().zip([model, effort, mode]);
+        let requested =
+            requested.filter_map(|(names, value)| value.as_deref().map(|value| (names, value)));
         let mut settings = Vec::new();
-        for ((option, category), value) in wanted {
+        for ((option, category), value) in requested {
             let by_option = config_option(offer, category, value).map(|id| {
                 (
                     "session/set_config_option",
@@ -166,7 +174,7 @@ impl AcpAdapter {
         Ok(settings)
     }
 
-    /// One setting after the other, then the prompt.
+    /// Sends the next setting; after the last one, the prompt.
     pub(super) fn send_next_setting(&mut self, out: &mut Vec<AgentEvent>) {
         let Some(session) = self.turn.conversation().map(str::to_owned) else {
             return;
@@ -181,8 +189,8 @@ impl AcpAdapter {
         out.push(AgentEvent::Write(message));
     }
 
-    /// The secret that goes with the tools is not in the message, which is kept on the disk: the server finds it in the
-    /// environment of the agent that starts it.
+    /// The capability secret is not part of this message, which is stored on disk. The tool
+    /// server finds it in the environment of the agent that starts it.
     fn mcp_servers(&self) -> Vec<Value> {
         let tools = self.opening.tools.iter();
         let servers = tools.map(|tools| {
@@ -207,7 +215,8 @@ impl AcpAdapter {
     }
 }
 
-/// Lists that are no options: modes have one of their own, and models had one before there were options.
+/// Lists outside the config options: modes have a list of their own, and models had one before
+/// config options existed.
 fn category_list(category: &str) -> Option<(&'static str, &'static str, &'static str)> {
     match category {
         "mode" => Some(("/modes/availableModes", "/id", "session/set_mode")),
@@ -234,7 +243,7 @@ fn list_setting(
     offered.then(|| (method, json!({"sessionId": session, name: value})))
 }
 
-/// What an option of this category can be.
+/// Values that an option accepts.
 fn option_values(option: &Value) -> impl Iterator<Item = &str> {
     let direct = list_at(option, "/options").iter();
     // Options may be grouped.
@@ -248,14 +257,14 @@ fn options_of_category<'a>(offer: &'a Value, category: &'a str) -> impl Iterator
     offered.filter(move |option| text_at(option, "/category") == category)
 }
 
-/// Id of the option of this category that can take `value`.
+/// Id of the option of this category that accepts `value`.
 fn config_option<'a>(offer: &'a Value, category: &'a str, value: &str) -> Option<&'a str> {
     let mut options = options_of_category(offer, category);
-    let found = options.find(|option| option_values(option).any(|one| one == value));
-    found.map(|option| text_at(option, "/id"))
+    let option = options.find(|option| option_values(option).any(|one| one == value));
+    option.map(|option| text_at(option, "/id"))
 }
 
-/// Some of what could have been asked for.
+/// Some of the values that the session offers.
 fn offered_values<'a>(offer: &'a Value, option: &str) -> Vec<&'a str> {
     let names = CATEGORIES.into_iter().find(|(name, _)| *name == option);
     let category = names.map_or("", |(_, category)| category);

@@ -1,5 +1,5 @@
-//! `session/update`: what the agent says and does, in every kind that version 1 has. Kinds that it does not have yet
-//! pass through.
+//! `session/update` notifications: all kinds of protocol version 1. Unknown kinds are passed on
+//! as opaque output.
 
 use baton_proto::v1::OutputKind;
 use serde_json::Value;
@@ -26,9 +26,9 @@ impl AcpAdapter {
             }
             "agent_thought_chunk" => {
                 self.beside.agent_was_heard = true;
-                let words = block_text(update.get("content").unwrap_or(&Value::Null));
+                let text = block_text(update.get("content").unwrap_or(&Value::Null));
                 self.turn
-                    .push_output(OutputKind::Thinking, false, words, None, out);
+                    .push_output(OutputKind::Thinking, false, text, None, out);
             }
             "tool_call" => {
                 self.on_tool(update, out);
@@ -61,13 +61,13 @@ impl AcpAdapter {
                     .push_output(OutputKind::System, true, update.to_string(), None, out)
             }
             "notice" => {
-                let words = [text_at(update, "/title"), text_at(update, "/description")].join("\n");
-                let words = words.trim().to_owned();
+                let text = [text_at(update, "/title"), text_at(update, "/description")].join("\n");
+                let text = text.trim().to_owned();
                 self.turn
-                    .push_output(OutputKind::System, true, words, None, out);
+                    .push_output(OutputKind::System, true, text, None, out);
             }
-            // What a session is and offers. Some of it comes right behind the answer that opens it, when the prompt is on
-            // its way.
+            // Properties and offers of the session. Some come right after the response that
+            // opens it, when the prompt has just been written.
             "user_message_chunk"
             | "available_commands_update"
             | "current_mode_update"
@@ -88,14 +88,14 @@ impl AcpAdapter {
         }
     }
 
-    /// What is no text is shown, and is no part of the result.
+    /// Content other than text is shown but is not part of the result.
     fn on_message_text(&mut self, update: &Value, out: &mut Vec<AgentEvent>) {
         let content = update.get("content").unwrap_or(&Value::Null);
-        let words = block_text(content);
+        let text = block_text(content);
         if !matches!(text_at(content, "/type"), "text" | "") {
             self.beside.agent_was_heard = true;
             self.turn
-                .push_output(OutputKind::Text, true, format!("{words}\n"), None, out);
+                .push_output(OutputKind::Text, true, format!("{text}\n"), None, out);
             return;
         }
         let message = Some(text_at(update, "/messageId")).filter(|message| !message.is_empty());
@@ -103,12 +103,13 @@ impl AcpAdapter {
         self.beside.names_messages |= message.is_some();
         match message {
             Some(_) => self.beside.forget_text(),
-            None => self.beside.remember_text(&words),
+            None => self.beside.remember_text(&text),
         }
-        self.turn.push_text(&words, message, out);
+        self.turn.push_text(&text, message, out);
     }
 
-    /// Some agents never say that a tool call begins: the first word about it is its beginning.
+    /// Some agents never report the start of a tool call: the first message about it is its
+    /// start.
     pub(super) fn on_tool(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
         self.beside.agent_was_heard = true;
         let id = text_at(call, "/toolCallId");
@@ -130,7 +131,7 @@ impl AcpAdapter {
             .push_output(OutputKind::ToolResult, true, piece, Some(id), out);
         let status = text_at(call, "/status");
         if matches!(status, "completed" | "failed") {
-            // Some say it again with every word that follows.
+            // Some agents repeat the status with every later update.
             if self.calls.mark_shown(id) {
                 self.turn
                     .push_output(OutputKind::ToolResult, true, tool_text(call), Some(id), out);
@@ -143,7 +144,8 @@ impl AcpAdapter {
         }
     }
 
-    /// Qwen Code counts each request by itself, on an empty piece behind it, and its answer to the prompt has no count.
+    /// Qwen Code reports the usage of each request on an empty piece after it, and its response
+    /// to the prompt has no usage.
     fn on_request_usage(&mut self, update: &Value) {
         let used = update.pointer("/_meta/usage").and_then(tokens);
         if let Some(used) = used.filter(|_| self.turn.is_running()) {
@@ -160,7 +162,7 @@ impl AcpAdapter {
         }
     }
 
-    /// Codex behind this protocol tells of a failed turn here only.
+    /// Codex behind this protocol reports a failed turn only here.
     fn on_session_info(&mut self, update: &Value) {
         match text_at(update, "/_meta/codex/threadStatus/type") {
             "" => {}
@@ -169,7 +171,7 @@ impl AcpAdapter {
     }
 }
 
-/// A content block as text. Of what is no text, what it is: nobody reads pictures as letters.
+/// A content block as text. For content other than text, a description of it.
 fn block_text(block: &Value) -> String {
     match text_at(block, "/type") {
         "text" => text_at(block, "/text").to_owned(),
@@ -177,7 +179,7 @@ fn block_text(block: &Value) -> String {
         "resource_link" => format!("[{}]({})", text_at(block, "/name"), text_at(block, "/uri")),
         "resource" => match text_at(block, "/resource/text") {
             "" => format!("[{}]", text_at(block, "/resource/uri")),
-            words => words.to_owned(),
+            text => text.to_owned(),
         },
         kind @ ("image" | "audio") => format!("[{kind}: {}]", text_at(block, "/mimeType")),
         _ => block.to_string(),
@@ -188,7 +190,7 @@ fn tool_text(call: &Value) -> String {
     let blocks = list_at(call, "/content").iter();
     let texts = blocks.filter_map(|content| match text_at(content, "/type") {
         "content" => content.get("content").map(block_text),
-        // Its output has come by itself.
+        // Terminal output is streamed separately.
         "terminal" => None,
         _ => Some(content.to_string()),
     });

@@ -1,4 +1,5 @@
-//! What is known of tool calls. An agent may say it once, when a call begins, and name only the id when it asks for leave.
+//! What is known of tool calls. An agent may describe a call once, when it begins, and name
+//! only its id in a permission request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +10,11 @@ use super::super::json_rpc::text_at;
 use super::super::recent_memory::RecentIds;
 use super::super::turn_state::truncate;
 
-/// Parts of a call that say what it would do.
+/// Fields of a call that describe what it would do.
 const CALL_PARTS: [&str; 6] = ["name", "title", "kind", "rawInput", "content", "locations"];
 
-/// Where a tool's name is: in a field of its own, or in the notes of Claude's adapter, of Qwen Code, of Mistral Vibe.
+/// Where a tool's name is: in its own field, or in the metadata of Claude's adapter, Qwen Code
+/// or Mistral Vibe.
 const TOOL_NAMES: [&str; 4] = [
     "/name",
     "/_meta/claudeCode/toolName",
@@ -20,14 +22,15 @@ const TOOL_NAMES: [&str; 4] = [
     "/_meta/tool_name",
 ];
 
-/// Bytes of one call that are kept, and calls of which anything is. Kept with every snapshot, so not for long.
+/// Bytes that are kept of one call, and number of calls. They are part of every snapshot, so
+/// the limits are small.
 const MAX_CALL_BYTES: usize = 64 * 1024;
 const MAX_CALLS: usize = 16;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct AcpToolCalls {
     known: BTreeMap<String, KnownToolCall>,
-    /// Those whose output was told.
+    /// Calls whose output was forwarded.
     #[serde(default)]
     shown: RecentIds,
 }
@@ -36,18 +39,18 @@ pub(super) struct AcpToolCalls {
 struct KnownToolCall {
     name: String,
     parts: Map<String, Value>,
-    /// Parts that were too long to be kept.
+    /// Fields that were too long to be kept.
     dropped: BTreeSet<String>,
 }
 
-/// What a call is called; its kind is not, nor its title, which is what it does.
+/// The name of the called tool. Its kind and title are not names; the title describes the call.
 fn named_tool(call: &Value) -> &str {
     let mut names = TOOL_NAMES.into_iter().map(|path| text_at(call, path));
     names.find(|name| !name.is_empty()).unwrap_or_default()
 }
 
 impl AcpToolCalls {
-    /// Each word about a call says what has changed.
+    /// Each update contains only what changed.
     pub(super) fn record_update(&mut self, id: &str, call: &Value) {
         if id.is_empty() || self.known.len() >= MAX_CALLS && !self.known.contains_key(id) {
             return;
@@ -86,14 +89,16 @@ impl AcpToolCalls {
         self.shown.insert(id)
     }
 
-    /// Whether a part of the call was said before and is neither known nor said again: nobody could be shown it whole.
+    /// Whether a field of the call was dropped and is missing here too, so that the call cannot
+    /// be shown completely.
     pub(super) fn is_incomplete(&self, call: &Value) -> bool {
         let known = self.known.get(text_at(call, "/toolCallId"));
         let mut dropped = known.into_iter().flat_map(|known| &known.dropped);
         dropped.any(|part| call.get(part).is_none_or(Value::is_null))
     }
 
-    /// The call with what is known of it from before; None when it says all that itself.
+    /// The call completed with fields from earlier updates; `None` if it already has all of
+    /// them.
     pub(super) fn completed_call(&self, call: &Value) -> Option<Value> {
         let known = &self.known.get(text_at(call, "/toolCallId"))?.parts;
         let mut whole = call.as_object()?.clone();
@@ -105,7 +110,7 @@ impl AcpToolCalls {
         (whole.len() > before).then_some(Value::Object(whole))
     }
 
-    /// By its name, else by its kind.
+    /// By its name, or else by its kind.
     pub(super) fn tool_name<'a>(&'a self, call: &'a Value) -> &'a str {
         let known = self.known.get(text_at(call, "/toolCallId"));
         let kind = known.and_then(|known| known.parts.get("kind"));
@@ -126,21 +131,21 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_call_is_shown_with_what_was_said_of_it_before() {
+    fn a_call_is_shown_with_its_earlier_description() {
         let mut calls = AcpToolCalls::default();
-        let begun = json!({"toolCallId": "t", "title": "ls", "kind": "execute",
+        let started = json!({"toolCallId": "t", "title": "ls", "kind": "execute",
             "rawInput": {"command": "ls"}, "_meta": {"claudeCode": {"toolName": "Bash"}}});
-        calls.record_update("t", &begun);
+        calls.record_update("t", &started);
         calls.record_update(
             "t",
             &json!({"toolCallId": "t", "title": "ls -a", "kind": null}),
         );
-        let asked = json!({"toolCallId": "t", "status": "pending", "rawInput": null});
+        let request = json!({"toolCallId": "t", "status": "pending", "rawInput": null});
         let whole = json!({"toolCallId": "t", "status": "pending", "title": "ls -a",
             "kind": "execute", "rawInput": {"command": "ls"}});
-        assert_eq!(calls.completed_call(&asked), Some(whole.clone()));
+        assert_eq!(calls.completed_call(&request), Some(whole.clone()));
         assert_eq!(calls.completed_call(&whole), None);
-        assert_eq!(calls.tool_name(&asked), "Bash");
+        assert_eq!(calls.tool_name(&request), "Bash");
         assert_eq!(
             calls.tool_name(&json!({"toolCallId": "u", "title": "x"})),
             "tool"
@@ -148,16 +153,16 @@ mod tests {
     }
 
     #[test]
-    fn not_everything_is_kept() {
+    fn remembered_calls_and_their_size_are_limited() {
         let mut calls = AcpToolCalls::default();
         let long = "x".repeat(MAX_CALL_BYTES);
         calls.record_update("t", &json!({"title": "write", "content": [long]}));
-        let asked = json!({"toolCallId": "t"});
+        let request = json!({"toolCallId": "t"});
         let whole = json!({"toolCallId": "t", "title": "write"});
-        assert_eq!(calls.completed_call(&asked), Some(whole));
-        assert!(calls.is_incomplete(&asked));
+        assert_eq!(calls.completed_call(&request), Some(whole));
+        assert!(calls.is_incomplete(&request));
         calls.record_update("t", &json!({"content": []}));
-        assert!(!calls.is_incomplete(&asked));
+        assert!(!calls.is_incomplete(&request));
         for number in 0..2 * MAX_CALLS {
             calls.record_update(&number.to_string(), &json!({"title": "x"}));
         }

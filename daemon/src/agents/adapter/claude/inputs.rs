@@ -1,4 +1,4 @@
-//! What Claude asks for leave to do, and what it asks people; and how each is answered.
+//! Permission requests and questions of Claude, and how each is answered.
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use super::ClaudeAdapter;
 
 const QUESTION_TOOL: &str = "AskUserQuestion";
 
-/// What the answer needs of the request.
+/// What the answer needs from the request.
 #[derive(Serialize, Deserialize)]
 enum ClaudeAnswerContext {
     Tool(ToolAnswerContext),
@@ -28,7 +28,7 @@ enum ClaudeAnswerContext {
 struct ToolAnswerContext {
     /// Exactly as they were shown.
     arguments: String,
-    /// Rules that would allow the like of it from now on.
+    /// Rules that would allow similar calls from now on.
     suggestions: Vec<Value>,
     questions: Vec<String>,
 }
@@ -53,13 +53,13 @@ impl ClaudeAdapter {
         }
     }
 
-    /// One that cannot be put to a person, such as a page to visit, is declined.
+    /// A form that cannot be shown to a person, such as a URL to visit, is declined.
     fn on_form(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         let id = text_at(message, "/request_id");
         let request = message.get("request").unwrap_or(&Value::Null);
         let form = ElicitationForm::read(request);
-        let asked = form.and_then(|form| Some((form.to_input(request, false)?, form)));
-        let Some((ask, form)) = asked else {
+        let parsed = form.and_then(|form| Some((form.to_input(request, false)?, form)));
+        let Some((input_kind, form)) = parsed else {
             self.turn
                 .push_output(OutputKind::Opaque, false, json, None, out);
             out.push(AgentEvent::Write(success_response(
@@ -71,7 +71,7 @@ impl ClaudeAdapter {
         let input = AgentInput {
             key: InputKey(id.to_owned()),
             tool_call_id: None,
-            kind: ask,
+            kind: input_kind,
         };
         let needs = serde_json::to_string(&ClaudeAnswerContext::Form(form)).unwrap_or_default();
         self.turn.open_input(input, needs, out);
@@ -82,7 +82,7 @@ impl ClaudeAdapter {
         let arguments = exact_text(json, &["request", "input"]).unwrap_or("{}");
         let suggestions = list_at(message, "/request/permission_suggestions");
         let questions = askable_questions(message);
-        let ask = if questions.is_empty() {
+        let input_kind = if questions.is_empty() {
             permission_input(
                 text_at(message, "/request/tool_name"),
                 arguments,
@@ -92,7 +92,7 @@ impl ClaudeAdapter {
         } else {
             Some(AgentInputKind::Questions(questions.clone()))
         };
-        let Some(ask) = ask else {
+        let Some(input_kind) = input_kind else {
             out.push(AgentEvent::Write(deny_response(id, TOO_LONG_TO_SHOW)));
             return;
         };
@@ -108,14 +108,15 @@ impl ClaudeAdapter {
         let input = AgentInput {
             key: InputKey(id.to_owned()),
             tool_call_id: Some(tool.to_owned()).filter(|tool| !tool.is_empty()),
-            kind: ask,
+            kind: input_kind,
         };
         let needs = serde_json::to_string(&ClaudeAnswerContext::Tool(needs)).unwrap_or_default();
         self.turn.open_input(input, needs, out);
     }
 }
 
-/// The answer to a request that was too long to be read: without one the agent would wait for ever.
+/// The response to a request that was too long to be read. Without a response the agent would
+/// wait forever.
 pub(super) fn oversized_response(beginning: &str) -> Option<StdinMessage> {
     let kind = scalar_field(beginning, "type")?;
     let id = scalar_field(beginning, "request_id")?;
@@ -123,7 +124,8 @@ pub(super) fn oversized_response(beginning: &str) -> Option<StdinMessage> {
         .then(|| error_response(id.as_str().unwrap_or_default(), TOO_LONG_TO_SHOW))
 }
 
-/// Empty unless all of them can be put to a person: then it is a permission like any other.
+/// Empty unless all questions can be shown to a person. Otherwise the request is treated as a
+/// permission.
 fn askable_questions(message: &Value) -> Vec<AgentQuestion> {
     if text_at(message, "/request/tool_name") != QUESTION_TOOL {
         return Vec::new();
@@ -132,14 +134,14 @@ fn askable_questions(message: &Value) -> Vec<AgentQuestion> {
         .iter()
         .map(read_question)
         .collect();
-    let usable = |question: &AgentQuestion| {
+    let is_usable = |question: &AgentQuestion| {
         let labels = question.options.iter().map(|option| &option.label);
         let distinct: std::collections::BTreeSet<_> = labels.clone().collect();
         !question.text.trim().is_empty()
             && distinct.len() == labels.clone().count()
             && labels.into_iter().all(|label| !label.trim().is_empty())
     };
-    if questions.iter().all(usable) {
+    if questions.iter().all(is_usable) {
         questions
     } else {
         Vec::new()
@@ -158,7 +160,7 @@ fn read_question(value: &Value) -> AgentQuestion {
         header: text_at(value, "/header").to_owned(),
         multi_select: value.get("multiSelect") == Some(&Value::Bool(true)),
         options: options.collect(),
-        // Its own dialog always has a line for another answer.
+        // Claude's own dialog always accepts another answer.
         allow_free_text: true,
     }
 }
@@ -184,7 +186,7 @@ pub(super) fn answer_message(
             deny_response(&key.0, "Permission was denied.")
         }
         AgentInputAnswer::Deny { message } => deny_response(&key.0, message),
-        AgentInputAnswer::None => deny_response(&key.0, "Nobody answered in time."),
+        AgentInputAnswer::None => deny_response(&key.0, "No answer came in time."),
         AgentInputAnswer::Replies(replies) => {
             let input = answered_input(&needs, replies)?;
             allow_response(&key.0, &input, None)
@@ -193,7 +195,7 @@ pub(super) fn answer_message(
     Some(message)
 }
 
-/// The question's own input, and what was answered to each of them.
+/// The question tool's input together with the answer to each question.
 fn answered_input(needs: &ToolAnswerContext, replies: &[QuestionResponse]) -> Option<String> {
     let mut input: Map<String, Value> = serde_json::from_str(&needs.arguments).ok()?;
     let answers = needs
@@ -201,16 +203,16 @@ fn answered_input(needs: &ToolAnswerContext, replies: &[QuestionResponse]) -> Op
         .iter()
         .zip(replies)
         .map(|(question, reply)| {
-            let mut words = reply.labels.clone();
-            words.extend(Some(reply.text.clone()).filter(|text| !text.is_empty()));
-            (question.clone(), Value::String(words.join(", ")))
+            let mut texts = reply.labels.clone();
+            texts.extend(Some(reply.text.clone()).filter(|text| !text.is_empty()));
+            (question.clone(), Value::String(texts.join(", ")))
         });
     input.insert("answers".to_owned(), Value::Object(answers.collect()));
     Some(Value::Object(input).to_string())
 }
 
-/// Allows what was shown, byte for byte. Rules that come with it hold for this process only, wherever the agent would
-/// have kept them.
+/// Allows exactly the input that was shown. Rules that are granted with it last only for this
+/// process, wherever the agent would have stored them.
 fn allow_response(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> StdinMessage {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -226,12 +228,12 @@ fn allow_response(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> S
         suggestion
     };
     let suggestions = suggestions.unwrap_or_default().iter();
-    let usable = suggestions.filter(|suggestion| suggestion.is_object());
+    let rules = suggestions.filter(|suggestion| suggestion.is_object());
     let updated_input: &RawValue = serde_json::from_str(arguments).unwrap_or(RawValue::NULL);
     let allow = AllowResponse {
         behavior: "allow",
         updated_input,
-        updated_permissions: usable.map(for_session).collect(),
+        updated_permissions: rules.map(for_session).collect(),
     };
     let allow = serde_json::to_string(&allow).unwrap_or_default();
     let id = Value::from(id);

@@ -1,5 +1,5 @@
-//! Claude Code over stream-json in both directions: one JSON object per line, the kind of each in `type`.
-//! Permissions and questions come as control requests on the same pipes.
+//! Claude Code over stream-json in both directions: one JSON object per line, with its kind in
+//! `type`. Permissions and questions come as control requests on the same pipes.
 
 mod inputs;
 mod subagent_tools;
@@ -21,24 +21,24 @@ use subagent_tools::ToolOrigin;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClaudeAdapter {
     turn: TurnState,
-    /// It was started to go on with a conversation.
+    /// It was started to resume a conversation.
     resuming: bool,
-    /// It has said that it is ready.
+    /// The `init` message has arrived.
     initialized: bool,
     model: Option<String>,
     streamed: StreamedMessage,
-    /// Tools that run, by their ids.
+    /// Running tools by id.
     #[serde(default)]
     tools: BTreeMap<String, ToolOrigin>,
-    /// Its price so far; unknown when the conversation is older than the process.
+    /// Cost so far; unknown when the conversation is older than the process.
     cost: Option<DollarAmount>,
-    /// The provider's last error, which comes before the result that it makes.
+    /// The provider's last error, which comes before the result that it causes.
     api_error: String,
     /// Control requests that were written to it.
     requests: u64,
 }
 
-/// What of the message that comes now has come in pieces; the whole message repeats it.
+/// Parts of the current message that were streamed in pieces. The whole message repeats them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct StreamedMessage {
     message: String,
@@ -61,7 +61,7 @@ impl ClaudeAdapter {
         }
     }
 
-    /// The prompt is the first thing that it reads.
+    /// The prompt as the first message.
     pub(crate) fn prompt_message(text: &str) -> StdinMessage {
         let content = json!([{"type": "text", "text": text}]);
         StdinMessage::json_line(
@@ -101,7 +101,7 @@ impl ClaudeAdapter {
                 self.turn
                     .push_output(OutputKind::System, false, json, None, out);
             }
-            // The line is open; whether anybody works is not said.
+            // Shows only that the connection is open, not that the agent works.
             "keep_alive" => {}
             _ => self
                 .turn
@@ -122,22 +122,24 @@ impl ClaudeAdapter {
             self.turn
                 .set_conversation(text_at(message, "/session_id"), out);
         }
-        // How a task of an agent beside this one goes: the life of the tool that started it.
+        // Progress of a background task counts as activity of the tool that started it.
         let tool =
             Some(text_at(message, "/tool_use_id")).filter(|tool| self.turn.is_tool_open(tool));
         self.turn
             .push_output(OutputKind::System, false, json, tool, out);
     }
 
-    /// Says that the tool lives; one that only keeps the line open does not.
+    /// Activity of a tool. A progress message that is only a heartbeat does not count.
     fn on_tool_progress(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
-        let lives = message.get("heartbeat") != Some(&Value::Bool(true));
-        let tool = Some(text_at(message, "/tool_use_id")).filter(|tool| lives && !tool.is_empty());
+        let is_activity = message.get("heartbeat") != Some(&Value::Bool(true));
+        let tool =
+            Some(text_at(message, "/tool_use_id")).filter(|tool| is_activity && !tool.is_empty());
         self.turn
             .push_output(OutputKind::System, false, json, tool, out);
     }
 
-    /// Pieces of a message. Those of a subagent are not shown; its messages are, as they end.
+    /// Pieces of a message. Those of a subagent are not shown; its messages are shown when they
+    /// are complete.
     fn on_stream_event(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         let thread = text_at(message, "/parent_tool_use_id");
         let kind = text_at(message, "/event/type");
@@ -150,7 +152,7 @@ impl ClaudeAdapter {
             for tool in &tools {
                 self.turn.push_silent_activity(json, Some(tool), out);
             }
-            // One that goes on behind the back of its tool is work all the same.
+            // A subagent that outlives its tool still counts as work.
             if tools.is_empty() {
                 self.turn.push_silent_activity(json, None, out);
             }
@@ -186,7 +188,8 @@ impl ClaudeAdapter {
 
     fn on_assistant(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         if message.get("is_api_error_message") == Some(&Value::Bool(true)) {
-            // No words of the agent: the provider's, and the result that follows says the same.
+            // This is the provider's error and not the agent's text. The result that follows
+            // repeats it.
             self.api_error = ["/error", "/api_error", "/api_error_type"]
                 .map(|path| text_at(message, path))
                 .join(" ");
@@ -205,22 +208,22 @@ impl ClaudeAdapter {
                     self.turn.push_text(text_at(block, "/text"), Some(id), out);
                 }
                 "text" => {
-                    let words = text_at(block, "/text");
+                    let text = text_at(block, "/text");
                     self.turn
-                        .push_output(OutputKind::Text, false, words, Some(subagent), out);
+                        .push_output(OutputKind::Text, false, text, Some(subagent), out);
                 }
                 "thinking" if repeated && self.streamed.thinking => {}
                 "thinking" => {
-                    let words = text_at(block, "/thinking");
+                    let text = text_at(block, "/thinking");
                     self.turn
-                        .push_output(OutputKind::Thinking, false, words, None, out);
+                        .push_output(OutputKind::Thinking, false, text, None, out);
                 }
                 "tool_use" | "server_tool_use" | "mcp_tool_use" => {
-                    let began = ToolOrigin {
+                    let origin = ToolOrigin {
                         thread: subagent.to_owned(),
                         message: id.to_owned(),
                     };
-                    self.on_tool_use(block, began, out);
+                    self.on_tool_use(block, origin, out);
                 }
                 kind if kind.ends_with("_tool_result") => self.on_tool_result(block, out),
                 _ => self
@@ -230,11 +233,11 @@ impl ClaudeAdapter {
         }
     }
 
-    fn on_tool_use(&mut self, block: &Value, began: ToolOrigin, out: &mut Vec<AgentEvent>) {
+    fn on_tool_use(&mut self, block: &Value, origin: ToolOrigin, out: &mut Vec<AgentEvent>) {
         let id = text_at(block, "/id");
         self.turn.on_tool_started(id, text_at(block, "/name"), out);
         if self.turn.is_tool_open(id) {
-            self.tools.insert(id.to_owned(), began);
+            self.tools.insert(id.to_owned(), origin);
         }
         self.turn
             .push_output(OutputKind::ToolCall, true, block.to_string(), Some(id), out);

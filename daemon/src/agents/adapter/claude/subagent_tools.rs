@@ -1,4 +1,5 @@
-//! Whose tool is whose. The messages of a subagent name the tool that started it; the agent's own name none.
+//! Which agent started which tool. Messages of a subagent name the tool that started it;
+//! messages of the main agent name none.
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -8,20 +9,21 @@ use super::super::agent_event::AgentEvent;
 use super::super::json_rpc::text_at;
 use super::ClaudeAdapter;
 
-/// Agents in agents in agents: more is a loop.
+/// Nesting depth of subagents; a deeper chain is a loop.
 const MAX_DEPTH: usize = 8;
 
-/// Where a tool was asked for.
+/// Where a tool call came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ToolOrigin {
-    /// The tool whose subagent it was; empty for the agent itself.
+    /// The tool whose subagent it was; empty for the main agent.
     pub(super) thread: String,
     pub(super) message: String,
 }
 
 impl ClaudeAdapter {
-    /// No model is asked again while results are missing. So a tool of an earlier message is over, and a line that said
-    /// so was lost: open, it would be waited for until its deadline.
+    /// The model is not called again before all tool results are in. So a tool of an earlier
+    /// message has ended and its result line was lost. If it stayed open, it would be waited
+    /// for until its deadline.
     pub(super) fn on_message_start(
         &mut self,
         thread: &str,
@@ -31,48 +33,48 @@ impl ClaudeAdapter {
         if message.is_empty() {
             return;
         }
-        let over = self
+        let ended = self
             .tools
             .iter()
-            .filter(|(_, began)| began.thread == thread && began.message != message);
-        let over: Vec<String> = over.map(|(id, _)| id.clone()).collect();
-        for id in over {
+            .filter(|(_, origin)| origin.thread == thread && origin.message != message);
+        let ended: Vec<String> = ended.map(|(id, _)| id.clone()).collect();
+        for id in ended {
             self.on_tool_end(&id, true, out);
         }
     }
 
-    /// With what its subagent still has open.
+    /// Ends a tool together with the open tools of its subagent.
     pub(super) fn on_tool_end(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
         self.tools.remove(id);
-        let own = self.tools.iter().filter(|(_, began)| began.thread == id);
-        let own: Vec<String> = own.map(|(own, _)| own.clone()).collect();
-        for own in own {
-            self.tools.remove(&own);
-            self.turn.on_tool_finished(&own, true, out);
+        let nested = self.tools.iter().filter(|(_, origin)| origin.thread == id);
+        let nested: Vec<String> = nested.map(|(nested, _)| nested.clone()).collect();
+        for nested_id in nested {
+            self.tools.remove(&nested_id);
+            self.turn.on_tool_finished(&nested_id, true, out);
         }
         self.turn.on_tool_finished(id, failed, out);
     }
 
-    /// The tool that a subagent runs in, and those that this one runs in.
+    /// The open tool that a subagent runs in, and the tools that enclose it.
     pub(super) fn open_ancestors(&self, thread: &str) -> Vec<String> {
-        let above = |tool: &String| self.tools.get(tool).map(|began| began.thread.clone());
-        let chain = std::iter::successors(Some(thread.to_owned()), above);
+        let parent = |tool: &String| self.tools.get(tool).map(|origin| origin.thread.clone());
+        let chain = std::iter::successors(Some(thread.to_owned()), parent);
         let chain = chain.take_while(|tool| !tool.is_empty()).take(MAX_DEPTH);
         chain.filter(|tool| self.turn.is_tool_open(tool)).collect()
     }
 
-    /// What a subagent says or does is a sign of life of its tool, whatever else it comes to. Not a pulse that only keeps
-    /// the line open.
+    /// Every message of a subagent counts as activity of its tool, except a heartbeat, which
+    /// only keeps the connection open.
     pub(super) fn mark_parents_active(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
         if message.get("heartbeat") == Some(&Value::Bool(true)) {
             return;
         }
         let parent = text_at(message, "/parent_tool_use_id");
-        let sign = json!({"type": text_at(message, "/type"), "parent_tool_use_id": parent});
+        let activity = json!({"type": text_at(message, "/type"), "parent_tool_use_id": parent});
         for tool in self.open_ancestors(parent) {
-            let sign = sign.to_string();
+            let activity = activity.to_string();
             self.turn
-                .push_output(OutputKind::System, false, sign, Some(&tool), out);
+                .push_output(OutputKind::System, false, activity, Some(&tool), out);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The line that ends a turn of Claude's. `subtype: success` does not mean success, the exit code means even less,
-//! and the totals in it are those of the whole conversation.
+//! The line that ends a turn of Claude. `subtype: success` does not mean success, the exit code
+//! means even less, and its totals are those of the whole conversation.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ use super::ClaudeAdapter;
 use crate::agents::outcome::failure::{FailureClass, TurnFailure, provider_failure};
 use crate::agents::outcome::turn_usage::{DollarAmount, TokenCounts, TurnUsage};
 
-/// Why it could not even begin, where it knows.
+/// The class of a failure before the turn began, if a reason is given.
 fn startup_failure(reason: &str) -> Option<FailureClass> {
     let class = match reason {
         "" => return None,
@@ -34,9 +34,9 @@ impl ClaudeAdapter {
         self.turn.mark_active(out);
         let usage = self.usage(message);
         let outcome = self.outcome(message);
-        // One that could not be taken up again has no conversation to name.
-        let unknown = matches!(&outcome, TurnOutcome::Failed(failure) if failure.class == FailureClass::ResumeFailed);
-        if !unknown {
+        // A conversation that could not be resumed has no id to report.
+        let has_no_conversation = matches!(&outcome, TurnOutcome::Failed(failure) if failure.class == FailureClass::ResumeFailed);
+        if !has_no_conversation {
             self.turn
                 .set_conversation(text_at(message, "/session_id"), out);
         }
@@ -48,17 +48,17 @@ impl ClaudeAdapter {
     fn outcome(&self, message: &Value) -> TurnOutcome {
         let subtype = text_at(message, "/subtype");
         let failed = message.get("is_error") == Some(&Value::Bool(true)) || subtype != "success";
-        let words = text_at(message, "/result");
+        let result = text_at(message, "/result");
         let failure = |class, message: &str| TurnOutcome::Failed(TurnFailure::new(class, message));
         match text_at(message, "/stop_reason") {
-            "refusal" => return failure(FailureClass::Refusal, words),
+            "refusal" => return failure(FailureClass::Refusal, result),
             "model_context_window_exceeded" => {
-                return failure(FailureClass::ContextOverflow, words);
+                return failure(FailureClass::ContextOverflow, result);
             }
             _ => {}
         }
         if !failed {
-            return TurnOutcome::Result(truncate(words, MAX_RESULT_BYTES).to_owned());
+            return TurnOutcome::Result(truncate(result, MAX_RESULT_BYTES).to_owned());
         }
         let errors: Vec<&str> = list_at(message, "/errors")
             .iter()
@@ -73,7 +73,7 @@ impl ClaudeAdapter {
             (_, "api_error") | ("success", _) => {
                 let status = message.get("api_error_status").and_then(Value::as_u64);
                 let kind = format!("{} {}", text_at(message, "/api_error_type"), self.api_error);
-                TurnOutcome::Failed(provider_failure(status, &kind, words))
+                TurnOutcome::Failed(provider_failure(status, &kind, result))
             }
             ("error_max_turns", _) => failure(FailureClass::NoResult, &errors),
             ("error_max_budget_usd", _) => failure(FailureClass::ProviderQuota, &errors),
@@ -83,13 +83,14 @@ impl ClaudeAdapter {
             _ if self.resuming && !self.initialized => failure(FailureClass::ResumeFailed, &errors),
             _ if self.turn.was_interrupted() => TurnOutcome::Interrupted,
             _ => {
-                let said = if errors.is_empty() { words } else { &errors };
-                failure(FailureClass::NoResult, said)
+                let message = if errors.is_empty() { result } else { &errors };
+                failure(FailureClass::NoResult, message)
             }
         }
     }
 
-    /// By model since the last result where it says so. `usage` leaves out what came before a turn was broken off.
+    /// Usage per model since the last result, if it is reported. `usage` omits what was used
+    /// before an interruption.
     fn usage(&mut self, message: &Value) -> TurnUsage {
         let total = message
             .get("total_cost_usd")
@@ -114,12 +115,13 @@ impl ClaudeAdapter {
                     "cache_creation_input_tokens",
                 ],
             );
-            // Of a conversation that is older than the process some count the whole, and some what is new: then the tokens
-            // of the total are those of this turn.
+            // For a conversation that is older than the process, some versions report the total
+            // of the whole conversation and some only the new part. If the total's tokens equal
+            // this turn's, it is the new part.
             let all = message.get("modelUsage").and_then(Value::as_object);
-            let new = all.is_some_and(|all| by_model(all).0 == tokens)
+            let is_new_part = all.is_some_and(|all| by_model(all).0 == tokens)
                 && tokens != TokenCounts::default();
-            let before = before.or(new.then(DollarAmount::default));
+            let before = before.or(is_new_part.then(DollarAmount::default));
             return TurnUsage {
                 tokens,
                 cost: total.zip(before).map(|(total, before)| total.since(before)),

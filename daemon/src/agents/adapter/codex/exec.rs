@@ -1,5 +1,5 @@
-//! `codex exec --json`: events on stdout, the prompt on stdin, which is closed behind it. It cannot ask anybody, and
-//! what it says was used is the whole thread's.
+//! `codex exec --json`: events on stdout, the prompt on stdin, which is closed after it. It
+//! cannot ask for input, and its token counts are totals of the whole thread.
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::agents::outcome::turn_usage::{TokenCounts, TurnUsage};
 pub(crate) struct CodexExec {
     turn: TurnState,
     resuming: Option<String>,
-    /// What the thread had used before this turn. Unknown: what this turn uses cannot be told either.
+    /// The thread's usage before this turn. If it is unknown, this turn's usage is unknown too.
     used_before: Option<TokenCounts>,
 }
 
@@ -64,7 +64,7 @@ impl CodexExec {
                 let failure = provider_failure(None, "", text_at(message, "/error/message"));
                 self.turn.fail_turn(failure, out);
             }
-            // It may be about to try again: only the end of the turn decides.
+            // It may retry, so only the end of the turn decides.
             "error" => self
                 .turn
                 .push_output(OutputKind::System, false, json, None, out),
@@ -75,15 +75,14 @@ impl CodexExec {
         true
     }
 
-    /// A name that it does not know makes it start anew, without a word.
+    /// For an unknown thread id, codex starts a new thread without an error.
     fn on_thread(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
         self.turn.begin_if_not_begun(out);
         self.turn.mark_active(out);
         let id = text_at(message, "/thread_id");
         match &self.resuming {
-            Some(wanted) if wanted != id => {
-                let message =
-                    format!("codex started thread {id} instead of going on with {wanted}");
+            Some(requested) if requested != id => {
+                let message = format!("codex started thread {id} instead of resuming {requested}");
                 self.turn
                     .fail_turn(TurnFailure::new(FailureClass::ResumeFailed, message), out);
             }
@@ -109,8 +108,8 @@ impl CodexExec {
                 ..TurnUsage::default()
             });
         self.used_before = total.or(self.used_before);
-        let words = self.turn.last_text().to_owned();
-        self.turn.end_turn(TurnOutcome::Result(words), usage, out);
+        let result = self.turn.last_text().to_owned();
+        self.turn.end_turn(TurnOutcome::Result(result), usage, out);
     }
 
     /// It reads one prompt, up to the end of its stdin.

@@ -1,4 +1,4 @@
-//! What Codex asks: leave for commands, for changes of files and for more rights, and questions.
+//! Approval requests of Codex (commands, file changes, more permissions) and its questions.
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use super::super::recent_memory::RecalledText;
 use super::super::turn_state::{TOO_LONG_TO_SHOW, permission_input};
 use super::app_server::{CodexAppServer, WIRE};
 
-/// What the answer needs of the request.
+/// What the answer needs from the request.
 #[derive(Serialize, Deserialize)]
 struct CodexAnswerContext {
     id: Value,
@@ -23,9 +23,9 @@ struct CodexAnswerContext {
 
 #[derive(Serialize, Deserialize)]
 enum CodexInputKind {
-    /// `decision` is one of a few words.
+    /// `decision` is one of a few fixed strings.
     Decision,
-    /// What is asked for is given by repeating it.
+    /// The requested permissions are granted by repeating them.
     Rights {
         asked: Value,
     },
@@ -36,10 +36,10 @@ enum CodexInputKind {
     Form(ElicitationForm),
 }
 
-/// Parts of a request that say where it belongs, not what it is about.
+/// Fields that route a request and do not describe it.
 const ROUTING_FIELDS: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
 
-/// How long leave for a server's tool holds: not longer than the process.
+/// Longest scope of a permission for a server's tool: it ends with the process.
 const SESSION_SCOPE: &str = "session";
 
 const COMMAND_TOOL: &str = "commandExecution";
@@ -53,7 +53,7 @@ impl CodexAppServer {
         params: &Value,
         out: &mut Vec<AgentEvent>,
     ) {
-        let asked = match method {
+        let parsed = match method {
             "item/commandExecution/requestApproval" => self.approval_input(params, COMMAND_TOOL),
             "item/fileChange/requestApproval" => self.approval_input(params, FILE_CHANGE_TOOL),
             "item/permissions/requestApproval" => permissions_input(params),
@@ -61,8 +61,8 @@ impl CodexAppServer {
             "mcpServer/elicitation/request" => form_input(params),
             _ => None,
         };
-        let (ask, kind) = match asked {
-            Some((Some(ask), kind)) => (ask, kind),
+        let (input_kind, kind) = match parsed {
+            Some((Some(input), kind)) => (input, kind),
             Some((None, kind)) => {
                 let needs = CodexAnswerContext {
                     id: id.clone(),
@@ -75,9 +75,9 @@ impl CodexAppServer {
                 return;
             }
             None => {
-                let told = json!({"method": method, "params": params}).to_string();
+                let request = json!({"method": method, "params": params}).to_string();
                 self.turn
-                    .push_output(OutputKind::Opaque, false, told, None, out);
+                    .push_output(OutputKind::Opaque, false, request, None, out);
                 let refusal =
                     WIRE.error_response(id, METHOD_NOT_FOUND, "this client serves no such request");
                 out.push(AgentEvent::Write(refusal));
@@ -88,7 +88,7 @@ impl CodexAppServer {
         let input = AgentInput {
             key: InputKey(id.to_string()),
             tool_call_id: Some(item.to_owned()).filter(|item| !item.is_empty()),
-            kind: ask,
+            kind: input_kind,
         };
         let needs = CodexAnswerContext {
             id: id.clone(),
@@ -122,32 +122,37 @@ impl CodexAppServer {
                 let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
                 shown.insert("changes".to_owned(), changes);
             }
-            // What is allowed is what was said last, and that is not known.
+            // The latest version of the change would be approved, and it is not known.
             RecalledText::Forgotten if tool == FILE_CHANGE_TOOL => {
                 return Some((None, CodexInputKind::Decision));
             }
             RecalledText::Forgotten | RecalledText::NeverSeen => {}
         }
-        // Without any of these nobody would know what he allows.
-        let what = [
+        // Without any of these fields a person could not see what the approval allows.
+        let described_by = [
             "command",
             "networkApprovalContext",
             "additionalPermissions",
             "changes",
             "grantRoot",
         ];
-        if !what.iter().any(|name| shown.contains_key(*name)) {
+        if !described_by.iter().any(|name| shown.contains_key(*name)) {
             return Some((None, CodexInputKind::Decision));
         }
-        // Decisions beyond these would hold for longer than the attempt.
+        // Other decisions would last longer than the attempt.
         let offered = params.get("availableDecisions").and_then(Value::as_array);
         let for_session = json!("acceptForSession");
-        let can = offered.is_none_or(|offered| offered.contains(&for_session));
+        let can_allow_for_attempt = offered.is_none_or(|offered| offered.contains(&for_session));
         shown.remove("availableDecisions");
         shown.remove("proposedExecpolicyAmendment");
         let shown = Value::Object(shown).to_string();
-        let ask = permission_input(tool, &shown, text_at(params, "/reason"), can);
-        Some((ask, CodexInputKind::Decision))
+        let input = permission_input(
+            tool,
+            &shown,
+            text_at(params, "/reason"),
+            can_allow_for_attempt,
+        );
+        Some((input, CodexInputKind::Decision))
     }
 }
 
@@ -160,12 +165,12 @@ fn without_routing(params: &Value) -> Map<String, Value> {
 fn permissions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
     let asked = params.get("permissions")?.clone();
     let shown = Value::Object(without_routing(params)).to_string();
-    let ask = permission_input("permissions", &shown, text_at(params, "/reason"), true);
-    Some((ask, CodexInputKind::Rights { asked }))
+    let input = permission_input("permissions", &shown, text_at(params, "/reason"), true);
+    Some((input, CodexInputKind::Rights { asked }))
 }
 
 fn questions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
-    let asked = list_at(params, "/questions");
+    let listed = list_at(params, "/questions");
     let question = |value: &Value| {
         let options = list_at(value, "/options")
             .iter()
@@ -184,28 +189,34 @@ fn questions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInput
             options,
         }
     };
-    let ids: Vec<String> = asked
+    let ids: Vec<String> = listed
         .iter()
         .map(|value| text_at(value, "/id").to_owned())
         .collect();
-    let asked: Vec<AgentQuestion> = asked.iter().map(question).collect();
-    if asked.is_empty() || asked.iter().any(|question| question.text.trim().is_empty()) {
+    let questions: Vec<AgentQuestion> = listed.iter().map(question).collect();
+    if questions.is_empty()
+        || questions
+            .iter()
+            .any(|question| question.text.trim().is_empty())
+    {
         return None;
     }
     Some((
-        Some(AgentInputKind::Questions(asked)),
+        Some(AgentInputKind::Questions(questions)),
         CodexInputKind::Questions { ids },
     ))
 }
 
-/// One that cannot be put to a person, such as a page to visit, is declined. One without fields asks for leave to use a
-/// server's tool, and says how long an answer may hold.
+/// A form that cannot be shown to a person, such as a URL to visit, is declined. A form without
+/// fields asks for permission to use a server's tool and states how long the answer may last.
 fn form_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
     let form = ElicitationForm::read(params);
-    let can = text_at(params, "/_meta/persist") == SESSION_SCOPE
+    let can_allow_for_attempt = text_at(params, "/_meta/persist") == SESSION_SCOPE
         || list_at(params, "/_meta/persist").contains(&json!(SESSION_SCOPE));
-    let ask = form.as_ref().and_then(|form| form.to_input(params, can));
-    Some((ask, CodexInputKind::Form(form.unwrap_or_default())))
+    let input = form
+        .as_ref()
+        .and_then(|form| form.to_input(params, can_allow_for_attempt));
+    Some((input, CodexInputKind::Form(form.unwrap_or_default())))
 }
 
 pub(super) fn answer_message(needs: &str, answer: &AgentInputAnswer) -> Option<StdinMessage> {
@@ -213,8 +224,8 @@ pub(super) fn answer_message(needs: &str, answer: &AgentInputAnswer) -> Option<S
     Some(answer_for_context(&needs, answer))
 }
 
-fn answer_for_context(needs: &CodexAnswerContext, answer: &AgentInputAnswer) -> StdinMessage {
-    let result = match &needs.kind {
+fn answer_for_context(context: &CodexAnswerContext, answer: &AgentInputAnswer) -> StdinMessage {
+    let result = match &context.kind {
         CodexInputKind::Decision => json!({"decision": match answer {
             AgentInputAnswer::Allow { for_attempt: true } => "acceptForSession",
             AgentInputAnswer::Allow { for_attempt: false } => "accept",
@@ -249,14 +260,14 @@ fn answer_for_context(needs: &CodexAnswerContext, answer: &AgentInputAnswer) -> 
             result
         }
     };
-    WIRE.result(&needs.id, result)
+    WIRE.result(&context.id, result)
 }
 
 fn answers_json(ids: &[String], replies: &[QuestionResponse]) -> Map<String, Value> {
     let answers = ids.iter().zip(replies).map(|(id, reply)| {
-        let mut words = reply.labels.clone();
-        words.extend(Some(reply.text.clone()).filter(|text| !text.is_empty()));
-        (id.clone(), json!({"answers": words}))
+        let mut texts = reply.labels.clone();
+        texts.extend(Some(reply.text.clone()).filter(|text| !text.is_empty()));
+        (id.clone(), json!({"answers": texts}))
     });
     answers.collect()
 }

@@ -1,9 +1,10 @@
-//! Codex: its app-server is spoken to over JSON-RPC; where a version has none, `codex exec` prints events. Both tell of
-//! the same items under slightly different names.
+//! Codex: JSON-RPC with its app-server, or the events of `codex exec` for versions without one.
+//! Both report the same items with slightly different names.
 
 mod app_server;
 mod exec;
 mod inputs;
+mod notifications;
 mod thread_totals;
 
 use baton_proto::v1::OutputKind;
@@ -16,13 +17,13 @@ use super::turn_state::TurnState;
 pub(crate) use app_server::{CodexAppServer, CodexOpening};
 pub(crate) use exec::CodexExec;
 
-/// What an item of a thread is.
+/// Kinds of items in a thread.
 enum CodexItem {
     Message,
     Reasoning,
     /// With the tool's name.
     Tool(String),
-    /// What it means to do, for people to read.
+    /// The agent's plan, for people to read.
     Plan,
     /// About the thread itself.
     Note,
@@ -55,7 +56,7 @@ impl CodexItem {
     }
 }
 
-/// `started` and `completed` are both known: an item may come with its end only.
+/// Handles the start or end of an item. An item may come with its end only.
 fn on_item(
     turn: &mut TurnState,
     item: &Value,
@@ -118,7 +119,7 @@ fn tool_output(item: &Value) -> String {
     }
 }
 
-/// By its status, its exit code, or the error that it came to.
+/// By its status, exit code, success flag or error.
 fn has_failed(item: &Value) -> bool {
     let code = item.get("exit_code").or_else(|| item.get("exitCode"));
     let error = item.get("error").or_else(|| item.get("failure"));
@@ -130,7 +131,8 @@ fn has_failed(item: &Value) -> bool {
         || item.get("success") == Some(&Value::Bool(false))
 }
 
-/// A word about an item that goes on: it is no news to a person, and life to a tool.
+/// Progress of a running item. It is not visible to a person, but counts as activity of its
+/// tool.
 fn on_progress(turn: &mut TurnState, json: &str, item: &str, out: &mut Vec<AgentEvent>) {
     let item = Some(item).filter(|item| !item.is_empty());
     turn.push_output(OutputKind::System, false, json, item, out);

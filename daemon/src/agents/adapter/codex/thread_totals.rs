@@ -1,4 +1,4 @@
-//! What a turn of a thread has used. Codex counts the whole thread.
+//! Token usage of one turn, derived from Codex's totals of the whole thread.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::agents::outcome::turn_usage::TokenCounts;
 pub(super) struct ThreadTotals {
     /// The thread's total before this turn, and now.
     used: Option<(TokenCounts, TokenCounts)>,
-    /// The thread's total as it was told last.
+    /// The last reported total of the thread.
     #[serde(default)]
     total: Option<TokenCounts>,
     /// The model has answered in this turn.
@@ -28,8 +28,9 @@ impl ThreadTotals {
         self.answered |= text_at(item, "/type") != "userMessage";
     }
 
-    /// What the thread had used is said when it is taken up again: before the turn or, by older versions, as the first
-    /// word in it. Else what the first request used is said beside the total.
+    /// Updates the usage. When a thread is resumed, its earlier total is reported before the
+    /// turn or, by older versions, first in it. Otherwise the usage of the first request is
+    /// reported with the total.
     pub(super) fn on_usage(&mut self, params: &Value, this_turn: bool, resumed: bool) {
         let read = |name| {
             let names = [
@@ -42,11 +43,11 @@ impl ThreadTotals {
             TokenCounts::read_with_cached_input(usage, names)
         };
         let total = read("/tokenUsage/total");
-        let told = self.total.replace(total);
+        let reported = self.total.replace(total);
         if !this_turn {
             return;
         }
-        let before = match (self.used, told) {
+        let before = match (self.used, reported) {
             (Some((before, _)), _) | (None, Some(before)) => before,
             (None, None) if resumed && !self.answered => total,
             (None, None) => total.since(read("/tokenUsage/last")),
@@ -54,7 +55,7 @@ impl ThreadTotals {
         self.used = Some((before, total));
     }
 
-    /// What it has used, where anything was said of that.
+    /// This turn's usage, if any was reported.
     pub(super) fn end_turn(&mut self) -> Option<TokenCounts> {
         self.used.take().map(|(before, now)| now.since(before))
     }

@@ -1,8 +1,8 @@
-//! How providers and agents say why they failed: by a status, or in words.
+//! How providers and agents report failures: by an HTTP status or in a text.
 
 use super::FailureClass;
 
-/// Words that providers and agents use, in the order in which they decide. Lower case.
+/// Phrases of providers and agents for each class, in the order of precedence. Lower case.
 const CLASS_PHRASES: [(FailureClass, &[&str]); 5] = [
     (
         FailureClass::ContextOverflow,
@@ -140,12 +140,12 @@ pub(super) fn class_of_status(status: u64) -> Option<FailureClass> {
 
 pub(super) fn class_of_text(text: &str) -> Option<FailureClass> {
     let text = text.to_lowercase();
-    let named = |words: &&[&str]| words.iter().any(|word| text.contains(word));
-    let found = CLASS_PHRASES.iter().find(|(_, words)| named(words));
-    found.map(|(class, _)| *class)
+    let is_named = |phrases: &&[&str]| phrases.iter().any(|phrase| text.contains(phrase));
+    let entry = CLASS_PHRASES.iter().find(|(_, phrases)| is_named(phrases));
+    entry.map(|(class, _)| *class)
 }
 
-/// Whether this is an error of a provider and not what an agent says, which may well be about errors.
+/// Whether a text is a provider's error. The agent's own text may also be about errors.
 pub(crate) fn is_error_text(text: &str) -> bool {
     const BEGINNINGS: [&str; 6] = [
         "error",
@@ -156,14 +156,15 @@ pub(crate) fn is_error_text(text: &str) -> bool {
         "we\u{2019}re currently experiencing",
     ];
     let text = text.trim_start().to_lowercase();
-    BEGINNINGS.iter().any(|words| text.starts_with(words))
+    BEGINNINGS.iter().any(|phrase| text.starts_with(phrase))
 }
 
-/// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`, `HTTP 403`,
-/// `error code: 500`, `429 {"type":"error"`, `Internal error: 403 No permission`.
+/// An HTTP status named in a text: `unexpected status 401 Unauthorized`, `last status: 429`,
+/// `API Error: 529`, `Request rejected (429)`, `HTTP 403`, `error code: 500`, `429
+/// {"type":"error"`, `Internal error: 403 No permission`.
 pub(super) fn status_in(text: &str) -> Option<u64> {
     let lower = text.to_lowercase();
-    let words = [
+    let phrases = [
         "status",
         "status code",
         "api error",
@@ -172,9 +173,9 @@ pub(super) fn status_in(text: &str) -> Option<u64> {
         "error code",
         "error:",
     ];
-    let after = words.into_iter().flat_map(|word| {
-        let found = lower.match_indices(word);
-        found.map(|(at, word)| &lower[at + word.len()..])
+    let after = phrases.into_iter().flat_map(|phrase| {
+        let matches = lower.match_indices(phrase);
+        matches.map(|(at, phrase)| &lower[at + phrase.len()..])
     });
     let mut statuses = std::iter::once(lower.as_str())
         .chain(after)
@@ -189,7 +190,7 @@ pub(super) fn status_in(text: &str) -> Option<u64> {
     statuses.next()
 }
 
-/// The class of the status that a text names, if it names one.
+/// The class of the HTTP status that a text names, if any.
 pub(crate) fn class_of_named_status(text: &str) -> Option<FailureClass> {
     status_in(text).and_then(class_of_status)
 }

@@ -1,12 +1,12 @@
-//! What the end of a process means, by how it ended and by what it said last on standard error.
+//! What the end of a process means, by its exit and its last lines on standard error.
 
 use super::{FailureClass, TurnFailure, class_of_text};
 use crate::agents::adapter::agent_event::AgentExit;
 
-/// What the end of the process means when no message said how the turn ended.
+/// The failure of a process that ended without a message about the end of its turn.
 pub(crate) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &str) -> TurnFailure {
     let last = last_lines(stderr);
-    let said = last.last().copied().unwrap_or_default();
+    let last_line = last.last().copied().unwrap_or_default();
     match exit {
         AgentExit::Code(0) => TurnFailure::new(
             FailureClass::NoResult,
@@ -15,7 +15,7 @@ pub(crate) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &str) -> Tur
         AgentExit::Code(code) => {
             let class = class_of_stderr(&last, resuming);
             let message =
-                format!("the agent ended with exit code {code} and without a result: {said}");
+                format!("the agent ended with exit code {code} and without a result: {last_line}");
             TurnFailure::new(class, message.trim_end_matches(": "))
         }
         AgentExit::Signal(signal) => TurnFailure::new(
@@ -25,7 +25,8 @@ pub(crate) fn exit_failure(exit: AgentExit, resuming: bool, stderr: &str) -> Tur
     }
 }
 
-/// Why a program ends is the last that it says. What was before is noise: warnings, and what its tools printed.
+/// A program prints the reason for its end last. Earlier lines are noise: warnings and the
+/// output of tools.
 const LAST_LINES: usize = 4;
 
 fn last_lines(stderr: &str) -> Vec<&str> {
@@ -42,11 +43,11 @@ fn class_of_stderr(last: &[&str], resuming: bool) -> FailureClass {
         "--resume",
     ];
     let text = last.join("\n").to_lowercase();
-    // Of anything else this would say which file.
+    // For any other file the message would name it.
     let no_directory = text
         .lines()
         .any(|line| line == "error: no such file or directory (os error 2)");
-    if resuming && UNKNOWN.iter().any(|words| text.contains(words)) {
+    if resuming && UNKNOWN.iter().any(|phrase| text.contains(phrase)) {
         FailureClass::ResumeFailed
     } else if no_directory || text.contains("not inside a trusted directory") {
         FailureClass::BadCwd
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_words_on_standard_error_say_why() {
+    fn only_the_last_lines_of_stderr_determine_the_class() {
         let class = |stderr: &str| exit_failure(AgentExit::Code(1), false, stderr).class;
         let noise = "WARN rate limit of the cache\nread credential helper\n\n";
         let after = "a\nb\nc\nd\n";

@@ -1,5 +1,6 @@
-//! Why a turn failed: the classes, what each says to people, and how the words of a provider come to one of them.
-//! Whether a failure may pass with another attempt is decided in one place, and not here: by the relay, from the code.
+//! Why a turn failed: the failure classes, their messages for users, and how a provider's error
+//! is classified. Whether a failure may be retried is not decided here: the relay decides it
+//! from the code.
 
 mod class_phrases;
 mod exit_failure;
@@ -30,30 +31,31 @@ pub(crate) enum FailureClass {
     UnsupportedOption,
 }
 
-/// What it means to the user that there was no process, by the code that says why.
+/// The user's message for a child that could not be started, by the failure code.
 pub(crate) fn startup_user_message(code: &str) -> Option<&'static str> {
     let classes = [
         FailureClass::ProviderMissing,
         FailureClass::BadCwd,
         FailureClass::SpawnFailed,
     ];
-    let mut words = classes.into_iter().map(FailureClass::code_and_user_message);
-    words
+    let mut messages = classes.into_iter().map(FailureClass::code_and_user_message);
+    messages
         .find(|(known, _)| *known == code)
-        .map(|(_, words)| words)
+        .map(|(_, message)| message)
 }
 
-/// What happened, for the operator, and what it means, for the user.
+/// A failed turn: the class, which has a message for the user, and the details for the
+/// operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TurnFailure {
     pub(crate) class: FailureClass,
     pub(crate) message: String,
 }
 
-/// Of a request without which there is no turn.
+/// Failure message for a response without which the turn cannot start.
 pub(crate) const ANSWER_TOO_LONG: &str = "the agent's answer was too long to be read";
 
-/// Characters of an agent's own words that are kept.
+/// Characters of an agent's own message that are kept.
 const MAX_MESSAGE_CHARS: usize = 2048;
 
 impl TurnFailure {
@@ -61,7 +63,7 @@ impl TurnFailure {
         let message: String = message.into();
         let message = match message.trim() {
             "" => class.code_and_user_message().1,
-            words => words,
+            text => text,
         };
         let message = message.chars().take(MAX_MESSAGE_CHARS).collect();
         Self { class, message }
@@ -81,11 +83,11 @@ impl FailureClass {
         match self {
             Self::ProviderAuth => (
                 codes::PROVIDER_AUTH,
-                "The agent is not logged in to its model provider. Ask the operator of the worker to renew its credentials.",
+                "The agent is not logged in to its model provider. Ask the operator of the daemon to renew its credentials.",
             ),
             Self::ProviderQuota => (
                 codes::PROVIDER_QUOTA,
-                "The agent's model provider refuses more work for now: a rate limit or a budget is used up. Try again later.",
+                "The agent's model provider refuses more work for now: a rate limit or budget is used up. Try again later.",
             ),
             Self::ProviderOverloaded => (
                 codes::PROVIDER_OVERLOADED,
@@ -97,16 +99,16 @@ impl FailureClass {
             ),
             Self::ContextOverflow => (
                 codes::CONTEXT_OVERFLOW,
-                "The conversation is too long for the model. Start a new one, or ask for less at once.",
+                "The conversation is too long for the model. Start a new one, or request less at once.",
             ),
             Self::Refusal => (codes::REFUSAL, "The model declined to do this."),
             Self::ProviderMissing => (
                 codes::PROVIDER_MISSING,
-                "The program is not installed on the worker, or not in the directory that it was to run in.",
+                "The program is not installed on the daemon's machine, or is missing from the working directory.",
             ),
             Self::BadCwd => (
                 codes::BAD_CWD,
-                "The directory that it was to work in cannot be used.",
+                "The working directory of the task cannot be used.",
             ),
             Self::SpawnFailed => (
                 codes::SPAWN_FAILED,
@@ -119,31 +121,32 @@ impl FailureClass {
             Self::NoResult => (codes::NO_RESULT, "The agent stopped without a result."),
             Self::OutputInvalid => (
                 codes::OUTPUT_INVALID,
-                "The agent said something that this version does not understand.",
+                "The agent sent a message that this version does not understand.",
             ),
             Self::ResumeFailed => (
                 codes::RESUME_FAILED,
-                "The agent no longer knows the conversation that was to go on.",
+                "The agent no longer has the conversation that was to be resumed.",
             ),
             Self::UnsupportedOption => (
                 codes::UNSUPPORTED_OPTION,
-                "The agent does not offer one of the options that the task asks for.",
+                "The agent does not support one of the options that the task requests.",
             ),
         }
     }
 }
 
-/// What a provider's error comes to: by its status when there is one, else by its words.
+/// Classifies a provider's error: by its HTTP status if there is one, otherwise by its text.
 pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -> TurnFailure {
     let by_status = status
         .or_else(|| status_in(message))
         .and_then(class_of_status);
-    let by_words = || class_of_text(kind).or_else(|| class_of_text(message));
-    let overflow = || by_words().filter(|class| *class == FailureClass::ContextOverflow);
-    // A request that is too long is a bad request like any other, until one reads on.
+    let by_text = || class_of_text(kind).or_else(|| class_of_text(message));
+    let overflow = || by_text().filter(|class| *class == FailureClass::ContextOverflow);
+    // A request that is too long has the status of any bad request, so the text is checked
+    // first.
     let class = overflow()
         .or(by_status)
-        .or_else(by_words)
+        .or_else(by_text)
         .unwrap_or(FailureClass::ProviderError);
     let message = if message.trim().is_empty() {
         kind
@@ -158,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_decides_and_words_decide_where_there_is_none() {
+    fn a_status_decides_the_class_and_otherwise_the_text() {
         let class = |status, kind, message| provider_failure(status, kind, message).class;
         assert_eq!(class(Some(401), "", ""), FailureClass::ProviderAuth);
         assert_eq!(class(Some(529), "", ""), FailureClass::ProviderOverloaded);
@@ -189,11 +192,11 @@ mod tests {
         );
     }
 
-    /// As programs and providers have put it.
+    /// Messages as programs and providers have sent them.
     #[test]
-    fn what_providers_say_has_a_class() {
+    fn provider_messages_have_a_class() {
         use FailureClass::*;
-        for (said, class) in [
+        for (text, class) in [
             ("Not logged in · Please run /login", ProviderAuth),
             ("Invalid API key · Fix external API key", ProviderAuth),
             (
@@ -249,15 +252,15 @@ mod tests {
                 ContextOverflow,
             ),
         ] {
-            assert_eq!(provider_failure(None, "", said).class, class, "{said}");
+            assert_eq!(provider_failure(None, "", text).class, class, "{text}");
         }
     }
 
-    /// Of other programs and their providers.
+    /// Messages of other programs and their providers.
     #[test]
-    fn what_others_say_has_a_class() {
+    fn messages_of_other_programs_have_a_class() {
         use FailureClass::*;
-        for (said, class) in [
+        for (text, class) in [
             (
                 "The input token count (1200000) exceeds the maximum number of tokens allowed",
                 ContextOverflow,
@@ -286,12 +289,12 @@ mod tests {
             ("404 no such model", ProviderError),
             ("500ms is not a time", ProviderError),
         ] {
-            assert_eq!(provider_failure(None, "", said).class, class, "{said}");
+            assert_eq!(provider_failure(None, "", text).class, class, "{text}");
         }
     }
 
     #[test]
-    fn every_class_has_a_code_of_its_own_and_words_for_people() {
+    fn every_class_has_its_own_code_and_a_user_message() {
         use FailureClass::*;
         let classes = [
             ProviderAuth,
@@ -309,16 +312,16 @@ mod tests {
             ResumeFailed,
             UnsupportedOption,
         ];
-        let told: std::collections::BTreeMap<&str, &str> =
+        let messages: std::collections::BTreeMap<&str, &str> =
             classes.map(FailureClass::code_and_user_message).into();
-        assert_eq!(told.len(), classes.len());
-        for (code, words) in told {
+        assert_eq!(messages.len(), classes.len());
+        for (code, message) in messages {
             assert!(
-                words.ends_with('.') && !words.contains(code),
-                "{code}: {words}"
+                message.ends_with('.') && !message.contains(code),
+                "{code}: {message}"
             );
         }
-        // An operator is never told nothing.
+        // An operator always gets a message.
         assert!(!TurnFailure::new(Refusal, " ").message.is_empty());
     }
 }

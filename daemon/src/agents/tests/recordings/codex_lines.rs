@@ -1,8 +1,8 @@
-//! What the items and requests of Codex say, over either of its wires.
+//! Facts from the items and requests of Codex on both of its wires.
 
 use serde_json::Value;
 
-use super::raw_lines::{LineFact, elicited, items, number, says, visible, word};
+use super::raw_lines::{LineFact, elicited, items, message_text, number, text_field, visible_text};
 use crate::agents::outcome::turn_usage::TokenCounts;
 
 pub(super) const SNAKE: [&str; 4] = [
@@ -18,7 +18,7 @@ pub(super) const CAMEL: [&str; 4] = [
     "cacheWriteInputTokens",
 ];
 
-/// Input includes what came from the cache.
+/// The input includes cached tokens.
 pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> TokenCounts {
     let [input, output, cache_read, cache_write] = names.map(|name| number(&usage[name]));
     TokenCounts {
@@ -30,14 +30,21 @@ pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> TokenCounts {
 }
 
 pub(super) fn codex_item(item: &Value, ended: bool) -> Vec<LineFact> {
-    let (id, kind) = (word(item, "/id").to_owned(), word(item, "/type"));
+    let (id, kind) = (
+        text_field(item, "/id").to_owned(),
+        text_field(item, "/type"),
+    );
     match kind {
-        "agent_message" if ended => says(id, word(item, "/text")),
-        "plan" if ended => visible(word(item, "/text")),
+        "agent_message" if ended => message_text(id, text_field(item, "/text")),
+        "plan" if ended => visible_text(text_field(item, "/text")),
         "command_execution" | "commandExecution" | "file_change" | "fileChange" | "web_search"
         | "webSearch" => codex_tool(id, kind.to_owned(), item, ended),
         "mcp_tool_call" | "mcpToolCall" => {
-            let name = format!("{}.{}", word(item, "/server"), word(item, "/tool"));
+            let name = format!(
+                "{}.{}",
+                text_field(item, "/server"),
+                text_field(item, "/tool")
+            );
             codex_tool(id, name, item, ended)
         }
         _ => Vec::new(),
@@ -45,19 +52,19 @@ pub(super) fn codex_item(item: &Value, ended: bool) -> Vec<LineFact> {
 }
 
 fn codex_tool(id: String, name: String, item: &Value, ended: bool) -> Vec<LineFact> {
-    let mut marks = vec![LineFact::ToolBegan(id.clone(), name), LineFact::Visible];
+    let mut facts = vec![LineFact::ToolBegan(id.clone(), name), LineFact::Visible];
     if ended {
         let code = item.get("exit_code").or_else(|| item.get("exitCode"));
         let code = code.and_then(Value::as_i64).unwrap_or(0);
-        let status = word(item, "/status");
+        let status = text_field(item, "/status");
         let failed = matches!(status, "failed" | "declined") || code != 0;
-        marks.push(LineFact::ToolEnded(id, failed));
+        facts.push(LineFact::ToolEnded(id, failed));
     }
-    marks
+    facts
 }
 
 pub(super) fn codex_request(line: &Value) -> Vec<LineFact> {
-    let what = match word(line, "/method") {
+    let kind = match text_field(line, "/method") {
         "item/commandExecution/requestApproval" => "permission(commandExecution)".to_owned(),
         "item/fileChange/requestApproval" => "permission(fileChange)".to_owned(),
         "item/permissions/requestApproval" => "permission(permissions)".to_owned(),
@@ -65,10 +72,10 @@ pub(super) fn codex_request(line: &Value) -> Vec<LineFact> {
             format!("questions({})", items(line, "/params/questions").len())
         }
         "mcpServer/elicitation/request" => match elicited(&line["params"]) {
-            Some(what) => what,
+            Some(kind) => kind,
             None => return Vec::new(),
         },
         _ => return Vec::new(),
     };
-    vec![LineFact::Asked(line["id"].to_string(), what)]
+    vec![LineFact::Asked(line["id"].to_string(), kind)]
 }

@@ -1,7 +1,8 @@
-//! Recordings of the real programs, as they are. They are not part of the project: `BATON_RECORDINGS` says where they
-//! are. Each is read twice: by its adapter, and by a reader that knows no adapter (`stated`): how a turn ended it knows
-//! from the report on the recordings (`outcomes`), the rest by counting in the raw lines (`lines`). Both must tell the
-//! same phases, tools, inputs, usage and outcome of every turn.
+//! Recordings of the real programs. They are not part of the project: `BATON_RECORDINGS` names
+//! their directory. Each is read twice: by its adapter and by an independent reader
+//! (`stated_turns`). That reader takes the end of a turn from the report on the recordings
+//! (`stated_outcomes`) and the rest from the raw lines (`raw_lines`). Both must find the same
+//! phases, tools, inputs, usage and outcome of every turn.
 
 mod codex_lines;
 mod nonsense_lines;
@@ -22,9 +23,9 @@ use crate::agents::outcome::turn_usage::TokenCounts;
 use crate::config::AgentWire;
 
 #[test]
-fn every_recording_comes_to_what_is_known_of_it() {
+fn every_recording_is_translated_as_stated() {
     let Some(directory) = std::env::var_os("BATON_RECORDINGS") else {
-        print_line("skipped: BATON_RECORDINGS does not say where recordings of agents are");
+        print_line("skipped: BATON_RECORDINGS does not name a directory with recordings of agents");
         return;
     };
     let recordings = recordings(Path::new(&directory));
@@ -42,15 +43,13 @@ fn every_recording_comes_to_what_is_known_of_it() {
             RecordedChunking::CarriageReturns,
         ] {
             if recording.play(bytes) != events {
-                problems.push(format!(
-                    "it comes to something else with its bytes {bytes:?}"
-                ));
+                problems.push(format!("the events differ with the chunking {bytes:?}"));
             }
         }
-        let told = turn_facts::facts_of_adapter(&events);
+        let translated = turn_facts::facts_of_adapter(&events);
         problems.extend(turn_facts::differences(
             &stated_turns::stated_turns(recording),
-            &told,
+            &translated,
         ));
         if !problems.is_empty() {
             wrong.push(format!("{}: {}", recording.name, problems.join("\n  ")));
@@ -64,20 +63,20 @@ fn every_recording_comes_to_what_is_known_of_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Past what catches the output of tests that pass: one should see that it was run, and on how many.
-fn print_line(words: &str) {
+/// Writes past the capture of test output, so that the number of recordings is always visible.
+fn print_line(text: &str) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{words}");
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// How what was recorded reaches the adapter.
+/// How the recorded bytes reach the adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecordedChunking {
     /// Line by line.
     WholeLines,
-    /// Cut where chance would have it, in the middle of characters too.
+    /// In pseudo-random pieces, also in the middle of characters.
     RandomPieces,
-    /// A carriage return at the end of each line, and no newline behind the last one.
+    /// With a carriage return at the end of each line, and no newline after the last one.
     CarriageReturns,
 }
 
@@ -86,9 +85,9 @@ struct AgentRecording {
     name: String,
     meta: Value,
     stdin: Vec<String>,
-    /// As text, for those who only look at it.
+    /// As text, for the independent reader.
     stdout: Vec<String>,
-    /// The same lines as they were printed, with their ends.
+    /// The same lines as raw bytes with their line endings.
     raw: Vec<Vec<u8>>,
     stderr: String,
     used_before: Option<TokenCounts>,
@@ -112,7 +111,7 @@ fn recordings(directory: &Path) -> Vec<AgentRecording> {
             }
         }
     }
-    // What a thread had used is known from the recording that came before.
+    // A thread's earlier usage is known from the previous recording.
     let before: Vec<Option<TokenCounts>> = found
         .iter()
         .map(|one| one.used_by_earlier(&found))
@@ -161,7 +160,7 @@ impl AgentRecording {
         }
     }
 
-    /// The conversation that it was told to go on with.
+    /// The conversation that it was started to resume.
     fn resumes(&self) -> Option<String> {
         let argv = list_at(&self.meta, "/argv")
             .iter()
@@ -193,11 +192,11 @@ impl AgentRecording {
 
     fn used_by_earlier(&self, all: &[Self]) -> Option<TokenCounts> {
         let thread = self.resumes()?;
-        let said = |one: &&Self| one.stdout.iter().any(|line| line.contains(&thread));
+        let names_thread = |one: &&Self| one.stdout.iter().any(|line| line.contains(&thread));
         let earlier = all
             .iter()
             .filter(|one| one.resumes().is_none())
-            .find(said)?;
+            .find(names_thread)?;
         let line = earlier
             .stdout
             .iter()
@@ -213,16 +212,17 @@ impl AgentRecording {
     }
 
     fn translator(&self) -> AgentTranslator {
-        let wanted = LaunchRequest {
+        let request = LaunchRequest {
             cwd: text_at(&self.meta, "/cwd").to_owned(),
             resume: self.resumes(),
             used_before: self.used_before,
             ..LaunchRequest::default()
         };
-        self.kind().launch(&wanted).unwrap().translator
+        self.kind().launch(&request).unwrap().translator
     }
 
-    /// In the order of the recording: whether the agent said it, and which line of all that it said or was told.
+    /// Steps in the order of the recording: whether the line is output of the agent, and its
+    /// index.
     fn order(&self) -> impl Iterator<Item = (bool, usize)> {
         let steps = list_at(&self.meta, "/timeline_ms").iter();
         steps.filter_map(|step| {
@@ -243,7 +243,7 @@ impl AgentRecording {
         })
     }
 
-    /// What the adapter would write is not written: the recording says what was.
+    /// Messages of the adapter are not written: the recording contains what was written.
     fn play(&self, bytes: RecordedChunking) -> Vec<AgentEvent> {
         let mut translator = self.translator();
         let mut events = Vec::new();
@@ -264,7 +264,7 @@ impl AgentRecording {
         events
     }
 
-    /// Lines that are no messages of its wire.
+    /// Lines that are not messages of its wire.
     fn count_nonsense_lines(&self) -> usize {
         let rpc = matches!(self.kind(), AgentWire::CodexAppServer | AgentWire::Acp);
         let lines = self.raw.iter().filter(|line| !line.trim_ascii().is_empty());
@@ -292,7 +292,7 @@ impl RecordedChunking {
         match self {
             Self::WholeLines => vec![line],
             Self::RandomPieces => {
-                // The same pieces in every run, and others for every line.
+                // The same pieces in every run, and different ones for every line.
                 let first = line.len() * (at % 7) / 7;
                 let rest = line.split_off(first);
                 let size = 1 + (at * 31) % 997;
@@ -309,7 +309,7 @@ impl RecordedChunking {
     }
 }
 
-/// What holds of any recording of any agent.
+/// Rules that hold for every recording.
 fn broken_rules(recording: &AgentRecording, events: &[AgentEvent]) -> Vec<String> {
     let count = |is: fn(&AgentEvent) -> bool| events.iter().filter(|event| is(event)).count();
     let asked = count(|event| matches!(event, AgentEvent::InputAsked(_)));
@@ -324,38 +324,38 @@ fn broken_rules(recording: &AgentRecording, events: &[AgentEvent]) -> Vec<String
     let ended = count(|event| matches!(event, AgentEvent::Ended(_)));
     let malformed = count(|event| matches!(event, AgentEvent::Malformed { .. }));
     let mut broken = Vec::new();
-    let mut rule = |holds: bool, words: &str| {
+    let mut rule = |holds: bool, text: &str| {
         if !holds {
-            broken.push(words.to_owned());
+            broken.push(text.to_owned());
         }
     };
-    rule(ended > 0, "it has no end");
+    rule(ended > 0, "it has no end of a turn");
     rule(asked == closed, "an input stays open");
     rule(started == finished, "a tool stays open");
     rule(
         malformed == recording.count_nonsense_lines(),
-        "a line was not understood, or one that is no message was",
+        "the number of malformed lines differs",
     );
-    let talks = events
+    let has_visible_output = events
         .iter()
         .any(|event| matches!(event, AgentEvent::Output(output) if output.visible));
     let visible = AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen);
     rule(
-        talks == events.contains(&visible),
+        has_visible_output == events.contains(&visible),
         "visible output and its phase differ",
     );
     broken.extend(mismatched_permission_digest(events));
     broken
 }
 
-/// The digest is that of what is shown.
+/// The digest must be that of the shown arguments.
 fn mismatched_permission_digest(events: &[AgentEvent]) -> Option<String> {
     use sha2::{Digest, Sha256};
     let differ = |event: &AgentEvent| match event {
         AgentEvent::InputAsked(input) => match &input.kind {
-            AgentInputKind::Permission(asked) => {
-                let digest: [u8; 32] = Sha256::digest(asked.arguments.as_bytes()).into();
-                digest != asked.digest || asked.arguments.len() < 3
+            AgentInputKind::Permission(permission) => {
+                let digest: [u8; 32] = Sha256::digest(permission.arguments.as_bytes()).into();
+                digest != permission.digest || permission.arguments.len() < 3
             }
             AgentInputKind::Questions(questions) => questions.is_empty(),
         },
@@ -364,5 +364,5 @@ fn mismatched_permission_digest(events: &[AgentEvent]) -> Option<String> {
     events
         .iter()
         .any(differ)
-        .then(|| "an input is not bound to what is shown".to_owned())
+        .then(|| "an input is not bound to its shown arguments".to_owned())
 }

@@ -1,5 +1,6 @@
-//! Which lines are no messages, by the bytes alone: no JSON is read here but the names at the top of an object. What the
-//! adapters take for nonsense is compared with this, so it must not be found by their own parser.
+//! Detects lines that are not messages from their bytes alone; only the top-level field names
+//! of an object are parsed. The adapters' malformed lines are compared with this, so it must
+//! not use their parser.
 
 /// Whether a line is a message: of a JSON-RPC wire, or of one whose messages have a type.
 pub(super) fn is_message(line: &[u8], rpc: bool) -> bool {
@@ -21,9 +22,9 @@ pub(super) fn is_message(line: &[u8], rpc: bool) -> bool {
     }
 }
 
-/// The names of an object that fills the line, each with the byte that its value begins with.
+/// The field names of an object that fills the line, each with the first byte of its value.
 fn fields(line: &[u8]) -> Option<Vec<(Vec<u8>, u8)>> {
-    let mut found = Vec::new();
+    let mut fields = Vec::new();
     let (mut depth, mut at, mut name) = (0usize, 0, None);
     while at < line.len() {
         let byte = line[at];
@@ -33,27 +34,27 @@ fn fields(line: &[u8]) -> Option<Vec<(Vec<u8>, u8)>> {
                 if depth == 1 && name.is_none() {
                     name = Some(line[at + 1..end - 1].to_vec());
                 } else if depth == 1 {
-                    found.push((name.take()?, byte));
+                    fields.push((name.take()?, byte));
                 }
                 at = end;
                 continue;
             }
             b'{' | b'[' => {
                 if depth == 1 {
-                    found.push((name.take()?, byte));
+                    fields.push((name.take()?, byte));
                 }
                 depth += 1;
             }
             b'}' | b']' => {
                 depth = depth.checked_sub(1)?;
                 if depth == 0 {
-                    let whole = line[0] == b'{' && byte == b'}' && at + 1 == line.len();
-                    return (whole && name.is_none()).then_some(found);
+                    let is_whole_line = line[0] == b'{' && byte == b'}' && at + 1 == line.len();
+                    return (is_whole_line && name.is_none()).then_some(fields);
                 }
             }
             b':' | b',' | b' ' | b'\t' | b'\r' => {}
-            // A number or a word: its first byte says which.
-            _ if depth == 1 && name.is_some() => found.push((name.take()?, byte)),
+            // A number or a literal, recognized by its first byte.
+            _ if depth == 1 && name.is_some() => fields.push((name.take()?, byte)),
             _ if depth == 0 => return None,
             _ => {}
         }
@@ -62,7 +63,7 @@ fn fields(line: &[u8]) -> Option<Vec<(Vec<u8>, u8)>> {
     None
 }
 
-/// Behind the closing quote of the string that begins here.
+/// Index after the closing quote of the string that begins here.
 fn string_end(line: &[u8], begin: usize) -> Option<usize> {
     let mut at = begin + 1;
     loop {
@@ -75,7 +76,7 @@ fn string_end(line: &[u8], begin: usize) -> Option<usize> {
 }
 
 #[test]
-fn messages_are_told_from_nonsense_without_a_parser() {
+fn messages_are_recognized_without_the_parser() {
     let typed = |line: &[u8]| is_message(line, false);
     let rpc = |line: &[u8]| is_message(line, true);
     assert!(typed(br#"{"a":{"type":1},"b":[{}], "type" : "x}\\\"" }"#));

@@ -1,5 +1,5 @@
-//! The second reader: what a recording's raw lines say, one wire after the other, by the field names of the report.
-//! It knows nothing of the adapters.
+//! The independent reader: facts of a recording's raw lines for each wire, by the field names
+//! of the report. It does not use the adapters.
 
 use std::collections::BTreeMap;
 
@@ -10,45 +10,45 @@ use super::turn_facts::StatedOutcome;
 use crate::agents::outcome::turn_usage::{DollarAmount, TokenCounts};
 use crate::config::AgentWire;
 
-/// One thing that a line says.
+/// One fact of a line.
 #[derive(Debug)]
 pub(super) enum LineFact {
     Prompt,
-    /// What a person would see.
+    /// Output that a person would see.
     Visible,
     ToolBegan(String, String),
     ToolEnded(String, bool),
     Asked(String, String),
     Answered(String),
     Withdrawn(String),
-    /// What the turn has used by now, and its price; replaces what was said before.
+    /// Usage of the turn so far, and its cost; replaces earlier usage.
     Used(TokenCounts, Option<DollarAmount>),
-    /// The agent's words, which may become its result: by message; `None` forgets them.
+    /// Text of the agent that may become its result, by message; `None` drops it.
     Words(Option<(String, String)>),
     End(StatedOutcome),
 }
 
-/// What is remembered from line to line.
+/// State that is kept between lines.
 #[derive(Debug, Default)]
 pub(super) struct RawLineReader {
-    /// Ids of requests by which the client prompts.
+    /// Ids of the client's prompt requests.
     prompts: Vec<String>,
-    /// Ids of requests that open a conversation, and whether they take one up again.
+    /// Ids of requests that open a conversation, and whether they resume one.
     openings: Vec<(String, bool)>,
-    /// The conversation that it was to go on with: then totals are older than the process.
+    /// The conversation to resume. If set, totals are older than the process.
     resuming: Option<String>,
     cost: DollarAmount,
     cost_known: bool,
     cost_before: Option<DollarAmount>,
     turn_used: TokenCounts,
-    /// What the whole thread has used, as it was told last.
+    /// The last reported usage of the whole thread.
     thread_used: Option<TokenCounts>,
-    /// Something has come of this turn.
+    /// The model has answered in this turn.
     answered: bool,
-    /// What an ACP agent counts behind each request.
+    /// Usage that an ACP agent reports after each request.
     by_request: Option<TokenCounts>,
     turn: String,
-    /// Names and kinds of tool calls by their ids, where they were told.
+    /// Names and kinds of tool calls by id, where they were reported.
     names: BTreeMap<String, (String, String)>,
 }
 
@@ -61,14 +61,14 @@ impl RawLineReader {
         }
     }
 
-    /// A line that went to the agent.
+    /// A line that was written to the agent.
     pub(super) fn facts_of_stdin_line(&mut self, wire: AgentWire, line: &Value) -> Vec<LineFact> {
         let id = line["id"].to_string();
-        match (wire, word(line, "/method"), word(line, "/type")) {
+        match (wire, text_field(line, "/method"), text_field(line, "/type")) {
             (AgentWire::Claude, _, "user") => vec![LineFact::Prompt],
             (AgentWire::Claude, _, "control_response") => {
                 vec![LineFact::Answered(
-                    word(line, "/response/request_id").to_owned(),
+                    text_field(line, "/response/request_id").to_owned(),
                 )]
             }
             (_, "turn/start" | "session/prompt", _) => {
@@ -89,7 +89,7 @@ impl RawLineReader {
         }
     }
 
-    /// A line of the agent.
+    /// A line of the agent's output.
     pub(super) fn facts_of_stdout_line(&mut self, wire: AgentWire, line: &Value) -> Vec<LineFact> {
         match wire {
             AgentWire::Claude => self.claude(line),
@@ -100,15 +100,20 @@ impl RawLineReader {
     }
 
     fn claude(&mut self, line: &Value) -> Vec<LineFact> {
-        match (word(line, "/type"), word(line, "/event/delta/type")) {
-            ("stream_event", "text_delta") => visible(word(line, "/event/delta/text")),
+        match (
+            text_field(line, "/type"),
+            text_field(line, "/event/delta/type"),
+        ) {
+            ("stream_event", "text_delta") => visible_text(text_field(line, "/event/delta/text")),
             (role @ ("assistant" | "user"), _) if line["is_api_error_message"] != true => {
                 let blocks = items(line, "/message/content").iter();
                 blocks.flat_map(|block| claude_block(role, block)).collect()
             }
             ("control_request", _) => claude_request(line),
             ("control_cancel_request", _) => {
-                vec![LineFact::Withdrawn(word(line, "/request_id").to_owned())]
+                vec![LineFact::Withdrawn(
+                    text_field(line, "/request_id").to_owned(),
+                )]
             }
             ("result", _) => self.claude_result(line),
             _ => Vec::new(),
@@ -148,13 +153,13 @@ impl RawLineReader {
             let inputs = models.values().map(|model| number(&model["inputTokens"]));
             inputs.sum::<u64>()
         });
-        // Where the total's tokens are the turn's, so is its price.
+        // If the total's tokens are this turn's, so is its cost.
         let new = whole.is_some_and(|whole| whole > 0 && whole == tokens.input);
         let known = known || new;
         let price = prices.or_else(|| known.then(|| total.since(before)));
-        let well = line["is_error"] == false && word(line, "/subtype") == "success";
+        let well = line["is_error"] == false && text_field(line, "/subtype") == "success";
         let end = match well {
-            true => StatedOutcome::Result(word(line, "/result").to_owned()),
+            true => StatedOutcome::Result(text_field(line, "/result").to_owned()),
             false => StatedOutcome::NotSuccessful,
         };
         vec![LineFact::Used(tokens, price), LineFact::End(end)]
@@ -162,28 +167,29 @@ impl RawLineReader {
 
     fn app_server(&mut self, line: &Value) -> Vec<LineFact> {
         let params = &line["params"];
-        let item = word(params, "/itemId").to_owned();
-        match word(line, "/method") {
+        let item = text_field(params, "/itemId").to_owned();
+        match text_field(line, "/method") {
             "turn/started" => {
-                self.turn = word(params, "/turn/id").to_owned();
+                self.turn = text_field(params, "/turn/id").to_owned();
                 self.turn_used = TokenCounts::default();
                 self.answered = false;
                 Vec::new()
             }
-            "item/agentMessage/delta" => says(item, word(params, "/delta")),
+            "item/agentMessage/delta" => message_text(item, text_field(params, "/delta")),
             "turn/plan/updated" => vec![LineFact::Visible],
             "item/started" => {
-                self.answered |= word(params, "/item/type") != "userMessage";
+                self.answered |= text_field(params, "/item/type") != "userMessage";
                 codex_item(&params["item"], false)
             }
             "item/completed" => codex_item(&params["item"], true),
             "thread/tokenUsage/updated" => {
                 let usage = &params["tokenUsage"];
-                // Said again, it is nothing new; nor is what an old thread has before anything came of the turn.
+                // A repeated total is not new usage, nor is the earlier usage of a resumed
+                // thread before the turn's first output.
                 let old = self.resuming.is_some() && self.thread_used.is_none() && !self.answered;
                 let total = Some(codex_tokens(&usage["total"], CAMEL));
                 let again = std::mem::replace(&mut self.thread_used, total) == total;
-                if word(params, "/turnId") != self.turn {
+                if text_field(params, "/turnId") != self.turn {
                     return Vec::new();
                 }
                 if !again && !old {
@@ -193,7 +199,7 @@ impl RawLineReader {
                 vec![LineFact::Used(self.turn_used, None)]
             }
             "serverRequest/resolved" => vec![LineFact::Withdrawn(params["requestId"].to_string())],
-            "turn/completed" => vec![LineFact::End(match word(params, "/turn/status") {
+            "turn/completed" => vec![LineFact::End(match text_field(params, "/turn/status") {
                 "completed" => StatedOutcome::Result(String::new()),
                 "interrupted" => StatedOutcome::Interrupted,
                 _ => StatedOutcome::NotSuccessful,
@@ -204,24 +210,27 @@ impl RawLineReader {
         }
     }
 
-    /// An error in answer to a request without which there is no turn.
+    /// An error response to a request without which there is no turn.
     fn failed(&self, line: &Value) -> Vec<LineFact> {
         let id = line["id"].to_string();
         let opening = self.openings.iter().find(|(opening, _)| *opening == id);
-        let told = match opening {
+        let outcome = match opening {
             Some((_, true)) => StatedOutcome::Failed("resume_failed".to_owned()),
             Some((_, false)) => StatedOutcome::NotSuccessful,
             None if self.prompts.contains(&id) => StatedOutcome::NotSuccessful,
             None => return Vec::new(),
         };
         let failed = line.get("error").is_some();
-        failed.then_some(LineFact::End(told)).into_iter().collect()
+        failed
+            .then_some(LineFact::End(outcome))
+            .into_iter()
+            .collect()
     }
 
     fn exec(&self, line: &Value) -> Vec<LineFact> {
-        match word(line, "/type") {
+        match text_field(line, "/type") {
             "thread.started" => {
-                let another = |wanted: &String| wanted != word(line, "/thread_id");
+                let another = |wanted: &String| wanted != text_field(line, "/thread_id");
                 let anew = self.resuming.as_ref().is_some_and(another);
                 let end = LineFact::End(StatedOutcome::Failed("resume_failed".to_owned()));
                 anew.then_some(end).into_iter().collect()
@@ -240,24 +249,27 @@ impl RawLineReader {
     fn acp(&mut self, line: &Value) -> Vec<LineFact> {
         let update = &line["params"]["update"];
         let id = line["id"].to_string();
-        match (word(line, "/method"), word(update, "/sessionUpdate")) {
+        match (
+            text_field(line, "/method"),
+            text_field(update, "/sessionUpdate"),
+        ) {
             ("session/update", "agent_message_chunk") => {
                 let usage = &update["_meta"]["usage"];
                 if usage.is_object() {
                     let before = self.by_request.unwrap_or_default();
                     self.by_request = Some(before.plus(acp_tokens(usage)));
                 }
-                let message = word(update, "/messageId").to_owned();
-                match word(update, "/content/type") {
-                    "text" => says(message, word(update, "/content/text")),
+                let message = text_field(update, "/messageId").to_owned();
+                match text_field(update, "/content/type") {
+                    "text" => message_text(message, text_field(update, "/content/text")),
                     _ => vec![LineFact::Visible],
                 }
             }
             ("session/update", "plan" | "notice") => vec![LineFact::Visible],
             ("session/update", "tool_call") => {
-                let mut marks = self.acp_call(update);
-                marks.push(LineFact::Visible);
-                marks
+                let mut facts = self.acp_call(update);
+                facts.push(LineFact::Visible);
+                facts
             }
             ("session/update", "tool_call_update") => self.acp_call(update),
             ("session/update", "usage_update") => {
@@ -268,14 +280,14 @@ impl RawLineReader {
             }
             ("session/request_permission", _) => {
                 let call = &line["params"]["toolCall"];
-                let mut marks = self.acp_call(call);
+                let mut facts = self.acp_call(call);
                 let name = self.acp_name(call);
-                // Nobody can give leave just once where the agent does not offer it.
+                // A permission that the agent does not offer for one use is not asked.
                 let mut options = items(line, "/params/options").iter();
-                if options.any(|option| word(option, "/kind") == "allow_once") {
-                    marks.push(LineFact::Asked(id, format!("permission({name})")));
+                if options.any(|option| text_field(option, "/kind") == "allow_once") {
+                    facts.push(LineFact::Asked(id, format!("permission({name})")));
                 }
-                marks
+                facts
             }
             ("elicitation/create", _) => {
                 let what = elicited(&line["params"]);
@@ -308,18 +320,18 @@ impl RawLineReader {
         let tokens = tokens.or(by_request);
         let tokens = tokens.or(price.map(|_| TokenCounts::default()));
         let used = tokens.map(|tokens| LineFact::Used(tokens, price));
-        let end = match word(line, "/result/stopReason") {
+        let end = match text_field(line, "/result/stopReason") {
             "end_turn" => StatedOutcome::Result(String::new()),
             _ => StatedOutcome::NotSuccessful,
         };
         used.into_iter().chain([LineFact::End(end)]).collect()
     }
 
-    /// By its name, or what kind of tool it is; later words about a call need not repeat it.
+    /// By its name, or else by its kind; later updates of a call need not repeat them.
     fn acp_name(&self, call: &Value) -> String {
-        let known = self.names.get(word(call, "/toolCallId"));
+        let known = self.names.get(text_field(call, "/toolCallId"));
         let (name, kind) = known.map_or(("", ""), |(name, kind)| (name, kind));
-        let names = [own_name(call), name, word(call, "/kind"), kind];
+        let names = [own_name(call), name, text_field(call, "/kind"), kind];
         let mut names = names.into_iter();
         names
             .find(|name| !name.is_empty())
@@ -327,34 +339,35 @@ impl RawLineReader {
             .to_owned()
     }
 
-    /// Any word about a tool call is its beginning, and ends the message that the agent was saying.
+    /// Every message about a tool call is its start, and ends the agent's current text message.
     fn acp_call(&mut self, call: &Value) -> Vec<LineFact> {
-        let id = word(call, "/toolCallId").to_owned();
+        let id = text_field(call, "/toolCallId").to_owned();
         let name = self.acp_name(call);
         let known = self.names.entry(id.clone()).or_default();
         if !own_name(call).is_empty() {
             known.0 = own_name(call).to_owned();
         }
-        if !word(call, "/kind").is_empty() {
-            known.1 = word(call, "/kind").to_owned();
+        if !text_field(call, "/kind").is_empty() {
+            known.1 = text_field(call, "/kind").to_owned();
         }
-        let mut marks = vec![LineFact::Words(None), LineFact::ToolBegan(id.clone(), name)];
-        let status = word(call, "/status");
+        let mut facts = vec![LineFact::Words(None), LineFact::ToolBegan(id.clone(), name)];
+        let status = text_field(call, "/status");
         if matches!(status, "completed" | "failed") {
-            marks.push(LineFact::ToolEnded(id, status == "failed"));
+            facts.push(LineFact::ToolEnded(id, status == "failed"));
         }
-        marks
+        facts
     }
 }
 
 fn own_name(call: &Value) -> &str {
     let notes = ["claudeCode/toolName", "toolName", "tool_name"];
-    let notes = notes.map(|note| word(call, &format!("/_meta/{note}")));
-    let mut names = [word(call, "/name")].into_iter().chain(notes);
+    let notes = notes.map(|note| text_field(call, &format!("/_meta/{note}")));
+    let mut names = [text_field(call, "/name")].into_iter().chain(notes);
     names.find(|name| !name.is_empty()).unwrap_or_default()
 }
 
-/// The parts add up to the total, if what came from a cache is counted in the input and thoughts in the output, or not.
+/// The parts add up to the total, with or without cached tokens in the input and thought tokens
+/// in the output.
 fn acp_tokens(usage: &Value) -> TokenCounts {
     let of = |name: &str| number(&usage[name]);
     let (input, output) = (of("inputTokens"), of("outputTokens"));
@@ -372,12 +385,12 @@ fn acp_tokens(usage: &Value) -> TokenCounts {
     }
 }
 
-/// Whether a line shows that the agent works on its prompt: not what it says about itself or the session, and not that
-/// it has taken a request.
+/// Whether a line shows that the agent works on its prompt: not information about itself or the
+/// session, and not the response to a request.
 pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
     let (method, update) = (
-        word(line, "/method"),
-        word(line, "/params/update/sessionUpdate"),
+        text_field(line, "/method"),
+        text_field(line, "/params/update/sessionUpdate"),
     );
     match wire {
         AgentWire::Claude | AgentWire::CodexExec => true,
@@ -402,9 +415,9 @@ pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
 }
 
 fn claude_block(role: &str, block: &Value) -> Vec<LineFact> {
-    let id = |path| word(block, path).to_owned();
-    match word(block, "/type") {
-        "text" if role == "assistant" => visible(word(block, "/text")),
+    let id = |path| text_field(block, path).to_owned();
+    match text_field(block, "/type") {
+        "text" if role == "assistant" => visible_text(text_field(block, "/text")),
         "tool_use" | "server_tool_use" | "mcp_tool_use" => {
             vec![
                 LineFact::ToolBegan(id("/id"), id("/name")),
@@ -424,8 +437,8 @@ fn claude_block(role: &str, block: &Value) -> Vec<LineFact> {
 
 fn claude_request(line: &Value) -> Vec<LineFact> {
     let request = (
-        word(line, "/request/subtype"),
-        word(line, "/request/tool_name"),
+        text_field(line, "/request/subtype"),
+        text_field(line, "/request/tool_name"),
     );
     let what = match request {
         ("can_use_tool", "AskUserQuestion") => {
@@ -439,12 +452,15 @@ fn claude_request(line: &Value) -> Vec<LineFact> {
         },
         _ => return Vec::new(),
     };
-    vec![LineFact::Asked(word(line, "/request_id").to_owned(), what)]
+    vec![LineFact::Asked(
+        text_field(line, "/request_id").to_owned(),
+        what,
+    )]
 }
 
-/// A form to fill in, one that wants a yes or a no, or a page to visit, which nobody is asked to.
+/// A form to fill in, a form that asks for a yes or no, or a URL to visit, which is not asked.
 pub(super) fn elicited(params: &Value) -> Option<String> {
-    if word(params, "/mode") == "url" {
+    if text_field(params, "/mode") == "url" {
         return None;
     }
     let fields = ["requestedSchema", "requested_schema"].map(|name| &params[name]["properties"]);
@@ -453,8 +469,8 @@ pub(super) fn elicited(params: &Value) -> Option<String> {
         .filter(|(name, _)| !name.ends_with("_custom"))
         .count();
     let server = [
-        word(params, "/serverName"),
-        word(params, "/mcp_server_name"),
+        text_field(params, "/serverName"),
+        text_field(params, "/mcp_server_name"),
     ]
     .concat();
     Some(match (asked, server.as_str()) {
@@ -464,19 +480,19 @@ pub(super) fn elicited(params: &Value) -> Option<String> {
     })
 }
 
-/// Nothing is visible of no words.
-pub(super) fn visible(words: &str) -> Vec<LineFact> {
-    let visible = (!words.is_empty()).then_some(LineFact::Visible);
-    visible.into_iter().collect()
+/// An empty text is not visible.
+pub(super) fn visible_text(words: &str) -> Vec<LineFact> {
+    let visible_text = (!words.is_empty()).then_some(LineFact::Visible);
+    visible_text.into_iter().collect()
 }
 
-pub(super) fn says(message: String, words: &str) -> Vec<LineFact> {
-    let mut marks = visible(words);
-    marks.push(LineFact::Words(Some((message, words.to_owned()))));
-    marks
+pub(super) fn message_text(message: String, words: &str) -> Vec<LineFact> {
+    let mut facts = visible_text(words);
+    facts.push(LineFact::Words(Some((message, words.to_owned()))));
+    facts
 }
 
-pub(super) fn word<'a>(line: &'a Value, path: &str) -> &'a str {
+pub(super) fn text_field<'a>(line: &'a Value, path: &str) -> &'a str {
     let found = line.pointer(path).and_then(Value::as_str);
     found.unwrap_or_default()
 }

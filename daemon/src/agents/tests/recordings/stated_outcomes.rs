@@ -1,21 +1,22 @@
-//! How each scenario ended, as the report on the recordings states it: by the scenario's name and the program that
-//! ran, never by what an adapter makes of the lines. Scenarios that have no entry end as their own last message says.
+//! How each scenario ended according to the report on the recordings: by the scenario's name
+//! and the program, independent of any adapter. A scenario without an entry ends as its own
+//! last message states.
 
 use super::turn_facts::StatedOutcome;
 
-/// Scenarios, the programs that they hold of (by how the name begins; empty: all), and what is stated of the turn that
-/// they are named for.
+/// Scenarios, the programs they apply to (by the beginning of the name; empty for all), and the
+/// outcome of the turn that the scenario is named after.
 const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
-    // Every program: what the provider answered. "e429once" is retried and ends well.
+    // All programs: the provider's answer. "e429once" is retried and succeeds.
     (&["e401", "e403", "noauth"], "", "provider_auth"),
-    // gemini retries these for ever and is killed by the harness; the others say so.
+    // gemini retries these forever and is killed by the harness; the others report them.
     (&["e429", "e500", "e529"], "gemini", "agent_exit"),
     (&["e429"], "", "provider_quota"),
     (&["e500", "e529"], "", "provider_overloaded"),
-    // 0.10: codex exec never ends without a server, and is killed; claude gives up.
+    // 0.10: codex exec never ends without a server and is killed; claude gives up.
     (&["conn_refused"], "codex-0", "agent_exit"),
     (&["conn_refused"], "", "provider_overloaded"),
-    // 0.11: noticed after 300 s; claude asks once more without a stream, and may succeed.
+    // 0.11: detected after 300 s; claude retries once without streaming and may succeed.
     (&["stall_long"], "codex", "provider_overloaded"),
     // 0.9: an unknown conversation.
     (
@@ -28,10 +29,10 @@ const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
         "",
         "resume_failed",
     ),
-    // Section 4: loading is advertised and fails, resuming is not known at all.
+    // Section 4: loading is advertised and fails, resuming is not implemented.
     (&["load", "load_tool", "resume"], "gemini", "resume_failed"),
     (&["badmethod"], "", "resume_failed"),
-    // Section 1: limits of claude's own, and starts that come to nothing but exit 1.
+    // Section 1: claude's own limits, and starts that only exit with code 1.
     (&["max_turns"], "claude", "no_result"),
     (&["max_budget"], "claude", "provider_quota"),
     (&["empty_stdin"], "claude", "no_result"),
@@ -42,7 +43,8 @@ const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
     ),
     (&["badconfig"], "codex", "agent_exit"),
     (&["nogit"], "codex", "bad_cwd"),
-    // Section 1: interrupted by a request, by a denial that says so, or by SIGINT (a result line, then exit 0).
+    // Section 1: interrupted by a request, by a denial with an interrupt, or by SIGINT (a
+    // result line, then exit code 0).
     (
         &[
             "interrupt_tool",
@@ -55,9 +57,10 @@ const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
     (&["sigint_stall", "sigint_tool"], "claude", "interrupted"),
     (&["tool_cancel"], "codex-app-server", "interrupted"),
     (&["cancel_tool", "tool_perm_cancel"], "", "interrupted"),
-    // Section 4: a denied permission ends the turn of codex-acp as cancelled, though nobody canceled it.
+    // Section 4: a denied permission ends the turn of codex-acp as cancelled, although it was
+    // not canceled.
     (&["tool_deny"], "codex-acp", "no_result"),
-    // 0.3: these exit 0 at EOF and on TERM, in the middle of a turn.
+    // 0.3: these exit with code 0 at EOF and on TERM, in the middle of a turn.
     (
         &["eof_stall", "sigterm_stall", "sigterm_tool"],
         "codex-app-server",
@@ -71,9 +74,10 @@ const STATED_OUTCOMES: [(&[&str], &str, &str); 24] = [
     (&["sigterm_stall", "sigterm_tool"], "gemini", "no_result"),
 ];
 
-/// Of the turn that the scenario is named for; a turn after it, where there is one, ends as it says itself.
+/// The outcome of the turn that the scenario is named after. A later turn ends as its own
+/// message states.
 pub(super) fn stated_outcome(program: &str, scenario: &str) -> Option<StatedOutcome> {
-    // The first turn is broken off, the second one is a good one.
+    // The first turn is interrupted, the second one succeeds.
     if matches!(scenario, "interrupt" | "cancel") {
         return Some(StatedOutcome::Interrupted);
     }

@@ -1,11 +1,12 @@
-//! A recording's turns as they are stated: marks of its raw lines, put together in the order of its timeline.
+//! The turns of a recording as the independent reader states them: facts of its raw lines in
+//! the order of its timeline.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use super::AgentRecording;
-use super::raw_lines::{LineFact, RawLineReader, is_event, word};
+use super::raw_lines::{LineFact, RawLineReader, is_event, text_field};
 use super::stated_outcomes;
 use super::turn_facts::{StatedOutcome, TurnFacts};
 use crate::agents::outcome::turn_usage::{TokenCounts, TurnUsage};
@@ -15,7 +16,7 @@ use crate::config::AgentWire;
 pub(super) fn stated_turns(recording: &AgentRecording) -> Vec<TurnFacts> {
     let (program, scenario) = recording.name.split_once('/').unwrap_or_default();
     let wire = recording.kind();
-    let mut story = TurnAssembler {
+    let mut assembler = TurnAssembler {
         wire,
         outcome: stated_outcomes::stated_outcome(program, scenario),
         used_before: recording.used_before,
@@ -32,29 +33,33 @@ pub(super) fn stated_turns(recording: &AgentRecording) -> Vec<TurnFacts> {
     };
     let mut reader = RawLineReader::new(recording.resumes());
     for (out, line) in recording.steps() {
-        // A line that is no message says nothing, and a prompt need not be one.
+        // A line that is not a message has no facts, and a prompt need not be a message.
         let parsed: Value = serde_json::from_str(&line).unwrap_or_default();
         if out {
             if !parsed.is_object() {
                 continue;
             }
-            story.on_stdout_line(&parsed);
-            let marks = reader.facts_of_stdout_line(wire, &parsed);
-            marks.into_iter().for_each(|mark| story.apply_fact(mark));
+            assembler.on_stdout_line(&parsed);
+            let facts = reader.facts_of_stdout_line(wire, &parsed);
+            facts
+                .into_iter()
+                .for_each(|fact| assembler.apply_fact(fact));
         } else if wire == AgentWire::CodexExec {
-            // One prompt is all that it reads.
-            if !story.begun {
-                story.apply_fact(LineFact::Prompt);
+            // It reads only one prompt.
+            if !assembler.begun {
+                assembler.apply_fact(LineFact::Prompt);
             }
         } else {
-            let marks = reader.facts_of_stdin_line(wire, &parsed);
-            marks.into_iter().for_each(|mark| story.apply_fact(mark));
+            let facts = reader.facts_of_stdin_line(wire, &parsed);
+            facts
+                .into_iter()
+                .for_each(|fact| assembler.apply_fact(fact));
         }
     }
-    story.exit()
+    assembler.exit()
 }
 
-/// One turn after the other.
+/// Assembles facts into turns.
 struct TurnAssembler {
     wire: AgentWire,
     outcome: Option<StatedOutcome>,
@@ -80,11 +85,12 @@ impl TurnAssembler {
         self.words = Default::default();
     }
 
-    /// The agent has said something. Where the prompt was an argument, that begins the turn.
+    /// Handles a line of the agent's output. If the prompt was an argument, the first one
+    /// begins the turn.
     fn on_stdout_line(&mut self, line: &Value) {
         let begins = match self.wire {
             AgentWire::Claude => {
-                word(line, "/subtype") == "init" || word(line, "/type") == "result"
+                text_field(line, "/subtype") == "init" || text_field(line, "/type") == "result"
             }
             AgentWire::CodexExec => true,
             AgentWire::CodexAppServer | AgentWire::Acp => false,
@@ -103,12 +109,12 @@ impl TurnAssembler {
         }
     }
 
-    fn apply_fact(&mut self, mark: LineFact) {
-        match mark {
+    fn apply_fact(&mut self, fact: LineFact) {
+        match fact {
             LineFact::Prompt if self.running => self.queued += 1,
             LineFact::Prompt => self.begin(),
-            // What fails before there is a prompt ends the turn that there was to be.
-            LineFact::End(told) if self.running || !self.begun => self.end(told),
+            // A failure before the prompt ends the turn that was to begin.
+            LineFact::End(outcome) if self.running || !self.begun => self.end(outcome),
             _ if !self.running => {}
             LineFact::Visible => self.reach("visible"),
             LineFact::ToolBegan(id, name) => {
@@ -127,17 +133,17 @@ impl TurnAssembler {
             LineFact::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
             LineFact::Used(tokens, price) => self.used(tokens, price),
             LineFact::Words(None) => self.words = Default::default(),
-            LineFact::Words(Some(words)) => self.remember_text(words),
+            LineFact::Words(Some(text)) => self.remember_text(text),
             LineFact::End(_) => {}
         }
     }
 
-    /// The last message. One without a name belongs to none that has one.
-    fn remember_text(&mut self, (message, words): (String, String)) {
+    /// Remembers the last message. Text without an id does not belong to a message with one.
+    fn remember_text(&mut self, (message, text): (String, String)) {
         if message == self.words.0 {
-            self.words.1 += &words;
+            self.words.1 += &text;
         } else if !message.is_empty() {
-            self.words = (message, words);
+            self.words = (message, text);
         }
     }
 
@@ -147,13 +153,14 @@ impl TurnAssembler {
         }
     }
 
-    fn input_closed(&mut self, id: &str, how: &str) {
+    fn input_closed(&mut self, id: &str, suffix: &str) {
         if let Some(at) = self.inputs.remove(id) {
-            self.now.inputs[at] += how;
+            self.now.inputs[at] += suffix;
         }
     }
 
-    /// Codex exec counts the whole thread; what it had used is known from the recording before, or not at all.
+    /// Codex exec reports totals of the whole thread. The earlier total is known from the
+    /// previous recording, or unknown.
     fn used(
         &mut self,
         tokens: TokenCounts,
@@ -172,14 +179,17 @@ impl TurnAssembler {
         });
     }
 
-    /// The report's word about the first turn counts for more than the line's own.
-    fn end(&mut self, told: StatedOutcome) {
-        let told = match (self.outcome.clone().filter(|_| self.turns.is_empty()), told) {
+    /// For the first turn, the report's outcome overrides the line's own.
+    fn end(&mut self, outcome: StatedOutcome) {
+        let outcome = match (
+            self.outcome.clone().filter(|_| self.turns.is_empty()),
+            outcome,
+        ) {
             (Some(stated), _) => stated,
-            (None, StatedOutcome::Result(words)) if words.is_empty() => {
+            (None, StatedOutcome::Result(text)) if text.is_empty() => {
                 StatedOutcome::Result(self.words.1.clone())
             }
-            (None, told) => told,
+            (None, outcome) => outcome,
         };
         for id in std::mem::take(&mut self.open_tools) {
             self.now.tools[self.tools[&id]] += " failed";
@@ -188,7 +198,7 @@ impl TurnAssembler {
             self.now.inputs[at] += " withdrawn";
         }
         let mut ended = std::mem::take(&mut self.now);
-        ended.outcome = told;
+        ended.outcome = outcome;
         self.turns.push(ended);
         (self.running, self.begun) = (false, true);
         if self.queued > 0 {
@@ -197,7 +207,7 @@ impl TurnAssembler {
         }
     }
 
-    /// The process is gone, and with it every prompt that waits.
+    /// The process is gone, and queued prompts will not run.
     fn exit(mut self) -> Vec<TurnFacts> {
         self.queued = 0;
         if self.running || !self.begun {

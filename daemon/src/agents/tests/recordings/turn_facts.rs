@@ -1,4 +1,5 @@
-//! What one turn came to, in words that two readers can compare: the adapter, and one that only counts lines.
+//! Facts of one turn, in a form that can be compared between the adapter and the independent
+//! reader.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ pub(super) struct TurnFacts {
     pub(super) tools: Vec<String>,
     /// In the order in which they were asked.
     pub(super) inputs: Vec<String>,
-    /// Input, output, cache read, cache write, price.
+    /// Input, output, cache read, cache write, cost.
     pub(super) used: Option<String>,
     pub(super) outcome: StatedOutcome,
 }
@@ -22,24 +23,24 @@ pub(super) enum StatedOutcome {
     #[default]
     Open,
     Result(String),
-    /// By its code.
+    /// With its failure code.
     Failed(String),
     Interrupted,
-    /// It did not end well; nobody says in which way.
+    /// It did not succeed; the kind of failure is not stated.
     NotSuccessful,
 }
 
 impl StatedOutcome {
-    /// Whether what the adapter says is what was stated.
+    /// Whether the adapter's outcome agrees with the stated one.
     pub(super) fn agrees_with(&self, adapter: &Self) -> bool {
         match (self, adapter) {
             (Self::NotSuccessful, Self::Failed(_) | Self::Interrupted) => true,
-            (stated, told) => stated == told,
+            (stated, adapter) => stated == adapter,
         }
     }
 }
 
-/// Turns as the adapter tells them.
+/// Facts of the turns according to the adapter.
 pub(super) fn facts_of_adapter(events: &[AgentEvent]) -> Vec<TurnFacts> {
     let mut turns = Vec::new();
     let mut now = TurnFacts::default();
@@ -58,14 +59,18 @@ pub(super) fn facts_of_adapter(events: &[AgentEvent]) -> Vec<TurnFacts> {
             }
             AgentEvent::ToolFinished { id, failed } => {
                 let tool = tools.get(id).and_then(|at| now.tools.get_mut(*at));
-                let tool = tool.expect("a tool ends in the turn in which it began");
+                let tool = tool.expect("a tool must end in the turn in which it began");
                 *tool += if *failed { " failed" } else { " done" };
             }
             AgentEvent::InputAsked(input) => {
                 inputs.insert(input.key.clone(), now.inputs.len());
                 now.inputs.push(match &input.kind {
-                    AgentInputKind::Permission(asked) => format!("permission({})", asked.tool_name),
-                    AgentInputKind::Questions(asked) => format!("questions({})", asked.len()),
+                    AgentInputKind::Permission(permission) => {
+                        format!("permission({})", permission.tool_name)
+                    }
+                    AgentInputKind::Questions(questions) => {
+                        format!("questions({})", questions.len())
+                    }
                 });
             }
             AgentEvent::InputAnswered { key } => now.inputs[inputs[key]] += " answered",
@@ -73,7 +78,7 @@ pub(super) fn facts_of_adapter(events: &[AgentEvent]) -> Vec<TurnFacts> {
             AgentEvent::Ended(ending) => {
                 now.used = ending.usage.as_ref().map(event_text::usage_text);
                 now.outcome = match &ending.outcome {
-                    TurnOutcome::Result(words) => StatedOutcome::Result(words.clone()),
+                    TurnOutcome::Result(text) => StatedOutcome::Result(text.clone()),
                     TurnOutcome::Failed(failure) => {
                         StatedOutcome::Failed(failure.code().to_owned())
                     }
@@ -92,33 +97,49 @@ pub(super) fn facts_of_adapter(events: &[AgentEvent]) -> Vec<TurnFacts> {
     turns
 }
 
-/// Where two tellings of the same turns part.
-pub(super) fn differences(stated: &[TurnFacts], told: &[TurnFacts]) -> Vec<String> {
-    if stated.len() != told.len() {
-        let counts = format!("{} turns are stated, {} told", stated.len(), told.len());
-        return vec![format!("{counts}:\n  {stated:?}\n  {told:?}")];
+/// Differences between the two lists of turns.
+pub(super) fn differences(stated: &[TurnFacts], translated: &[TurnFacts]) -> Vec<String> {
+    if stated.len() != translated.len() {
+        let counts = format!(
+            "{} turns are stated, {} translated",
+            stated.len(),
+            translated.len()
+        );
+        return vec![format!("{counts}:\n  {stated:?}\n  {translated:?}")];
     }
     let mut differences = Vec::new();
-    for (at, (stated, told)) in stated.iter().zip(told).enumerate() {
-        let mut part = |what: &str, same: bool, stated: String, told: String| {
+    for (at, (stated, translated)) in stated.iter().zip(translated).enumerate() {
+        let mut part = |what: &str, same: bool, stated: String, translated: String| {
             if !same {
-                differences.push(format!("turn {at}, {what}: stated {stated}, told {told}"));
+                differences.push(format!(
+                    "turn {at}, {what}: stated {stated}, translated {translated}"
+                ));
             }
         };
-        let phases = stated.phases == told.phases;
-        part("phases", phases, show(&stated.phases), show(&told.phases));
-        let tools = stated.tools == told.tools;
-        part("tools", tools, show(&stated.tools), show(&told.tools));
-        let inputs = stated.inputs == told.inputs;
-        part("inputs", inputs, show(&stated.inputs), show(&told.inputs));
-        let used = stated.used == told.used;
-        part("usage", used, show(&stated.used), show(&told.used));
-        let outcome = stated.outcome.agrees_with(&told.outcome);
+        let phases = stated.phases == translated.phases;
+        part(
+            "phases",
+            phases,
+            show(&stated.phases),
+            show(&translated.phases),
+        );
+        let tools = stated.tools == translated.tools;
+        part("tools", tools, show(&stated.tools), show(&translated.tools));
+        let inputs = stated.inputs == translated.inputs;
+        part(
+            "inputs",
+            inputs,
+            show(&stated.inputs),
+            show(&translated.inputs),
+        );
+        let used = stated.used == translated.used;
+        part("usage", used, show(&stated.used), show(&translated.used));
+        let outcome = stated.outcome.agrees_with(&translated.outcome);
         part(
             "outcome",
             outcome,
             show(&stated.outcome),
-            show(&told.outcome),
+            show(&translated.outcome),
         );
     }
     differences
