@@ -1,6 +1,6 @@
-//! What the documents tell people to type is what the command line takes: every `baton` command in them is parsed by the real
-//! parser, and every command that a sentence names exists. The same for what the programs say: a hint that fails as it is
-//! printed is worse than none.
+//! Checks the `baton` commands in the documents and in the messages of the programs: the real
+//! parser must accept every example, and every command in a sentence must exist. A printed hint
+//! that fails is worse than none.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use clap::{CommandFactory, Parser};
 
 use crate::CliArguments;
 
-/// How a document spells the executable.
+/// How documents write the executable.
 const EXECUTABLE_SPELLINGS: [&str; 3] =
     ["baton ", "target/release/baton ", "cargo run --release -- "];
 
-/// Name and text of everything that people read.
+/// Name and text of every document.
 fn documents() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let docs = std::fs::read_dir(root.join("docs")).expect("the directory of documents");
@@ -27,7 +27,7 @@ fn documents() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Lines of fenced and indented blocks, with continued ones put together.
+/// Lines of fenced and indented blocks; continued lines are joined.
 fn shell_lines(text: &str) -> Vec<String> {
     let (mut lines, mut fenced) = (Vec::new(), false);
     let mut continued = String::new();
@@ -44,17 +44,18 @@ fn shell_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// The words behind the executable's name, as a shell would see them; comments, pipes and what follows are left out.
+/// The arguments after the executable's name, as a shell would split them, up to a pipe or the
+/// end of the command.
 fn command_arguments(line: &str) -> Option<Vec<String>> {
     let rest = EXECUTABLE_SPELLINGS
         .iter()
         .find_map(|name| line.strip_prefix(name))?;
-    let words = shlex::split(&replace_substitutions(rest)).expect("quotes that are closed");
+    let words = shlex::split(&replace_substitutions(rest)).expect("closed quotes");
     let ends = |word: &String| ["|", "&", "&&", ">", ";"].contains(&word.as_str());
     Some(words.into_iter().take_while(|word| !ends(word)).collect())
 }
 
-/// A `$(command)` is one word, whatever it prints.
+/// A `$(command)` counts as one word.
 fn replace_substitutions(line: &str) -> String {
     let mut parts = line.split("$(");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -73,7 +74,7 @@ fn commands_in_prose(text: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Directories whose words reach people.
+/// Directories with messages for people.
 const SOURCE_DIRECTORIES: [&str; 5] = [
     "cli/src",
     "relay/src",
@@ -82,7 +83,7 @@ const SOURCE_DIRECTORIES: [&str; 5] = [
     "daemon/core/src",
 ];
 
-/// Path and text of every file of the programs, without their tests.
+/// Path and text of every source file, without unit tests.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut waiting: Vec<PathBuf> = SOURCE_DIRECTORIES.map(|name| root.join(name)).into();
@@ -103,15 +104,16 @@ fn sources() -> Vec<(String, String)> {
     files
 }
 
-/// Commands that a program prints: between back quotes, or behind a colon up to the end of the text.
+/// Commands in the messages of a program: between back quotes, or after a colon up to the end of
+/// the text.
 fn printed_commands(source: &str) -> Vec<String> {
-    let spoken = source
+    let code = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
-    let spoken = spoken.collect::<Vec<_>>().join("\n");
-    // A text that goes on in the next line.
+    let code = code.collect::<Vec<_>>().join("\n");
+    // Joins string literals that continue on the next line.
     let mut text = String::new();
-    for part in spoken.split("\\\n") {
+    for part in code.split("\\\n") {
         let part = if text.is_empty() {
             part
         } else {
@@ -129,7 +131,7 @@ fn printed_commands(source: &str) -> Vec<String> {
     commands
 }
 
-/// With something in every place that a program fills in.
+/// The words of a command, with a value for every placeholder.
 fn fill_placeholders(command: &str) -> Vec<String> {
     let mut text = String::new();
     let mut inside = false;
@@ -143,11 +145,11 @@ fn fill_placeholders(command: &str) -> Vec<String> {
         }
         inside = letter == '{' || (inside && letter != '}');
     }
-    shlex::split(&text).expect("quotes that are closed")
+    shlex::split(&text).expect("closed quotes")
 }
 
 #[test]
-fn every_command_that_a_program_prints_works_as_it_is_printed() {
+fn every_command_that_a_program_prints_can_be_parsed() {
     let mut wrong = Vec::new();
     let mut parsed = 0;
     for (path, source) in sources() {
@@ -166,15 +168,15 @@ fn every_command_that_a_program_prints_works_as_it_is_printed() {
 }
 
 #[test]
-fn every_command_in_a_document_is_one_that_baton_takes() {
+fn every_command_in_a_document_can_be_parsed() {
     let mut parsed = 0;
     for (document, text) in documents() {
         for line in shell_lines(&text) {
             let Some(arguments) = command_arguments(&line) else {
                 continue;
             };
-            let line_of_words = std::iter::once("baton".to_owned()).chain(arguments);
-            if let Err(error) = CliArguments::try_parse_from(line_of_words) {
+            let words = std::iter::once("baton".to_owned()).chain(arguments);
+            if let Err(error) = CliArguments::try_parse_from(words) {
                 let shown = matches!(
                     error.kind(),
                     clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion
@@ -188,13 +190,16 @@ fn every_command_in_a_document_is_one_that_baton_takes() {
 }
 
 #[test]
-fn every_command_that_a_sentence_names_exists() {
+fn every_command_in_a_sentence_exists() {
     let cli = CliArguments::command();
     let mut named = 0;
     for (document, text) in documents() {
         for name in commands_in_prose(&text) {
             let known = cli.find_subcommand(&name).is_some();
-            assert!(known, "{document} speaks of `baton {name}`");
+            assert!(
+                known,
+                "{document} mentions `baton {name}`, which does not exist"
+            );
             named += 1;
         }
     }

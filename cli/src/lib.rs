@@ -1,5 +1,5 @@
-//! The `baton` command line: parses flags, connects, calls and prints. Every command is a short file in
-//! `commands/`. The relay decides about tasks, the daemon about processes.
+//! The `baton` command line: parses flags, connects, calls and prints. Every command is a short
+//! file in `commands/`. The relay decides about tasks, the daemon about processes.
 
 mod args;
 mod client;

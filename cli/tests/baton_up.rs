@@ -1,4 +1,5 @@
-//! The executable against a real relay and daemon, started with `baton up` in a directory of their own.
+//! Runs the executable against a real relay and daemon, started with `baton up` in a temporary
+//! directory.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
@@ -23,12 +24,12 @@ impl LocalBaton {
             .spawn()
             .expect("the executable runs");
         let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
-        let mut said = String::new();
-        while !said.contains("baton is up") {
-            let read = stderr.read_line(&mut said).expect("readable");
-            assert_ne!(read, 0, "it ended: {said}");
+        let mut output = String::new();
+        while !output.contains("baton is up") {
+            let read = stderr.read_line(&mut output).expect("readable");
+            assert_ne!(read, 0, "it ended: {output}");
         }
-        // Somebody has to read on, or a chatty process would stop at a full pipe.
+        // The rest is read as well, because a full pipe would block the process.
         std::thread::spawn(move || stderr.read_to_end(&mut Vec::new()));
         Self { child, data }
     }
@@ -49,7 +50,7 @@ impl LocalBaton {
         self.command(args).output().expect("the executable runs")
     }
 
-    /// Runs a command that must end with `code`, and gives its stdout.
+    /// Runs a command that must exit with `code`, and returns its stdout.
     fn expect_exit(&self, code: i32, args: &[&str]) -> String {
         let run = self.run(args);
         let (out, err) = (text(&run.stdout), text(&run.stderr));
@@ -73,7 +74,7 @@ impl Drop for LocalBaton {
 fn send_signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_child(child);
     let sent = rustix::process::kill_process(pid, signal);
-    sent.expect("it is our child and was not waited for");
+    sent.expect("the child still exists");
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -81,7 +82,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_demo_shows_a_whole_task_and_leaves_nothing_behind() {
+fn the_demo_shows_a_whole_task_and_leaves_no_files() {
     let home = tempfile::tempdir().expect("a temporary directory");
     let run = Command::new(env!("CARGO_BIN_EXE_baton"))
         .args(["up", "--demo", "--exit"])
@@ -107,7 +108,7 @@ fn the_demo_shows_a_whole_task_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
+fn submit_wait_exits_with_the_code_of_the_task_and_prints_one_json_object() {
     let up = LocalBaton::start();
     let done = up.expect_json(
         0,
@@ -168,7 +169,7 @@ fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
 }
 
 #[test]
-fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
+fn watch_prints_one_event_per_line_and_exits_with_3_after_a_cancel() {
     let up = LocalBaton::start();
     let id = up.expect_exit(
         0,
@@ -194,7 +195,7 @@ fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
             up.expect_exit(0, &["cancel", id, "--reason", "enough"]);
         }
     }
-    assert!(canceled, "it was seen streaming");
+    assert!(canceled, "no streaming event was seen");
     assert_eq!(watch.wait().expect("ends").code(), Some(3));
     assert_eq!(
         up.expect_json(0, &["show", id, "--json"])["state"],
@@ -207,7 +208,7 @@ fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
 }
 
 #[test]
-fn ctrl_c_detaches_and_says_how_to_come_back() {
+fn ctrl_c_detaches_and_prints_the_watch_command() {
     let up = LocalBaton::start();
     let mut follow = up
         .command(&[
@@ -230,12 +231,12 @@ fn ctrl_c_detaches_and_says_how_to_come_back() {
     send_signal(&follow, rustix::process::Signal::INT);
     let end = follow.wait_with_output().expect("ends");
     assert_eq!(end.status.code(), Some(130));
-    let said = text(&end.stderr);
-    let id = said
+    let stderr = text(&end.stderr);
+    let id = stderr
         .lines()
         .find_map(|line| line.strip_prefix("task "))
-        .expect("names the task");
-    assert!(said.contains(&format!("baton watch {id}")), "{said}");
+        .expect("a line with the task id");
+    assert!(stderr.contains(&format!("baton watch {id}")), "{stderr}");
     assert_eq!(
         up.expect_json(0, &["show", id, "--json"])["state"],
         "running"
@@ -244,7 +245,7 @@ fn ctrl_c_detaches_and_says_how_to_come_back() {
 }
 
 #[test]
-fn listings_and_profiles_answer_with_no_flags_at_all() {
+fn lists_and_profiles_work_without_connection_flags() {
     let up = LocalBaton::start();
     up.expect_exit(
         0,
@@ -291,7 +292,7 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
 }
 
 #[test]
-fn a_token_does_what_its_role_says_until_it_is_revoked() {
+fn a_token_has_the_rights_of_its_role_until_it_is_revoked() {
     let up = LocalBaton::start();
     let file = up.data.path().join("reader.token");
     let file = file.to_str().expect("UTF-8");

@@ -1,14 +1,15 @@
-//! Every bench in its smallest form: that its counts agree, its report is whole, and it does not rot. No figure is judged here.
+//! Runs every bench in its smallest form: its counts must agree and its report must be complete.
+//! No figure is judged.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-fn run_bench(words: &[&str]) -> Output {
+fn run_bench(arguments: &[&str]) -> Output {
     let data = tempfile::tempdir().expect("a temporary directory");
     Command::new(env!("CARGO_BIN_EXE_baton"))
         .arg("bench")
-        .args(words)
+        .args(arguments)
         .env_clear()
         .env("HOME", data.path())
         .env("TMPDIR", data.path())
@@ -17,16 +18,20 @@ fn run_bench(words: &[&str]) -> Output {
         .expect("the executable runs")
 }
 
-/// A run whose checks all held, with as many phases as it should have.
-fn run_report(words: &[&str], phases: usize) -> Value {
-    let run = run_bench(&[words, &["--json"]].concat());
-    let said = String::from_utf8_lossy(&run.stderr);
+/// The report of a run whose checks all passed, with the expected number of phases.
+fn run_report(arguments: &[&str], phases: usize) -> Value {
+    let run = run_bench(&[arguments, &["--json"]].concat());
+    let stderr = String::from_utf8_lossy(&run.stderr);
     let report: Value = serde_json::from_slice(&run.stdout).unwrap_or_else(|error| {
-        panic!("{words:?}: stdout is one JSON object ({error}), stderr: {said}")
+        panic!("{arguments:?}: stdout is not one JSON object ({error}), stderr: {stderr}")
     });
-    assert_eq!(run.status.code(), Some(0), "{words:?}: {report}, {said}");
+    assert_eq!(
+        run.status.code(),
+        Some(0),
+        "{arguments:?}: {report}, {stderr}"
+    );
     let checks = report["checks"].as_array().expect("checks");
-    assert!(!checks.is_empty(), "{words:?} checked nothing");
+    assert!(!checks.is_empty(), "{arguments:?} has no checks");
     assert!(checks.iter().all(|check| check["held"] == true), "{report}");
     assert_eq!(
         report["phases"].as_array().map(Vec::len),
@@ -84,8 +89,8 @@ fn tasks_are_counted_on_both_sides() {
 }
 
 #[test]
-fn output_reaches_every_watcher_whole() {
-    let words = [
+fn every_watcher_receives_all_output() {
+    let flags = [
         "--writers",
         "2",
         "--watchers",
@@ -95,7 +100,7 @@ fn output_reaches_every_watcher_whole() {
         "--rounds",
         "2",
     ];
-    let output = run_report(&[&["output"][..], &words].concat(), 2);
+    let output = run_report(&[&["output"][..], &flags].concat(), 2);
     // Whole chunks of 256 lines.
     assert_eq!(output["phases"][1]["lines"], 2 * 4096);
 }
@@ -108,8 +113,8 @@ fn a_small_storm_loses_no_lease() {
 }
 
 #[test]
-fn a_killed_relay_is_timed_back() {
-    let words = [
+fn the_restart_of_a_killed_relay_is_measured() {
+    let flags = [
         "--finished",
         "300",
         "--live",
@@ -119,7 +124,7 @@ fn a_killed_relay_is_timed_back() {
         "--seconds",
         "1",
     ];
-    let recover = run_report(&[&["recover"][..], &words].concat(), 4);
+    let recover = run_report(&[&["recover"][..], &flags].concat(), 4);
     assert!(
         recover["phases"][3]["liveTasks"].as_u64() >= Some(200),
         "{recover}"
@@ -127,8 +132,8 @@ fn a_killed_relay_is_timed_back() {
 }
 
 #[test]
-fn events_reach_every_watcher_once() {
-    let words = [
+fn every_watcher_receives_every_event_once() {
+    let flags = [
         "--tasks",
         "4",
         "--watchers",
@@ -138,42 +143,42 @@ fn events_reach_every_watcher_once() {
         "--every",
         "10ms",
     ];
-    let watch = run_report(&[&["watch"][..], &words].concat(), 2);
+    let watch = run_report(&[&["watch"][..], &flags].concat(), 2);
     assert_eq!(watch["phases"][0]["events"], 4 * 3 * 3 * 2);
 }
 
 #[test]
-fn a_table_names_the_machine_and_what_held() {
+fn a_table_shows_the_machine_and_the_checks() {
     let run = run_bench(&["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"]);
-    let said = String::from_utf8_lossy(&run.stdout);
-    for word in [
+    let stdout = String::from_utf8_lossy(&run.stdout);
+    for part in [
         "machine: ",
         "fdatasync: on",
         "settings: ",
         "DELIVERY P99",
         "held: ",
     ] {
-        assert!(said.contains(word), "{word:?} is missing: {said}");
+        assert!(stdout.contains(part), "{part:?} is missing: {stdout}");
     }
 }
 
 #[test]
-fn two_builds_are_compared_in_turn() {
+fn two_builds_are_compared_in_alternating_runs() {
     let own = env!("CARGO_BIN_EXE_baton");
-    let words = ["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"];
+    let flags = ["watch", "--tasks", "1", "--watchers", "1", "--calls", "1"];
     let run = run_bench(
         &[
             &["compare", "--a", own, "--b", own, "--rounds", "1"][..],
-            &words,
+            &flags,
         ]
         .concat(),
     );
-    let said = String::from_utf8_lossy(&run.stdout);
+    let stdout = String::from_utf8_lossy(&run.stdout);
     assert_eq!(
         run.status.code(),
         Some(0),
         "{}",
         String::from_utf8_lossy(&run.stderr)
     );
-    assert!(said.contains("alone.delivery.p99Ms"), "{said}");
+    assert!(stdout.contains("alone.delivery.p99Ms"), "{stdout}");
 }

@@ -1,4 +1,5 @@
-//! The executable as a script sees it, where no relay is needed: help, version, usage errors, an unreachable relay.
+//! Runs the executable as a script does, without a relay: help, version, usage errors, an
+//! unreachable relay.
 
 use std::process::{Command, Output};
 
@@ -17,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn help_and_version_go_to_stdout_and_succeed() {
+fn help_and_version_are_printed_to_stdout() {
     let version = run_baton(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
     assert_eq!(
@@ -67,7 +68,7 @@ fn help_and_version_go_to_stdout_and_succeed() {
     }
 }
 
-/// Command lines (split at blanks) that are wrong, and a word that the complaint must hold.
+/// Wrong command lines (split at blanks), and a text that the error must contain.
 const WRONG_COMMAND_LINES: [(&str, &str); 11] = [
     ("", "Usage"),
     ("fly", "fly"),
@@ -86,19 +87,19 @@ const WRONG_COMMAND_LINES: [(&str, &str); 11] = [
 ];
 
 #[test]
-fn usage_errors_exit_2_and_say_what_is_wrong() {
+fn usage_errors_exit_with_2_and_name_the_mistake() {
     for (line, expected) in WRONG_COMMAND_LINES {
         let args: Vec<&str> = line.split_whitespace().collect();
         let run = run_baton(&args);
-        let said = text(&run.stderr);
-        assert_eq!(run.status.code(), Some(2), "{line}: {said}");
-        assert!(said.contains(expected), "{line}: {said}");
+        let stderr = text(&run.stderr);
+        assert_eq!(run.status.code(), Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(expected), "{line}: {stderr}");
         assert!(run.stdout.is_empty(), "{line} prints no data");
     }
 }
 
 #[test]
-fn an_unreachable_relay_exits_2_with_a_hint() {
+fn an_unreachable_relay_exits_with_2_and_a_hint() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let token = dir.path().join("token");
     std::fs::write(&token, "btn_test\n").expect("writable");
@@ -112,16 +113,16 @@ fn an_unreachable_relay_exits_2_with_a_hint() {
         token,
     ]);
     assert_eq!(run.status.code(), Some(2));
-    let said = text(&run.stderr);
+    let stderr = text(&run.stderr);
     assert!(
-        said.contains("http://127.0.0.1:1") && said.contains("baton up"),
-        "{said}"
+        stderr.contains("http://127.0.0.1:1") && stderr.contains("baton up"),
+        "{stderr}"
     );
     assert!(run.stdout.is_empty());
 }
 
 #[test]
-fn a_missing_token_exits_2_and_names_the_file() {
+fn a_missing_token_exits_with_2_and_names_the_file() {
     let run = run_baton(&["tasks"]);
     assert_eq!(run.status.code(), Some(2));
     assert!(

@@ -1,5 +1,6 @@
-//! The figures that a shim promises, of the executable that people install: present within 5 ms of its start, under 3 MiB of
-//! memory of its own. The allocator and everything else that is linked into it count; so does a large prompt that has passed through.
+//! Measures the shim of the released executable: ready within 5 ms after its start, less than 3
+//! MiB of private memory. This includes the allocator, everything else that is linked in, and a
+//! large prompt that was passed on.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -17,7 +18,8 @@ use tempfile::TempDir;
 
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const START_SAMPLES: usize = 100;
-/// A debug build is several times as large, and most of a start is the kernel mapping the executable.
+/// A debug build is several times as large, and most of the start time is spent mapping the
+/// executable.
 const MAX_START_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
 const MAX_PRIVATE_KIB: u64 = 3 * 1024;
 
@@ -29,10 +31,10 @@ struct ShimProcess {
 }
 
 impl ShimProcess {
-    /// Started as a daemon starts it, and greeted.
+    /// Starts a shim as a daemon does, and exchanges greetings.
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let (stream, theirs) = UnixStream::pair().expect("a socket pair");
+        let (stream, shim_end) = UnixStream::pair().expect("a socket pair");
         stream
             .set_read_timeout(Some(READ_TIMEOUT))
             .expect("a read timeout");
@@ -41,7 +43,7 @@ impl ShimProcess {
             .current_dir(dir.path())
             .env_clear()
             .envs(SHIM_ENVIRONMENT)
-            .stdin(OwnedFd::from(theirs))
+            .stdin(OwnedFd::from(shim_end))
             .stdout(Stdio::null())
             .spawn()
             .expect("the executable starts");
@@ -66,24 +68,24 @@ impl ShimProcess {
             message: Some(message),
         };
         encode(&message, &mut out).expect("a message of legal size");
-        self.stream.write_all(&out).expect("the shim listens");
+        self.stream.write_all(&out).expect("the shim is running");
     }
 
-    fn wait_for(&mut self, wanted: impl Fn(&from_shim::Message) -> bool) {
+    fn wait_for(&mut self, matches: impl Fn(&from_shim::Message) -> bool) {
         loop {
             let message = self
                 .decoder
                 .next_message::<FromShim>()
                 .expect("the protocol");
             match message.and_then(|message| message.message) {
-                Some(message) if wanted(&message) => return,
+                Some(message) if matches(&message) => return,
                 Some(_) => {}
                 None => {
                     let mut bytes = [0; 4096];
                     match self.stream.read(&mut bytes) {
                         Ok(length) if length > 0 => self.decoder.feed(&bytes[..length]),
                         Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                        other => panic!("the shim says no more: {other:?}"),
+                        other => panic!("the shim sent no further message: {other:?}"),
                     }
                 }
             }
@@ -91,10 +93,10 @@ impl ShimProcess {
     }
 }
 
-/// Pages that no other process shares and no file holds.
+/// Anonymous memory: pages that are not shared and not backed by a file.
 fn private_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-    let status = status.expect("the shim is there");
+    let status = status.expect("the shim is running");
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("RssAnon:"));
@@ -111,7 +113,7 @@ impl Drop for ShimProcess {
     }
 }
 
-/// What machines that are busy with other things get on top.
+/// Extra time on busy machines.
 fn timing_slack() -> Duration {
     let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
     let ms = widened.map(|ms| ms.parse().expect("BATON_TIMING_SLACK_MS is a number"));
@@ -128,9 +130,9 @@ fn start_time() -> Duration {
     begun.elapsed()
 }
 
-/// Whatever else the machine does can only add to a start, so the quickest of many is what the shim itself takes.
+/// Other load can only slow a start down, so the fastest of many starts is the shim's own time.
 #[test]
-fn a_shim_of_the_real_executable_is_present_at_once() {
+fn a_shim_of_the_real_executable_starts_within_its_limit() {
     let quickest = (0..START_SAMPLES)
         .map(|_| start_time())
         .min()
@@ -140,7 +142,7 @@ fn a_shim_of_the_real_executable_is_present_at_once() {
 }
 
 #[test]
-fn a_shim_of_the_real_executable_has_less_than_three_mebibytes_of_its_own() {
+fn a_shim_of_the_real_executable_uses_less_than_three_mebibytes() {
     let mut shim = ShimProcess::start();
     let data = vec![b'x'; 1024 * 1024].into();
     let prompt = Stdin {
@@ -171,7 +173,7 @@ fn a_shim_of_the_real_executable_has_less_than_three_mebibytes_of_its_own() {
     }));
     shim.wait_for(|message| matches!(message, from_shim::Message::Grown(_)));
     let own = private_kib(shim.process.id());
-    println!("memory of its own: {own} KiB");
+    println!("private memory: {own} KiB");
     assert!(own < MAX_PRIVATE_KIB, "{own} KiB");
 }
 
@@ -189,11 +191,11 @@ fn baton(data: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The first line that a pipe holds.
+/// The first line from a pipe.
 fn first_line(pipe: impl Read) -> String {
     let mut line = String::new();
     let read = BufReader::new(pipe).read_line(&mut line);
-    read.expect("the process says something");
+    read.expect("the process prints a line");
     line
 }
 
@@ -205,21 +207,21 @@ fn shims_below(parent: u32) -> Vec<u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name may hold anything, so fields are counted after its closing parenthesis.
+        // The name may contain any character, so fields are counted after its closing parenthesis.
         let mut fields = stat
             .rsplit_once(')')
             .map_or("", |(_, rest)| rest)
             .split(' ');
-        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         fields.nth(2) == Some(&parent.to_string())
-            && words.split(|byte| *byte == 0).nth(1) == Some(SHIM_ARGUMENT.as_bytes())
+            && arguments.split(|byte| *byte == 0).nth(1) == Some(SHIM_ARGUMENT.as_bytes())
     })
     .collect()
 }
 
-/// The daemon starts it, with all that a shim needs to stay small.
+/// Here the daemon starts the shim, with the environment that keeps it small.
 #[test]
-fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
+fn a_shim_that_a_daemon_starts_uses_less_than_three_mebibytes() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let data = dir.path();
     let mut up = baton(data, &["up", "--listen", "127.0.0.1:0"])
@@ -237,7 +239,7 @@ fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
     let shims = shims_below(up.id());
     let own: Vec<u64> = shims.iter().copied().map(private_kib).collect();
     for shim in shims {
-        // Its child dies with it.
+        // The shim's child dies with it.
         let killed = Command::new("kill")
             .args(["-KILL", &shim.to_string()])
             .status();
@@ -247,7 +249,7 @@ fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
         process.kill().expect("it runs");
         process.wait().expect("a child can be waited for");
     }
-    println!("memory of its own, under a daemon: {own:?} KiB");
+    println!("private memory under a daemon: {own:?} KiB");
     assert!(
         matches!(own[..], [own] if own < MAX_PRIVATE_KIB),
         "{own:?} KiB"

@@ -1,5 +1,5 @@
-//! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Uses the relay's rules, so
-//! that a typing error is reported without a call.
+//! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Uses the relay's
+//! rules, so that a typing error is reported without a call.
 
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
 use baton_validation::{
@@ -45,10 +45,10 @@ pub(crate) fn unmet_contract_files(
         contract
             .required_artifacts
             .iter()
-            .map(|wanted| RequiredFile {
-                path: &wanted.path,
-                min_size: wanted.min_size,
-                sha256: non_empty(&wanted.sha256),
+            .map(|required| RequiredFile {
+                path: &required.path,
+                min_size: required.min_size,
+                sha256: non_empty(&required.sha256),
             }),
         seen.iter().map(|found| FileReceipt {
             path: &found.path,

@@ -80,8 +80,8 @@ pub(crate) struct JsonOutputArg {
 /// For commands that the holder of a task's lease may use as well.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LeaseHolderArg {
-    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it. The lease token is read from
-    /// BATON_LEASE_TOKEN. For tokens with the role agent.
+    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it. The lease
+    /// token is read from BATON_LEASE_TOKEN. For tokens with the role agent.
     #[arg(long, value_name = "ATTEMPT")]
     pub(crate) attempt: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! The flags that describe a task, in the groups that `baton submit --help` shows. `task_spec.rs` turns them into a
-//! TaskSpec.
+//! The flags that describe a task, in the groups that `baton submit --help` shows. `task_spec.rs`
+//! turns them into a TaskSpec.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use crate::args::required_file;
 /// The content of the task.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TaskContentArgs {
-    /// Name of the agent, as configured on the daemons. With a command after `--` the default is `command`.
+    /// Name of the agent, as configured on the daemons. With a command after `--` the default is
+    /// `command`.
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
 
@@ -31,7 +32,8 @@ pub(crate) struct TaskContentArgs {
     )]
     pub goal: String,
 
-    /// Give the agent Baton's own tools to report progress and checkpoints, to block and to complete (docs/mcp.md).
+    /// Give the agent Baton's own tools to report progress and checkpoints, to block and to
+    /// complete (docs/mcp.md).
     #[arg(long)]
     pub mcp: bool,
 
@@ -44,12 +46,13 @@ pub(crate) struct TaskContentArgs {
     )]
     pub cwd: String,
 
-    /// Environment variable for the agent, if the daemon's configuration lets tasks set it (task_env). Names that begin
-    /// with BATON_ are reserved. May be repeated.
+    /// Environment variable for the agent, if the daemon's configuration lets tasks set it
+    /// (task_env). Names that begin with BATON_ are reserved. May be repeated.
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::variable)]
     pub env: Vec<(String, String)>,
 
-    /// Note on the task, for listings. It has no influence on placement; see --label. May be repeated.
+    /// Note on the task, for listings. It has no influence on placement; see --label. May be
+    /// repeated.
     #[arg(long = "note", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     pub notes: Vec<(String, String)>,
 
@@ -57,13 +60,13 @@ pub(crate) struct TaskContentArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     pub turn_kind: Option<TurnKindName>,
 
-    /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the same daemon if that is
-    /// available.
+    /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the
+    /// same daemon if that is available.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub conversation: String,
 
-    /// Program and arguments for an agent of kind command. It runs without a shell (use `sh -c '...'` for shell syntax);
-    /// the prompt is its standard input.
+    /// Program and arguments for an agent of kind command. It runs without a shell (use `sh -c
+    /// '...'` for shell syntax); the prompt is its standard input.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -99,7 +102,8 @@ pub(crate) struct AgentOptionArgs {
     )]
     pub permission_mode: String,
 
-    /// File or, with a trailing slash, folder in the workspace that the agent should read. May be repeated.
+    /// File or, with a trailing slash, folder in the workspace that the agent should read. May be
+    /// repeated.
     #[arg(long, value_name = "PATH")]
     pub context: Vec<String>,
 }
@@ -108,13 +112,14 @@ pub(crate) struct AgentOptionArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Permissions and questions")]
 pub(crate) struct PermissionArgs {
-    /// Let the agent use this tool without asking, for example 'Bash:git *'. The pattern is compared with the argument
-    /// that describes what the tool does; * matches any characters. May be repeated. --deny is checked first, then --ask,
-    /// then --allow.
+    /// Let the agent use this tool without asking, for example 'Bash:git *'. The pattern is
+    /// compared with the argument that describes what the tool does; * matches any characters.
+    /// May be repeated. --deny is checked first, then --ask, then --allow.
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub allow: Vec<ToolPattern>,
 
-    /// Deny this tool without asking. The pattern is compared with every text argument of the call. May be repeated.
+    /// Deny this tool without asking. The pattern is compared with every text argument of the
+    /// call. May be repeated.
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub deny: Vec<ToolPattern>,
 
@@ -122,8 +127,8 @@ pub(crate) struct PermissionArgs {
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub ask: Vec<ToolPattern>,
 
-    /// What happens without an answer within user_input: fail the attempt, deny the request and let the agent continue, or
-    /// park the task for a person. The default is fail.
+    /// What happens without an answer within user_input: fail the attempt, deny the request and
+    /// let the agent continue, or park the task for a person. The default is fail.
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub on_input_timeout: Option<OnInputTimeoutName>,
 }
@@ -175,8 +180,8 @@ pub(crate) struct PlacementArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Workspace")]
 pub(crate) struct WorkspaceArgs {
-    /// Name of a workspace root in daemon.toml. Only daemons with this root take the task. The default is the daemon's work
-    /// directory.
+    /// Name of a workspace root in daemon.toml. Only daemons with this root take the task. The
+    /// default is the daemon's work directory.
     #[arg(
         long,
         value_name = "NAME",
@@ -185,12 +190,14 @@ pub(crate) struct WorkspaceArgs {
     )]
     pub workspace: String,
 
-    /// shared uses the root itself, one attempt at a time; scratch makes a new directory for each attempt; worktree makes a
-    /// git worktree with its own branch for each attempt. The default is configured at the root.
+    /// shared uses the root itself, one attempt at a time; scratch makes a new directory for each
+    /// attempt; worktree makes a git worktree with its own branch for each attempt. The default
+    /// is configured at the root.
     #[arg(long, value_enum, value_name = "MODE")]
     pub workspace_mode: Option<WorkspaceModeName>,
 
-    /// Whether a directory that was made for an attempt is kept afterwards. The default is configured at the root.
+    /// Whether a directory that was made for an attempt is kept afterwards. The default is
+    /// configured at the root.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub workspace_keep: Option<bool>,
 }
@@ -216,13 +223,14 @@ impl From<WorkspaceModeName> for WorkspaceMode {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Required files")]
 pub(crate) struct ContractArgs {
-    /// File that must exist in the workspace at the end, optionally with a minimum size or a SHA-256. Without it the task
-    /// does not complete. May be repeated up to 64 times.
+    /// File that must exist in the workspace at the end, optionally with a minimum size or a
+    /// SHA-256. Without it the task does not complete. May be repeated up to 64 times.
     #[arg(long, value_name = "PATH[,min=SIZE][,sha256=HEX]", value_parser = required_file::parse)]
     pub require: Vec<RequiredArtifact>,
 
-    /// What happens to a result with missing files: reject it, so that an agent that still runs can complete again; fail
-    /// the attempt; or park the task for a person. The default is reject.
+    /// What happens to a result with missing files: reject it, so that an agent that still runs
+    /// can complete again; fail the attempt; or park the task for a person. The default is
+    /// reject.
     #[arg(long, value_enum, value_name = "CHOICE", requires = "require")]
     pub if_missing: Option<MissingPolicyName>,
 }
@@ -248,9 +256,10 @@ impl From<MissingPolicyName> for MissingPolicy {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Deadlines")]
 pub(crate) struct DeadlineArgs {
-    /// Deadline by name: process_start, prompt_write, first_event, first_visible_event, stream_idle, tool_idle,
-    /// user_input or cleanup_term. Any of these replaces the default profile: only the given ones are armed.
-    /// queue and total do not belong to the profile and can be combined with it. May be repeated.
+    /// Deadline by name: process_start, prompt_write, first_event, first_visible_event,
+    /// stream_idle, tool_idle, user_input or cleanup_term. Any of these replaces the default
+    /// profile: only the given ones are armed. queue and total do not belong to the profile and
+    /// can be combined with it. May be repeated.
     #[arg(
         long = "deadline",
         value_name = "NAME=DURATION",
@@ -267,7 +276,8 @@ pub(crate) struct DeadlineArgs {
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
 
-    /// Lease duration from 5s to 24h: how long relay and daemon may be disconnected before the attempt is ended.
+    /// Lease duration from 5s to 24h: how long relay and daemon may be disconnected before the
+    /// attempt is ended.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub lease: Option<Duration>,
 }
@@ -284,8 +294,8 @@ pub(crate) struct RetryPolicyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
     pub max_losses: Option<u32>,
 
-    /// What to do after a lost attempt that may have had effects: park the task for a person, retry it, or fail it. It does
-    /// not apply to attempts that fail.
+    /// What to do after a lost attempt that may have had effects: park the task for a person,
+    /// retry it, or fail it. It does not apply to attempts that fail.
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub when_unsafe: Option<WhenUnsafeName>,
 }

@@ -1,5 +1,6 @@
-//! Turns the flags of `submit` into a TaskSpec. Pure, so that the effect of each flag is tested without a relay.
-//! An absent flag stays absent in the request, because the relay chooses its own defaults.
+//! Turns the flags of `submit` into a TaskSpec. Pure, so that the effect of each flag is tested
+//! without a relay. An absent flag stays absent in the request, because the relay chooses its own
+//! defaults.
 
 use std::collections::BTreeMap;
 
@@ -123,12 +124,12 @@ fn context_ref(path: String) -> ContextRef {
 impl WorkspaceArgs {
     fn into_workspace(self) -> Option<WorkspaceSpec> {
         let mode = self.workspace_mode.map(WorkspaceMode::from);
-        let wanted = WorkspaceSpec {
+        let workspace = WorkspaceSpec {
             root: self.workspace,
             mode: mode.unwrap_or(WorkspaceMode::Unspecified).into(),
             keep: self.workspace_keep,
         };
-        (wanted != WorkspaceSpec::default()).then_some(wanted)
+        (workspace != WorkspaceSpec::default()).then_some(workspace)
     }
 }
 
@@ -163,8 +164,8 @@ impl PlacementArgs {
 }
 
 impl DeadlineArgs {
-    /// Absent, empty and partial profiles have different effects. Only a profile deadline or --no-deadlines makes the
-    /// profile present.
+    /// Absent, empty and partial profiles have different effects. Only a profile deadline or
+    /// --no-deadlines makes the profile present.
     fn deadline_profile(&self) -> Option<DeadlineProfile> {
         let mut profile = self.no_deadlines.then(DeadlineProfile::default);
         for deadline in &self.deadlines {
@@ -186,7 +187,8 @@ impl DeadlineArgs {
     }
 }
 
-/// Sets one deadline in a profile, which makes the profile present. queue and total are not part of it.
+/// Sets one deadline in a profile, which makes the profile present. queue and total are not part
+/// of it.
 pub(crate) fn set_deadline(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
     if matches!(name, DeadlineName::Queue | DeadlineName::Total) {
         return;

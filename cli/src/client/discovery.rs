@@ -21,8 +21,8 @@ pub(crate) const RELAY_URL_FILE: &str = "relay.url";
 /// How to reach the relay, for every command that connects to one.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ConnectionArgs {
-    /// Address of the relay. The default is the address that a relay wrote into the data directory, else
-    /// http://127.0.0.1:7070.
+    /// Address of the relay. The default is the address that a relay wrote into the data
+    /// directory, else http://127.0.0.1:7070.
     #[arg(
         long,
         env = "BATON_RELAY",
@@ -40,8 +40,8 @@ pub(crate) struct ConnectionArgs {
     )]
     pub token_file: Option<PathBuf>,
 
-    /// Data directory of the relay, with its address and the local admin token. The default is $XDG_DATA_HOME/baton or
-    /// ~/.local/share/baton. This flag takes precedence over BATON_RELAY.
+    /// Data directory of the relay, with its address and the local admin token. The default is
+    /// $XDG_DATA_HOME/baton or ~/.local/share/baton. This flag takes precedence over BATON_RELAY.
     #[arg(
         long,
         env = "BATON_DATA",
@@ -50,7 +50,8 @@ pub(crate) struct ConnectionArgs {
     )]
     pub data: Option<PathBuf>,
 
-    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the
+    /// system's list of authorities.
     #[arg(
         long,
         env = "BATON_CA",
@@ -59,7 +60,8 @@ pub(crate) struct ConnectionArgs {
     )]
     pub ca: Option<PathBuf>,
 
-    /// Tenant of the command, for tokens that may access all tenants. Their default is the tenant `default`.
+    /// Tenant of the command, for tokens that may access all tenants. Their default is the tenant
+    /// `default`.
     #[arg(
         long,
         env = "BATON_TENANT",
@@ -74,8 +76,8 @@ impl ConnectionArgs {
         self.data.clone().unwrap_or_else(default_data_dir)
     }
 
-    /// The relay that was configured. A flag takes precedence over the environment, so --data wins over
-    /// BATON_RELAY.
+    /// The relay that was configured. A flag takes precedence over the environment, so --data
+    /// wins over BATON_RELAY.
     pub(crate) fn named_relay(&self) -> Option<&str> {
         self.named_relay_with_env(|variable| env::var_os(variable))
     }
@@ -89,9 +91,9 @@ impl ConnectionArgs {
         (relay_is_flag || !data_is_flag).then_some(relay)
     }
 
-    /// The relay that was configured, or the one of the data directory. The token of a data directory is
-    /// only sent to the relay of that directory: after it has stopped, another process may listen on the
-    /// default address.
+    /// The relay that was configured, or the one of the data directory. The token of a data
+    /// directory is only sent to the relay of that directory: after it has stopped, another
+    /// process may listen on the default address.
     pub(crate) fn relay_url(&self) -> Result<String, CliError> {
         let data = self.data_dir();
         let given = self.named_relay().map(str::to_owned);

@@ -1,5 +1,5 @@
-//! Resolves ids as people type them: a full id or a unique prefix. The relay accepts full ids only, so
-//! a prefix is searched in lists. A full id is passed on without a search.
+//! Resolves ids as people type them: a full id or a unique prefix. The relay accepts full ids
+//! only, so a prefix is searched in lists. A full id is passed on without a search.
 
 use baton_proto::v1::{Input, ListDaemonsRequest, ListTasksRequest, ListTokensRequest, Task};
 
@@ -165,8 +165,8 @@ pub(crate) async fn resolve_input_id(
     single_match(&prefix, "input", fit.map(about).collect())
 }
 
-/// Searches the task list. It is sorted by id, newest first, so the search ends at the first smaller
-/// id.
+/// Searches the task list. It is sorted by id, newest first, so the search ends at the first
+/// smaller id.
 async fn tasks_with_prefix(
     relay: &RelayClient,
     prefix: &IdPrefix,
@@ -203,7 +203,8 @@ fn id_and_description(task: Task) -> (String, String) {
 struct IdPrefix(String);
 
 impl IdPrefix {
-    /// `None` for a full id, and for text that no id begins with: the relay then reports what is wrong.
+    /// `None` for a full id, and for text that no id begins with: the relay then reports what is
+    /// wrong.
     fn parse(given: &str) -> Option<Self> {
         let lower = given.to_ascii_lowercase();
         let digits = lower.bytes().filter(u8::is_ascii_hexdigit).count();

@@ -1,5 +1,5 @@
-//! One authenticated connection to a relay and its typed gRPC clients: TLS, the token, and the error
-//! text of a failed connection.
+//! One authenticated connection to a relay and its typed gRPC clients: TLS, the token, and the
+//! error text of a failed connection.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::error::tls_hints;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Flow-control window of a stream. HTTP/2's default of 64 KiB is one chunk of output, so each chunk would
-/// cost a round trip.
+/// Flow-control window of a stream. HTTP/2's default of 64 KiB is one chunk of output, so each
+/// chunk would cost a round trip.
 const STREAM_WINDOW: u32 = 512 * 1024;
 const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
 /// The relay limits its responses; this only has to be larger than the largest one.

@@ -18,18 +18,20 @@ use crate::render::bench_view;
 use crate::render::console::CliConsole;
 use crate::server::{open_files, stop_signals};
 
-/// The relay runs in its own process with a fresh data directory. Simulated daemons connect to it over loopback gRPC
-/// and start no processes. A figure counts only work that the relay has stored durably, and the counts of both sides
-/// are compared.
+/// The relay runs in its own process with a fresh data directory. Simulated daemons connect to it
+/// over loopback gRPC and start no processes. A figure counts only work that the relay has stored
+/// durably, and the counts of both sides are compared.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Durable tasks from submit to completion: first as many as the relay accepts, then at a fixed rate.
+    /// Durable tasks from submit to completion: first as many as the relay accepts, then at a
+    /// fixed rate.
     Tasks(BenchTasksArgs),
     /// Output of attempts, stored by the relay and received by every client that follows it.
     Output(BenchOutputArgs),
     /// A fleet whose connections all drop and reconnect at once, some with running attempts.
     Storm(BenchStormArgs),
-    /// Submits with an empty and a full store, disk space per finished task, and the time to recover from a kill.
+    /// Submits with an empty and a full store, disk space per finished task, and the time to
+    /// recover from a kill.
     Recover(BenchRecoverArgs),
     /// Many watchers of many tasks, alone and beside slow readers.
     Watch(BenchWatchArgs),
@@ -40,8 +42,9 @@ pub(crate) enum BenchCommand {
 /// Where to measure, which relay, and the output format.
 #[derive(Args, Debug)]
 struct BenchTargetArgs {
-    /// Directory on a real disk in which the relay's data directory is created and removed again. The default is the
-    /// directory for temporary files, or the current directory if that is in memory.
+    /// Directory on a real disk in which the relay's data directory is created and removed again.
+    /// The default is the directory for temporary files, or the current directory if that is in
+    /// memory.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 
@@ -80,8 +83,8 @@ pub(crate) struct BenchTasksArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// Maximum of open tasks that the relay admits, so that submits cannot starve completions. The default is twice the
-    /// number of slots, or enough for all concurrent calls with --batch.
+    /// Maximum of open tasks that the relay admits, so that submits cannot starve completions.
+    /// The default is twice the number of slots, or enough for all concurrent calls with --batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_open: Option<u32>,
 
@@ -90,7 +93,7 @@ pub(crate) struct BenchTasksArgs {
     rate: Option<u32>,
 
     #[command(flatten)]
-    place: BenchTargetArgs,
+    target: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
@@ -116,7 +119,7 @@ pub(crate) struct BenchOutputArgs {
     rounds: u16,
 
     #[command(flatten)]
-    place: BenchTargetArgs,
+    target: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
@@ -138,7 +141,7 @@ pub(crate) struct BenchStormArgs {
     limit: Duration,
 
     #[command(flatten)]
-    place: BenchTargetArgs,
+    target: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
@@ -159,12 +162,13 @@ pub(crate) struct BenchRecoverArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// Disk space for the relay's finished tasks. A size that is too small for them shows the cost of retention.
+    /// Disk space for the relay's finished tasks. A size that is too small for them shows the
+    /// cost of retention.
     #[arg(long, value_name = "SIZE", default_value = "100GiB")]
     retain_bytes: String,
 
     #[command(flatten)]
-    place: BenchTargetArgs,
+    target: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
@@ -186,7 +190,7 @@ pub(crate) struct BenchWatchArgs {
     every: Duration,
 
     #[command(flatten)]
-    place: BenchTargetArgs,
+    target: BenchTargetArgs,
 }
 
 #[derive(Args, Debug)]
@@ -350,7 +354,7 @@ impl BenchTargetArgs {
 
 impl BenchTasksArgs {
     fn into_plan(self) -> Result<(bool, BenchTarget, tasks::TasksBenchPlan), CliError> {
-        let (json, target) = self.place.into_target()?;
+        let (json, target) = self.target.into_target()?;
         let batch = self.batch.map(usize::from);
         let default_in_flight = if batch.is_some() { 1 } else { 64 };
         let shape = LoadShape {
@@ -375,7 +379,7 @@ impl BenchTasksArgs {
 
 impl BenchOutputArgs {
     fn into_plan(self) -> Result<(bool, BenchTarget, output::OutputBenchPlan), CliError> {
-        let (json, target) = self.place.into_target()?;
+        let (json, target) = self.target.into_target()?;
         let plan = output::OutputBenchPlan {
             writers: self.writers.into(),
             lines: self.lines,
@@ -389,7 +393,7 @@ impl BenchOutputArgs {
 
 impl BenchStormArgs {
     fn into_plan(self) -> Result<(bool, BenchTarget, storm::StormBenchPlan), CliError> {
-        let (json, target) = self.place.into_target()?;
+        let (json, target) = self.target.into_target()?;
         let holders = self.holders.unwrap_or(self.daemons.div_ceil(10));
         let plan = storm::StormBenchPlan {
             daemons: self.daemons.into(),
@@ -403,7 +407,7 @@ impl BenchStormArgs {
 
 impl BenchRecoverArgs {
     fn into_plan(self) -> Result<(bool, BenchTarget, recover::RecoverBenchPlan), CliError> {
-        let (json, target) = self.place.into_target()?;
+        let (json, target) = self.target.into_target()?;
         let plan = recover::RecoverBenchPlan {
             finished: self.finished,
             live: self.live,
@@ -417,7 +421,7 @@ impl BenchRecoverArgs {
 
 impl BenchWatchArgs {
     fn into_plan(self) -> Result<(bool, BenchTarget, watch::WatchBenchPlan), CliError> {
-        let (json, target) = self.place.into_target()?;
+        let (json, target) = self.target.into_target()?;
         let plan = watch::WatchBenchPlan {
             tasks: self.tasks.into(),
             watchers_per_task: self.watchers.into(),

@@ -19,7 +19,8 @@ use crate::server::start::ServerClocks;
 /// Commands without a help line here get it from `baton_proto::verbs`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
+    /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on
+    /// a laptop.
     Up(server::up::UpArgs),
     /// Run a relay: the server that owns tasks, attempts and leases.
     Relay(server::relay::RelayServerArgs),
@@ -33,8 +34,8 @@ pub(crate) enum CliCommand {
     Submit(Box<task::submit::SubmitArgs>),
     /// Follow the events of one task until it ends, and exit with its code.
     ///
-    /// A parked task has not ended: the command keeps waiting until it is resumed and ends. Use --history to print
-    /// the events so far and exit.
+    /// A parked task has not ended: the command keeps waiting until it is resumed and ends. Use
+    /// --history to print the events so far and exit.
     Watch(task::watch::WatchTaskArgs),
     /// Print the output of one attempt.
     Output(task::output::ReadOutputArgs),
@@ -73,8 +74,8 @@ pub(crate) enum CliCommand {
     Disconnect(fleet::disconnect::DisconnectArgs),
     /// Remove the record of a daemon that will not return.
     Forget(fleet::forget::ForgetArgs),
-    /// After an import or an accepted loss: confirm that the old fleet is down, so that inherited tasks are dispatched
-    /// now.
+    /// After an import or an accepted loss: confirm that the old fleet is down, so that inherited
+    /// tasks are dispatched now.
     ReleaseInherited(operator::release_inherited::ReleaseInheritedArgs),
     /// Serve these commands as tools to an agent over stdin and stdout (Model Context Protocol).
     Mcp(agent::mcp::McpArgs),

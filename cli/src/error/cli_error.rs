@@ -66,8 +66,8 @@ impl CliError {
         })
     }
 
-    /// Adds the connection to the text: for an unknown token, the relay's address and the token file; for
-    /// a failed connection, whether the port uses TLS.
+    /// Adds the connection to the text: for an unknown token, the relay's address and the token
+    /// file; for a failed connection, whether the port uses TLS.
     pub(crate) fn with_relay_context(mut self, relay: &ConnectionArgs) -> Self {
         if let CliError::Unreachable(text) = &mut self
             && let Ok(url) = relay.relay_url()

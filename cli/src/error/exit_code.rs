@@ -6,7 +6,7 @@
 //! | 1 | the awaited task did not complete, the relay refused the request, or verify found damage |
 //! | 2 | usage error, or the relay could not be reached |
 //! | 3 | the awaited task was canceled |
-//! | 4 | a person has to decide: the awaited task needs attention, or an export is incomplete or damaged |
+//! | 4 | a person has to decide: the task needs attention, or an export is incomplete or damaged |
 //! | 130 | interrupted with Ctrl-C; the task itself continues |
 
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! Hints for connections that fail because of TLS: one side uses TLS and the other does not, or the
-//! certificate is not trusted. They explain the errors of the TLS library to the person who typed the
-//! address.
+//! Hints for connections that fail because of TLS: one side uses TLS and the other does not, or
+//! the certificate is not trusted. They explain the errors of the TLS library to the person who
+//! typed the address.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn each_tls_error_has_its_hint() {
         let url = "https://relay.example:7070";
-        for (why, word) in [
+        for (why, expected) in [
             (
                 "received corrupt message of type InvalidContentType",
                 "http://relay.example:7070",
@@ -108,7 +108,7 @@ mod tests {
             ),
         ] {
             let hint = https_hint(url, why).unwrap_or_default();
-            assert!(hint.contains(word), "{why}: {hint}");
+            assert!(hint.contains(expected), "{why}: {hint}");
         }
         assert_eq!(https_hint(url, "connection refused"), None);
     }

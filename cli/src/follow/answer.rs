@@ -21,19 +21,22 @@ pub(crate) struct AnswerContent {
     pub text: Option<String>,
 }
 
-/// Builds the request. It carries the digest of the tool input that was shown, so that the answer is
-/// valid for nothing else.
+/// Builds the request. It carries the digest of the tool input that was shown, so that the answer
+/// is valid for nothing else.
 pub(crate) fn build_answer_request(
     input: &Input,
     content: AnswerContent,
 ) -> Result<AnswerRequest, CliError> {
     let (answer, digest) = match &input.body {
-        Some(Body::Permission(asked)) => {
+        Some(Body::Permission(permission)) => {
             let reply = permission_reply(content)?;
-            (Answer::Permission(reply), asked.tool_input_sha256.clone())
+            (
+                Answer::Permission(reply),
+                permission.tool_input_sha256.clone(),
+            )
         }
-        Some(Body::Question(asked)) => {
-            let reply = question_reply(asked, content)?;
+        Some(Body::Question(question)) => {
+            let reply = question_reply(question, content)?;
             (Answer::Question(reply), Default::default())
         }
         None => {
@@ -71,7 +74,7 @@ fn permission_reply(content: AnswerContent) -> Result<PermissionReply, CliError>
     })
 }
 
-fn question_reply(asked: &Question, content: AnswerContent) -> Result<QuestionReply, CliError> {
+fn question_reply(question: &Question, content: AnswerContent) -> Result<QuestionReply, CliError> {
     if content.allow.is_some() {
         return Err(CliError::usage(
             "this is a question, not a permission request",
@@ -81,7 +84,7 @@ fn question_reply(asked: &Question, content: AnswerContent) -> Result<QuestionRe
     let labels = content
         .options
         .iter()
-        .map(|option| resolve_option_label(asked, option));
+        .map(|option| resolve_option_label(question, option));
     Ok(QuestionReply {
         labels: labels.collect::<Result<_, _>>()?,
         text: content.text.unwrap_or_default(),
@@ -89,8 +92,8 @@ fn question_reply(asked: &Question, content: AnswerContent) -> Result<QuestionRe
 }
 
 /// Finds an option by its label, else by its number, else by the only label that differs in case.
-fn resolve_option_label(asked: &Question, given: &str) -> Result<String, CliError> {
-    let labels = || asked.options.iter().map(|option| &option.label);
+fn resolve_option_label(question: &Question, given: &str) -> Result<String, CliError> {
+    let labels = || question.options.iter().map(|option| &option.label);
     if labels().any(|label| label == given) {
         return Ok(given.to_owned());
     }
@@ -113,14 +116,16 @@ fn resolve_option_label(asked: &Question, given: &str) -> Result<String, CliErro
 /// The prompt for a person at the terminal.
 pub(crate) fn prompt_text(input: &Input) -> &'static str {
     match &input.body {
-        Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
+        Some(Body::Permission(permission)) if permission.can_allow_for_attempt => {
             "allow? [y]es once, [a]lways in this attempt, [n]o, or Enter to leave it open: "
         }
         Some(Body::Permission(_)) => "allow? [y]es, [n]o, or Enter to leave it open: ",
-        Some(Body::Question(asked)) if asked.options.is_empty() => {
+        Some(Body::Question(question)) if question.options.is_empty() => {
             "answer, or Enter to leave it open: "
         }
-        Some(Body::Question(asked)) if asked.multi_select => "numbers, or Enter to leave it open: ",
+        Some(Body::Question(question)) if question.multi_select => {
+            "numbers, or Enter to leave it open: "
+        }
         Some(Body::Question(_)) => "number, or Enter to leave it open: ",
         None => "",
     }
@@ -142,12 +147,12 @@ pub(crate) fn parse_typed_answer(
         )
     };
     let content = match &input.body {
-        Some(Body::Permission(asked)) => match line.to_lowercase().as_str() {
+        Some(Body::Permission(permission)) => match line.to_lowercase().as_str() {
             "y" | "yes" => AnswerContent {
                 allow: Some(true),
                 ..AnswerContent::default()
             },
-            "a" | "always" if asked.can_allow_for_attempt => AnswerContent {
+            "a" | "always" if permission.can_allow_for_attempt => AnswerContent {
                 allow: Some(true),
                 for_attempt: true,
                 ..AnswerContent::default()
@@ -158,14 +163,14 @@ pub(crate) fn parse_typed_answer(
             },
             _ => return Err(unclear()),
         },
-        Some(Body::Question(asked)) => parse_question_answer(asked, line),
+        Some(Body::Question(question)) => parse_question_answer(question, line),
         None => return Err(unclear()),
     };
     Ok(Some(content))
 }
 
 /// Numbers or labels choose options; any other text is a free answer.
-fn parse_question_answer(asked: &Question, line: &str) -> AnswerContent {
+fn parse_question_answer(question: &Question, line: &str) -> AnswerContent {
     let options: Vec<String> = line
         .split([',', ' '])
         .filter(|option| !option.is_empty())
@@ -173,9 +178,9 @@ fn parse_question_answer(asked: &Question, line: &str) -> AnswerContent {
         .collect();
     let known = options
         .iter()
-        .all(|option| resolve_option_label(asked, option).is_ok());
-    let labelled = resolve_option_label(asked, line).is_ok();
-    if labelled || (known && !asked.options.is_empty()) {
+        .all(|option| resolve_option_label(question, option).is_ok());
+    let labelled = resolve_option_label(question, line).is_ok();
+    if labelled || (known && !question.options.is_empty()) {
         AnswerContent {
             options: if labelled {
                 vec![line.to_owned()]
@@ -199,7 +204,7 @@ mod tests {
     use super::*;
 
     fn permission(can_allow_for_attempt: bool) -> Input {
-        let asked = PermissionRequest {
+        let permission = PermissionRequest {
             tool_input_sha256: vec![7; 32].into(),
             can_allow_for_attempt,
             ..PermissionRequest::default()
@@ -207,7 +212,7 @@ mod tests {
         Input {
             input_id: "i".to_owned(),
             attempt_id: "a".to_owned(),
-            body: Some(Body::Permission(asked)),
+            body: Some(Body::Permission(permission)),
             ..Input::default()
         }
     }
@@ -217,21 +222,21 @@ mod tests {
             label: (*label).to_owned(),
             ..QuestionOption::default()
         };
-        let asked = Question {
+        let question = Question {
             options: labels.iter().map(option).collect(),
             ..Question::default()
         };
         Input {
-            body: Some(Body::Question(asked)),
+            body: Some(Body::Question(question)),
             ..Input::default()
         }
     }
 
     fn label_of(labels: &[&str], given: &str) -> String {
-        let Some(Body::Question(asked)) = question(labels).body else {
+        let Some(Body::Question(question)) = question(labels).body else {
             panic!("a question");
         };
-        resolve_option_label(&asked, given).unwrap_or_else(|refused| refused.to_string())
+        resolve_option_label(&question, given).unwrap_or_else(|refused| refused.to_string())
     }
 
     fn typed_answer(input: &Input, line: &str) -> Option<Answer> {
@@ -269,8 +274,8 @@ mod tests {
 
     #[test]
     fn options_are_chosen_by_number_or_label_and_the_rest_is_text() {
-        let asked = question(&["red", "2", "dark blue"]);
-        let labels = |line: &str| match typed_answer(&asked, line) {
+        let question = question(&["red", "2", "dark blue"]);
+        let labels = |line: &str| match typed_answer(&question, line) {
             Some(Answer::Question(reply)) => (reply.labels, reply.text),
             other => panic!("{other:?}"),
         };
@@ -294,10 +299,10 @@ mod tests {
             options: vec!["4".to_owned()],
             ..AnswerContent::default()
         };
-        assert!(build_answer_request(&asked, missing).is_err());
+        assert!(build_answer_request(&question, missing).is_err());
         assert!(
             build_answer_request(
-                &asked,
+                &question,
                 AnswerContent {
                     allow: Some(true),
                     ..AnswerContent::default()

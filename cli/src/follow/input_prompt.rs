@@ -1,5 +1,6 @@
-//! Prompts the person at the terminal for open inputs during `submit --follow`. Only active if stdin,
-//! stdout and stderr are terminals. The task is followed meanwhile, and another person may answer first.
+//! Prompts the person at the terminal for open inputs during `submit --follow`. Only active if
+//! stdin, stdout and stderr are terminals. The task is followed meanwhile, and another person may
+//! answer first.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, IsTerminal};
@@ -22,8 +23,8 @@ use crate::render::input_view;
 
 #[derive(Debug)]
 pub(crate) struct InputPrompt {
-    /// Typed lines, each with the number of the prompt at that time. A line that finds the queue full is
-    /// dropped: it is a second line for the same prompt.
+    /// Typed lines, each with the number of the prompt at that time. A line that finds the queue
+    /// full is dropped: it is a second line for the same prompt.
     typed_lines: mpsc::Receiver<(u64, String)>,
     open_inputs: VecDeque<Input>,
     /// Number of prompts shown so far.
@@ -44,9 +45,9 @@ impl InputPrompt {
         let (typed, lines) = mpsc::channel(1);
         let current_prompt = Arc::new(AtomicU64::new(0));
         let prompt_of_line = Arc::clone(&current_prompt);
-        // A separate thread, because a read from a terminal cannot be canceled and must not keep the
-        // command from ending. It reads at once, so that each line gets the number of the prompt at the
-        // time it was typed.
+        // A separate thread, because a read from a terminal cannot be canceled and must not keep
+        // the command from ending. It reads at once, so that each line gets the number of the
+        // prompt at the time it was typed.
         std::thread::spawn(move || {
             for line in std::io::stdin().lock().lines() {
                 let Ok(line) = line else { return };
@@ -82,8 +83,8 @@ impl InputPrompt {
     ) -> Result<(), CliError> {
         match event.kind() {
             TaskEventKind::InputAsked => {
-                let asked = find_input(relay, event, false).await?;
-                self.open_inputs.extend(asked);
+                let input = find_input(relay, event, false).await?;
+                self.open_inputs.extend(input);
             }
             TaskEventKind::InputAnswered | TaskEventKind::InputClosed => {
                 self.remove_closed_input(relay, event, console).await?;
@@ -131,8 +132,8 @@ impl InputPrompt {
         console.print_prompt(answer::prompt_text(input));
     }
 
-    /// The next line that was typed at the current prompt. Pending forever once stdin is closed. Safe to
-    /// drop.
+    /// The next line that was typed at the current prompt. Pending forever once stdin is closed.
+    /// Safe to drop.
     pub(crate) async fn next_typed_line(&mut self) -> String {
         while let Some((prompt, line)) = self.typed_lines.recv().await {
             if prompt != 0 && prompt == self.current_prompt.load(Ordering::Acquire) {

@@ -1,4 +1,5 @@
-//! Reads the output of one attempt in order and continues at the same byte after a broken connection.
+//! Reads the output of one attempt in order and continues at the same byte after a broken
+//! connection.
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{

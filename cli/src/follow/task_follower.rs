@@ -1,5 +1,5 @@
-//! Follows one task: its events without gaps or duplicates across broken connections and, on request,
-//! the output of each attempt. Reports when the task has settled; does not print.
+//! Follows one task: its events without gaps or duplicates across broken connections and, on
+//! request, the output of each attempt. Reports when the task has settled; does not print.
 
 use std::time::{Duration, Instant};
 
@@ -193,7 +193,8 @@ impl TaskFollower {
         TaskFollowStep::Output(piece)
     }
 
-    /// The exit code if the task has settled with this step. An old park in the history does not count.
+    /// The exit code if the task has settled with this step. An old park in the history does not
+    /// count.
     pub(crate) fn exit_if_settled(&self, step: &TaskFollowStep) -> Option<CommandExit> {
         match step {
             TaskFollowStep::Event(event) if self.caught_up => {

@@ -1,5 +1,6 @@
-//! The lease of a server that stands alone: in memory only, counted on the clock that goes on while the machine sleeps,
-//! renewed beside the calls. When it is over that is known and said; nothing is done under it any more.
+//! The lease of a standalone server. It is kept in memory only, measured on a clock that
+//! continues while the machine is suspended, and renewed next to the calls. After it has ended,
+//! calls are rejected.
 
 use std::time::Duration;
 
@@ -10,34 +11,33 @@ use tokio::sync::watch;
 use super::relay_connection::{CALL_TIMEOUT, RelayConnection};
 use super::tool_result::{FAILED_PRECONDITION, ToolRejection};
 
-/// When the relay names no interval.
+/// Used if the relay's grant has no interval.
 const DEFAULT_RENEW_INTERVAL: Duration = Duration::from_secs(10);
-/// Renewals that fit into what is left of a lease.
+/// Number of tries that should fit into the remaining time of a lease.
 const RENEWALS_PER_LEASE: u32 = 3;
-/// Before a renewal that failed is tried again.
+/// Pause before a failed renewal is tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What is held.
+/// The lease of one attempt.
 #[derive(Clone, Debug)]
 pub(super) struct AgentLeaseState {
     pub(super) task_id: String,
     pub(super) attempt_id: String,
     token: LeaseToken,
     pub(super) contract: Option<CompletionContract>,
-    /// The agent knows that it holds it, so it may have begun.
+    /// The agent got the grant, so it may have started working.
     pub(super) known_to_agent: bool,
-    /// Nothing may be done under it from here on.
+    /// From this time on, nothing may be done under the lease.
     expires_at: BootTime,
     renew_at: BootTime,
     renew_interval: Duration,
-    /// Somebody wants the task to end.
     pub(super) cancel_requested: bool,
-    /// Why it is over.
+    /// Why the relay ended the lease.
     lost_reason: Option<String>,
 }
 
 impl AgentLeaseState {
-    /// `asked_at` is when the call left that was answered with the grant.
+    /// `asked_at` is when the request for the grant was sent: the lease counts from then.
     pub(super) fn from_grant(grant: &AgentGrant, asked_at: BootTime, known_to_agent: bool) -> Self {
         let attempt = grant.r#ref.clone().unwrap_or_default();
         let every = Some(Duration::from_millis(grant.renew_ms)).filter(|every| !every.is_zero());
@@ -57,7 +57,6 @@ impl AgentLeaseState {
         }
     }
 
-    /// For the wire.
     pub(super) fn to_wire(&self) -> AgentLease {
         AgentLease {
             task_id: self.task_id.clone(),
@@ -66,16 +65,15 @@ impl AgentLeaseState {
         }
     }
 
-    /// Whether it still stands, or why it does not.
+    /// Returns why the lease has ended, if it has.
     pub(super) fn check_valid(&self, now: BootTime) -> Result<(), ToolRejection> {
         let why = match &self.lost_reason {
             Some(why) => why.as_str(),
             None if now < self.expires_at => return Ok(()),
             None => "no renewal reached the relay in time",
         };
-        let what = format!("the lease of task {} is over", self.task_id);
-        let next =
-            "stop working on it: somebody else may be; claim_task or pick_up_task begins anew";
+        let what = format!("the lease of task {} has ended", self.task_id);
+        let next = "stop working on it, because another agent may have it; get a new lease with claim_task or pick_up_task";
         Err(ToolRejection::new(FAILED_PRECONDITION, "lease_lost", &what, next).with_reason(why))
     }
 
@@ -85,7 +83,8 @@ impl AgentLeaseState {
         self.cancel_requested |= cancel_requested;
     }
 
-    /// For one try at a renewal: a request that a wire swallows must not cost the lease.
+    /// Time limit of one renewal. It leaves time for further tries, so that one lost request does
+    /// not cost the lease.
     fn renewal_timeout(&self, now: BootTime) -> Duration {
         let left = now.until(self.expires_at) / RENEWALS_PER_LEASE;
         left.clamp(RETRY_DELAY, CALL_TIMEOUT)
@@ -96,20 +95,20 @@ impl AgentLeaseState {
     }
 }
 
-/// Renews whatever is held, for ever.
+/// Renews the current lease. Never returns.
 pub(super) async fn renew_forever(
     held: &watch::Sender<Option<AgentLeaseState>>,
-    mut line: RelayConnection,
+    mut connection: RelayConnection,
     clock: &Clock,
 ) {
     let mut changes = held.subscribe();
     loop {
         let due = changes.borrow_and_update().as_ref().and_then(|lease| {
-            let over = lease.has_ended(clock.now());
-            (!over).then_some(lease.renew_at)
+            let has_ended = lease.has_ended(clock.now());
+            (!has_ended).then_some(lease.renew_at)
         });
         tokio::select! {
-            // The sender is borrowed, so it lives.
+            // Cannot fail: the sender is borrowed here.
             _ = changes.changed() => continue,
             () = sleep_until_due(clock, due) => {}
         }
@@ -120,8 +119,8 @@ pub(super) async fn renew_forever(
         let request = RenewRequest {
             lease: Some(lease.to_wire()),
         };
-        let patience = lease.renewal_timeout(asked_at);
-        let renewal = line.call_with_timeout(patience, async |relay| {
+        let timeout = lease.renewal_timeout(asked_at);
+        let renewal = connection.call_with_timeout(timeout, async |relay| {
             relay.agents().renew(request.clone()).await
         });
         let answer = renewal.await;
@@ -136,13 +135,13 @@ pub(super) async fn renew_forever(
                     Duration::from_millis(renewed.granted_ms),
                     renewed.cancel_requested,
                 ),
-                Err(refusal) if refusal.is_transient() => {
+                Err(rejection) if rejection.is_transient() => {
                     held.renew_at = clock.now().after(RETRY_DELAY);
                 }
-                Err(refusal) => {
+                Err(rejection) => {
                     let why = format!(
                         "the relay refused to renew it ({}): {}",
-                        refusal.code, refusal.what
+                        rejection.code, rejection.what
                     );
                     held.lost_reason = Some(why);
                 }
@@ -180,27 +179,27 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_counts_from_the_send_and_ends_on_the_dot() {
+    fn a_lease_counts_from_the_time_the_request_was_sent() {
         let mut lease = lease();
         assert!(lease.check_valid(BootTime::from_millis(30_999)).is_ok());
-        let over = lease
+        let ended = lease
             .check_valid(BootTime::from_millis(31_000))
             .unwrap_err();
-        assert_eq!(over.code, "lease_lost");
+        assert_eq!(ended.code, "lease_lost");
         lease.apply_renewal(BootTime::from_millis(11_000), Duration::from_secs(30), true);
         assert!(lease.check_valid(BootTime::from_millis(40_999)).is_ok() && lease.cancel_requested);
         assert_eq!(lease.renew_at, BootTime::from_millis(21_000));
     }
 
     #[test]
-    fn an_answer_that_comes_late_does_not_shorten_a_lease() {
+    fn a_late_renewal_response_does_not_shorten_a_lease() {
         let mut lease = lease();
         lease.apply_renewal(BootTime::from_millis(900), Duration::from_secs(1), false);
         assert!(lease.check_valid(BootTime::from_millis(30_999)).is_ok());
     }
 
     #[test]
-    fn a_renewal_waits_for_no_longer_than_the_lease_allows() {
+    fn a_renewal_timeout_leaves_time_for_further_tries() {
         let mut lease = lease();
         let at = |ms| BootTime::from_millis(ms);
         assert_eq!(lease.renewal_timeout(at(1_000)), Duration::from_secs(10));
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_shown() {
+    fn the_debug_output_hides_the_token() {
         let shown = format!("{:?}", lease());
         assert!(shown.contains("redacted"), "{shown}");
     }

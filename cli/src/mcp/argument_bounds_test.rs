@@ -1,5 +1,6 @@
-//! Test only: every bound of every tool, at its limit and one beyond it, against the schema's check and against a real relay that
-//! is asked although the check would have refused. Made from the fields themselves, so none can be forgotten.
+//! Tests every limit of every tool argument, at the limit and one beyond it, against the schema's
+//! check and against a real relay, which is called even if the check rejects. The values are
+//! generated from the argument fields, so that none is forgotten.
 
 use baton_daemon::Clock;
 use baton_proto::v1::{CreateTokenRequest, Role};
@@ -19,10 +20,11 @@ use super::tool_result::INVALID_ARGUMENT;
 use crate::client::discovery::ConnectionArgs;
 use crate::client::relay_client::RelayClient;
 
-/// A relay's own seal, so no other text of any length is one.
+/// Only the relay makes valid page tokens, so no text within the limit is accepted.
 const PAGE_TOKEN: &str = "page_token";
 
-/// The longest there is, so that the longest that a tool takes is this agent's own.
+/// The longest possible scope, so that the longest argument that a tool accepts is this agent's
+/// own scope.
 fn agent_scope() -> String {
     text_of_size(NAME, 0)
         .as_str()
@@ -30,7 +32,7 @@ fn agent_scope() -> String {
         .to_owned()
 }
 
-/// Values of one field that are just within its bound, and just beyond.
+/// Values of one field just within its limit and just beyond it.
 struct BoundaryValues {
     within: Vec<Value>,
     beyond: Vec<Value>,
@@ -44,7 +46,7 @@ impl BoundaryValues {
         }
     }
 
-    /// Every value inside something larger.
+    /// Puts every value inside a larger one.
     fn wrapped(self, wrap: impl Fn(Value) -> Value) -> Self {
         Self {
             within: self.within.into_iter().map(&wrap).collect(),
@@ -53,8 +55,8 @@ impl BoundaryValues {
     }
 }
 
-/// What is counted in bytes is filled with characters of two, what is counted in characters with the same: a bound that
-/// counts the wrong thing is off by half.
+/// Text of the size of a limit in characters of two bytes. A check that counts characters instead
+/// of bytes, or the reverse, is then wrong by a factor of two.
 fn text_of_size(size: TextLimit, more: usize) -> Value {
     let most = size.limit();
     let text = match size {
@@ -83,10 +85,10 @@ fn boundary_values(shape: &ArgumentShape) -> Vec<BoundaryValues> {
         }
         ArgumentShape::Id => {
             let id = uuid::Uuid::now_v7().to_string();
-            let loud = id.to_uppercase().replace('0', "A");
+            let upper_case = id.to_uppercase().replace('0', "A");
             vec![BoundaryValues::new(
                 [id.clone()].map(Value::from),
-                [loud, format!("{id}0")].map(Value::from),
+                [upper_case, format!("{id}0")].map(Value::from),
             )]
         }
         ArgumentShape::Path => {
@@ -126,7 +128,7 @@ fn boundary_values(shape: &ArgumentShape) -> Vec<BoundaryValues> {
     }
 }
 
-/// Of one member at a time, beside what is required.
+/// Limits of one member at a time; required members have valid values.
 fn member_boundary_values(fields: &[ArgumentField]) -> Vec<BoundaryValues> {
     let of_field = |field: &ArgumentField| {
         let name = field.name;
@@ -158,7 +160,7 @@ fn label_boundary_values() -> Vec<BoundaryValues> {
     ]
 }
 
-/// A value that nobody could object to; another one for each number.
+/// A valid value, different for each number.
 fn valid_value(shape: &ArgumentShape, number: usize) -> Value {
     match shape {
         ArgumentShape::Text(_)
@@ -168,7 +170,7 @@ fn valid_value(shape: &ArgumentShape, number: usize) -> Value {
         | ArgumentShape::Path => format!("p{number}").into(),
         ArgumentShape::Id => uuid::Uuid::now_v7().to_string().into(),
         ArgumentShape::Sha256 => "a".repeat(64).into(),
-        ArgumentShape::OneOf(words) => words[number % words.len()].into(),
+        ArgumentShape::OneOf(values) => values[number % values.len()].into(),
         ArgumentShape::Number { least, .. } => (*least).into(),
         ArgumentShape::Flag => true.into(),
         ArgumentShape::List { of, .. } => json!([valid_value(of, number)]),
@@ -190,7 +192,7 @@ fn required_arguments(fields: &[ArgumentField]) -> Map<String, Value> {
         .collect()
 }
 
-/// A relay in this process, and an agent of it that asks without looking at the schema.
+/// A relay in this process and an agent that calls it without the schema's check.
 struct BoundsFixture {
     agent: StandaloneHandler,
     _relay: server::RelayHandle,
@@ -228,7 +230,8 @@ impl BoundsFixture {
         }
     }
 
-    /// Whether the relay takes it: every other refusal than of its shape is about what there is, not about what was said.
+    /// Whether the relay accepts the arguments. Rejections other than invalid_argument depend on
+    /// the state and do not count.
     async fn relay_accepts(
         &mut self,
         call: ToolOperation,
@@ -236,21 +239,21 @@ impl BoundsFixture {
     ) -> Result<(), String> {
         self.prepare_lease(call).await;
         match self.agent.answer_call(call, args).await {
-            Err(refusal) if refusal.status == INVALID_ARGUMENT => {
-                Err(format!("{}: {}", refusal.code, refusal.what))
+            Err(rejection) if rejection.status == INVALID_ARGUMENT => {
+                Err(format!("{}: {}", rejection.code, rejection.what))
             }
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    /// Holds a task where the call is about one, and none where it would get one.
+    /// Holds a lease for calls that need one, and none for calls that get one.
     async fn prepare_lease(&mut self, call: ToolOperation) {
-        let getting = matches!(
+        let gets_lease = matches!(
             call,
             ToolOperation::Start | ToolOperation::Claim | ToolOperation::PickUp
         );
         let held = self.agent.current_lease.borrow().is_some();
-        if getting {
+        if gets_lease {
             self.agent.current_lease.send_replace(None);
         } else if !held {
             let Value::Object(goal) = json!({"goal": "x", "agent_scope": agent_scope()}) else {
@@ -265,7 +268,7 @@ impl BoundsFixture {
     }
 }
 
-/// Arguments that are right, with one of them replaced.
+/// Valid arguments with one of them replaced.
 fn arguments_with(
     call: ToolOperation,
     outcome: Option<&str>,
@@ -284,9 +287,9 @@ fn arguments_with(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_schema_takes_the_relay_takes_and_what_one_refuses_both_refuse() {
-    let mut scene = BoundsFixture::start().await;
-    let mut seen = 0;
+async fn the_schema_and_the_relay_accept_the_same_arguments() {
+    let mut fixture = BoundsFixture::start().await;
+    let mut tried = 0;
     for (_, tool) in agent_tools() {
         for field in argument_fields(tool.operation) {
             let outcome = (field.name == "failure_code").then_some("failed");
@@ -300,7 +303,7 @@ async fn what_the_schema_takes_the_relay_takes_and_what_one_refuses_both_refuse(
                         "{at} within"
                     );
                     assert_eq!(
-                        scene.relay_accepts(tool.operation, &args).await,
+                        fixture.relay_accepts(tool.operation, &args).await,
                         Ok(()),
                         "{at} within"
                     );
@@ -311,18 +314,21 @@ async fn what_the_schema_takes_the_relay_takes_and_what_one_refuses_both_refuse(
                         check_arguments(tool.operation, &args).is_err(),
                         "{at} beyond"
                     );
-                    let own = is_checked_locally(tool.operation, field.name);
-                    let taken = scene.relay_accepts(tool.operation, &args).await;
-                    assert!(own || taken.is_err(), "{at} beyond: the relay takes it");
-                    seen += 1;
+                    let local = is_checked_locally(tool.operation, field.name);
+                    let accepted = fixture.relay_accepts(tool.operation, &args).await;
+                    assert!(
+                        local || accepted.is_err(),
+                        "{at} beyond: the relay accepts it"
+                    );
+                    tried += 1;
                 }
             }
         }
     }
-    assert!(seen > 80, "{seen} bounds were tried");
+    assert!(tried > 80, "only {tried} limits were tried");
 }
 
-/// A task that is held is named to the server, which knows it, and not to the relay.
+/// The server checks the id of the task that it holds; it is not sent to the relay.
 fn is_checked_locally(call: ToolOperation, field: &str) -> bool {
     let held = matches!(
         call,
@@ -335,10 +341,10 @@ fn is_checked_locally(call: ToolOperation, field: &str) -> bool {
     held && field == "task_id"
 }
 
-/// The words of a failure and of a cancel are shorter than those of a result.
+/// The texts of a failure and of a cancellation have shorter limits than those of a result.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_task_has_the_bounds_of_its_outcome() {
-    let mut scene = BoundsFixture::start().await;
+async fn the_limits_of_a_completion_depend_on_its_outcome() {
+    let mut fixture = BoundsFixture::start().await;
     for (outcome, field, size) in [
         ("failed", "summary", MESSAGE),
         ("failed", "result", MESSAGE),
@@ -358,7 +364,7 @@ async fn the_end_of_a_task_has_the_bounds_of_its_outcome() {
             "{outcome} {field}"
         );
         assert!(
-            scene
+            fixture
                 .relay_accepts(ToolOperation::Complete, &beyond)
                 .await
                 .is_err()
@@ -369,7 +375,9 @@ async fn the_end_of_a_task_has_the_bounds_of_its_outcome() {
             "{outcome} {field}"
         );
         assert_eq!(
-            scene.relay_accepts(ToolOperation::Complete, &within).await,
+            fixture
+                .relay_accepts(ToolOperation::Complete, &within)
+                .await,
             Ok(())
         );
     }

@@ -1,5 +1,6 @@
-//! The arguments of a tool: named fields, each of one of a few shapes. The published JSON schema and
-//! the check of a call's arguments are made from the same description, so they cannot disagree.
+//! The arguments of a tool: named fields, each of one of a few shapes. The published JSON schema
+//! and the check of a call's arguments are made from the same description, so they cannot
+//! disagree.
 
 use baton_validation::check_path;
 use baton_validation::limits::{self, TextLimit};
@@ -169,7 +170,7 @@ impl ArgumentShape {
                 json!({"type": "string", "minLength": 1, "maxLength": most})
             }
             ArgumentShape::Sha256 => json!({"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
-            ArgumentShape::OneOf(words) => json!({"type": "string", "enum": words}),
+            ArgumentShape::OneOf(values) => json!({"type": "string", "enum": values}),
             ArgumentShape::Number {
                 least,
                 most: u64::MAX,

@@ -36,7 +36,7 @@ fn check_sample(arguments: Value) -> Result<(), String> {
     let Value::Object(given) = arguments else {
         unreachable!()
     };
-    check_object(&FIELDS, &given, "").map_err(|wrong| wrong.field)
+    check_object(&FIELDS, &given, "").map_err(|error| error.field)
 }
 
 #[test]

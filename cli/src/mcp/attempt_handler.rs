@@ -1,5 +1,6 @@
-//! A server inside an attempt that a daemon runs: it speaks to that daemon with the attempt's own capability, and knows
-//! neither a token nor the relay. The daemon answers for this one task; it has no rights of a client.
+//! Handles tool calls inside an attempt that a daemon runs. It calls that daemon with the
+//! attempt's own capability and has neither a token nor a connection to the relay. The daemon
+//! answers for this one task only.
 
 use std::io;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::requests;
 use super::server::PendingToolCall;
 use super::tool_result::{FAILED_PRECONDITION, ToolRejection, ToolResult, UNAVAILABLE};
 
-/// Before each further try: a daemon that is replaced is back within seconds.
+/// Pauses before each further try: a restarted daemon is back within seconds.
 const RETRY_DELAYS: [Duration; 5] = [
     Duration::from_millis(200),
     Duration::from_millis(600),
@@ -25,35 +26,39 @@ const RETRY_DELAYS: [Duration; 5] = [
     Duration::from_millis(5000),
 ];
 
-pub(super) async fn serve(place: ToolEndpoint, mut calls: mpsc::Receiver<PendingToolCall>) {
-    while let Some(asked) = calls.recv().await {
-        let answer = answer_call(&place, asked.call, &asked.args).await;
-        // Whoever asked may have gone.
-        let _ = asked.reply.send(answer);
+pub(super) async fn serve(endpoint: ToolEndpoint, mut calls: mpsc::Receiver<PendingToolCall>) {
+    while let Some(pending) = calls.recv().await {
+        let answer = answer_call(&endpoint, pending.call, &pending.args).await;
+        // The caller may have gone.
+        let _ = pending.reply.send(answer);
     }
 }
 
-async fn answer_call(place: &ToolEndpoint, call: ToolOperation, args: &McpArguments) -> ToolResult {
+async fn answer_call(
+    endpoint: &ToolEndpoint,
+    call: ToolOperation,
+    args: &McpArguments,
+) -> ToolResult {
     match call {
         ToolOperation::Start
         | ToolOperation::Claim
         | ToolOperation::PickUp
         | ToolOperation::Release => Err(not_allowed_inside(call)),
         ToolOperation::Get => {
-            let task = own_task(place).await?;
+            let task = own_task(endpoint).await?;
             check_own_task(&task, args)?;
             Ok(json!({"task": task_json(&task), "scope": OWN_TASK_SCOPE}))
         }
         ToolOperation::List => {
-            let task = own_task(place).await?;
+            let task = own_task(endpoint).await?;
             Ok(json!({"tasks": [task_json(&task)], "scope": OWN_TASK_SCOPE}))
         }
         ToolOperation::ListBlocked => {
-            own_task(place).await?;
-            Ok(json!({"tasks": [], "scope": OWN_TASK_SCOPE, "next": "go on with your own task"}))
+            own_task(endpoint).await?;
+            Ok(json!({"tasks": [], "scope": OWN_TASK_SCOPE, "next": "continue your own task"}))
         }
         ToolOperation::GetBlocked => {
-            check_own_task(&own_task(place).await?, args)?;
+            check_own_task(&own_task(endpoint).await?, args)?;
             let next = "task_get shows it";
             Err(ToolRejection::new(
                 FAILED_PRECONDITION,
@@ -64,7 +69,7 @@ async fn answer_call(place: &ToolEndpoint, call: ToolOperation, args: &McpArgume
         }
         ToolOperation::Progress => {
             send_verb(
-                place,
+                endpoint,
                 args,
                 tool_call::Verb::Progress(requests::progress(args)),
             )
@@ -72,42 +77,40 @@ async fn answer_call(place: &ToolEndpoint, call: ToolOperation, args: &McpArgume
         }
         ToolOperation::Checkpoint => {
             send_verb(
-                place,
+                endpoint,
                 args,
                 tool_call::Verb::Checkpoint(requests::checkpoint(args)),
             )
             .await
         }
         ToolOperation::Block => {
-            let told = send_verb(place, args, tool_call::Verb::Block(requests::block(args))).await;
-            told.map(|told| {
-                with_next(
-                    told,
-                    "end your work: the daemon ends this process when the task is parked",
-                )
-            })
+            let verb = tool_call::Verb::Block(requests::block(args));
+            let answer = send_verb(endpoint, args, verb).await;
+            let next = "stop working: the daemon ends this process when the task is parked";
+            answer.map(|answer| with_next(answer, next))
         }
         ToolOperation::Complete => {
-            let told =
-                send_verb(place, args, tool_call::Verb::Finish(requests::finish(args))).await;
-            told.map(|told| {
-                with_next(
-                    told,
-                    "end your work: the outcome is fixed and is told when this process has ended",
-                )
-            })
+            let verb = tool_call::Verb::Finish(requests::finish(args));
+            let answer = send_verb(endpoint, args, verb).await;
+            let next =
+                "stop working: the outcome is final and is reported when this process has ended";
+            answer.map(|answer| with_next(answer, next))
         }
     }
 }
 
-/// What reads mean here.
+/// Value of `scope` in read results: only the attempt's own task is visible.
 const OWN_TASK_SCOPE: &str = "own_task";
 
-async fn send_verb(place: &ToolEndpoint, args: &McpArguments, verb: tool_call::Verb) -> ToolResult {
+async fn send_verb(
+    endpoint: &ToolEndpoint,
+    args: &McpArguments,
+    verb: tool_call::Verb,
+) -> ToolResult {
     if args.given_text("task_id").is_some() {
-        check_own_task(&own_task(place).await?, args)?;
+        check_own_task(&own_task(endpoint).await?, args)?;
     }
-    match call_daemon(place, verb).await? {
+    match call_daemon(endpoint, verb).await? {
         tool_answer::Answer::Noted(noted) => Ok(json!({
             "noted": true,
             "delivered": noted.delivered,
@@ -117,23 +120,23 @@ async fn send_verb(place: &ToolEndpoint, args: &McpArguments, verb: tool_call::V
     }
 }
 
-async fn own_task(place: &ToolEndpoint) -> Result<OwnTask, ToolRejection> {
-    match call_daemon(place, tool_call::Verb::Look(Look {})).await? {
+async fn own_task(endpoint: &ToolEndpoint) -> Result<OwnTask, ToolRejection> {
+    match call_daemon(endpoint, tool_call::Verb::Look(Look {})).await? {
         tool_answer::Answer::Task(task) => Ok(task),
         tool_answer::Answer::Noted(_) => Err(unexpected_answer()),
         tool_answer::Answer::Refused(refused) => Err(to_rejection(refused)),
     }
 }
 
-/// A daemon that is gone for a moment is asked again; nothing is said twice, because what broke off before its answer was
-/// either not heard or is told under one number.
+/// Retries while the daemon is absent. A call is never executed twice: only connections that the
+/// daemon did not accept are retried.
 async fn call_daemon(
-    place: &ToolEndpoint,
+    endpoint: &ToolEndpoint,
     verb: tool_call::Verb,
 ) -> Result<tool_answer::Answer, ToolRejection> {
     let mut pauses = RETRY_DELAYS.into_iter();
     loop {
-        let error = match call_tool(place, verb.clone()).await {
+        let error = match call_tool(endpoint, verb.clone()).await {
             Ok(answer) => return answer.answer.ok_or_else(unexpected_answer),
             Err(error) => error,
         };
@@ -144,7 +147,7 @@ async fn call_daemon(
     }
 }
 
-/// Nobody was there to hear it.
+/// The call did not reach a daemon.
 fn is_daemon_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -164,31 +167,30 @@ fn daemon_unavailable(error: &io::Error) -> ToolRejection {
 }
 
 fn unexpected_answer() -> ToolRejection {
-    let next = "the daemon is of another version; go on without tools";
+    let next = "the daemon is of another version; continue without these tools";
     ToolRejection::new(
         "internal",
         "misunderstood",
-        "the daemon's answer makes no sense",
+        "the daemon's answer has an unexpected type",
         next,
     )
 }
 
 fn not_allowed_inside(call: ToolOperation) -> ToolRejection {
     let next = match call {
-        ToolOperation::Release => "end your work, or call task_block when you cannot go on",
+        ToolOperation::Release => "stop working, or call task_block if you cannot continue",
         _ => "work on your own task; task_get shows it",
     };
-    let what =
-        "inside an attempt the daemon holds the task, and no other can be taken or given back";
+    let what = "inside an attempt the daemon holds the lease; tasks cannot be claimed, picked up or released";
     ToolRejection::new(FAILED_PRECONDITION, "inside_an_attempt", what, next)
 }
 
-/// Other tasks look alike, whether they exist or not.
+/// Any other task is reported as unknown, whether it exists or not.
 fn check_own_task(task: &OwnTask, args: &McpArguments) -> Result<(), ToolRejection> {
     let own = task.r#ref.as_ref().map(|attempt| attempt.task_id.as_str());
     match args.given_text("task_id") {
         Some(named) if Some(named.as_str()) != own => {
-            let next = "leave task_id out: inside an attempt there is only its own task";
+            let next = "omit task_id: inside an attempt only its own task is available";
             Err(ToolRejection::new(
                 "not_found",
                 "unknown_task",
@@ -218,22 +220,22 @@ fn task_json(task: &OwnTask) -> Value {
     shown
 }
 
-fn with_next(mut told: Value, next: &str) -> Value {
-    told["next"] = next.into();
-    told
+fn with_next(mut answer: Value, next: &str) -> Value {
+    answer["next"] = next.into();
+    answer
 }
 
 fn to_rejection(refused: ToolRefused) -> ToolRejection {
     let status = DAEMON_STATUSES
         .into_iter()
-        .find(|word| *word == refused.status);
+        .find(|status| *status == refused.status);
     ToolRejection::from_detail(
         status.unwrap_or(FAILED_PRECONDITION),
         refused.error.unwrap_or_default(),
     )
 }
 
-/// Classes that a daemon answers with.
+/// Status names that a daemon uses.
 const DAEMON_STATUSES: [&str; 4] = [
     "invalid_argument",
     "permission_denied",

@@ -1,6 +1,7 @@
-//! The lines of the protocol on their way in. The library says nothing to a line that it cannot read, and whoever asked would
-//! wait for as long as it has patience: here every such line is answered, under the id that it was asked with where one can
-//! be found. A line is kept up to a bound, and one that is longer is answered too.
+//! Reads the protocol's lines from stdin. The library ignores a line that it cannot parse, so the
+//! client would wait for its timeout. Here every such line is answered with an error, with the id
+//! of the request if it can be found. The length of a line is limited; a longer one is answered
+//! with an error as well.
 
 use std::io;
 use std::pin::Pin;
@@ -15,20 +16,21 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, BufReader, Empty, empty};
 
-/// Of one line, without its end.
+/// Limit on one line, without its line break.
 pub(super) const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
-/// Some editors write one.
+/// Some editors write it.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 type IncomingMessage = RxJsonRpcMessage<RoleServer>;
 type OutgoingMessage = TxJsonRpcMessage<RoleServer>;
 
-/// Reads by itself, and writes as the library does.
+/// Reads lines itself and writes through the library's transport.
 pub(super) struct JsonLineTransport<R, W: AsyncWrite> {
     reader: BufReader<R>,
-    /// As much of the present line as has come. Every step can be dropped in the middle, and goes on here.
+    /// The received part of the current line. `receive` may be dropped at any point and continues
+    /// here.
     line: Vec<u8>,
-    /// The present line was too long, and has its answer.
+    /// The current line is too long and was answered; its rest is skipped.
     is_skipping: bool,
     writer: AsyncRwTransport<RoleServer, Empty, W>,
     pending_answer: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>,
@@ -49,17 +51,17 @@ where
         }
     }
 
-    /// None when the line is closed; what had no end by then was not meant to be heard.
+    /// `None` when stdin is closed. A last line without a line break is dropped.
     async fn next_message(
         &mut self,
     ) -> io::Result<Option<Result<IncomingMessage, UnreadableLine>>> {
         loop {
-            let come = self.reader.fill_buf().await?;
-            if come.is_empty() {
+            let received = self.reader.fill_buf().await?;
+            if received.is_empty() {
                 return Ok(None);
             }
-            let end = come.iter().position(|byte| *byte == b'\n');
-            let piece = &come[..end.unwrap_or(come.len())];
+            let end = received.iter().position(|byte| *byte == b'\n');
+            let piece = &received[..end.unwrap_or(received.len())];
             let room = MAX_LINE_BYTES.saturating_sub(self.line.len());
             let is_too_long = piece.len() > room;
             if !self.is_skipping {
@@ -98,16 +100,17 @@ where
 
     async fn receive(&mut self) -> Option<IncomingMessage> {
         loop {
-            // One after the other: who only sends what nobody can read waits for the answers to be taken.
-            if let Some(answering) = &mut self.pending_answer {
-                let answered = answering.await;
+            // Error answers are sent one at a time, so a client that sends only unreadable lines
+            // has to read the answers.
+            if let Some(sending) = &mut self.pending_answer {
+                let sent = sending.await;
                 self.pending_answer = None;
-                answered.ok()?;
+                sent.ok()?;
             }
             match self.next_message().await.ok()?? {
-                Ok(heard) => return Some(heard),
-                Err(unread) => {
-                    let answer = unread.into_error_message();
+                Ok(message) => return Some(message),
+                Err(unreadable) => {
+                    let answer = unreadable.into_error_message();
                     self.pending_answer =
                         answer.map(|answer| Box::pin(self.writer.send(answer)) as _);
                 }
@@ -120,7 +123,7 @@ where
     }
 }
 
-/// A line that is no message, and what can be known of it.
+/// A line that cannot be parsed as a message.
 #[derive(Debug)]
 struct UnreadableLine {
     code: ErrorCode,
@@ -149,24 +152,25 @@ impl UnreadableLine {
         }
     }
 
-    /// None for what was itself an answer: answers to answers would never end.
+    /// `None` if the line was itself an answer: an error in reply to an answer could cause an
+    /// endless exchange.
     fn into_error_message(self) -> Option<OutgoingMessage> {
         let Self {
             code,
             why,
-            envelope: known,
+            envelope,
         } = self;
-        let words = format!(
-            "the message cannot be read, and nothing was done: {why}; send one JSON-RPC 2.0 message a line, in UTF-8 and \
-             without halves of surrogate pairs"
+        let message = format!(
+            "the message cannot be parsed, and nothing was done: {why}; send one JSON-RPC 2.0 message per line, in UTF-8 and \
+             without unpaired surrogates"
         );
-        let error = ErrorData::new(code, words, None);
-        (!known.is_answer).then(|| OutgoingMessage::error(error, known.id))
+        let error = ErrorData::new(code, message, None);
+        (!envelope.is_answer).then(|| OutgoingMessage::error(error, envelope.id))
     }
 }
 
-/// What is found in a line that may break off, be too deep or hold what is no text: only the outermost names are looked at, and
-/// what is between them is passed over unread.
+/// The outermost fields of a line that may be cut off, nested too deeply or contain invalid text.
+/// Inner values are skipped.
 #[derive(Debug, Default)]
 struct LineEnvelope {
     id: Option<RequestId>,
@@ -175,11 +179,11 @@ struct LineEnvelope {
 
 impl LineEnvelope {
     fn scan(line: &[u8]) -> Self {
-        let mut known = Self::default();
-        // Where it breaks off is no matter: what came before is known.
-        let _ =
-            serde_json::Deserializer::from_slice(line).deserialize_map(EnvelopeVisitor(&mut known));
-        known
+        let mut envelope = Self::default();
+        // After an error, the fields before it are still filled in.
+        let _ = serde_json::Deserializer::from_slice(line)
+            .deserialize_map(EnvelopeVisitor(&mut envelope));
+        envelope
     }
 }
 
@@ -224,7 +228,7 @@ mod tests {
     }
 
     impl McpTestClient {
-        /// Of a server that has been greeted.
+        /// A client of an initialized server.
         async fn initialized() -> Self {
             let (near, far) = tokio::io::duplex(64 * 1024);
             let (reader, writer) = split(far);
@@ -240,13 +244,13 @@ mod tests {
             let (answers, out) = split(near);
             let answers = BufReader::new(answers).lines();
             let mut client = Self { out, answers };
-            // Also before the greeting.
+            // A bad line is also answered before the initialization.
             assert_eq!(client.request(b"what?").await["error"]["code"], -32700);
             let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
                 "protocolVersion": "2025-06-18", "capabilities": {},
                 "clientInfo": {"name": "test", "version": "1"}}});
-            let told = client.request(hello.to_string().as_bytes()).await;
-            assert_eq!(told["result"]["serverInfo"]["name"], "baton");
+            let answer = client.request(hello.to_string().as_bytes()).await;
+            assert_eq!(answer["result"]["serverInfo"]["name"], "baton");
             let ready = br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
             client.send_line(ready).await;
             client
@@ -263,7 +267,7 @@ mod tests {
             serde_json::from_str(&answer.expect("an answer")).unwrap()
         }
 
-        /// The next answer is this one's: nothing else was on its way.
+        /// Checks that no other answer is pending: the next one belongs to this ping.
         async fn expect_idle(&mut self) {
             let ping = br#"{"jsonrpc":"2.0","id":"ping","method":"ping"}"#;
             assert_eq!(self.request(ping).await["id"], "ping");
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_line_that_nobody_can_read_is_answered_under_its_id_where_it_has_one() {
+    async fn an_unreadable_line_is_answered_with_its_id_if_it_has_one() {
         let mut client = McpTestClient::initialized().await;
         let deep = [vec![b'['; 5_000], vec![b']'; 5_000]].concat();
         let long = [b"\"".as_slice(), &vec![b'x'; MAX_LINE_BYTES], b"\""].concat();
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_that_cannot_be_read_and_empty_lines_are_passed_over() {
+    async fn unreadable_answers_and_empty_lines_are_ignored() {
         let mut client = McpTestClient::initialized().await;
         client
             .send_line(br#"{"jsonrpc":"2.0","id":1,"result":"\ud83d"}"#)
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn arguments_that_are_no_object_are_wrong_arguments_and_not_an_unknown_method() {
+    async fn arguments_that_are_not_an_object_are_invalid_params() {
         let mut client = McpTestClient::initialized().await;
         for arguments in [json!([]), json!("text"), json!(7)] {
             let line = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",

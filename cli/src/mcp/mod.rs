@@ -1,6 +1,7 @@
-//! `baton mcp`: the verbs of the table as tools of the Model Context Protocol, over stdin and stdout. `server` is what a
-//! client sees; who answers depends on where it runs: `alone` asks the relay and holds a lease, `inside` asks the daemon
-//! that runs the attempt. Stdout carries the protocol and nothing else.
+//! `baton mcp`: the verb table as tools of the Model Context Protocol, over stdin and stdout.
+//! `server` is the interface to the client. Calls are handled by `standalone_handler`, which
+//! calls the relay and holds a lease, or by `attempt_handler`, which calls the daemon that runs
+//! the attempt. Stdout carries only the protocol.
 
 mod agent_lease;
 #[cfg(test)]
@@ -33,20 +34,22 @@ use standalone_handler::StandaloneHandler;
 use crate::client::discovery::ConnectionArgs;
 use crate::error::cli_error::CliError;
 
-/// Serves until the client closes its end, or a signal says so. Only who holds something has to hear signals.
+/// Serves until the client closes stdin or a signal arrives. Only a standalone server handles
+/// signals, because only it holds a lease.
 pub(crate) async fn serve(
     relay: ConnectionArgs,
     root: Option<PathBuf>,
     clock: &Clock,
 ) -> Result<(), CliError> {
-    if let Some(place) = tools::find_endpoint() {
+    if let Some(endpoint) = tools::find_endpoint() {
         let session = ServerShutdown::without_signals();
         return run_server(ServerMode::InsideAttempt, session, |calls| {
-            attempt_handler::serve(place, calls)
+            attempt_handler::serve(endpoint, calls)
         })
         .await;
     }
-    // Whether the relay is there shows when it is asked; a token that is missing will not come by itself.
+    // An unreachable relay is reported when a tool is called. A missing token is reported now,
+    // because it does not appear by itself.
     if let Err(error) = relay.token() {
         let session = ServerShutdown::without_signals();
         return run_server(
@@ -57,31 +60,33 @@ pub(crate) async fn serve(
         .await;
     }
     let session = ServerShutdown::with_signals()?;
-    let alone = StandaloneHandler::new(relay, root, clock.clone(), session.clone());
-    run_server(ServerMode::Standalone, session, |calls| alone.serve(calls)).await
+    let handler = StandaloneHandler::new(relay, root, clock.clone(), session.clone());
+    run_server(ServerMode::Standalone, session, |calls| {
+        handler.serve(calls)
+    })
+    .await
 }
 
 async fn run_server<F: Future<Output = ()>>(
-    standing: ServerMode,
+    mode: ServerMode,
     session: ServerShutdown,
-    answering: impl FnOnce(mpsc::Receiver<PendingToolCall>) -> F,
+    handle_calls: impl FnOnce(mpsc::Receiver<PendingToolCall>) -> F,
 ) -> Result<(), CliError> {
-    let (server, calls) = McpServer::new(standing);
-    let talking = async move {
-        let talked = tokio::select! {
-            talked = serve_stdio(server) => talked,
+    let (server, calls) = McpServer::new(mode);
+    let serving = async move {
+        let result = tokio::select! {
+            result = serve_stdio(server) => result,
             () = session.wait_for_signal() => Ok(()),
         };
         session.close();
-        talked
+        result
     };
-    // The server's end drops the calls, and with them whoever answers comes to its end.
-    tokio::join!(talking, answering(calls)).0
+    // When the server ends, it closes the channel of calls, which ends the handler.
+    tokio::join!(serving, handle_calls(calls)).0
 }
 
 async fn serve_stdio(server: McpServer) -> Result<(), CliError> {
-    let failed =
-        |error: &dyn std::fmt::Display| CliError::local("speak the Model Context Protocol", error);
+    let failed = |error: &dyn std::fmt::Display| CliError::local("the MCP session failed", error);
     let (stdin, stdout) = rmcp::transport::stdio();
     let running = server.serve(JsonLineTransport::new(stdin, stdout)).await;
     let running = running.map_err(|error| failed(&error))?;

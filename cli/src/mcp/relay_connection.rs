@@ -1,5 +1,5 @@
-//! The connection to the relay for a server that runs for long: dialed when it is needed, asked again with growing pauses
-//! when it breaks, and with the token read anew, once, when that is refused.
+//! The relay connection of a long-running server. It is opened on the first call. Broken calls
+//! are retried with growing pauses; after a rejected token, the token file is read once again.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::tool_result::{ToolRejection, UNAUTHENTICATED, UNAVAILABLE};
 use crate::client::discovery::ConnectionArgs;
 use crate::client::relay_client::RelayClient;
 
-/// Before each further try.
+/// Pauses before each further try.
 const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_millis(200),
     Duration::from_millis(600),
     Duration::from_millis(1500),
 ];
-/// For one try.
+/// Time limit of one try.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -29,35 +29,35 @@ impl RelayConnection {
         Self { args, relay: None }
     }
 
-    /// Asks until there is an answer, or no hope of one.
+    /// Calls the relay and retries transient errors.
     pub(super) async fn call<T>(
         &mut self,
-        question: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+        request: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
     ) -> Result<T, ToolRejection> {
-        self.call_with_timeout(CALL_TIMEOUT, question).await
+        self.call_with_timeout(CALL_TIMEOUT, request).await
     }
 
-    /// The same for what cannot wait so long.
+    /// Like [`Self::call`] with another time limit for each try.
     pub(super) async fn call_with_timeout<T>(
         &mut self,
-        patience: Duration,
-        question: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+        timeout: Duration,
+        request: impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
     ) -> Result<T, ToolRejection> {
         let mut pauses = RETRY_DELAYS.into_iter();
         let mut may_read_token_again = true;
         loop {
-            let refusal = match self.call_once(patience, &question).await {
+            let rejection = match self.call_once(timeout, &request).await {
                 Ok(answer) => return Ok(answer),
-                Err(refusal) => refusal,
+                Err(rejection) => rejection,
             };
-            if refusal.status == UNAUTHENTICATED && may_read_token_again {
+            if rejection.status == UNAUTHENTICATED && may_read_token_again {
                 may_read_token_again = false;
                 self.relay = None;
                 continue;
             }
-            let pause = pauses.next().filter(|_| refusal.is_transient());
+            let pause = pauses.next().filter(|_| rejection.is_transient());
             let Some(pause) = pause else {
-                return Err(refusal);
+                return Err(rejection);
             };
             self.relay = None;
             tokio::time::sleep(pause).await;
@@ -66,17 +66,17 @@ impl RelayConnection {
 
     async fn call_once<T>(
         &mut self,
-        patience: Duration,
-        question: &impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
+        timeout: Duration,
+        request: &impl AsyncFn(&RelayClient) -> Result<Response<T>, Status>,
     ) -> Result<T, ToolRejection> {
         let relay = match self.relay.take() {
             Some(relay) => relay,
             None => RelayClient::discover(&self.args).await?,
         };
         let relay = self.relay.insert(relay);
-        let asked = tokio::time::timeout(patience, question(relay)).await;
-        let late = |_| {
-            let next = "see whether the relay is up, then call again";
+        let result = tokio::time::timeout(timeout, request(relay)).await;
+        let timed_out = |_| {
+            let next = "check that the relay is running, then call again";
             ToolRejection::new(
                 UNAVAILABLE,
                 "relay_silent",
@@ -84,6 +84,6 @@ impl RelayConnection {
                 next,
             )
         };
-        Ok(asked.map_err(late)??.into_inner())
+        Ok(result.map_err(timed_out)??.into_inner())
     }
 }

@@ -1,4 +1,4 @@
-//! What the arguments of a tool become on the wire.
+//! Turns the arguments of a tool into requests to the relay or the daemon.
 
 use baton_proto::ShortName;
 use baton_proto::v1::{
@@ -69,7 +69,7 @@ pub(super) fn list(args: &McpArguments) -> ListTasksRequest {
     let states = args.texts("states");
     let states = states
         .iter()
-        .filter_map(|word| TaskState::from_short_name(word).ok());
+        .filter_map(|name| TaskState::from_short_name(name).ok());
     ListTasksRequest {
         states: states.map(i32::from).collect(),
         agent: args.text("agent"),
@@ -94,7 +94,7 @@ fn page_size(args: &McpArguments) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
-/// A task that is held by whoever submits it.
+/// A task whose submitter also holds its lease.
 pub(super) fn spec(args: &McpArguments) -> TaskSpec {
     let goal = args.text("goal");
     let prompt = args
@@ -127,7 +127,7 @@ pub(super) fn spec(args: &McpArguments) -> TaskSpec {
     }
 }
 
-/// What a task says of its agent when that holds it itself.
+/// Agent name of tasks whose agent holds the lease itself.
 const AGENT: &str = "mcp";
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_reach_their_fields() {
+    fn block_arguments_set_their_fields() {
         let Value::Object(given) = json!({
             "reason": "no key", "resume_hint": "a key", "summary": "half", "cursor": "7",
             "evidence": [{"kind": "url", "ref": "http://x"}], "state_refs": ["a/b"],

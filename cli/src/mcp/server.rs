@@ -1,5 +1,5 @@
-//! The server as a client sees it: who it is, what it tells the model, which tools it has. Every call is checked here,
-//! before anybody is asked, and then handed to the one who answers.
+//! The MCP server: its name, the instructions for the model, and the tools. Every call is checked
+//! here and then queued for the handler.
 
 use baton_proto::verbs::{self, AgentTool as VerbTool, TaskVerb, ToolOperation};
 use rmcp::ErrorData;
@@ -18,13 +18,13 @@ use super::tool_arguments;
 use super::tool_arguments::argument_fields;
 use super::tool_result::{ToolResult, server_stopping, to_call_result};
 
-/// Calls that wait for their turn. Full: the next waits.
+/// Limit on queued calls. When the queue is full, the next call waits.
 pub(super) const MAX_QUEUED_CALLS: usize = 16;
 
-/// What is offered, beside the greeting.
+/// Methods besides the initialization.
 const OFFERED_METHODS: [&str; 2] = ["tools/list", "tools/call"];
 
-/// A call that met its schema, and who waits for the answer.
+/// A checked call, and where its answer goes.
 #[derive(Debug)]
 pub(super) struct PendingToolCall {
     pub(super) call: ToolOperation,
@@ -32,14 +32,14 @@ pub(super) struct PendingToolCall {
     pub(super) reply: oneshot::Sender<ToolResult>,
 }
 
-/// Where this server stands.
+/// How this server runs.
 #[derive(Clone, Debug)]
 pub(super) enum ServerMode {
-    /// With a token, and leases of its own.
+    /// With a token and its own leases.
     Standalone,
-    /// In a daemon's attempt.
+    /// Inside an attempt that a daemon runs.
     InsideAttempt,
-    /// Nowhere: it offers nothing, and says why.
+    /// Without a token: it offers no tools, and the instructions contain the reason.
     Unconfigured(String),
 }
 
@@ -50,23 +50,17 @@ pub(super) struct McpServer {
 }
 
 impl McpServer {
-    pub(super) fn new(standing: ServerMode) -> (Self, mpsc::Receiver<PendingToolCall>) {
-        let (asked, asking) = mpsc::channel(MAX_QUEUED_CALLS);
-        (
-            Self {
-                mode: standing,
-                calls: asked,
-            },
-            asking,
-        )
+    pub(super) fn new(mode: ServerMode) -> (Self, mpsc::Receiver<PendingToolCall>) {
+        let (calls, received_calls) = mpsc::channel(MAX_QUEUED_CALLS);
+        (Self { mode, calls }, received_calls)
     }
 
     async fn call(&self, call: ToolOperation, args: McpArguments) -> ToolResult {
         tool_arguments::check_arguments(call, &args)?;
         let (reply, answer) = oneshot::channel();
-        let asked = PendingToolCall { call, args, reply };
+        let pending = PendingToolCall { call, args, reply };
         self.calls
-            .send(asked)
+            .send(pending)
             .await
             .map_err(|_| server_stopping())?;
         answer.await.map_err(|_| server_stopping())?
@@ -111,7 +105,7 @@ impl ServerHandler for McpServer {
         Ok(to_call_result(self.call(tool.operation, args).await).into())
     }
 
-    /// Also whatever the library cannot read as the method that it names: that one is there, and its parameters are wrong.
+    /// The library also calls this for a known method whose parameters it cannot parse.
     async fn on_custom_request(
         &self,
         request: CustomRequest,
@@ -122,16 +116,16 @@ impl ServerHandler for McpServer {
             return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
         }
         let problem = format!(
-            "the parameters of {method} cannot be read, and nothing was done; \"arguments\" of a tool are an object"
+            "the parameters of {method} are not valid, and nothing was done; \"arguments\" of a tool must be an object"
         );
         Err(ErrorData::invalid_params(problem, None))
     }
 }
 
-/// Every tool under each of its names. What may not be done inside an attempt is offered there too, and refused with the
-/// reason: a model that looks for it learns why.
-fn offered_tools(standing: &ServerMode) -> Vec<Tool> {
-    match standing {
+/// Every tool under each of its names. Tools that are not allowed inside an attempt are listed
+/// there as well: the call is rejected with the reason, which a model would otherwise not get.
+fn offered_tools(mode: &ServerMode) -> Vec<Tool> {
+    match mode {
         ServerMode::Unconfigured(_) => Vec::new(),
         ServerMode::Standalone | ServerMode::InsideAttempt => verbs::agent_tools()
             .flat_map(|(verb, tool)| {
@@ -143,8 +137,8 @@ fn offered_tools(standing: &ServerMode) -> Vec<Tool> {
 }
 
 fn describe_tool(name: &'static str, verb: &TaskVerb, tool: &VerbTool) -> Tool {
-    let mut words = verb.help.to_owned();
-    for more in [
+    let mut description = verb.help.to_owned();
+    for sentence in [
         tool.advice,
         if tool.allowed_in_attempt {
             ""
@@ -152,9 +146,9 @@ fn describe_tool(name: &'static str, verb: &TaskVerb, tool: &VerbTool) -> Tool {
             NOT_INSIDE
         },
     ] {
-        if !more.is_empty() {
-            words.push(' ');
-            words.push_str(more);
+        if !sentence.is_empty() {
+            description.push(' ');
+            description.push_str(sentence);
         }
     }
     let effect = tool.effect;
@@ -163,32 +157,33 @@ fn describe_tool(name: &'static str, verb: &TaskVerb, tool: &VerbTool) -> Tool {
         .destructive(effect.is_destructive())
         .idempotent(effect.is_idempotent())
         .open_world(false);
-    Tool::new(name, words, object_schema(argument_fields(tool.operation)))
-        .with_annotations(annotations)
+    let schema = object_schema(argument_fields(tool.operation));
+    Tool::new(name, description, schema).with_annotations(annotations)
 }
 
-const NOT_INSIDE: &str = "Not inside an attempt that a daemon runs.";
+const NOT_INSIDE: &str = "Not allowed inside an attempt that a daemon runs.";
 
-/// What the model is told before it sees a tool.
-pub(super) fn instructions(standing: &ServerMode) -> String {
-    let place = match standing {
+/// The instructions for the model.
+pub(super) fn instructions(mode: &ServerMode) -> String {
+    let introduction = match mode {
         ServerMode::Unconfigured(why) => {
             return format!("Baton's tools are not available: {why}");
         }
         ServerMode::Standalone => {
-            "Baton keeps tasks that outlive you. Whoever claims, starts or picks up a task holds it; the lease is renewed \
-             in the background while this server runs. One task is held at a time."
+            "Baton stores tasks that outlive your session. If you claim, start or pick up a task, you hold its lease, which \
+             is renewed in the background while this server runs. You can hold one task at a time."
         }
         ServerMode::InsideAttempt => {
-            "You work on one task of Baton, and a daemon holds it for you. What you write down outlives you."
+            "You work on one task of Baton, and a daemon holds its lease for you. Progress and checkpoints that you report \
+             outlive your session."
         }
     };
     let advised = verbs::agent_tools().filter(|(_, tool)| !tool.advice.is_empty());
-    let inside = matches!(standing, ServerMode::InsideAttempt);
+    let inside = matches!(mode, ServerMode::InsideAttempt);
     let advised = advised.filter(|(_, tool)| tool.allowed_in_attempt || !inside);
     let lines =
         advised.map(|(verb, tool)| format!("- {}: {} {}", tool.name, verb.help, tool.advice));
-    format!("{place}\n{}", lines.collect::<Vec<_>>().join("\n"))
+    format!("{introduction}\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
 #[cfg(test)]
@@ -214,29 +209,26 @@ mod tests {
     }
 
     #[test]
-    fn the_model_is_told_to_look_for_blocked_work_first_and_to_block_before_it_gives_up() {
-        let told = instructions(&ServerMode::Standalone);
-        let place = |words: &str| {
-            told.find(words)
-                .unwrap_or_else(|| panic!("{words}: {told}"))
-        };
+    fn the_instructions_advise_blocked_work_first_and_block_last() {
+        let text = instructions(&ServerMode::Standalone);
+        let position = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
         let order = [
-            place("list_blocked_tasks"),
-            place("at each milestone"),
-            place("before giving up"),
+            position("list_blocked_tasks"),
+            position("at each milestone"),
+            position("before giving up"),
         ];
         assert!(order.is_sorted());
     }
 
     #[test]
-    fn without_a_configuration_nothing_is_offered_and_it_is_said_why() {
-        let standing = ServerMode::Unconfigured("there is no token".to_owned());
-        assert!(offered_tools(&standing).is_empty());
-        assert!(instructions(&standing).contains("there is no token"));
+    fn without_a_token_no_tool_is_offered_and_the_reason_is_given() {
+        let mode = ServerMode::Unconfigured("there is no token".to_owned());
+        assert!(offered_tools(&mode).is_empty());
+        assert!(instructions(&mode).contains("there is no token"));
     }
 
     #[test]
-    fn annotations_hold_for_the_worst_input() {
+    fn annotations_describe_the_strongest_effect() {
         for tool in offered_tools(&ServerMode::Standalone) {
             let hints = tool.annotations.clone().unwrap();
             let reads = hints.read_only_hint == Some(true);

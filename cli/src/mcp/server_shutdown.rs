@@ -1,5 +1,5 @@
-//! The time in which an agent can call: until its client closes the line, or a signal tells the server to stop. Afterwards there
-//! is a little time, and no more, to see to what is held.
+//! The end of an MCP session: the client closes stdin, or a signal arrives. Afterwards there is
+//! limited time to answer pending calls and to hand back the task.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use tokio_util::sync::CancellationToken;
 use crate::error::cli_error::CliError;
 use crate::server::stop_signals;
 
-/// To answer what was asked and to see to what is held, in all. Clients wait two to four seconds before they kill.
+/// Total time to answer pending calls and to hand back the task. Clients wait two to four seconds
+/// before they kill the server.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(super) struct ServerShutdown {
     client_closed: CancellationToken,
-    /// By a signal.
+    /// A signal has arrived.
     signaled: CancellationToken,
 }
 
 impl ServerShutdown {
-    /// Signals do to the process what they always do.
+    /// Signals keep their default effect.
     pub(super) fn without_signals() -> Self {
         Self {
             client_closed: CancellationToken::new(),
@@ -27,7 +28,7 @@ impl ServerShutdown {
         }
     }
 
-    /// The first signal ends the session, the second one the process.
+    /// The first signal ends the session, the second one ends the process.
     pub(super) fn with_signals() -> Result<Self, CliError> {
         Ok(Self {
             client_closed: CancellationToken::new(),
@@ -39,7 +40,7 @@ impl ServerShutdown {
         self.client_closed.cancel();
     }
 
-    /// Nobody hears an answer any more.
+    /// Whether the session is ending, so that an answer may not reach the agent.
     pub(super) fn is_stopping(&self) -> bool {
         self.client_closed.is_cancelled() || self.signaled.is_cancelled()
     }
@@ -52,18 +53,18 @@ impl ServerShutdown {
         self.signaled.cancelled().await;
     }
 
-    /// When there is no more time, whatever is left to do.
+    /// Resolves when the time for the shutdown is over.
     pub(super) async fn wait_for_deadline(&self) {
         self.wait_until_stopping().await;
         tokio::time::sleep(SHUTDOWN_LIMIT).await;
     }
 
-    /// For those who find its task.
+    /// How the session ended, for the block reason of its task.
     pub(super) fn end_reason(&self) -> &'static str {
         if self.signaled.is_cancelled() {
-            "its tools were told to stop by a signal"
+            "the tool server received a stop signal"
         } else {
-            "it closed the line to its tools"
+            "the agent closed the connection to its tools"
         }
     }
 }

@@ -1,5 +1,6 @@
-//! A server that stands alone: asks the relay with a token, and holds at most one task. One loop owns what it holds and
-//! answers one call after the other; the lease is renewed beside it. What becomes of it at the end is in `leaving`.
+//! Handles tool calls of a standalone server: calls the relay with a token and holds the lease of
+//! at most one task. One loop answers the calls one after the other, while the lease is renewed
+//! concurrently. `task_at_exit` hands back the task at the end.
 
 use std::path::PathBuf;
 
@@ -30,15 +31,16 @@ use crate::client::discovery::ConnectionArgs;
 pub(super) struct StandaloneHandler {
     pub(super) relay: RelayConnection,
     pub(super) clock: Clock,
-    /// Beneath it required files are looked for.
+    /// Directory that required files are checked in.
     root: Option<PathBuf>,
     pub(super) current_lease: watch::Sender<Option<AgentLeaseState>>,
     pub(super) session: ServerShutdown,
-    /// Of the call that is answered now.
+    /// Id of the current call.
     pub(super) call_id: String,
-    /// The last call, where nobody knows whether the relay heard it: the same call again is that one.
+    /// The last call, if it is unknown whether the relay received it. The same call again gets
+    /// the same id.
     unanswered_call: Option<(ToolOperation, McpArguments, String)>,
-    /// The call that is answered now is one of before.
+    /// The current call repeats the unanswered one.
     is_repeat: bool,
 }
 
@@ -61,10 +63,11 @@ impl StandaloneHandler {
         }
     }
 
-    /// Until the session is over and what was held is seen to, or until there is no more time for that.
+    /// Runs until the session has ended and the task is handed back, or until the time for that
+    /// is over.
     pub(super) async fn serve(mut self, calls: mpsc::Receiver<PendingToolCall>) {
         let renewing = self.current_lease.clone();
-        let (line, clock) = (self.relay.clone(), self.clock.clone());
+        let (connection, clock) = (self.relay.clone(), self.clock.clone());
         let session = self.session.clone();
         let answering = async {
             self.answer_calls(calls).await;
@@ -72,26 +75,27 @@ impl StandaloneHandler {
         };
         tokio::select! {
             () = answering => {}
-            () = agent_lease::renew_forever(&renewing, line, &clock) => {}
+            () = agent_lease::renew_forever(&renewing, connection, &clock) => {}
             () = session.wait_for_deadline() => {}
         }
     }
 
-    /// What was asked before the session's end is still answered: what an agent wrote down last must not be lost.
+    /// Calls that arrived before the end of the session are still answered, so that the agent's
+    /// last report is not lost.
     async fn answer_calls(&mut self, mut calls: mpsc::Receiver<PendingToolCall>) {
         let session = self.session.clone();
         loop {
-            let asked = tokio::select! {
-                asked = calls.recv() => asked,
+            let pending = tokio::select! {
+                pending = calls.recv() => pending,
                 () = session.wait_until_stopping(), if !calls.is_closed() => {
                     calls.close();
                     continue;
                 }
             };
-            let Some(asked) = asked else { return };
-            let answer = self.answer_call(asked.call, &asked.args).await;
-            // Whoever asked may have gone.
-            let _ = asked.reply.send(answer);
+            let Some(pending) = pending else { return };
+            let answer = self.answer_call(pending.call, &pending.args).await;
+            // The caller may have gone.
+            let _ = pending.reply.send(answer);
         }
     }
 
@@ -129,14 +133,14 @@ impl StandaloneHandler {
         answer.map(|answer| self.with_cancel_request(answer))
     }
 
-    /// A wish for the task's end is told with whatever is answered.
+    /// Adds a requested cancellation to every answer.
     fn with_cancel_request(&self, mut answer: Value) -> Value {
-        let wanted = self
+        let cancel_requested = self
             .current_lease
             .borrow()
             .as_ref()
             .is_some_and(|lease| lease.cancel_requested);
-        if wanted && let Value::Object(answer) = &mut answer {
+        if cancel_requested && let Value::Object(answer) = &mut answer {
             answer.insert("cancel_requested".to_owned(), true.into());
             let next = "stop, then call task_complete with outcome canceled";
             answer.insert("next".to_owned(), next.into());
@@ -239,20 +243,21 @@ impl StandaloneHandler {
         self.store_grant(grant, asked_at)
     }
 
-    /// The token stays here: the agent has no use for it. A grant that comes when the session is over is told to nobody.
+    /// Stores the grant; the agent does not get its token. If the session has ended, the agent
+    /// does not get the grant either.
     fn store_grant(
         &mut self,
         grant: Option<AgentGrant>,
         asked_at: baton_daemon::BootTime,
     ) -> ToolResult {
         let Some(mut grant) = grant else {
-            let next = "nothing can be claimed now; look again later";
+            let next = "no task can be claimed now; try again later";
             return Ok(json!({"held": false, "next": next}));
         };
-        let told = !self.session.is_stopping();
-        self.current_lease
-            .send_replace(Some(AgentLeaseState::from_grant(&grant, asked_at, told)));
-        if !told {
+        let known_to_agent = !self.session.is_stopping();
+        let lease = AgentLeaseState::from_grant(&grant, asked_at, known_to_agent);
+        self.current_lease.send_replace(Some(lease));
+        if !known_to_agent {
             return Err(server_stopping());
         }
         grant.token = None;
@@ -273,7 +278,7 @@ impl StandaloneHandler {
             return Ok(());
         };
         let what = format!("this session already holds task {}", lease.task_id);
-        let next = "complete, block or release that one first";
+        let next = "complete, block or release that task first";
         Err(ToolRejection::new(
             FAILED_PRECONDITION,
             "lease_held",
@@ -282,7 +287,7 @@ impl StandaloneHandler {
         ))
     }
 
-    /// The lease that a call means.
+    /// The lease for a call.
     fn lease_for(&self, args: &McpArguments) -> Result<AgentLeaseState, ToolRejection> {
         let held = self.current_lease.borrow().clone();
         let lease = held.ok_or_else(no_task_held)?;
@@ -292,10 +297,11 @@ impl StandaloneHandler {
                 "this session does not hold that task; it holds {}",
                 lease.task_id
             );
-            let next = "leave task_id out, or claim the other task when this one is done";
+            let next = "omit task_id, or claim the other task when this one is done";
             return Err(ToolRejection::new("not_found", "not_held", &what, next));
         }
-        // What was said while it stood may have ended it: then the relay knows the call, and answers as it would have.
+        // A repeated call may itself have ended the lease. The relay knows its id and repeats its
+        // answer.
         if !self.is_repeat {
             lease.check_valid(self.clock.now())?;
         }
@@ -308,10 +314,10 @@ impl StandaloneHandler {
             update: Some(requests::progress(args)),
             request_id: self.call_id.clone(),
         };
-        let told = self
+        let response = self
             .relay
             .call(async |relay| relay.agents().progress(request.clone()).await);
-        Ok(to_json(&told.await?))
+        Ok(to_json(&response.await?))
     }
 
     async fn checkpoint(&mut self, args: &McpArguments) -> ToolResult {
@@ -320,10 +326,10 @@ impl StandaloneHandler {
             checkpoint: Some(requests::checkpoint(args)),
             request_id: self.call_id.clone(),
         };
-        let told = self
+        let response = self
             .relay
             .call(async |relay| relay.agents().checkpoint(request.clone()).await);
-        Ok(to_json(&told.await?))
+        Ok(to_json(&response.await?))
     }
 
     async fn block(&mut self, args: &McpArguments) -> ToolResult {
@@ -343,10 +349,10 @@ impl StandaloneHandler {
             block: Some(block),
             request_id: self.call_id.clone(),
         };
-        let told = self
+        let response = self
             .relay
             .call(async |relay| relay.agents().block(request.clone()).await);
-        Ok(to_json(&told.await?))
+        Ok(to_json(&response.await?))
     }
 
     async fn release(&mut self, args: &McpArguments) -> ToolResult {
@@ -366,13 +372,13 @@ impl StandaloneHandler {
             reason,
             request_id: self.call_id.clone(),
         };
-        let told = self
+        let response = self
             .relay
             .call(async |relay| relay.agents().release(request.clone()).await);
-        Ok(to_json(&told.await?))
+        Ok(to_json(&response.await?))
     }
 
-    /// What is there of the files that the task asks for.
+    /// Checks the required files of the task.
     async fn artifact_receipts(
         &self,
         lease: &AgentLeaseState,
@@ -382,8 +388,9 @@ impl StandaloneHandler {
             return Ok(Vec::new());
         }
         let Some(root) = &self.root else {
-            let next = "start `baton mcp` with --root DIR, the directory that the files are in";
-            let what = "the task asks for files, and nobody said where they are";
+            let next = "start `baton mcp` with --root DIR, the directory of the files";
+            let what =
+                "the task requires files, but the server was started without their directory";
             return Err(ToolRejection::new(
                 FAILED_PRECONDITION,
                 "root_missing",
@@ -392,7 +399,7 @@ impl StandaloneHandler {
             ));
         };
         let wanted = RequiredFiles::new(root, wanted).map_err(|error| {
-            let next = "block the task and say so";
+            let next = "block the task with this reason";
             ToolRejection::new(
                 FAILED_PRECONDITION,
                 "bad_contract",
@@ -419,10 +426,10 @@ impl StandaloneHandler {
                     summary: finish.summary,
                     request_id: self.call_id.clone(),
                 };
-                let told = self
+                let response = self
                     .relay
                     .call(async |relay| relay.agents().complete(request.clone()).await);
-                to_json(&told.await?)
+                to_json(&response.await?)
             }
             FinishOutcome::Failed => {
                 let request = AgentFailRequest {
@@ -434,10 +441,10 @@ impl StandaloneHandler {
                     usage: None,
                     request_id: self.call_id.clone(),
                 };
-                let told = self
+                let response = self
                     .relay
                     .call(async |relay| relay.agents().fail(request.clone()).await);
-                to_json(&told.await?)
+                to_json(&response.await?)
             }
             FinishOutcome::Canceled => self.cancel_task(&lease, finish.summary).await?,
         };
@@ -455,14 +462,14 @@ impl StandaloneHandler {
             reason,
             request_id: self.call_id.clone(),
         };
-        let told = self
+        let response = self
             .relay
             .call(async |relay| relay.agents().cancel(request.clone()).await);
-        Ok(to_json(&told.await?))
+        Ok(to_json(&response.await?))
     }
 }
 
-/// For one call of a tool, however often the line, or the agent, has to ask: the relay does it once.
+/// An id for one tool call. All tries of the call use it, so that the relay carries it out once.
 pub(super) fn new_call_id() -> String {
     Uuid::now_v7().to_string()
 }

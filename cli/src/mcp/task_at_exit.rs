@@ -1,9 +1,10 @@
-//! What becomes of a task whose agent's session ends while it is held.
+//! Hands back the task of an agent whose session ends while it holds a lease.
 //!
-//! Nobody can say how far the agent came: it works with other tools than these, so that it wrote nothing down proves nothing. So
-//! the task is blocked, where it stood, and waits for whoever looks. Two cases are clear: a grant that the agent was never
-//! told of goes back to the queue, for nothing can have been done under it; and a task that somebody wants canceled is
-//! canceled. The lease's own end is the last resort, when the relay cannot be reached in time or the process is killed.
+//! How far the agent got is unknown: it also works with other tools, so missing progress proves
+//! nothing. The task is therefore blocked for a person. There are two exceptions: a grant that
+//! never reached the agent is released, because no work can have been done; and a task with a
+//! requested cancellation is canceled. If the relay cannot be reached in time or the process is
+//! killed, the lease expires.
 
 use baton_proto::v1::BlockDraft;
 
@@ -11,21 +12,21 @@ use super::agent_lease::AgentLeaseState;
 use super::standalone_handler::{StandaloneHandler, new_call_id};
 use super::tool_result::ToolResult;
 
-/// The relay's word for a task that somebody wants to end.
+/// The relay's code for a task with a requested cancellation.
 const BEING_CANCELED: &str = "being_canceled";
 const NEVER_STARTED_REASON: &str =
-    "the agent's session ended before the agent was told that it holds the task; nothing was done";
-const RESUME_HINT: &str = "see what the agent has done already, outside of Baton too; then resume the task, or pick it up";
+    "the agent's session ended before the agent received the task; no work was done";
+const RESUME_HINT: &str = "check what the agent has already done, also outside of Baton; then resume the task or pick it up";
 
 impl StandaloneHandler {
-    /// Sees to what is held. Whether that is heard makes no difference to whoever leaves.
+    /// Hands back the current task. An error is ignored, because the session is over anyway.
     pub(super) async fn hand_back_task(&mut self) {
         let lease = self.current_lease.borrow().clone();
         let Some(lease) = lease.filter(|lease| lease.check_valid(self.clock.now()).is_ok()) else {
             return;
         };
-        let seen_to = self.hand_back_under(&lease).await;
-        if seen_to.is_ok() {
+        let result = self.hand_back_under(&lease).await;
+        if result.is_ok() {
             self.current_lease.send_replace(None);
         }
     }
@@ -48,8 +49,8 @@ impl StandaloneHandler {
             checkpoint: None,
         };
         match self.block_task(lease, block).await {
-            // It was wanted since the last renewal, so nobody has told yet.
-            Err(refusal) if refusal.code == BEING_CANCELED => {
+            // The cancellation was requested after the last renewal.
+            Err(rejection) if rejection.code == BEING_CANCELED => {
                 self.call_id = new_call_id();
                 self.cancel_task(lease, reason).await
             }

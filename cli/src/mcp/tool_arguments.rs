@@ -1,4 +1,5 @@
-//! The arguments of each tool, by the bounds that the relay has too. What they become on the wire is in `requests`.
+//! The arguments of each tool, with the same limits as the relay's. `requests` turns them into
+//! requests.
 
 use baton_proto::codes;
 use baton_proto::verbs::ToolOperation;
@@ -12,7 +13,7 @@ use super::argument_schema::{
 const ID: ArgumentShape = ArgumentShape::Id;
 const REASON: ArgumentShape = ArgumentShape::NonBlankText(limits::REASON);
 const NOTE: ArgumentShape = ArgumentShape::Text(limits::REASON);
-/// Of whoever takes a task or gives it back.
+/// The reason for taking over or returning a task.
 const OPTIONAL_REASON: ArgumentShape = ArgumentShape::OptionalText(limits::REASON);
 const ITEM: ArgumentShape = ArgumentShape::NonBlankText(limits::ITEM);
 const STATE_REF: ArgumentShape = ArgumentShape::NonBlankText(limits::STATE_REF);
@@ -25,13 +26,13 @@ const EVIDENCE: ArgumentShape = ArgumentShape::Object(&[
     field(
         "kind",
         ArgumentShape::NonBlankText(limits::EVIDENCE_KIND),
-        "journal, screenshot, contract, task, url, file, or another word.",
+        "Kind of evidence: journal, screenshot, contract, task, url, file, or another name.",
     )
     .required(),
     field(
         "ref",
         ArgumentShape::NonBlankText(limits::EVIDENCE_REF),
-        "Where it is.",
+        "Where the evidence is.",
     )
     .required(),
     field(
@@ -41,11 +42,11 @@ const EVIDENCE: ArgumentShape = ArgumentShape::Object(&[
     ),
 ]);
 const FAILED_ITEM: ArgumentShape = ArgumentShape::Object(&[
-    field("item", ITEM, "What did not work out.").required(),
+    field("item", ITEM, "The failed item.").required(),
     field(
         "reason",
         ArgumentShape::NonBlankText(limits::ITEM_REASON),
-        "Why.",
+        "Why it failed.",
     )
     .required(),
 ]);
@@ -62,16 +63,16 @@ const ARTIFACT: ArgumentShape = ArgumentShape::Object(&[
             least: 0,
             most: limits::MAX_FILE_BYTES,
         },
-        "Smallest size in bytes.",
+        "Minimum size in bytes.",
     ),
     field("sha256", ArgumentShape::Sha256, "Expected SHA-256 in hex."),
 ]);
 
-const OWN_TASK: ArgumentField = field("task_id", ID, "The task; left out, the one that is held.");
+const OWN_TASK: ArgumentField = field("task_id", ID, "The task. Default: the task that you hold.");
 const CURSOR: ArgumentField = field(
     "cursor",
     ArgumentShape::Text(limits::CURSOR),
-    "Where to go on.",
+    "Where to continue.",
 );
 const EVIDENCE_LIST: ArgumentField = field(
     "evidence",
@@ -79,7 +80,7 @@ const EVIDENCE_LIST: ArgumentField = field(
         of: &EVIDENCE,
         most: limits::MAX_EVIDENCE,
     },
-    "References to proof.",
+    "References to evidence.",
 );
 const STATE_REFS: ArgumentField = field(
     "state_refs",
@@ -87,12 +88,12 @@ const STATE_REFS: ArgumentField = field(
         of: &STATE_REF,
         most: limits::MAX_STATE_REFS,
     },
-    "Paths of larger state, never its contents.",
+    "Paths of larger state, not its contents.",
 );
 const PAGE_TOKEN: ArgumentField = field(
     "page_token",
     ArgumentShape::Text(limits::PAGE_TOKEN),
-    "next_page_token of the page before.",
+    "next_page_token of the previous page.",
 );
 const PAGE_SIZE: ArgumentField = field(
     "page_size",
@@ -100,7 +101,7 @@ const PAGE_SIZE: ArgumentField = field(
         least: 1,
         most: limits::PAGE_MAX as u64,
     },
-    "How many at most.",
+    "Maximum number of entries.",
 );
 
 const STATES: [&str; 9] = [
@@ -122,13 +123,13 @@ const START: [ArgumentField; 9] = [
     field(
         "goal",
         ArgumentShape::NonBlankText(limits::GOAL),
-        "What is to be reached.",
+        "The goal of the task.",
     )
     .required(),
     field(
         "prompt",
         ArgumentShape::Text(limits::PROMPT),
-        "What has to be done in detail; left out, the goal says it.",
+        "What has to be done in detail. Default: the goal.",
     ),
     field(
         "success_criteria",
@@ -136,26 +137,30 @@ const START: [ArgumentField; 9] = [
             of: &CRITERION,
             most: limits::MAX_SUCCESS_CRITERIA,
         },
-        "How one can tell that it is reached.",
+        "How to recognize that the goal is reached.",
     ),
     field(
         "agent_scope",
         ArgumentShape::OptionalText(limits::NAME),
-        "Agents of this scope may go on with it later; left out, those of this token's.",
+        "Agents of this scope may continue the task later. Default: the scope of this token.",
     ),
-    field("labels", ArgumentShape::Labels, "Notes to find it by."),
+    field(
+        "labels",
+        ArgumentShape::Labels,
+        "Notes to find the task by.",
+    ),
     field(
         "required_artifacts",
         ArgumentShape::List {
             of: &ARTIFACT,
             most: PATHS_MAX,
         },
-        "Files without which it cannot be completed.",
+        "Files without which the task cannot be completed.",
     ),
     field(
         "missing_policy",
         ArgumentShape::OneOf(&POLICIES),
-        "What a missing file does to a completion; left out, it is rejected.",
+        "What happens to a completion with missing files. Default: reject.",
     ),
     field(
         "lease_seconds",
@@ -168,25 +173,25 @@ const START: [ArgumentField; 9] = [
     field(
         "idempotency_key",
         ArgumentShape::OptionalText(limits::IDEMPOTENCY_KEY),
-        "The same key never makes a second task; left out, every call makes one.",
+        "The same key never creates a second task. Default: every call creates a task.",
     ),
 ];
 const CLAIM: [ArgumentField; 1] = [field(
     "task_id",
     ID,
-    "The task; left out, the first that this token may claim.",
+    "The task. Default: the first one that this token may claim.",
 )];
 const PICK_UP: [ArgumentField; 3] = [
     field("task_id", ID, "The task.").required(),
     field(
         "attempt_id",
         ID,
-        "The parked attempt that was seen: another one is not picked up.",
+        "The parked attempt that you expect; the call is rejected if another one is parked.",
     ),
     field(
         "reason",
         OPTIONAL_REASON,
-        "Why, for those who read the task later.",
+        "Reason, for people who read the task later.",
     ),
 ];
 const PROGRESS: [ArgumentField; 6] = [
@@ -194,7 +199,7 @@ const PROGRESS: [ArgumentField; 6] = [
     field(
         "summary",
         ArgumentShape::Text(limits::SUMMARY),
-        "Where the work stands; replaces what was said before.",
+        "Current state of the work; replaces the previous summary.",
     ),
     field(
         "completed_items",
@@ -202,7 +207,7 @@ const PROGRESS: [ArgumentField; 6] = [
             of: &ITEM,
             most: limits::MAX_ITEMS,
         },
-        "What is done since.",
+        "Items that were completed since the last report.",
     ),
     field(
         "failed_items",
@@ -210,12 +215,12 @@ const PROGRESS: [ArgumentField; 6] = [
             of: &FAILED_ITEM,
             most: limits::MAX_ITEMS,
         },
-        "What did not work out, and why.",
+        "Items that failed, with the reason.",
     ),
     field(
         "cursor",
         ArgumentShape::Text(limits::CURSOR),
-        "Where to go on; replaces what was said before.",
+        "Where to continue; replaces the previous cursor.",
     ),
     EVIDENCE_LIST,
 ];
@@ -224,7 +229,7 @@ const CHECKPOINT: [ArgumentField; 6] = [
     field(
         "summary",
         ArgumentShape::NonBlankText(limits::SUMMARY),
-        "What was done, for whoever goes on.",
+        "What was done, for the agent or person that continues.",
     )
     .required(),
     CURSOR,
@@ -236,15 +241,15 @@ const CHECKPOINT: [ArgumentField; 6] = [
     ),
     STATE_REFS,
 ];
-/// The reason first: a blank one is wrong whatever it speaks of.
+/// The reason comes first, because a blank one is reported before any other error.
 const BLOCK: [ArgumentField; 7] = [
-    field("reason", REASON, "Why it cannot go on.").required(),
+    field("reason", REASON, "Why the task cannot continue.").required(),
     OWN_TASK,
     field("resume_hint", NOTE, "What would help."),
     field(
         "summary",
         ArgumentShape::Text(limits::SUMMARY),
-        "What was done so far, for the checkpoint that is written with it.",
+        "What was done so far, for the checkpoint that is saved with the block.",
     ),
     CURSOR,
     EVIDENCE_LIST,
@@ -256,23 +261,23 @@ const COMPLETE: [ArgumentField; 6] = [
     field(
         "summary",
         ArgumentShape::NonBlankText(limits::SUMMARY),
-        "What was done; of a failed task: why, in at most 4096 characters; of a canceled one: why, in at most 2048.",
+        "What was done. For a failed task: why, in at most 4096 characters. For a canceled task: why, in at most 2048.",
     )
     .required(),
     field(
         "result",
         ArgumentShape::Text(RESULT),
-        "The final text or JSON; of a failed task: what users are told, in at most 4096 characters.",
+        "The final text or JSON. For a failed task: the message for users, in at most 4096 characters.",
     ),
     field(
         "failure_code",
         ArgumentShape::Name(FAILURE_CODE),
-        "Of a failed task: a word of your own for why; left out, agent_reported.",
+        "For a failed task: your own code for the cause. Default: agent_reported.",
     ),
     field(
         "retryable",
         ArgumentShape::Flag,
-        "Of a failed task: false forbids another attempt.",
+        "For a failed task: false forbids another attempt.",
     ),
 ];
 const GET: [ArgumentField; 1] = [OWN_TASK];
@@ -283,7 +288,7 @@ const LIST: [ArgumentField; 5] = [
             of: &STATE,
             most: limits::MAX_FILTER_STATES,
         },
-        "Any of these; left out, all.",
+        "Only tasks in one of these states. Default: all.",
     ),
     field(
         "agent",
@@ -313,11 +318,11 @@ const RELEASE: [ArgumentField; 2] = [
     field(
         "reason",
         OPTIONAL_REASON,
-        "Why, for those who read the task later.",
+        "Reason, for people who read the task later.",
     ),
 ];
 
-/// What a tool takes.
+/// The arguments of a tool.
 pub(super) fn argument_fields(call: ToolOperation) -> &'static [ArgumentField] {
     match call {
         ToolOperation::Start => &START,
@@ -335,7 +340,8 @@ pub(super) fn argument_fields(call: ToolOperation) -> &'static [ArgumentField] {
     }
 }
 
-/// What a tool is given, against its fields and against each other: what stands for a failure's words is a failure's length.
+/// Checks the arguments of a call. Summary and result have shorter limits if the outcome is a
+/// failure or a cancellation, because they become its message or reason.
 pub(super) fn check_arguments(
     call: ToolOperation,
     args: &McpArguments,
@@ -362,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tool_has_fields_and_only_verbs_with_a_reason_require_one() {
+    fn only_verbs_that_need_a_reason_require_the_argument() {
         for (verb, tool) in agent_tools() {
             let fields = argument_fields(tool.operation);
             assert!(!fields.is_empty(), "{}", tool.name);
@@ -374,13 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_its_word() {
-        for word in STATES {
-            assert!(TaskState::from_short_name(word).is_ok(), "{word}");
+    fn states_and_policies_are_those_of_the_protocol() {
+        for name in STATES {
+            assert!(TaskState::from_short_name(name).is_ok(), "{name}");
         }
         assert_eq!(STATES.len(), <TaskState as ShortName>::NAMES.len() - 1);
-        for word in POLICIES {
-            assert!(MissingPolicy::from_short_name(word).is_ok(), "{word}");
+        for name in POLICIES {
+            assert!(MissingPolicy::from_short_name(name).is_ok(), "{name}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What a tool answers: an object, or a refusal that says what happened, why and what to do next, with a machine code.
+//! The result of a tool call: an object, or a rejection with what happened, why, what to do next,
+//! and a machine code.
 
 use baton_proto::unpack_error_detail;
 use baton_proto::v1::ErrorDetail;
@@ -9,20 +10,20 @@ use tonic::{Code, Status};
 use super::argument_schema::ArgumentError;
 use crate::error::cli_error::CliError;
 
-/// Why a tool did not do what it was asked to.
+/// Why a tool call was rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ToolRejection {
-    /// The class, as gRPC names it in lower case.
+    /// The gRPC status name in lower case.
     pub(super) status: &'static str,
     pub(super) code: String,
     pub(super) what: String,
     pub(super) why: String,
     pub(super) next: String,
-    /// In a place of its own: a refusal travels through every result.
+    /// Boxed, so that `ToolResult` stays small.
     detail: Box<RejectionDetail>,
 }
 
-/// What only some refusals say.
+/// Fields that only some rejections have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RejectionDetail {
     field: String,
@@ -33,7 +34,7 @@ struct RejectionDetail {
 
 pub(super) type ToolResult = Result<Value, ToolRejection>;
 
-/// The relay stopped with the call in its hands. Calls have ids, so they can be repeated.
+/// The relay stopped while it handled the call. Calls have ids, so they can be repeated.
 const OUTCOME_UNKNOWN: &str = "outcome_unknown";
 pub(super) const INVALID_ARGUMENT: &str = "invalid_argument";
 pub(super) const UNAVAILABLE: &str = "unavailable";
@@ -58,7 +59,7 @@ impl ToolRejection {
         }
     }
 
-    /// The same call may well succeed a moment later.
+    /// The same call may succeed a moment later.
     pub(super) fn is_transient(&self) -> bool {
         self.status == UNAVAILABLE || self.code == OUTCOME_UNKNOWN
     }
@@ -103,12 +104,12 @@ impl ToolRejection {
 
 impl From<ArgumentError> for ToolRejection {
     fn from(wrong: ArgumentError) -> Self {
-        let what = format!("the argument {} cannot be taken", wrong.field);
-        let next = "mend it and call again; nothing was changed";
-        let mut refusal =
+        let what = format!("the argument {} is not valid", wrong.field);
+        let next = "correct it and call again; nothing was changed";
+        let mut rejection =
             Self::new(INVALID_ARGUMENT, wrong.code, &what, next).with_reason(wrong.why);
-        refusal.detail.field = wrong.field;
-        refusal
+        rejection.detail.field = wrong.field;
+        rejection
     }
 }
 
@@ -117,9 +118,10 @@ impl From<Status> for ToolRejection {
         let class = status_name(status.code());
         match unpack_error_detail(&status) {
             Some(detail) => Self::from_detail(class, detail),
-            // Made by a transport, not by a handler of the relay.
+            // Made by the transport, not by a handler of the relay.
             None if is_transport(status.code()) => relay_unreachable(status.message()),
-            None => Self::new(class, class, "the relay refused", "").with_reason(status.message()),
+            None => Self::new(class, class, "the relay rejected the call", "")
+                .with_reason(status.message()),
         }
     }
 }
@@ -127,40 +129,38 @@ impl From<Status> for ToolRejection {
 impl From<CliError> for ToolRejection {
     fn from(error: CliError) -> Self {
         match error {
-            CliError::Unreachable(story) => Self {
-                next: story.hint.clone(),
-                ..relay_unreachable(&story.why)
+            CliError::Unreachable(text) => Self {
+                next: text.hint.clone(),
+                ..relay_unreachable(&text.why)
             },
-            CliError::Usage(story) | CliError::Local(story) | CliError::Damaged(story) => {
-                Self::new(
-                    FAILED_PRECONDITION,
-                    "not_configured",
-                    &story.what,
-                    &story.hint,
-                )
-                .with_reason(story.why)
-            }
-            CliError::Rejected(refusal) => Self::new(
-                status_name(refusal.code),
-                &refusal.machine_code,
-                &refusal.text.what,
-                &refusal.text.hint,
+            CliError::Usage(text) | CliError::Local(text) | CliError::Damaged(text) => Self::new(
+                FAILED_PRECONDITION,
+                "not_configured",
+                &text.what,
+                &text.hint,
+            )
+            .with_reason(text.why),
+            CliError::Rejected(rejection) => Self::new(
+                status_name(rejection.code),
+                &rejection.machine_code,
+                &rejection.text.what,
+                &rejection.text.hint,
             ),
             CliError::OutputClosed => {
-                Self::new(UNAVAILABLE, "output_closed", "the output closed", "")
+                Self::new(UNAVAILABLE, "output_closed", "stdout was closed", "")
             }
         }
     }
 }
 
-/// Whoever asks is told so when the server is on its way out.
+/// The rejection of calls while the server stops.
 pub(super) fn server_stopping() -> ToolRejection {
     let (what, next) = ("the server is stopping", "start it again");
     ToolRejection::new(UNAVAILABLE, "server_stopping", what, next)
 }
 
 fn relay_unreachable(why: &str) -> ToolRejection {
-    let next = "see whether the relay is up, then call again";
+    let next = "check that the relay is running, then call again";
     ToolRejection::new(
         UNAVAILABLE,
         "relay_unreachable",
@@ -203,11 +203,11 @@ fn status_name(code: Code) -> &'static str {
     }
 }
 
-/// As the protocol has it: refusals are results too, so that the model reads them.
+/// A rejection is a result as well, as MCP requires, so that the model can read it.
 pub(super) fn to_call_result(answer: ToolResult) -> CallToolResult {
     match answer {
         Ok(object) => CallToolResult::structured(object),
-        Err(refusal) => CallToolResult::structured_error(refusal.to_object()),
+        Err(rejection) => CallToolResult::structured_error(rejection.to_object()),
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_what_why_and_what_next_with_a_code() {
+    fn a_rejection_has_a_code_a_field_and_a_reason() {
         let wrong = ArgumentError {
             code: "blank",
             field: "reason".to_owned(),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_is_transient_and_a_refusal_is_not() {
+    fn a_broken_connection_is_transient_and_a_rejection_is_not() {
         assert!(ToolRejection::from(Status::unavailable("reset")).is_transient());
         assert!(!ToolRejection::from(Status::not_found("x")).is_transient());
         let refused = ToolRejection::from(Status::unauthenticated("no"));

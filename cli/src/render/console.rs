@@ -31,7 +31,8 @@ impl CliConsole {
         Ok(())
     }
 
-    /// Prints one JSON object on its own line and flushes, so that the reader of a pipe gets it at once.
+    /// Prints one JSON object on its own line and flushes, so that the reader of a pipe gets it
+    /// at once.
     pub(crate) fn json(&self, value: &serde_json::Value) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         writeln!(stdout, "{}", sanitizer::escaped_json(value))?;

@@ -1,5 +1,5 @@
-//! Inputs as lines for people. Everything that an answer is bound to is shown completely: characters
-//! that a terminal would hide or interpret are escaped.
+//! Inputs as lines for people. Everything that an answer is bound to is shown completely:
+//! characters that a terminal would hide or interpret are escaped.
 
 use baton_proto::v1::input::Body;
 use baton_proto::v1::{Input, InputState, PermissionRequest, PermissionRule, Question};
@@ -14,8 +14,8 @@ use crate::render::task_view::{age, time_of_day, unix_ms};
 pub(crate) fn input_lines(input: &Input, now_ms: u64, style: TextStyle) -> Vec<String> {
     let mut lines = vec![header_line(input, now_ms, style)];
     match &input.body {
-        Some(Body::Permission(asked)) => push_permission_lines(asked, &mut lines),
-        Some(Body::Question(asked)) => push_question_lines(asked, &mut lines),
+        Some(Body::Permission(permission)) => push_permission_lines(permission, &mut lines),
+        Some(Body::Question(question)) => push_question_lines(question, &mut lines),
         None => {}
     }
     if input.state() == InputState::Open {
@@ -28,47 +28,52 @@ pub(crate) fn input_lines(input: &Input, now_ms: u64, style: TextStyle) -> Vec<S
 
 fn header_line(input: &Input, now_ms: u64, style: TextStyle) -> String {
     let what = match &input.body {
-        Some(Body::Permission(asked)) => format!("permission for {}", one_line(&asked.tool_name)),
+        Some(Body::Permission(permission)) => {
+            format!("permission for {}", one_line(&permission.tool_name))
+        }
         Some(Body::Question(_)) => "question".to_owned(),
         None => "input of an unknown kind".to_owned(),
     };
     let what = style.paint(TextTone::Caution, &what);
-    let mut words = vec![
+    let mut parts = vec![
         input.input_id.clone(),
         what,
         format!("asked {} ago", age(input.asked_at.as_ref(), now_ms)),
     ];
     if let Some(ends) = &input.expires_at {
         let left = unix_ms(ends).saturating_sub(now_ms);
-        words.push(format!("{} left", duration::format_short(left)));
+        parts.push(format!("{} left", duration::format_short(left)));
     }
-    words.push(format!("task {}", input.task_id));
+    parts.push(format!("task {}", input.task_id));
     if !input.goal.is_empty() {
-        words.push(format!("({})", one_line(&input.goal)));
+        parts.push(format!("({})", one_line(&input.goal)));
     }
-    words.join("  ")
+    parts.join("  ")
 }
 
-fn push_permission_lines(asked: &PermissionRequest, lines: &mut Vec<String>) {
-    let arguments = escape_unprintable(&asked.tool_input);
+fn push_permission_lines(permission: &PermissionRequest, lines: &mut Vec<String>) {
+    let arguments = escape_unprintable(&permission.tool_input);
     lines.extend(arguments.lines().map(|line| format!("    {line}")));
-    if !asked.description.is_empty() {
-        lines.push(format!("  description:  {}", one_line(&asked.description)));
+    if !permission.description.is_empty() {
+        lines.push(format!(
+            "  description:  {}",
+            one_line(&permission.description)
+        ));
     }
 }
 
-fn push_question_lines(asked: &Question, lines: &mut Vec<String>) {
-    let question = escape_unprintable(asked.question.as_bytes());
-    lines.extend(question.lines().map(|line| format!("    {line}")));
-    for (number, option) in (1..).zip(&asked.options) {
+fn push_question_lines(question: &Question, lines: &mut Vec<String>) {
+    let text = escape_unprintable(question.question.as_bytes());
+    lines.extend(text.lines().map(|line| format!("    {line}")));
+    for (number, option) in (1..).zip(&question.options) {
         let mut line = format!("    {number}. {}", one_line(&option.label));
         if !option.description.is_empty() {
             line += &format!(" - {}", one_line(&option.description));
         }
         lines.push(line);
     }
-    if asked.group_size > 1 {
-        let size = asked.group_size;
+    if question.group_size > 1 {
+        let size = question.group_size;
         lines.push(format!("  one of {size} questions that belong together"));
     }
 }
@@ -76,15 +81,17 @@ fn push_question_lines(asked: &Question, lines: &mut Vec<String>) {
 /// The command that answers the input.
 pub(crate) fn answer_command(input: &Input) -> String {
     let flags = match &input.body {
-        Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
+        Some(Body::Permission(permission)) if permission.can_allow_for_attempt => {
             "--allow [--for-attempt] | --deny [--message TEXT]"
         }
         Some(Body::Permission(_)) => "--allow | --deny [--message TEXT]",
-        Some(Body::Question(asked)) => match (asked.options.is_empty(), asked.multi_select) {
-            (true, _) => "--text TEXT",
-            (false, true) => "--option N [--option N …]",
-            (false, false) => "--option N",
-        },
+        Some(Body::Question(question)) => {
+            match (question.options.is_empty(), question.multi_select) {
+                (true, _) => "--text TEXT",
+                (false, true) => "--option N [--option N …]",
+                (false, false) => "--option N",
+            }
+        }
         None => "",
     };
     format!("baton answer {} {flags}", input.input_id)
@@ -92,14 +99,14 @@ pub(crate) fn answer_command(input: &Input) -> String {
 
 /// The outcome of an input: the answer, who gave it and when.
 pub(crate) fn outcome_text(input: &Input) -> String {
-    let mut words = vec![input.outcome().short_name().to_owned()];
+    let mut parts = vec![input.outcome().short_name().to_owned()];
     if let Some(rule) = &input.rule {
-        words.push(format!("by a rule of the task: {}", rule_text(rule)));
+        parts.push(format!("by a rule of the task: {}", rule_text(rule)));
     } else if !input.answered_by.is_empty() {
-        words.push(format!("by {}", one_line(&input.answered_by)));
+        parts.push(format!("by {}", one_line(&input.answered_by)));
     }
     if input.answered_at.is_some() {
-        words.push(format!("at {}", time_of_day(input.answered_at.as_ref())));
+        parts.push(format!("at {}", time_of_day(input.answered_at.as_ref())));
     }
     let answer = input.labels.iter().chain([&input.text]);
     let answer = answer
@@ -107,9 +114,9 @@ pub(crate) fn outcome_text(input: &Input) -> String {
         .map(|text| one_line(text));
     let answer = answer.collect::<Vec<_>>().join(", ");
     if !answer.is_empty() {
-        words.push(format!("({answer})"));
+        parts.push(format!("({answer})"));
     }
-    words.join(" ")
+    parts.join(" ")
 }
 
 fn rule_text(rule: &PermissionRule) -> String {
@@ -139,14 +146,14 @@ mod tests {
 
     #[test]
     fn characters_that_a_terminal_would_hide_are_escaped() {
-        let asked = PermissionRequest {
+        let permission = PermissionRequest {
             tool_name: "Ba\u{1b}[8msh".to_owned(),
             tool_input: b"ls \x1b[8mrm -r .\x1b[0m \xe2\x80\xae \xff"
                 .to_vec()
                 .into(),
             ..PermissionRequest::default()
         };
-        let shown = shown(Body::Permission(asked));
+        let shown = shown(Body::Permission(permission));
         assert!(
             !shown.contains('\u{1b}') && !shown.contains('\u{202e}'),
             "{shown}"
@@ -165,13 +172,13 @@ mod tests {
             label: label.to_owned(),
             ..QuestionOption::default()
         };
-        let asked = Question {
+        let question = Question {
             question: "Which?\nSay.".to_owned(),
             options: vec![option("this"), option("that")],
             multi_select: true,
             ..Question::default()
         };
-        let shown = shown(Body::Question(asked));
+        let shown = shown(Body::Question(question));
         assert!(shown.contains("    1. this\n    2. that"), "{shown}");
         assert!(shown.contains("--option N [--option N …]"), "{shown}");
     }

@@ -1,6 +1,6 @@
 //! Text for people and JSON for programs: tasks, attempts, inputs, tables, colours, progress.
-//! Only console writes to stdout or stderr; sanitizer filters all text from agents and the relay for a terminal.
-//! Must not call the relay.
+//! Only console writes to stdout or stderr; sanitizer filters all text from agents and the relay
+//! for a terminal. Must not call the relay.
 
 pub(crate) mod bench_view;
 pub(crate) mod console;

@@ -1,5 +1,5 @@
-//! Progress of a long command on stderr: one line that is rewritten on a terminal, else a line every
-//! few seconds.
+//! Progress of a long command on stderr: one line that is rewritten on a terminal, else a line
+//! every few seconds.
 
 use std::time::{Duration, Instant};
 

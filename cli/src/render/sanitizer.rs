@@ -90,8 +90,8 @@ pub(crate) fn one_line(text: &str) -> String {
     out.replace(['\n', '\t'], " ")
 }
 
-/// For text that a person must see completely before allowing it: nothing is removed, and characters
-/// that a terminal would hide, interpret or reorder are escaped.
+/// For text that a person must see completely before allowing it: nothing is removed, and
+/// characters that a terminal would hide, interpret or reorder are escaped.
 pub(crate) fn escape_unprintable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -1,4 +1,5 @@
-//! One task in full, for `show` and `inspect`: the submission, each attempt, armed timers, and the next step.
+//! One task in full, for `show` and `inspect`: the submission, each attempt, armed timers, and
+//! the next step.
 
 use baton_proto::v1::{
     ArmedTimer, Attempt, AttemptState, DeadlineProfile, DiagnosticCode, EndedBy, InspectResponse,

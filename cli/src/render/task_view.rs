@@ -58,24 +58,24 @@ pub(crate) fn task_description(task: &Task) -> String {
 /// One event as a line of `watch`.
 pub(crate) fn event_line(event: &TaskEvent, style: TextStyle) -> String {
     let time = style.paint(TextTone::Quiet, &time_of_day(event.recorded_at.as_ref()));
-    let mut words = vec![time, short_name_of::<TaskEventKind>(event.kind)];
+    let mut parts = vec![time, short_name_of::<TaskEventKind>(event.kind)];
     if event.attempt_number > 0 {
-        words.push(format!("attempt {}", event.attempt_number));
+        parts.push(format!("attempt {}", event.attempt_number));
     }
     let phase =
         event.kind() == TaskEventKind::Phase && event.phase() != LifecyclePhase::Unspecified;
     if phase {
-        words.push(short_name_of::<LifecyclePhase>(event.phase));
+        parts.push(short_name_of::<LifecyclePhase>(event.phase));
     } else if event.state() != AttemptState::Unspecified {
-        words.push(short_name_of::<AttemptState>(event.state));
+        parts.push(short_name_of::<AttemptState>(event.state));
     }
     let task_state = style.paint(
         state_tone(event.task_state()),
         event.task_state().short_name(),
     );
-    words.push(format!("[{task_state}]"));
-    words.extend(event_details(event));
-    words.join("  ")
+    parts.push(format!("[{task_state}]"));
+    parts.extend(event_details(event));
+    parts.join("  ")
 }
 
 fn event_details(event: &TaskEvent) -> Vec<String> {

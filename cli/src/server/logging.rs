@@ -1,5 +1,5 @@
-//! The log of the servers: one line per event on stderr, as text or JSON. Commands that run a server set it
-//! up once; client commands write no log.
+//! The log of the servers: one line per event on stderr, as text or JSON. Commands that run a
+//! server set it up once; client commands write no log.
 
 use std::io::IsTerminal;
 
@@ -12,8 +12,8 @@ const DEFAULT_FILTER: &str = "info";
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LogArgs {
-    /// Write the log as JSON, one object per line. RUST_LOG sets the log level, for example `debug` or
-    /// `baton_relay=trace`.
+    /// Write the log as JSON, one object per line. RUST_LOG sets the log level, for example
+    /// `debug` or `baton_relay=trace`.
     #[arg(long, env = "BATON_LOG_JSON", help_heading = "Logging")]
     pub log_json: bool,
 }

@@ -1,6 +1,6 @@
-//! Restart of a relay by exec of the same executable. The store cannot continue after a full disk, and there
-//! may be no supervisor that restarts the process. State that must survive the restart is passed in one environment
-//! variable.
+//! Restart of a relay by exec of the same executable. The store cannot continue after a full
+//! disk, and there may be no supervisor that restarts the process. State that must survive the
+//! restart is passed in one environment variable.
 
 use std::env;
 use std::io;
@@ -45,8 +45,9 @@ impl RestartState {
     }
 }
 
-/// Executes the same executable even if its file was replaced meanwhile: only the operator starts an upgrade. Locks,
-/// sockets and threads of the old program end; the process id, its children and its standard streams stay.
+/// Executes the same executable even if its file was replaced meanwhile: only the operator starts
+/// an upgrade. Locks, sockets and threads of the old program end; the process id, its children
+/// and its standard streams stay.
 fn exec_self(listen: SocketAddr, restart_count: u64) -> io::Error {
     let mut arguments = env::args_os();
     let mut command = Command::new("/proc/self/exe");

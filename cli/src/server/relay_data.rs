@@ -1,5 +1,5 @@
-//! Direct access to a relay's data directory: whether a relay runs on it, and export, import and verification by
-//! the relay's library. Only this file and `start.rs` use that library.
+//! Direct access to a relay's data directory: whether a relay runs on it, and export, import and
+//! verification by the relay's library. Only this file and `start.rs` use that library.
 
 use std::fs;
 use std::io::{self, Write};
@@ -31,7 +31,8 @@ pub(crate) enum DataSource {
 }
 
 impl DataSource {
-    /// The configured relay; else the relay that runs on the data directory; else the directory itself, if it exists.
+    /// The configured relay; else the relay that runs on the data directory; else the directory
+    /// itself, if it exists.
     pub(crate) async fn find(
         args: &ConnectionArgs,
         console: &CliConsole,

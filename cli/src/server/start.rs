@@ -1,5 +1,5 @@
-//! Starts relay and daemon from the options of the command line: builds their configuration, opens them and
-//! translates their errors.
+//! Starts relay and daemon from the options of the command line: builds their configuration,
+//! opens them and translates their errors.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -96,7 +96,8 @@ pub(crate) struct DaemonStartOptions {
     pub config: Option<PathBuf>,
     /// Working directory for tasks without a workspace; `work` in the data directory if absent.
     pub work_dir: Option<PathBuf>,
-    /// How long attempts that did not finish during the drain may continue without the daemon; zero ends them.
+    /// How long attempts that did not finish during the drain may continue without the daemon;
+    /// zero ends them.
     pub lease_extension: Duration,
     /// Address for health checks over HTTP.
     pub health: Option<SocketAddr>,
@@ -183,7 +184,8 @@ fn relay_config(plan: &RelayStartOptions, clocks: &ServerClocks) -> RelayConfig 
     config
 }
 
-/// A wrong address, certificate or directory is a usage error; the library's text explains how to correct it.
+/// A wrong address, certificate or directory is a usage error; the library's text explains how to
+/// correct it.
 fn start_error(error: &RelayError) -> CliError {
     let text = error.to_string();
     let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
@@ -206,9 +208,9 @@ fn with_error_code(code: Option<&str>, what: &str) -> String {
     code.map_or_else(|| what.to_owned(), |code| format!("[{code}] {what}"))
 }
 
-/// The relay's address for commands on this machine. It keeps the scheme: with http:// commands would connect
-/// without TLS and send their token in the clear. If the certificate does not contain this address, the error message
-/// asks for another --relay.
+/// The relay's address for commands on this machine. It keeps the scheme: with http:// commands
+/// would connect without TLS and send their token in the clear. If the certificate does not
+/// contain this address, the error message asks for another --relay.
 fn local_url(scheme: &str, address: SocketAddr) -> String {
     let host = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -379,8 +381,8 @@ pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliErr
     read.map(Option::unwrap_or_default)
 }
 
-/// Checks whether a daemon would work with these options. Errors in its configuration file are reported together
-/// with all other findings.
+/// Checks whether a daemon would work with these options. Errors in its configuration file are
+/// reported together with all other findings.
 pub(crate) async fn check_daemon(
     mut plan: DaemonStartOptions,
     clocks: &ServerClocks,
@@ -430,7 +432,8 @@ fn daemon_data_dir(data: &Path) -> Result<PathBuf, CliError> {
     absolute_path(data)
 }
 
-/// Asks the daemon on `data` for its health. Without a daemon no work can reach this machine, so that is an error.
+/// Asks the daemon on `data` for its health. Without a daemon no work can reach this machine, so
+/// that is an error.
 pub(crate) async fn daemon_health(data: PathBuf) -> Result<HealthCheckResult, CliError> {
     let daemon_data = data.clone();
     let checkup = tokio::task::spawn_blocking(move || check_health(&daemon_data)).await;

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM. In servers the first signal starts a clean stop, the second one ends the process. In
-//! commands that follow a task, Ctrl-C ends the command.
+//! SIGINT and SIGTERM. In servers the first signal starts a clean stop, the second one ends the
+//! process. In commands that follow a task, Ctrl-C ends the command.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +14,8 @@ pub(crate) fn cancel_on_signals() -> Result<CancellationToken, CliError> {
     Ok(cancel_on(StopSignals::listen()?, note))
 }
 
-/// Like [`cancel_on_signals`] for the child of another program: also stops on SIGHUP, and prints nothing.
+/// Like [`cancel_on_signals`] for the child of another program: also stops on SIGHUP, and prints
+/// nothing.
 pub(crate) fn cancel_on_signals_and_hangup() -> Result<CancellationToken, CliError> {
     let hangup = Some(listen_for(SignalKind::hangup())?);
     let signals = StopSignals {

@@ -116,7 +116,8 @@ impl LoadGenerator {
         self.counters.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Closed loop: every slot of every connection submits again when its last submit is acknowledged.
+    /// Closed loop: every slot of every connection submits again when its last submit is
+    /// acknowledged.
     pub(crate) async fn run_saturated(
         &self,
         warm_up: Duration,

@@ -1,5 +1,5 @@
-//! Tasks bench: tasks from submit to durable completion, first as many as the relay accepts, then at
-//! a fixed rate.
+//! Tasks bench: tasks from submit to durable completion, first as many as the relay accepts, then
+//! at a fixed rate.
 
 use std::sync::Arc;
 use std::time::Duration;

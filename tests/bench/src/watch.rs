@@ -265,7 +265,8 @@ impl WatcherCounts {
     }
 }
 
-/// An attempt with much output and three readers: one reads 1 KB/s, one does not read, one keeps up.
+/// An attempt with much output and three readers: one reads 1 KB/s, one does not read, one keeps
+/// up.
 struct SlowReaders {
     _fleet: SimulatedFleet,
     expected: u64,

@@ -1,8 +1,8 @@
-//! `baton claim`, `baton pick-up`, `baton renew`, `baton release`: leases at a terminal, for tokens with the
-//! role agent.
+//! `baton claim`, `baton pick-up`, `baton renew`, `baton release`: leases at a terminal, for
+//! tokens with the role agent.
 //!
-//! The lease token is printed once and read from the environment only: an argument would show up in every
-//! process list.
+//! The lease token is printed once and read from the environment only: an argument would show up
+//! in every process list.
 
 use std::fmt;
 
@@ -30,7 +30,8 @@ pub(crate) struct ClaimArgs {
     #[arg(value_name = "TASK", default_value = "", hide_default_value = true)]
     task_id: String,
 
-    /// Print the lease with its token, the task and the state of earlier attempts as one JSON object.
+    /// Print the lease with its token, the task and the state of earlier attempts as one JSON
+    /// object.
     #[arg(long)]
     json: bool,
 
@@ -55,7 +56,8 @@ pub(crate) struct PickUpArgs {
     #[command(flatten)]
     why: OptionalReasonArg,
 
-    /// Print the lease with its token, the task and the state of earlier attempts as one JSON object.
+    /// Print the lease with its token, the task and the state of earlier attempts as one JSON
+    /// object.
     #[arg(long)]
     json: bool,
 
@@ -257,8 +259,8 @@ fn print_grant(
     Ok(CommandExit::Done)
 }
 
-/// The JSON of a message never contains a token, because it may be logged. Only here the holder gets
-/// the token.
+/// The JSON of a message never contains a token, because it may be logged. Only here the holder
+/// gets the token.
 fn grant_json(grant: &AgentGrant) -> Value {
     let mut shown = to_json(grant);
     shown["token"] = token_hex(grant).into();

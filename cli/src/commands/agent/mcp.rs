@@ -12,7 +12,8 @@ use crate::server::start::ServerClocks;
 
 #[derive(Args, Debug)]
 pub(crate) struct McpArgs {
-    /// Directory of the files that a task requires; files outside of it are never read. Not used inside an attempt.
+    /// Directory of the files that a task requires; files outside of it are never read. Not used
+    /// inside an attempt.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 

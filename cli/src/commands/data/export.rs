@@ -22,7 +22,8 @@ use crate::server::relay_data::{DataSource, ExportSummary};
 
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// File to write, readable only by its owner. It gets its final name after it was read back and checked.
+    /// File to write, readable only by its owner. It gets its final name after it was read back
+    /// and checked.
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
 

@@ -37,8 +37,8 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Import an incomplete export: some records could not be read when it was made, or no relay could have started on
-    /// the exported directory.
+    /// Import an incomplete export: some records could not be read when it was made, or no relay
+    /// could have started on the exported directory.
     #[arg(long)]
     accept_loss: bool,
 

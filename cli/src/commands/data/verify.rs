@@ -19,8 +19,8 @@ use crate::server::relay_data::DataSource;
 
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
-    /// Export to check. The default is the data of the relay: checked by the relay if it runs, else directly in the
-    /// directory of --data.
+    /// Export to check. The default is the data of the relay: checked by the relay if it runs,
+    /// else directly in the directory of --data.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 

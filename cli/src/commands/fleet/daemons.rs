@@ -24,7 +24,8 @@ pub(crate) struct DaemonsArgs {
     #[arg(long)]
     forgotten: bool,
 
-    /// List operations on daemons instead (drain, disconnect), with who, why, and the state before and after.
+    /// List operations on daemons instead (drain, disconnect), with who, why, and the state
+    /// before and after.
     #[arg(long, conflicts_with = "forgotten")]
     changes: bool,
 
@@ -179,8 +180,8 @@ fn print_changes(
     Ok(CommandExit::Done)
 }
 
-fn connection_text(standing: Option<DaemonStanding>) -> String {
-    let DaemonStanding { drained, connected } = standing.unwrap_or_default();
+fn connection_text(state: Option<DaemonStanding>) -> String {
+    let DaemonStanding { drained, connected } = state.unwrap_or_default();
     let connected = if connected {
         "connected"
     } else {

@@ -54,8 +54,8 @@ pub(crate) async fn run(args: CompleteArgs, console: &CliConsole) -> Result<Comm
     Ok(CommandExit::Done)
 }
 
-/// Completes the task as an operator or, with --attempt, as the holder of its lease. The holder's reason
-/// becomes the summary of the result.
+/// Completes the task as an operator or, with --attempt, as the holder of its lease. The holder's
+/// reason becomes the summary of the result.
 async fn complete(
     relay: &RelayClient,
     task_id: String,

@@ -1,5 +1,5 @@
-//! `baton force-release` and `baton force-fail`: an operator ends attempts. Also runs an operation on
-//! several tasks and prints one row for each.
+//! `baton force-release` and `baton force-fail`: an operator ends attempts. Also runs an
+//! operation on several tasks and prints one row for each.
 
 use baton_proto::v1::bulk_force_result::Result as RowResult;
 use baton_proto::v1::{
@@ -129,7 +129,8 @@ pub(crate) fn print_task(task: &Task, json: bool, console: &CliConsole) -> Resul
     }
 }
 
-/// Runs an operation on several tasks and prints a row for each. The exit code is 1 if any was refused.
+/// Runs an operation on several tasks and prints a row for each. The exit code is 1 if any was
+/// refused.
 pub(crate) async fn run_bulk_force(
     relay: &RelayClient,
     request: BulkForceRequest,

@@ -1,6 +1,6 @@
-//! Commands of the Operator service: inspect, retry, force, complete, pause, tokens, profiles, relay information.
-//! Commands that change something require a reason.
-//! No decision is made here; the relay checks permissions.
+//! Commands of the Operator service: inspect, retry, force, complete, pause, tokens, profiles,
+//! relay information. Commands that change something require a reason. No decision is made here;
+//! the relay checks permissions.
 
 pub(crate) mod attempts;
 pub(crate) mod complete;

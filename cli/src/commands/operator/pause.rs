@@ -1,5 +1,5 @@
-//! `baton pause` and `baton unpause`: stop and resume the dispatch of tasks, of a tenant, or of everything.
-//! Running attempts continue.
+//! `baton pause` and `baton unpause`: stop and resume the dispatch of tasks, of a tenant, or of
+//! everything. Running attempts continue.
 
 use std::time::Duration;
 

@@ -35,8 +35,9 @@ pub(crate) struct PutProfileArgs {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// Deadline of the profile: process_start, prompt_write, first_event, first_visible_event, stream_idle,
-    /// tool_idle, user_input or cleanup_term. May be repeated; without any, the profile arms no deadline.
+    /// Deadline of the profile: process_start, prompt_write, first_event, first_visible_event,
+    /// stream_idle, tool_idle, user_input or cleanup_term. May be repeated; without any, the
+    /// profile arms no deadline.
     #[arg(long = "deadline", value_name = "NAME=DURATION", value_parser = pairs::deadline)]
     deadlines: Vec<NamedDeadline>,
 

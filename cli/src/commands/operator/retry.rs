@@ -31,8 +31,8 @@ pub(crate) struct RetryArgs {
     #[arg(long)]
     wait: bool,
 
-    /// Print the task as one JSON object: immediately, or with --wait when it has ended. For several tasks, one object with
-    /// a row for each.
+    /// Print the task as one JSON object: immediately, or with --wait when it has ended. For
+    /// several tasks, one object with a row for each.
     #[arg(long)]
     json: bool,
 

@@ -37,7 +37,8 @@ pub(crate) enum TokenCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateTokenArgs {
-    /// Name for people, for example of the machine or program that will use the token. The default is its role.
+    /// Name for people, for example of the machine or program that will use the token. The
+    /// default is its role.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
@@ -45,7 +46,8 @@ pub(crate) struct CreateTokenArgs {
     #[arg(long, value_name = "ROLE", value_parser = role)]
     role: Role,
 
-    /// Tenant of the token, or * for a daemon that all tenants share. The default is the tenant of the caller.
+    /// Tenant of the token, or * for a daemon that all tenants share. The default is the tenant
+    /// of the caller.
     #[arg(
         long,
         value_name = "TENANT",

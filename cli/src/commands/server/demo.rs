@@ -1,5 +1,5 @@
-//! The demo of `baton up`: one task from submit to completion, and one whose agent asks for permission, each
-//! as a user would run it.
+//! The demo of `baton up`: one task from submit to completion, and one whose agent asks for
+//! permission, each as a user would run it.
 
 use std::path::Path;
 
@@ -54,8 +54,8 @@ async fn run_command_demo(
     wait_for_end(relay, &task_id, console).await
 }
 
-/// Like [`run_command_demo`], with an agent that asks for permission. The demo shows how to answer and
-/// answers itself.
+/// Like [`run_command_demo`], with an agent that asks for permission. The demo shows how to
+/// answer and answers itself.
 async fn run_permission_demo(
     relay: &RelayClient,
     console: &CliConsole,

@@ -1,6 +1,6 @@
-//! The agent of `baton up --demo`: uses the Agent Client Protocol, makes one tool call, and asks for
-//! permission first. It needs no account and no other program. It does not carry out the tool call, so that the
-//! demo changes nothing.
+//! The agent of `baton up --demo`: uses the Agent Client Protocol, makes one tool call, and asks
+//! for permission first. It needs no account and no other program. It does not carry out the tool
+//! call, so that the demo changes nothing.
 
 use std::io::BufRead;
 

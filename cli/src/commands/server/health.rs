@@ -1,5 +1,5 @@
-//! `baton health`: checks whether the daemon on a data directory can receive work. The exit code is 0 if it
-//! can, so this command can be a container's probe.
+//! `baton health`: checks whether the daemon on a data directory can receive work. The exit code
+//! is 0 if it can, so this command can be a container's probe.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ use crate::server::start;
 
 #[derive(Args, Debug)]
 pub(crate) struct HealthArgs {
-    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or ~/.local/share/baton/daemon.
+    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or
+    /// ~/.local/share/baton/daemon.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 

@@ -18,13 +18,14 @@ use crate::server::reexec::RestartState;
 use crate::server::start::{RelayStartOptions, Retention, RunningRelay, ServerClocks};
 use crate::server::stop_signals;
 
-/// Text before the address in the line that a started relay prints. The load generator and scripts search
-/// for it.
+/// Text before the address in the line that a started relay prints. The load generator and
+/// scripts search for it.
 pub(crate) const LISTENING_ON: &str = "listening on ";
 
 #[derive(Args, Debug)]
 pub(crate) struct RelayServerArgs {
-    /// Directory for all data of the relay. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton.
+    /// Directory for all data of the relay. The default is $XDG_DATA_HOME/baton or
+    /// ~/.local/share/baton.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
@@ -50,12 +51,13 @@ pub(crate) struct RelayServerArgs {
     )]
     tls_key: Option<PathBuf>,
 
-    /// Listen without TLS on an address that other machines can reach. Tokens are sent unencrypted, so something else must
-    /// encrypt the connection.
+    /// Listen without TLS on an address that other machines can reach. Tokens are sent
+    /// unencrypted, so something else must encrypt the connection.
     #[arg(long, env = "BATON_INSECURE")]
     insecure: bool,
 
-    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work as well.
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The
+    /// OTEL_* variables work as well.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 
@@ -71,12 +73,13 @@ pub(crate) struct RelayServerArgs {
     #[arg(long, env = "BATON_MAX_OPEN_PER_TENANT", value_name = "N")]
     max_open_per_tenant: Option<usize>,
 
-    /// Maximum of connections. Each needs an open file; the relay raises its limit of open files as far as the system
-    /// allows.
+    /// Maximum of connections. Each needs an open file; the relay raises its limit of open files
+    /// as far as the system allows.
     #[arg(long, env = "BATON_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
 
-    /// Maximum of connections from one address. All connections through a proxy have the same address.
+    /// Maximum of connections from one address. All connections through a proxy have the same
+    /// address.
     #[arg(long, env = "BATON_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections_per_address: Option<u32>,
 
@@ -100,8 +103,8 @@ pub(crate) struct RelayServerArgs {
     #[arg(long, env = "BATON_FORGET_DAEMONS", value_name = "DURATION", default_value = "30d", value_parser = duration::parse)]
     forget_daemons: Duration,
 
-    /// Start although acknowledged changes are missing from the data, and continue without them. The relay's error message
-    /// says when this is needed.
+    /// Start although acknowledged changes are missing from the data, and continue without them.
+    /// The relay's error message says when this is needed.
     #[arg(long)]
     accept_loss: bool,
 

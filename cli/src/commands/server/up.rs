@@ -1,4 +1,5 @@
-//! `baton up`: runs a relay and a daemon in one process on loopback, to try Baton out and for laptops.
+//! `baton up`: runs a relay and a daemon in one process on loopback, to try Baton out and for
+//! laptops.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,8 @@ const LOG_FILTER: &str = "warn";
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Directory for all data of relay and daemon. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton; with --exit
-    /// it is a temporary directory.
+    /// Directory for all data of relay and daemon. The default is $XDG_DATA_HOME/baton or
+    /// ~/.local/share/baton; with --exit it is a temporary directory.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
@@ -49,12 +50,13 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Directory in which commands and agents run if their task has no workspace, for example `.`. The default is
-    /// `daemon/work` in the data directory.
+    /// Directory in which commands and agents run if their task has no workspace, for example
+    /// `.`. The default is `daemon/work` in the data directory.
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work as well.
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The
+    /// OTEL_* variables work as well.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 

@@ -39,7 +39,8 @@ pub(crate) struct AnswerArgs {
           conflicts_with_all = ["option", "text"])]
     message: String,
 
-    /// Choose this option of a question, by its label or its number. May be repeated if the question allows several.
+    /// Choose this option of a question, by its label or its number. May be repeated if the
+    /// question allows several.
     #[arg(long, value_name = "OPTION")]
     option: Vec<String>,
 
@@ -47,7 +48,8 @@ pub(crate) struct AnswerArgs {
     #[arg(long, value_name = "TEXT")]
     text: Option<String>,
 
-    /// The task that the input belongs to. Only needed to see the outcome of an input that was closed long ago.
+    /// The task that the input belongs to. Only needed to see the outcome of an input that was
+    /// closed long ago.
     #[arg(
         long,
         value_name = "TASK",

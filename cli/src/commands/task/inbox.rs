@@ -1,4 +1,5 @@
-//! `baton inbox`: lists inputs that wait for an answer. With --follow it shows new inputs and answers.
+//! `baton inbox`: lists inputs that wait for an answer. With --follow it shows new inputs and
+//! answers.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,8 @@ pub(crate) struct InboxArgs {
     #[arg(long)]
     follow: bool,
 
-    /// Print one JSON object with the list in `inputs`. With --follow, print one object per input and line.
+    /// Print one JSON object with the list in `inputs`. With --follow, print one object per input
+    /// and line.
     #[arg(long)]
     json: bool,
 

@@ -90,8 +90,8 @@ pub(crate) async fn run(
     }
 }
 
-/// The attempt has ended but never reported the length of its output. The output of a running attempt
-/// is incomplete as well, but that needs no warning.
+/// The attempt has ended but never reported the length of its output. The output of a running
+/// attempt is incomplete as well, but that needs no warning.
 fn has_unknown_end(end: &OutputEnd) -> bool {
     let has_ended = match end.state() {
         AttemptState::Completed

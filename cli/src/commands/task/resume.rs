@@ -32,7 +32,8 @@ pub(crate) struct ResumeArgs {
     )]
     instructions: String,
 
-    /// An answer to a question: "QUESTION?=ANSWER", "QUESTION = ANSWER", or the answer alone. May be repeated.
+    /// An answer to a question: "QUESTION?=ANSWER", "QUESTION = ANSWER", or the answer alone. May
+    /// be repeated.
     #[arg(long = "answer", value_name = "ANSWER")]
     answers: Vec<String>,
 

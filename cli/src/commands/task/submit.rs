@@ -29,7 +29,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
 
-    /// File with standing instructions for the agent.
+    /// File with general instructions for the agent.
     #[arg(long, value_name = "FILE", help_heading = "Agent options")]
     instructions_file: Option<PathBuf>,
 
@@ -60,8 +60,8 @@ pub(crate) struct SubmitArgs {
     #[arg(long)]
     follow: bool,
 
-    /// Print the task as JSON: immediately, or with --wait when it has ended. With --follow, print each event as JSON
-    /// and no output.
+    /// Print the task as JSON: immediately, or with --wait when it has ended. With --follow,
+    /// print each event as JSON and no output.
     #[arg(long)]
     json: bool,
 

@@ -1,5 +1,5 @@
-//! `baton watch`: prints the events of one task until it ends. `submit --wait` and `--follow` use the
-//! same code to wait.
+//! `baton watch`: prints the events of one task until it ends. `submit --wait` and `--follow` use
+//! the same code to wait.
 
 use baton_proto::to_json;
 use baton_proto::v1::{OutputCut, Task, TaskEvent, TaskEventKind, TaskState, WatchTaskRequest};
@@ -84,7 +84,8 @@ pub(crate) async fn run(
 pub(crate) enum WaitDisplay {
     /// State changes, on stderr.
     Progress,
-    /// State changes on stderr, output of the attempts on stdout. Inputs are answered at the terminal.
+    /// State changes on stderr, output of the attempts on stdout. Inputs are answered at the
+    /// terminal.
     Output,
     /// Like `Output`, without a person who could answer.
     Unattended,
@@ -143,8 +144,8 @@ pub(crate) async fn wait_until_settled_from(
     })
 }
 
-/// Repeating the command could submit the work a second time. The task is stored, so it is enough to
-/// watch it again.
+/// Repeating the command could submit the work a second time. The task is stored, so it is enough
+/// to watch it again.
 fn with_watch_hint(error: CliError, task_id: &str) -> CliError {
     match error {
         CliError::Unreachable(mut text) => {
@@ -217,8 +218,8 @@ async fn follow_until_settled_from(
             }
         }
         let settled = match follow.exit_if_settled(&step) {
-            // A reader of events gets all of them, and the last event of a finished task is still to
-            // come.
+            // A reader of events gets all of them, and the last event of a finished task is still
+            // to come.
             Some(exit) => show != WaitDisplay::Events || exit == CommandExit::NeedsAttention,
             None => step == TaskFollowStep::Ended,
         };

@@ -174,7 +174,8 @@ impl SimulatedDaemon {
         }
     }
 
-    /// Handles frames until the stream ends. A broken stream shows up as tasks that do not complete.
+    /// Handles frames until the stream ends. A broken stream shows up as tasks that do not
+    /// complete.
     pub(crate) async fn serve(&mut self, link: &mut SimulatedLink) {
         let mut beat = tokio::time::interval(link.heartbeat);
         let mut orders_open = true;

@@ -53,7 +53,8 @@ impl LatencySummary {
     }
 }
 
-/// Nearest rank: the smallest sample such that at least the share `q` of all samples is not above it.
+/// Nearest rank: the smallest sample such that at least the share `q` of all samples is not above
+/// it.
 fn percentile_ms(sorted: &[u32], q: f64) -> f64 {
     let rank = (q * sorted.len() as f64).ceil() as usize;
     let sample = sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0);

@@ -57,7 +57,8 @@ impl MachineInfo {
             "kernel": self.kernel,
             "filesystem": self.filesystem,
             "load1m": self.load_1m,
-            // Always on: the relay has no switch for it. The time shows whether the disk really syncs.
+            // Always on: the relay has no switch for it. The time shows whether the disk really
+            // syncs.
             "fdatasync": { "on": true, "medianMs": self.sync_ms() },
         })
     }

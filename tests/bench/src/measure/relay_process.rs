@@ -1,5 +1,5 @@
-//! The relay under measurement, as a child process, so that its memory and disk use can be told
-//! apart from the load generator's.
+//! The relay under measurement, as a child process, so that its memory and processor time are
+//! separate from the load generator's.
 
 use std::collections::VecDeque;
 use std::fs;

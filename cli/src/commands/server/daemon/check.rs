@@ -1,5 +1,5 @@
-//! `baton daemon check`: checks whether a daemon would work on this machine. The exit code is 0 if there is
-//! no problem.
+//! `baton daemon check`: checks whether a daemon would work on this machine. The exit code is 0
+//! if there is no problem.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub(crate) struct DaemonCheckArgs {
     #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or ~/.local/share/baton/daemon.
+    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or
+    /// ~/.local/share/baton/daemon.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
@@ -40,7 +41,8 @@ pub(crate) struct DaemonCheckArgs {
     #[arg(long, env = "BATON_ALLOW_COMMAND")]
     allow_command: bool,
 
-    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the
+    /// system's list of authorities.
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 

@@ -30,7 +30,8 @@ pub(crate) struct DaemonArgs {
 
 #[derive(Debug, Subcommand)]
 enum DaemonCommand {
-    /// Check whether a daemon would work on this machine: agents, git, limits, directories, the relay.
+    /// Check whether a daemon would work on this machine: agents, git, limits, directories, the
+    /// relay.
     Check(check::DaemonCheckArgs),
 }
 
@@ -47,12 +48,13 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
     relay: String,
 
-    /// File with this daemon's own token; create one with `baton token create --role daemon --out FILE`.
+    /// File with this daemon's own token; create one with `baton token create --role daemon --out
+    /// FILE`.
     #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE", required = true)]
     token_file: Option<PathBuf>,
 
-    /// Directory for the daemon's identity and its attempts. The default is $XDG_DATA_HOME/baton/daemon or
-    /// ~/.local/share/baton/daemon.
+    /// Directory for the daemon's identity and its attempts. The default is
+    /// $XDG_DATA_HOME/baton/daemon or ~/.local/share/baton/daemon.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
@@ -77,16 +79,18 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_ALLOW_COMMAND")]
     allow_command: bool,
 
-    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the
+    /// system's list of authorities.
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// How long a stopping daemon waits for its attempts to finish. See --hold for those that do not.
+    /// How long a stopping daemon waits for its attempts to finish. See --hold for those that do
+    /// not.
     #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     drain: Duration,
 
-    /// How long attempts that did not finish during --drain continue without a daemon until the next daemon takes them over,
-    /// at most 10m. 0s ends them instead.
+    /// How long attempts that did not finish during --drain continue without a daemon until the
+    /// next daemon takes them over, at most 10m. 0s ends them instead.
     #[arg(long, env = "BATON_HOLD", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
     hold: Duration,
 
@@ -94,12 +98,14 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Directory in which an agent runs if its task has no workspace. The default is `work` in the data directory.
+    /// Directory in which an agent runs if its task has no workspace. The default is `work` in
+    /// the data directory.
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// Also serve health checks over HTTP (/healthz and /livez) on this address, for example 127.0.0.1:9090. They are always
-    /// available over a socket in the data directory; see `baton health`.
+    /// Also serve health checks over HTTP (/healthz and /livez) on this address, for example
+    /// 127.0.0.1:9090. They are always available over a socket in the data directory; see `baton
+    /// health`.
     #[arg(long, env = "BATON_HEALTH", value_name = "ADDR")]
     health: Option<SocketAddr>,
 
