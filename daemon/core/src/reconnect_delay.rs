@@ -13,7 +13,7 @@ const MAX_CEILING: Duration = Duration::from_secs(60);
 pub struct ReconnectState {
     /// Failed attempts to connect since the last healthy session.
     pub failures: u32,
-    /// Delay that the relay asked for when it refused the daemon.
+    /// Delay that the relay requested when it refused the daemon.
     pub retry_after: Option<Duration>,
     /// Time left on the shortest lease that is still held.
     pub shortest_lease: Option<Duration>,
@@ -90,19 +90,19 @@ mod tests {
 
     #[test]
     fn retry_after_is_respected_unless_a_lease_would_expire() {
-        let asked = ReconnectState {
+        let with_retry_after = ReconnectState {
             retry_after: Some(Duration::from_secs(20)),
             ..IDLE
         };
-        assert!(reconnect_delay(asked, 0.0) >= Duration::from_secs(20));
+        assert!(reconnect_delay(with_retry_after, 0.0) >= Duration::from_secs(20));
         let holding = ReconnectState {
             shortest_lease: Some(Duration::from_secs(8)),
-            ..asked
+            ..with_retry_after
         };
         assert_eq!(reconnect_delay(holding, 0.9), Duration::from_secs(2));
         let ended = ReconnectState {
             shortest_lease: Some(Duration::ZERO),
-            ..asked
+            ..with_retry_after
         };
         assert_eq!(reconnect_delay(ended, 0.9), Duration::ZERO);
     }
@@ -120,10 +120,10 @@ mod tests {
             ..holding
         };
         assert_eq!(reconnect_delay(first, 1.0), FIRST_CEILING);
-        let asked = ReconnectState {
+        let with_retry_after = ReconnectState {
             retry_after: Some(Duration::from_secs(20)),
             ..holding
         };
-        assert!(reconnect_delay(asked, 0.0) >= Duration::from_secs(20));
+        assert!(reconnect_delay(with_retry_after, 0.0) >= Duration::from_secs(20));
     }
 }

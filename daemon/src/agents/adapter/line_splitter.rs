@@ -32,7 +32,8 @@ pub(crate) struct LineSplitter {
     /// How many of the remaining bytes are known to contain no newline.
     #[serde(skip)]
     searched: usize,
-    thrown_away: u64,
+    #[serde(rename = "thrown_away")]
+    discarded_bytes: u64,
     /// First bytes of the line that is being discarded.
     #[serde(default)]
     beginning: Vec<u8>,
@@ -62,7 +63,7 @@ impl LineSplitter {
     /// Ends the input: returns a last line without a newline.
     pub(crate) fn finish(&mut self) -> Option<OutputLine> {
         let length = self.buffered_bytes();
-        let empty = length == 0 && self.thrown_away == 0;
+        let empty = length == 0 && self.discarded_bytes == 0;
         let line = (!empty).then(|| self.take_line(length));
         self.consumed += length;
         self.searched = 0;
@@ -75,9 +76,9 @@ impl LineSplitter {
     }
 
     fn take_line(&mut self, length: usize) -> OutputLine {
-        if self.thrown_away > 0 || length > MAX_LINE_BYTES {
+        if self.discarded_bytes > 0 || length > MAX_LINE_BYTES {
             self.note_beginning();
-            let before = std::mem::take(&mut self.thrown_away);
+            let before = std::mem::take(&mut self.discarded_bytes);
             return OutputLine::TooLong {
                 length: before + length as u64,
                 beginning: std::mem::take(&mut self.beginning),
@@ -87,7 +88,7 @@ impl LineSplitter {
     }
 
     fn note_beginning(&mut self) {
-        if self.thrown_away == 0 {
+        if self.discarded_bytes == 0 {
             let rest = &self.buffer[self.consumed..];
             self.beginning = rest[..BEGINNING_BYTES.min(rest.len())].to_vec();
         }
@@ -95,9 +96,9 @@ impl LineSplitter {
 
     fn discard_oversized(&mut self) {
         let length = self.buffered_bytes();
-        if self.thrown_away > 0 || length > MAX_LINE_BYTES {
+        if self.discarded_bytes > 0 || length > MAX_LINE_BYTES {
             self.note_beginning();
-            self.thrown_away += length as u64;
+            self.discarded_bytes += length as u64;
             self.buffer = Vec::new();
             self.consumed = 0;
             self.searched = 0;

@@ -37,20 +37,23 @@ pub(crate) struct TurnState {
     phase: Option<TurnPhase>,
     open_tools: BTreeSet<String>,
     /// Ended tools: a late message about one does not start it again.
-    #[serde(default)]
-    over: RecentIds,
+    #[serde(default, rename = "over")]
+    ended_tools: RecentIds,
     /// Lines that were not forwarded, counted per open tool; the empty key is for no tool.
-    #[serde(default)]
-    silent: BTreeMap<String, u32>,
+    #[serde(default, rename = "silent")]
+    silent_lines: BTreeMap<String, u32>,
     /// Open requests, each with the context that its answer needs.
-    asked: BTreeMap<InputKey, String>,
+    #[serde(rename = "asked")]
+    open_inputs: BTreeMap<InputKey, String>,
     conversation: Option<String>,
     /// The agent was asked to stop.
     interrupted: bool,
     /// The last text message, for a result that does not repeat it.
-    words: LastMessage,
+    #[serde(rename = "words")]
+    last_message: LastMessage,
     /// The last visible output was text.
-    after_words: bool,
+    #[serde(rename = "after_words")]
+    last_visible_is_text: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,10 +91,10 @@ impl TurnState {
     fn begin(&mut self, out: &mut Vec<AgentEvent>) {
         self.state = TurnStage::Running;
         self.interrupted = false;
-        self.over.clear();
-        self.silent.clear();
-        self.words = LastMessage::default();
-        self.after_words = false;
+        self.ended_tools.clear();
+        self.silent_lines.clear();
+        self.last_message = LastMessage::default();
+        self.last_visible_is_text = false;
         self.phase = None;
         self.reach_phase(TurnPhase::PromptWritten, out);
     }
@@ -129,7 +132,7 @@ impl TurnState {
         let visible = visible && self.is_running();
         if visible {
             self.reach_phase(TurnPhase::FirstVisibleEventSeen, out);
-            self.after_words = kind == OutputKind::Text;
+            self.last_visible_is_text = kind == OutputKind::Text;
         }
         out.push(AgentEvent::Output(AgentOutput {
             kind,
@@ -150,7 +153,7 @@ impl TurnState {
     ) {
         self.mark_active(out);
         let tool = tool.filter(|tool| self.is_tool_open(tool));
-        let lines = self.silent.entry(tool.unwrap_or_default().to_owned());
+        let lines = self.silent_lines.entry(tool.unwrap_or_default().to_owned());
         let lines = lines.or_default();
         *lines = (*lines + 1) % SILENT_LINES_PER_SIGN;
         if *lines == 0 {
@@ -176,7 +179,8 @@ impl TurnState {
         message: Option<&str>,
         out: &mut Vec<AgentEvent>,
     ) {
-        let is_new_message = self.words.message.as_deref() != message && self.after_words;
+        let is_new_message =
+            self.last_message.message.as_deref() != message && self.last_visible_is_text;
         self.remember_text(text, message);
         let text = match text {
             "" => String::new(),
@@ -189,32 +193,32 @@ impl TurnState {
     /// Remembers the last message without an event. Text without an id never replaces a message
     /// with one: it comes from the program and not from the agent.
     pub(crate) fn remember_text(&mut self, text: &str, message: Option<&str>) {
-        if self.words.message.as_deref() != message {
+        if self.last_message.message.as_deref() != message {
             if message.is_none() {
                 return;
             }
-            self.words = LastMessage {
+            self.last_message = LastMessage {
                 message: message.map(str::to_owned),
                 text: String::new(),
             };
         }
-        let room = MAX_RESULT_BYTES.saturating_sub(self.words.text.len());
-        self.words.text.push_str(truncate(text, room));
+        let room = MAX_RESULT_BYTES.saturating_sub(self.last_message.text.len());
+        self.last_message.text.push_str(truncate(text, room));
     }
 
     /// Text from here on is a new message.
     pub(crate) fn forget_text(&mut self) {
-        self.words = LastMessage::default();
+        self.last_message = LastMessage::default();
     }
 
     pub(crate) fn last_text(&self) -> &str {
-        &self.words.text
+        &self.last_message.text
     }
 
     /// A tool beyond the limit has no start event.
     pub(crate) fn on_tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
         self.mark_active(out);
-        let is_new = self.is_running() && !self.over.contains(id);
+        let is_new = self.is_running() && !self.ended_tools.contains(id);
         let fits = self.open_tools.len() < MAX_OPEN_TOOLS && id.len() <= MAX_TOOL_ID_BYTES;
         if is_new && fits && self.open_tools.insert(id.to_owned()) {
             out.push(AgentEvent::ToolStarted {
@@ -231,8 +235,8 @@ impl TurnState {
     pub(crate) fn on_tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
         self.mark_active(out);
         if self.open_tools.remove(id) {
-            self.silent.remove(id);
-            self.over.insert(id);
+            self.silent_lines.remove(id);
+            self.ended_tools.insert(id);
             out.push(AgentEvent::ToolFinished {
                 id: id.to_owned(),
                 failed,
@@ -259,17 +263,17 @@ impl TurnState {
         out: &mut Vec<AgentEvent>,
     ) {
         self.mark_active(out);
-        self.asked.insert(input.key.clone(), needs);
+        self.open_inputs.insert(input.key.clone(), needs);
         out.push(AgentEvent::InputAsked(input));
     }
 
     pub(crate) fn answer_context(&self, key: &InputKey) -> Option<&str> {
-        self.asked.get(key).map(String::as_str)
+        self.open_inputs.get(key).map(String::as_str)
     }
 
     /// An answer was written to the agent.
     pub(crate) fn close_answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
-        if self.asked.remove(key).is_some() {
+        if self.open_inputs.remove(key).is_some() {
             out.push(AgentEvent::InputAnswered { key: key.clone() });
         }
     }
@@ -280,7 +284,7 @@ impl TurnState {
         reason: &str,
         out: &mut Vec<AgentEvent>,
     ) {
-        if self.asked.remove(key).is_some() {
+        if self.open_inputs.remove(key).is_some() {
             out.push(AgentEvent::InputWithdrawn {
                 key: key.clone(),
                 reason: reason.to_owned(),
@@ -289,7 +293,7 @@ impl TurnState {
     }
 
     pub(crate) fn open_inputs(&self) -> impl Iterator<Item = &InputKey> {
-        self.asked.keys()
+        self.open_inputs.keys()
     }
 
     pub(crate) fn mark_interrupted(&mut self) {
@@ -339,12 +343,12 @@ impl TurnState {
     }
 
     fn close_open_items(&mut self, reason: &str, out: &mut Vec<AgentEvent>) {
-        for key in std::mem::take(&mut self.asked).into_keys() {
+        for key in std::mem::take(&mut self.open_inputs).into_keys() {
             let reason = reason.to_owned();
             out.push(AgentEvent::InputWithdrawn { key, reason });
         }
         for id in std::mem::take(&mut self.open_tools) {
-            self.over.insert(&id);
+            self.ended_tools.insert(&id);
             out.push(AgentEvent::ToolFinished { id, failed: true });
         }
     }

@@ -71,7 +71,7 @@ pub(crate) fn plan_coding_agent(
 fn check_dispatch(dispatch: &Dispatch) -> Result<(), DispatchRefusal> {
     let argv = dispatch.command.as_ref().map(|command| &command.argv);
     if argv.is_some_and(|argv| !argv.is_empty()) {
-        let message = "a coding agent takes no command line; its prompt says what to do";
+        let message = "a coding agent takes no command line; put the instructions into the prompt";
         return Err(DispatchRefusal::new(RejectCode::UnsupportedOption, message));
     }
     let options = dispatch.options.clone().unwrap_or_default();

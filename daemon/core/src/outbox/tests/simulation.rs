@@ -11,7 +11,7 @@ const LIMIT: usize = 2_000;
 #[derive(Clone, Debug)]
 enum OutboxTestStep {
     /// Reads the next items of the script.
-    Fold(usize),
+    ReadScript(usize),
     Write(usize),
     Sync,
     Send(usize),
@@ -32,7 +32,7 @@ enum OutboxTestStep {
 
 fn daemon_step() -> impl Strategy<Value = OutboxTestStep> {
     prop_oneof![
-        6 => (1usize..5).prop_map(OutboxTestStep::Fold),
+        6 => (1usize..5).prop_map(OutboxTestStep::ReadScript),
         5 => (1usize..6).prop_map(OutboxTestStep::Write),
         2 => Just(OutboxTestStep::Sync),
         5 => (1usize..6).prop_map(OutboxTestStep::Send),
@@ -126,7 +126,7 @@ impl OutboxSimulation {
 
     fn run_step(&mut self, step: &OutboxTestStep) {
         match step {
-            OutboxTestStep::Fold(count) => self.fold(*count),
+            OutboxTestStep::ReadScript(count) => self.read_script(*count),
             OutboxTestStep::Write(count) => self.write(*count),
             OutboxTestStep::Sync => self.sync(),
             OutboxTestStep::Send(count) => self.send(*count),
@@ -160,7 +160,7 @@ impl OutboxSimulation {
         }
     }
 
-    fn fold(&mut self, count: usize) {
+    fn read_script(&mut self, count: usize) {
         let from = self.outbox.progress().consumed as usize;
         for (index, item) in self.script.iter().enumerate().skip(from).take(count) {
             self.outbox.set_progress(TranscriptProgress {
@@ -260,7 +260,7 @@ impl OutboxSimulation {
     }
 
     fn finish(&mut self) {
-        self.fold(usize::MAX);
+        self.read_script(usize::MAX);
         if self.outbox.log().has_failed() {
             self.rewrite();
         }

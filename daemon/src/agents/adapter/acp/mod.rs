@@ -45,7 +45,8 @@ pub(crate) struct AcpAdapter {
     cost: Option<DollarAmount>,
     cost_before: Option<DollarAmount>,
     model: Option<String>,
-    beside: ProgramSignals,
+    #[serde(rename = "beside")]
+    program_signals: ProgramSignals,
     #[serde(default)]
     calls: AcpToolCalls,
     /// A permission was denied in this turn.
@@ -64,7 +65,8 @@ struct ProgramSignals {
     #[serde(default)]
     piece: String,
     /// The agent itself has sent a message or called a tool.
-    agent_was_heard: bool,
+    #[serde(rename = "agent_was_heard")]
+    agent_was_active: bool,
     /// The agent's messages have ids, so a text without an id is not the agent's.
     names_messages: bool,
     /// Usage of its model requests, if it is reported after each of them.
@@ -111,7 +113,7 @@ impl AcpAdapter {
             cost: is_new_session.then(DollarAmount::default),
             cost_before: None,
             model: None,
-            beside: ProgramSignals::default(),
+            program_signals: ProgramSignals::default(),
             calls: AcpToolCalls::default(),
             denied: false,
         }
@@ -255,7 +257,7 @@ impl AcpAdapter {
         self.opening.instructions = None;
         self.opening.context.clear();
         if !self.turn.is_running() {
-            self.beside = ProgramSignals::default();
+            self.program_signals = ProgramSignals::default();
             self.calls = AcpToolCalls::default();
             self.denied = false;
             self.cost_before = self.cost;

@@ -68,23 +68,24 @@ impl AcpAdapter {
     /// A failure of a turn that ended normally: a provider error that was sent as text, or no
     /// output at all.
     fn hidden_failure(&self, result: &Value) -> Option<TurnFailure> {
-        if self.beside.broken || self.has_unowned_error_text(result) {
-            let message = match self.beside.last.as_deref().unwrap_or_default() {
+        if self.program_signals.broken || self.has_unowned_error_text(result) {
+            let message = match self.program_signals.last.as_deref().unwrap_or_default() {
                 "" => "the agent's provider failed",
                 last => last,
             };
             return Some(provider_failure(None, "", message));
         }
         let has_usage = self.token_counts(result).unwrap_or_default() != TokenCounts::default();
-        let failure = provider_failure(None, "", &self.beside.piece);
+        let failure = provider_failure(None, "", &self.program_signals.piece);
         let is_classified = failure.class != FailureClass::ProviderError;
         // Some agents send the provider's error as the whole answer in one piece, which a model
         // does not do, and report no usage.
-        if !has_usage && is_classified && is_error_text(&self.beside.piece) {
+        if !has_usage && is_classified && is_error_text(&self.program_signals.piece) {
             return Some(failure);
         }
         // Some agents end a turn without any output as if it were a short one.
-        let has_no_output = !self.beside.agent_was_heard && self.turn.last_text().is_empty();
+        let has_no_output =
+            !self.program_signals.agent_was_active && self.turn.last_text().is_empty();
         let message = "the agent ended its turn without any output or tool call";
         (has_no_output && !has_usage).then(|| TurnFailure::new(FailureClass::NoResult, message))
     }
@@ -93,9 +94,10 @@ impl AcpAdapter {
     /// usage and no message ids looks the same, so the text must also look like an error, and
     /// be either the only text or the only one without an id.
     fn has_unowned_error_text(&self, result: &Value) -> bool {
-        let last = self.beside.last.as_deref().unwrap_or_default();
+        let last = self.program_signals.last.as_deref().unwrap_or_default();
         let nothing_used = result.get("usage").is_some_and(Value::is_null);
-        let is_unowned = self.beside.names_messages || !self.beside.agent_was_heard;
+        let is_unowned =
+            self.program_signals.names_messages || !self.program_signals.agent_was_active;
         nothing_used && is_unowned && is_error_text(last)
     }
 
@@ -109,7 +111,7 @@ impl AcpAdapter {
                 .map(|_| TokenCounts::from_json(count, names))
         };
         let reported = result.get("usage").and_then(tokens);
-        reported.or_else(quota).or(self.beside.used)
+        reported.or_else(quota).or(self.program_signals.used)
     }
 
     fn usage(&self, result: &Value) -> Option<TurnUsage> {

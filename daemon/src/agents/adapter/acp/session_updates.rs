@@ -25,7 +25,7 @@ impl AcpAdapter {
                 self.on_message_text(update, out);
             }
             "agent_thought_chunk" => {
-                self.beside.agent_was_heard = true;
+                self.program_signals.agent_was_active = true;
                 let text = block_text(update.get("content").unwrap_or(&Value::Null));
                 self.turn
                     .push_output(OutputKind::Thinking, false, text, None, out);
@@ -56,7 +56,7 @@ impl AcpAdapter {
                 self.turn.push_aside(json, out);
             }
             "plan" | "plan_update" => {
-                self.beside.agent_was_heard = true;
+                self.program_signals.agent_was_active = true;
                 self.turn
                     .push_output(OutputKind::System, true, update.to_string(), None, out)
             }
@@ -78,7 +78,7 @@ impl AcpAdapter {
             | "subagent_update"
             | "session_message"
             | "session_message_chunk" => {
-                self.beside.agent_was_heard = true;
+                self.program_signals.agent_was_active = true;
                 self.turn
                     .push_output(OutputKind::System, false, json, None, out);
             }
@@ -93,17 +93,17 @@ impl AcpAdapter {
         let content = update.get("content").unwrap_or(&Value::Null);
         let text = block_text(content);
         if !matches!(text_at(content, "/type"), "text" | "") {
-            self.beside.agent_was_heard = true;
+            self.program_signals.agent_was_active = true;
             self.turn
                 .push_output(OutputKind::Text, true, format!("{text}\n"), None, out);
             return;
         }
         let message = Some(text_at(update, "/messageId")).filter(|message| !message.is_empty());
-        self.beside.agent_was_heard |= message.is_some();
-        self.beside.names_messages |= message.is_some();
+        self.program_signals.agent_was_active |= message.is_some();
+        self.program_signals.names_messages |= message.is_some();
         match message {
-            Some(_) => self.beside.forget_text(),
-            None => self.beside.remember_text(&text),
+            Some(_) => self.program_signals.forget_text(),
+            None => self.program_signals.remember_text(&text),
         }
         self.turn.push_text(&text, message, out);
     }
@@ -111,7 +111,7 @@ impl AcpAdapter {
     /// Some agents never report the start of a tool call: the first message about it is its
     /// start.
     pub(super) fn on_tool(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
-        self.beside.agent_was_heard = true;
+        self.program_signals.agent_was_active = true;
         let id = text_at(call, "/toolCallId");
         if !id.is_empty() {
             self.turn
@@ -120,7 +120,7 @@ impl AcpAdapter {
         if self.turn.is_running() {
             self.calls.record_update(id, call);
             self.turn.forget_text();
-            self.beside.forget_text();
+            self.program_signals.forget_text();
         }
     }
 
@@ -149,7 +149,8 @@ impl AcpAdapter {
     fn on_request_usage(&mut self, update: &Value) {
         let used = update.pointer("/_meta/usage").and_then(tokens);
         if let Some(used) = used.filter(|_| self.turn.is_running()) {
-            self.beside.used = Some(self.beside.used.unwrap_or_default().plus(used));
+            self.program_signals.used =
+                Some(self.program_signals.used.unwrap_or_default().plus(used));
         }
     }
 
@@ -166,7 +167,7 @@ impl AcpAdapter {
     fn on_session_info(&mut self, update: &Value) {
         match text_at(update, "/_meta/codex/threadStatus/type") {
             "" => {}
-            status => self.beside.broken = status == "systemError",
+            status => self.program_signals.broken = status == "systemError",
         }
     }
 }

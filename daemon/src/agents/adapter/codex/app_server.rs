@@ -45,8 +45,8 @@ pub(crate) struct CodexAppServer {
     /// The model that the thread was opened with.
     pub(super) model: Option<String>,
     /// Messages whose text was streamed in pieces.
-    #[serde(default)]
-    pub(super) in_pieces: RecentIds,
+    #[serde(default, rename = "in_pieces")]
+    pub(super) streamed_items: RecentIds,
     /// Changes of file-change items. The approval request does not repeat them.
     #[serde(default = "RecentTexts::lost")]
     pub(super) file_changes: RecentTexts,
@@ -77,7 +77,7 @@ impl CodexAppServer {
             next_id: 0,
             turn_id: None,
             model: None,
-            in_pieces: RecentIds::default(),
+            streamed_items: RecentIds::default(),
             file_changes: RecentTexts::default(),
             command_lines: RecentTexts::default(),
             helpers: BTreeSet::new(),

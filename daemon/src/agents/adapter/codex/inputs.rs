@@ -27,7 +27,8 @@ enum CodexInputKind {
     Decision,
     /// The requested permissions are granted by repeating them.
     Rights {
-        asked: Value,
+        #[serde(rename = "asked")]
+        requested: Value,
     },
     /// Ids of the questions.
     Questions {
@@ -163,10 +164,10 @@ fn without_routing(params: &Value) -> Map<String, Value> {
 }
 
 fn permissions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
-    let asked = params.get("permissions")?.clone();
+    let requested = params.get("permissions")?.clone();
     let shown = Value::Object(without_routing(params)).to_string();
     let input = permission_input("permissions", &shown, text_at(params, "/reason"), true);
-    Some((input, CodexInputKind::Rights { asked }))
+    Some((input, CodexInputKind::Rights { requested }))
 }
 
 fn questions_input(params: &Value) -> Option<(Option<AgentInputKind>, CodexInputKind)> {
@@ -231,10 +232,10 @@ fn answer_for_context(context: &CodexAnswerContext, answer: &AgentInputAnswer) -
             AgentInputAnswer::Allow { for_attempt: false } => "accept",
             AgentInputAnswer::Deny { .. } | AgentInputAnswer::None | AgentInputAnswer::Replies(_) => "decline",
         }}),
-        CodexInputKind::Rights { asked } => match answer {
+        CodexInputKind::Rights { requested } => match answer {
             AgentInputAnswer::Allow { for_attempt } => {
                 let scope = if *for_attempt { "session" } else { "turn" };
-                json!({"permissions": asked, "scope": scope})
+                json!({"permissions": requested, "scope": scope})
             }
             AgentInputAnswer::Deny { .. }
             | AgentInputAnswer::None

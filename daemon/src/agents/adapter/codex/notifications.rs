@@ -41,7 +41,7 @@ impl CodexAppServer {
             }
             "item/completed" => {
                 self.totals.on_item(item);
-                let streamed = self.in_pieces.remove(text_at(item, "/id"));
+                let streamed = self.streamed_items.remove(text_at(item, "/id"));
                 self.file_changes.remove(text_at(item, "/id"));
                 self.command_lines.remove(text_at(item, "/id"));
                 self.helpers.remove(text_at(item, "/id"));
@@ -135,16 +135,16 @@ impl CodexAppServer {
         let (item, piece) = (text_at(params, "/itemId"), text_at(params, "/delta"));
         match method {
             "item/agentMessage/delta" => {
-                self.in_pieces.insert(item);
+                self.streamed_items.insert(item);
                 self.turn.push_text(piece, Some(item), out);
             }
             "item/reasoning/summaryTextDelta" | "item/reasoning/textDelta" => {
-                self.in_pieces.insert(item);
+                self.streamed_items.insert(item);
                 self.turn
                     .push_output(OutputKind::Thinking, false, piece, None, out);
             }
             "item/commandExecution/outputDelta" | "item/fileChange/outputDelta" => {
-                self.in_pieces.insert(item);
+                self.streamed_items.insert(item);
                 self.turn
                     .push_output(OutputKind::ToolResult, true, piece, Some(item), out);
             }
@@ -176,7 +176,7 @@ impl CodexAppServer {
         self.file_changes.clear();
         self.command_lines.clear();
         self.helpers.clear();
-        self.in_pieces.clear();
+        self.streamed_items.clear();
         self.turn.end_turn(outcome, usage, out);
     }
 }

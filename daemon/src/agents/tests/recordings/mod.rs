@@ -146,7 +146,7 @@ impl AgentRecording {
 
     fn kind(&self) -> AgentWire {
         let argv = list_at(&self.meta, "/argv");
-        let has = |word| argv.iter().any(|arg| arg == word);
+        let has = |name| argv.iter().any(|arg| arg == name);
         if self.name.contains("-acp-") || has("--acp") || has("acp") {
             AgentWire::Acp
         } else if has("app-server") {

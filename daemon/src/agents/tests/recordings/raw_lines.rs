@@ -24,7 +24,7 @@ pub(super) enum LineFact {
     /// Usage of the turn so far, and its cost; replaces earlier usage.
     Used(TokenCounts, Option<DollarAmount>),
     /// Text of the agent that may become its result, by message; `None` drops it.
-    Words(Option<(String, String)>),
+    Text(Option<(String, String)>),
     End(StatedOutcome),
 }
 
@@ -350,7 +350,7 @@ impl RawLineReader {
         if !text_field(call, "/kind").is_empty() {
             known.1 = text_field(call, "/kind").to_owned();
         }
-        let mut facts = vec![LineFact::Words(None), LineFact::ToolBegan(id.clone(), name)];
+        let mut facts = vec![LineFact::Text(None), LineFact::ToolBegan(id.clone(), name)];
         let status = text_field(call, "/status");
         if matches!(status, "completed" | "failed") {
             facts.push(LineFact::ToolEnded(id, status == "failed"));
@@ -481,14 +481,14 @@ pub(super) fn elicited(params: &Value) -> Option<String> {
 }
 
 /// An empty text is not visible.
-pub(super) fn visible_text(words: &str) -> Vec<LineFact> {
-    let visible_text = (!words.is_empty()).then_some(LineFact::Visible);
+pub(super) fn visible_text(text: &str) -> Vec<LineFact> {
+    let visible_text = (!text.is_empty()).then_some(LineFact::Visible);
     visible_text.into_iter().collect()
 }
 
-pub(super) fn message_text(message: String, words: &str) -> Vec<LineFact> {
-    let mut facts = visible_text(words);
-    facts.push(LineFact::Words(Some((message, words.to_owned()))));
+pub(super) fn message_text(message: String, text: &str) -> Vec<LineFact> {
+    let mut facts = visible_text(text);
+    facts.push(LineFact::Text(Some((message, text.to_owned()))));
     facts
 }
 

@@ -29,7 +29,7 @@ pub(super) fn stated_turns(recording: &AgentRecording) -> Vec<TurnFacts> {
         tools: BTreeMap::new(),
         open_tools: BTreeSet::new(),
         inputs: BTreeMap::new(),
-        words: Default::default(),
+        last_text: Default::default(),
     };
     let mut reader = RawLineReader::new(recording.resumes());
     for (out, line) in recording.steps() {
@@ -73,7 +73,7 @@ struct TurnAssembler {
     tools: BTreeMap<String, usize>,
     open_tools: BTreeSet<String>,
     inputs: BTreeMap<String, usize>,
-    words: (String, String),
+    last_text: (String, String),
 }
 
 impl TurnAssembler {
@@ -82,7 +82,7 @@ impl TurnAssembler {
         self.now.phases.push("prompt");
         (self.running, self.begun) = (true, true);
         self.tools.clear();
-        self.words = Default::default();
+        self.last_text = Default::default();
     }
 
     /// Handles a line of the agent's output. If the prompt was an argument, the first one
@@ -132,18 +132,18 @@ impl TurnAssembler {
             LineFact::Answered(id) => self.input_closed(&id, " answered"),
             LineFact::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
             LineFact::Used(tokens, price) => self.used(tokens, price),
-            LineFact::Words(None) => self.words = Default::default(),
-            LineFact::Words(Some(text)) => self.remember_text(text),
+            LineFact::Text(None) => self.last_text = Default::default(),
+            LineFact::Text(Some(text)) => self.remember_text(text),
             LineFact::End(_) => {}
         }
     }
 
     /// Remembers the last message. Text without an id does not belong to a message with one.
     fn remember_text(&mut self, (message, text): (String, String)) {
-        if message == self.words.0 {
-            self.words.1 += &text;
+        if message == self.last_text.0 {
+            self.last_text.1 += &text;
         } else if !message.is_empty() {
-            self.words = (message, text);
+            self.last_text = (message, text);
         }
     }
 
@@ -187,7 +187,7 @@ impl TurnAssembler {
         ) {
             (Some(stated), _) => stated,
             (None, StatedOutcome::Result(text)) if text.is_empty() => {
-                StatedOutcome::Result(self.words.1.clone())
+                StatedOutcome::Result(self.last_text.1.clone())
             }
             (None, outcome) => outcome,
         };
