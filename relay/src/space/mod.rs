@@ -10,7 +10,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_core::io::command::CoreCommand;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -235,7 +234,7 @@ impl SpaceParts {
         self.output
             .restrict_to_small_outputs(seen.level == SpaceLevel::Bare);
         let held = !seen.accepts_work();
-        let hold = HolderMessage::Input(CoreCommand::SuspendDispatch { suspended: held });
+        let hold = HolderMessage::SuspendDispatch { suspended: held };
         // Refused only by a relay that is stopping, which dispatches nothing.
         drop(self.dispatcher.send_to_loop(hold).await);
     }

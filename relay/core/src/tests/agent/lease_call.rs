@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::commands::EndAttempt;
 use crate::ids::{AttemptId, TaskId};
-use crate::io::command::{AgentLeaseVerb, AgentPrincipal, CompletedBody, LeaseToken};
+use crate::io::command::AgentPrincipal;
+use crate::io::command::CoreInput;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{CompletedBody, LeaseToken};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, EndState, EndedBy, FailureCode, TaskState, TerminationReceipt, TimelineEvent,
@@ -15,16 +18,17 @@ use crate::task::spec::{
     CompletionContract, MissingPolicy, RequiredArtifact, RetryPolicy, TaskSpec, UnsafeLossPolicy,
 };
 use crate::tests::harness::{
-    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb, fail,
+    AgentLeaseHandle, AgentLeaseVerb, CoreHarness, GRACE, TTL, agent, agent_task_spec,
+    complete_verb, fail,
 };
 
 fn verbs() -> Vec<AgentLeaseVerb> {
     vec![
         AgentLeaseVerb::Renew,
-        AgentLeaseVerb::Release { reason: None },
+        AgentLeaseVerb::End(EndAttempt::Release { reason: None }),
         complete_verb(b"done"),
         fail(FailureCode::AgentExit),
-        AgentLeaseVerb::Cancel { reason: None },
+        AgentLeaseVerb::End(EndAttempt::Cancel { reason: None }),
     ]
 }
 
@@ -218,7 +222,7 @@ fn what_was_given_back_is_queued_again_at_once_and_its_old_holder_is_fenced() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let reason = Some("out of time".into());
-    let released = AgentLeaseVerb::Release { reason };
+    let released = AgentLeaseVerb::End(EndAttempt::Release { reason });
     let record = world.end_by_agent(&hand, released.clone()).unwrap();
     assert_eq!(
         (record.state, record.attempts.len()),
@@ -278,14 +282,20 @@ fn a_cancel_is_told_by_renew_which_renews_nothing_then_and_confirmed_by_cancel()
         Rejection::BeingCanceled
     );
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+        .end_by_agent(
+            &hand,
+            AgentLeaseVerb::End(EndAttempt::Cancel { reason: None }),
+        )
         .unwrap();
     assert_eq!(record.state, TaskState::Canceled);
     assert!(record.cancel.as_ref().unwrap().confirmed.is_some());
     assert!(world.store.fences.is_empty());
     assert_eq!(
         world
-            .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+            .end_by_agent(
+                &hand,
+                AgentLeaseVerb::End(EndAttempt::Cancel { reason: None })
+            )
             .unwrap(),
         record
     );
@@ -312,7 +322,7 @@ fn a_holder_may_cancel_its_task_itself() {
     let hand = world.claimed_task(&agent(1));
     let reason = Some("not wanted any more".into());
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason })
+        .end_by_agent(&hand, AgentLeaseVerb::End(EndAttempt::Cancel { reason }))
         .unwrap();
     let cancel = record.cancel.as_ref().unwrap();
     assert_eq!(
@@ -356,7 +366,7 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
     let on_record = stored.timeline.events.iter().any(refused);
     assert!(on_record, "with what it lacked");
     assert_eq!(world.renew(&hand), Ok((TTL, false)), "it is still leased");
-    let AgentLeaseVerb::Complete(mut completed, _) = complete_verb(b"done") else {
+    let AgentLeaseVerb::End(EndAttempt::Complete(mut completed, _)) = complete_verb(b"done") else {
         panic!("not a completion");
     };
     completed
@@ -372,7 +382,10 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
             problem: None,
         });
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Complete(completed, None))
+        .end_by_agent(
+            &hand,
+            AgentLeaseVerb::End(EndAttempt::Complete(completed, None)),
+        )
         .unwrap();
     assert_eq!(record.state, TaskState::Completed);
 }
@@ -396,13 +409,13 @@ fn a_stalled_relay_credits_agents_too() {
     let hand = world.claimed_task(&agent(1));
     world.pass(TTL - 10_000);
     world.skip_time(GRACE + 10_000);
-    world.send_input(crate::io::command::CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(world.renew(&hand), Ok((TTL, false)));
     // Stalls alone keep nobody alive for ever.
     for _ in 0..8 {
         world.skip_time(TTL);
-        world.send_input(crate::io::command::CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
 }
@@ -414,12 +427,12 @@ fn each_holder_is_credited_for_itself() {
     let hand = world.claimed_task(&agent(1));
     for _ in 0..8 {
         world.skip_time(TTL);
-        world.send_input(crate::io::command::CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
     let next = world.pick_up(&agent(2), hand.task, None).unwrap();
     world.skip_time(TTL + GRACE);
-    world.send_input(crate::io::command::CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(world.renew(&next), Ok((TTL, false)));
 }
@@ -458,7 +471,7 @@ fn daemons_touch_nothing_that_an_agent_holds() {
     machine.boot = "boot-2";
     world.reconnect(
         &mut machine,
-        &[(&work, crate::io::command::ActiveAttemptState::Running)],
+        &[(&work, crate::io::session_input::ActiveAttemptState::Running)],
     );
     assert_eq!(world.task(hand.task), before);
     world.complete_by_agent(&hand).unwrap();
@@ -476,7 +489,7 @@ fn what_an_operator_completed_is_not_the_agents_own_completion() {
         world.operate(hand.task, by_hand).unwrap().state,
         TaskState::Completed
     );
-    let nothing = AgentLeaseVerb::Complete(CompletedBody::default(), None);
+    let nothing = AgentLeaseVerb::End(EndAttempt::Complete(CompletedBody::default(), None));
     assert_eq!(
         world.end_by_agent(&hand, nothing).unwrap_err(),
         Rejection::TaskTerminal

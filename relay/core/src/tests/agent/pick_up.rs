@@ -1,15 +1,16 @@
 //! Parked work that changes hands: an agent blocks, another one picks it up, and nobody else can.
 
+use crate::commands::EndAttempt;
 use crate::goal::progress::{
     BlockDraft, CheckpointDraft, GoalReport, ProgressUpdate, SanitizedText,
 };
-use crate::io::command::{AgentLeaseVerb, AgentPrincipal};
-use crate::io::effects::CoreReply;
+use crate::io::command::AgentPrincipal;
 use crate::io::rejection::Rejection;
 use crate::record::{AttemptState, AttemptStateKind, ParkCause, TaskState, TimelineEventKind};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{
-    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb,
+    AgentAnswer, AgentLeaseHandle, AgentLeaseVerb, CoreHarness, GRACE, TTL, agent, agent_task_spec,
+    complete_verb,
 };
 
 fn block(reason: &str) -> AgentLeaseVerb {
@@ -40,7 +41,7 @@ fn block_claimed_task(world: &mut CoreHarness) -> AgentLeaseHandle {
     let hand = world.claimed_task(&agent(1));
     let parked = world.call_as_agent(&hand, block("which branch?")).unwrap();
     assert!(
-        matches!(parked, CoreReply::Checkpointed { .. }),
+        matches!(parked, AgentAnswer::Checkpointed { .. }),
         "{parked:?}"
     );
     hand
@@ -164,7 +165,7 @@ fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
         ..BlockDraft::default()
     };
     let word = GoalReport::Block(SanitizedText::new(stuck));
-    world.frame(&mut work, crate::io::command::FrameBody::Goal(word));
+    world.frame(&mut work, crate::io::session_input::FrameBody::Goal(word));
     assert_eq!(world.state(task), TaskState::NeedsAttention);
     let early = world.pick_up(&agent(1), task, None).unwrap_err();
     assert_eq!(early, Rejection::NotClaimable);
@@ -182,7 +183,7 @@ fn checkpoints_and_progress_of_a_holder_stay_with_the_task_and_feed_no_timer() {
         let written = world
             .call_as_agent(&hand, checkpoint(&format!("step {n}")))
             .unwrap();
-        let CoreReply::Checkpointed { checkpoint, .. } = written else {
+        let AgentAnswer::Checkpointed { checkpoint, .. } = written else {
             panic!("not a checkpoint: {written:?}");
         };
         assert_eq!((checkpoint.number, &*checkpoint.by), (n, "agent-1"));
@@ -213,11 +214,14 @@ fn checkpoints_and_progress_of_a_holder_stay_with_the_task_and_feed_no_timer() {
         summary: Some("all done".into()),
         ..ProgressUpdate::default()
     });
-    let AgentLeaseVerb::Complete(completed, _) = complete_verb(b"done") else {
+    let AgentLeaseVerb::End(EndAttempt::Complete(completed, _)) = complete_verb(b"done") else {
         panic!("not a completion");
     };
     world
-        .end_by_agent(&next, AgentLeaseVerb::Complete(completed, Some(last_words)))
+        .end_by_agent(
+            &next,
+            AgentLeaseVerb::End(EndAttempt::Complete(completed, Some(last_words))),
+        )
         .unwrap();
     assert_eq!(&*world.store.progress[&hand.task].summary, "all done");
 }

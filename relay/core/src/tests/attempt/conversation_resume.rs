@@ -1,7 +1,7 @@
 //! Conversations over attempts: what the next attempt goes on with, and what happens when the agent has forgotten it.
 
-use crate::io::command::FrameBody;
 use crate::io::effects::DaemonMessage;
+use crate::io::session_input::FrameBody;
 use crate::record::{FailureCode, RejectCode, TaskState, TimelineEventKind};
 use crate::tests::harness::{CoreHarness, errored, spec};
 

@@ -1,9 +1,9 @@
 //! The twelve timers, end to end: each ends as the table says, not before its limit, and the daemon is asked first.
 
 use crate::ids::InputId;
-use crate::io::command::FrameBody;
 use crate::io::effects::{CancelKind, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{
     AttemptStateKind, AttentionCause, EndState, EndedBy, FailureCode, LifecyclePhase, TaskState,
     TerminationReceipt, TimerKind,

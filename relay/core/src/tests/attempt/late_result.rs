@@ -1,8 +1,8 @@
 //! Results that come after the end: adopted in a narrow window, evidence otherwise.
 
 use crate::ids::TaskId;
-use crate::io::command::{ActiveAttemptState, FrameBody};
 use crate::io::effects::SettlementVerdict;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, EndState, FailureCode, TaskState};
 use crate::task::spec::{TaskSpec, UnsafeLossPolicy};
 use crate::tests::harness::{

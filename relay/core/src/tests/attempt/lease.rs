@@ -1,8 +1,10 @@
 //! Leases: renewals, expiry, holds, stalls of the relay itself.
 
-use crate::io::command::{CoreCommand, FrameBody, HeartbeatMessage, LeaseToken};
+use crate::io::command::CoreInput;
 use crate::io::effects::{CoreMetric, DaemonMessage, LeaseRenewal};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{FrameBody, HeartbeatMessage, LeaseToken};
 use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::tests::harness::{CoreHarness, GRACE, TTL, spec};
 
@@ -75,7 +77,7 @@ fn a_wrong_token_does_not_renew() {
         unfit: false,
         load: None,
     };
-    world.send_input(CoreCommand::Heartbeat {
+    world.send_input(SessionInput::Heartbeat {
         session: machine.session,
         heartbeat,
     });
@@ -112,7 +114,7 @@ fn losing_a_stream_ends_nothing_and_frames_go_on_after_it() {
         &mut machine,
         &[(
             &work.clone(),
-            crate::io::command::ActiveAttemptState::Running,
+            crate::io::session_input::ActiveAttemptState::Running,
         )],
     );
     work.session = machine.session;
@@ -155,7 +157,7 @@ fn a_hold_is_stored_before_it_is_acknowledged_and_lasts_as_granted() {
     let task = world.submit(spec());
     let work = world.take_started();
     let attempts = vec![(work.frame_ref.attempt, work.token)];
-    world.send_input(CoreCommand::ExtendLeases {
+    world.send_input(SessionInput::ExtendLeases {
         session: machine.session,
         request: 3,
         attempts,
@@ -195,7 +197,7 @@ fn a_hold_outlives_a_restart_of_the_relay_and_is_over_when_it_has_run_out() {
         AttemptStateKind::Starting,
         "nobody knows how long the relay was away"
     );
-    let running = crate::io::command::ActiveAttemptState::Running;
+    let running = crate::io::session_input::ActiveAttemptState::Running;
     world.reconnect(&mut machine, &[(&work, running)]);
     let mut work = work;
     work.session = machine.session;
@@ -277,7 +279,7 @@ fn a_stalled_relay_credits_connected_leases_but_not_for_ever() {
     };
     world.disconnect(&away);
     world.skip_time(TTL + GRACE + 60_000);
-    world.send_input(CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert!(world.counts.contains(&CoreMetric::StallCredit {
         away_ms: TTL + GRACE + 60_000
     }));
@@ -290,7 +292,7 @@ fn a_stalled_relay_credits_connected_leases_but_not_for_ever() {
     // Its daemon is really gone, and the relay keeps stalling: between two renewals the credit is at most one ttl.
     for _ in 0..20 {
         world.skip_time(5_000);
-        world.send_input(CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert!(!leased(&world, ours));
 }

@@ -1,7 +1,8 @@
 //! Whether a daemon is there: silence is measured by the pace it was told, and one that does not hear is not alive.
 
-use crate::io::command::{CoreCommand, HeartbeatMessage};
 use crate::io::effects::{CloseReason, Delivery};
+use crate::io::session_input::HeartbeatMessage;
+use crate::io::session_input::SessionInput;
 use crate::record::AttemptStateKind;
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, TestDaemon, spec};
@@ -34,7 +35,7 @@ fn beat(
         unfit: false,
         load: None,
     };
-    world.send_input(CoreCommand::Heartbeat {
+    world.send_input(SessionInput::Heartbeat {
         session: machine.session,
         heartbeat,
     });
@@ -87,7 +88,7 @@ fn a_pace_that_slows_down_again_is_believed() {
         ..spec()
     });
     let mut work = world.take_started();
-    let running = crate::io::command::ActiveAttemptState::Running;
+    let running = crate::io::session_input::ActiveAttemptState::Running;
     world.reconnect(&mut machine, &[(&work.clone(), running)]);
     work.session = machine.session;
     world.frame(&mut work, crate::tests::harness::completed());

@@ -1,8 +1,7 @@
 //! Daemons that an operator takes off the record: only such as nothing can come from, and not without a word of it.
 
+use crate::commands::ForgetDaemon;
 use crate::ids::TenantScope;
-use crate::io::command::CoreCommand;
-use crate::io::effects::CoreReply;
 use crate::io::rejection::Rejection;
 use crate::samples;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, TestDaemon, actor, completed, spec};
@@ -15,17 +14,14 @@ impl CoreHarness {
     ) -> Result<(), Rejection> {
         let (daemon, by) = (machine.daemon, actor());
         let reason = "scrapped".into();
-        let reply = self.send_request(|request| CoreCommand::ForgetDaemon {
-            request,
+        let view = self.send(ForgetDaemon {
             scope,
             daemon,
             by,
             reason,
         })?;
-        match reply {
-            CoreReply::Daemon(view) if view.record.daemon == daemon => Ok(()),
-            other => panic!("not the daemon that was forgotten: {other:?}"),
-        }
+        assert_eq!(view.record.daemon, daemon);
+        Ok(())
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::ids::{Incarnation, InstanceId, TaskId, TenantId, TenantScope};
-use crate::io::command::{
-    ActiveAttempt, ActiveAttemptState, FinishedTask, FrameBody, LeaseToken, ProcessTermination,
-    RemovableTask,
-};
 use crate::io::effects::{CloseReason, DaemonMessage, Delivery, SettlementVerdict};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{
+    ActiveAttempt, ActiveAttemptState, FrameBody, LeaseToken, ProcessTermination,
+};
+use crate::io::stored_lookup::{FinishedTask, RemovableTask};
 use crate::io::stored_lookup::{StoredLookup, StoredTasks, TaskLookup};
 use crate::record::{
     AttemptStateKind, FailureCode, IdempotencyRecord, LifecyclePhase, ProgressRecord, TaskState,
@@ -248,7 +249,7 @@ fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.dispatch();
-    world.send_input(crate::io::command::CoreCommand::DeliveryFailed {
+    world.send_input(SessionInput::DeliveryFailed {
         session: work.session,
         attempt: work.frame_ref.attempt,
     });
@@ -431,8 +432,12 @@ fn what_a_session_looked_for_in_vain_is_not_looked_for_again() {
             ..live
         },
     ];
-    let mut input = world.hello(&machine, active);
+    let hello = Box::new(world.hello(&machine, active));
     let shelf = EmptyStoredTasks::default();
-    world.core.load_stored_records(&mut input, &shelf);
+    let session = world.new_session();
+    let opened = SessionInput::Opened { session, hello };
+    world
+        .core
+        .handle(opened.into(), &shelf, world.now, &mut world.ids);
     assert_eq!(shelf.0.get(), 1, "only what may have ended since");
 }

@@ -1,6 +1,6 @@
 //! A relay that is killed and starts again: nothing acknowledged is lost, nothing runs twice, nothing waits for ever.
 
-use crate::io::command::{ActiveAttemptState, FrameBody};
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, LifecyclePhase, TaskState, TerminationReceipt};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, completed, spec};

@@ -1,8 +1,7 @@
 //! Records that hold work back and cannot be read at a boot: nothing runs because of it that had to wait.
 
+use crate::commands::UnpauseScheduler;
 use crate::ids::TenantScope;
-use crate::io::command::CoreCommand;
-use crate::io::effects::CoreReply;
 use crate::record::TaskState;
 use crate::recovery::damage::RecordDamage;
 use crate::task::spec::UnsafeLossPolicy;
@@ -14,10 +13,9 @@ fn restart_with(world: &mut CoreHarness, damage: RecordDamage) {
     world.store.damage = RecordDamage::default();
 }
 
-fn unpause(world: &mut CoreHarness) -> Result<CoreReply, crate::io::rejection::Rejection> {
+fn unpause(world: &mut CoreHarness) -> Result<(), crate::io::rejection::Rejection> {
     let by = actor();
-    world.send_request(|request| CoreCommand::UnpauseScheduler {
-        request,
+    world.send(UnpauseScheduler {
         scope: TenantScope::All,
         by,
         reason: None,
@@ -82,7 +80,7 @@ fn pauses_that_cannot_be_read_pause_everything_until_an_operator_speaks() {
         // Who did it is told like any other pause, and a restart does not do it again.
         let change = world.store.pauses.changes.last().unwrap();
         assert_eq!((&*change.by, change.paused), ("relay", true));
-        assert!(matches!(unpause(&mut world), Ok(CoreReply::Done)));
+        assert!(matches!(unpause(&mut world), Ok(())));
         assert_eq!(world.dispatch().frame_ref.task, task);
         world.restart();
         assert!(world.store.scheduler.paused.is_none());

@@ -1,8 +1,11 @@
 //! After an import or an accepted loss: what was inherited waits, and an operator's word ends that.
 
+use crate::commands::PauseScheduler;
+use crate::commands::ReleaseInherited;
+use crate::commands::UnpauseScheduler;
 use crate::ids::{TaskId, TenantScope};
-use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody};
-use crate::io::effects::{CoreReply, WaitReason};
+use crate::io::effects::WaitReason;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, actor, completed, errored, spec};
@@ -11,15 +14,8 @@ const INHERITED_HOLD_MS: u64 = 100_000;
 
 fn release_inherited(world: &mut CoreHarness) -> u64 {
     let (by, reason) = (actor(), "the old machines are off".into());
-    let reply = world.send_request(|request| CoreCommand::ReleaseInherited {
-        request,
-        by,
-        reason,
-    });
-    match reply {
-        Ok(CoreReply::Released { tasks }) => tasks,
-        other => panic!("not the reply to a release: {other:?}"),
-    }
+    let reply = world.send(ReleaseInherited { by, reason });
+    reply.unwrap()
 }
 
 fn wait_reason_and_time(
@@ -190,8 +186,7 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
     world.restart_inherited(INHERITED_HOLD_MS);
     let (by, reason) = (actor(), "look".into());
     world
-        .send_request(|request| CoreCommand::PauseScheduler {
-            request,
+        .send(PauseScheduler {
             scope: TenantScope::All,
             by,
             reason,
@@ -200,8 +195,7 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
     world.pass(30_000);
     let by = actor();
     world
-        .send_request(|request| CoreCommand::UnpauseScheduler {
-            request,
+        .send(UnpauseScheduler {
             scope: TenantScope::All,
             by,
             reason: None,

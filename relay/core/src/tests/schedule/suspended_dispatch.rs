@@ -1,23 +1,17 @@
 //! The shell has no room: nothing is leased, what is leased goes on, and what waits says why.
 
+use crate::commands::InspectTask;
 use crate::ids::TaskId;
-use crate::io::command::CoreCommand;
-use crate::io::effects::{CoreReply, WaitReason};
+use crate::io::command::CoreInput;
+use crate::io::effects::WaitReason;
 use crate::record::TaskState;
 use crate::samples;
 use crate::tests::harness::{CoreHarness, completed, spec};
 
 fn wait_reason(world: &mut CoreHarness, task: TaskId) -> Option<WaitReason> {
     let tenant = samples::tenant("acme");
-    let inspected = world.send_request(|request| CoreCommand::Inspect {
-        request,
-        tenant,
-        task,
-    });
-    match inspected {
-        Ok(CoreReply::Inspected(view)) => view.wait_reason,
-        other => panic!("not an inspection: {other:?}"),
-    }
+    let inspected = world.send(InspectTask { tenant, task });
+    inspected.unwrap().wait_reason
 }
 
 #[test]
@@ -26,14 +20,14 @@ fn held_work_waits_for_space_and_leased_work_ends() {
     world.connect_daemon(1);
     let running = world.submit(spec());
     let mut work = world.take_started();
-    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
+    world.send_input(CoreInput::SuspendDispatch { suspended: true });
     let held = world.submit(spec());
     assert_eq!(world.state(held), TaskState::Queued);
     assert_eq!(wait_reason(&mut world, held), Some(WaitReason::DiskSpace));
     world.frame(&mut work, completed());
     assert_eq!(world.state(running), TaskState::Completed);
     assert_eq!(world.state(held), TaskState::Queued, "the slot stays free");
-    world.send_input(CoreCommand::SuspendDispatch { suspended: false });
+    world.send_input(CoreInput::SuspendDispatch { suspended: false });
     let mut work = world.take_started();
     world.frame(&mut work, completed());
     assert_eq!(world.state(held), TaskState::Completed);
@@ -43,7 +37,7 @@ fn held_work_waits_for_space_and_leased_work_ends() {
 fn a_start_forgets_the_hold() {
     let mut world = CoreHarness::new();
     let mut machine = world.connect_daemon(1);
-    world.send_input(CoreCommand::SuspendDispatch { suspended: true });
+    world.send_input(CoreInput::SuspendDispatch { suspended: true });
     let held = world.submit(spec());
     world.restart_here();
     world.reconnect(&mut machine, &[]);

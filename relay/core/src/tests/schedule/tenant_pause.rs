@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::commands::ReadSchedulerStatus;
+use crate::commands::UnpauseScheduler;
+use crate::commands::{PauseOutcome, PauseScheduler};
 use crate::ids::{TaskId, TenantScope};
-use crate::io::command::CoreCommand;
-use crate::io::effects::{CoreReply, PauseLevel, SchedulerView, WaitReason};
+use crate::io::effects::{PauseLevel, SchedulerView, WaitReason};
 use crate::io::rejection::Rejection;
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{AttemptStateKind, TaskState};
@@ -24,20 +26,14 @@ fn of(name: &str) -> TaskSpec {
     }
 }
 
-fn pause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
+fn pause(world: &mut CoreHarness, scope: TenantScope) -> Result<PauseOutcome, Rejection> {
     let (by, reason) = (actor(), "look".into());
-    world.send_request(|request| CoreCommand::PauseScheduler {
-        request,
-        scope,
-        by,
-        reason,
-    })
+    world.send(PauseScheduler { scope, by, reason })
 }
 
-fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
+fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<(), Rejection> {
     let by = actor();
-    world.send_request(|request| CoreCommand::UnpauseScheduler {
-        request,
+    world.send(UnpauseScheduler {
         scope,
         by,
         reason: None,
@@ -45,10 +41,7 @@ fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rej
 }
 
 fn status(world: &mut CoreHarness, scope: TenantScope) -> SchedulerView {
-    match world.send_request(|request| CoreCommand::SchedulerStatus { request, scope }) {
-        Ok(CoreReply::Scheduler(view)) => *view,
-        other => panic!("not a status: {other:?}"),
-    }
+    *world.send(ReadSchedulerStatus { scope }).unwrap()
 }
 
 fn dispatched(world: &mut CoreHarness) -> Vec<TaskId> {
@@ -65,11 +58,11 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
     let (held, free) = (world.submit(of("acme")), world.submit(of("globex")));
     assert!(matches!(
         pause(&mut world, acme_scope()),
-        Ok(CoreReply::Done)
+        Ok(PauseOutcome::Paused)
     ));
     assert!(matches!(
         pause(&mut world, acme_scope()),
-        Ok(CoreReply::Already)
+        Ok(PauseOutcome::AlreadyPaused)
     ));
     let mut machine: TestDaemon = world.connect_daemon(1);
     assert_eq!(dispatched(&mut world), [free]);
@@ -88,10 +81,7 @@ fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
     world.restart();
     world.reconnect(&mut machine, &[]);
     assert!(world.dispatches().is_empty(), "the pause survives");
-    assert!(matches!(
-        unpause(&mut world, acme_scope()),
-        Ok(CoreReply::Done)
-    ));
+    assert!(matches!(unpause(&mut world, acme_scope()), Ok(())));
     assert_eq!(dispatched(&mut world), [held, later], "in their order");
     assert_eq!(
         unpause(&mut world, acme_scope()).unwrap_err(),
@@ -168,8 +158,7 @@ fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
 fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
     let mut world = CoreHarness::new();
     let by = actor();
-    let blank = world.send_request(|request| CoreCommand::PauseScheduler {
-        request,
+    let blank = world.send(PauseScheduler {
         scope: acme_scope(),
         by,
         reason: "  ".into(),
@@ -198,12 +187,7 @@ fn as_many_tenants_may_be_paused_as_one_record_holds() {
         world.pass(60_000);
         let scope = TenantScope::One(tenant(&format!("{number:063}")));
         let (by, reason) = (actor(), Arc::clone(&long));
-        let reply = world.send_request(|request| CoreCommand::PauseScheduler {
-            request,
-            scope,
-            by,
-            reason,
-        });
+        let reply = world.send(PauseScheduler { scope, by, reason });
         if let Err(code) = reply {
             refused = Some((number, code));
             break;
@@ -214,9 +198,6 @@ fn as_many_tenants_may_be_paused_as_one_record_holds() {
     assert!(record.len() < 1024 * 1024, "{} bytes", record.len());
     // Whoever is there already may be paused again.
     let known = TenantScope::One(tenant(&format!("{:063}", 7)));
-    assert!(matches!(
-        unpause(&mut world, known.clone()),
-        Ok(CoreReply::Done)
-    ));
-    assert!(matches!(pause(&mut world, known), Ok(CoreReply::Done)));
+    assert!(matches!(unpause(&mut world, known.clone()), Ok(())));
+    assert!(matches!(pause(&mut world, known), Ok(PauseOutcome::Paused)));
 }

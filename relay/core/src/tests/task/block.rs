@@ -1,9 +1,9 @@
 //! A block parks the work and frees everything; a person sends it on, once.
 
 use crate::goal::progress::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
-use crate::io::command::FrameBody;
 use crate::io::effects::DaemonMessage;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{
     AttemptState, AttemptStateKind, AttentionCause, CheckpointKind, FailureCode, TaskState,
     TerminationReceipt, TimelineEventKind,

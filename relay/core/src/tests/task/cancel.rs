@@ -1,8 +1,8 @@
 //! Cancel: requested, delivered, confirmed; exactly one terminal whatever it races with.
 
-use crate::io::command::ActiveAttemptState;
 use crate::io::effects::{CancelKind, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::ActiveAttemptState;
 use crate::record::{
     AttemptStateKind, EndedBy, FailureCode, LifecyclePhase, TaskState, TerminationReceipt,
     TimelineEventKind,
@@ -138,7 +138,7 @@ fn while_disconnected_it_waits_for_the_receipt_or_the_lease_limit() {
     let (back, gone) = (world.submit(spec()), world.submit(spec()));
     let mut works = world.dispatches();
     for work in &mut works {
-        world.frame(work, crate::io::command::FrameBody::Accepted);
+        world.frame(work, crate::io::session_input::FrameBody::Accepted);
     }
     world.disconnect(&machine);
     world.cancel(back).unwrap();
@@ -206,7 +206,7 @@ fn an_offer_is_canceled_at_once_because_no_process_may_exist() {
         )
     );
     let mut work = work;
-    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Accepted);
     assert_eq!(world.rejections(&machine), [Rejection::TaskTerminal]);
 }
 

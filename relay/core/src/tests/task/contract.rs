@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use crate::commands::CancelTask;
 use crate::goal::completion_contract;
 use crate::goal::completion_contract::FoundArtifact;
 use crate::ids::TaskId;
-use crate::io::command::{ActiveAttemptState, CompletedBody, CoreCommand, FrameBody};
 use crate::io::effects::{DaemonMessage, SettlementVerdict};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, CompletedBody, FrameBody};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, AttentionCause, EndState, FailureCode, LifecyclePhase, TaskState,
@@ -236,13 +237,11 @@ fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
         MissingPolicy::Park,
     ] {
         let (mut world, _, task, mut work) = start_with_policy(policy);
-        let asked = world.send_request(|request| CoreCommand::Cancel {
-            request,
+        let asked = world.send(CancelTask {
             tenant: tenant("acme"),
             task,
             by: actor(),
             reason: None,
-            finished: None,
         });
         asked.unwrap();
         world.frame(&mut work, result(Vec::new()));

@@ -1,9 +1,9 @@
 //! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
 
 use crate::ids::InputId;
-use crate::io::command::{ActiveAttemptState, FrameBody};
 use crate::io::effects::{DaemonMessage, WaitReason};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{
     AttemptStateKind, AttentionCause, FailureCode, InputDecision, InputState, LifecyclePhase,
     TaskState, TimelineEventKind,

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use crate::commands::UpdateProgress;
 use crate::goal::progress::{
     CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
 };
 use crate::ids::TaskId;
-use crate::io::command::{CoreCommand, FrameBody};
 use crate::io::effects::DaemonMessage;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{CheckpointKind, TaskState};
 use crate::samples::tenant;
 
@@ -22,17 +23,10 @@ fn item(n: usize) -> ProgressUpdate {
 }
 
 fn update(world: &mut CoreHarness, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
-    let (known, finished) = (
-        world.store.stored_progress(task),
-        world.store.finished(task),
-    );
-    let told = world.send_request(|request| CoreCommand::UpdateProgress {
-        request,
+    let told = world.send(UpdateProgress {
         tenant: tenant("acme"),
         task,
         update: Box::new(SanitizedText::new(update)),
-        stored_progress: known,
-        finished,
     });
     told.map(|_| ())
 }
@@ -115,13 +109,10 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
         update(&mut world, unknown, item(1)),
         Err(Rejection::UnknownTask)
     );
-    let foreign = world.send_request(|request| CoreCommand::UpdateProgress {
-        request,
+    let foreign = world.send(UpdateProgress {
         tenant: tenant("other"),
         task,
         update: Box::new(SanitizedText::new(item(1))),
-        stored_progress: Ok(None),
-        finished: None,
     });
     assert_eq!(foreign.unwrap_err(), Rejection::UnknownTask);
     assert!(world.store.progress.is_empty());

@@ -1,11 +1,10 @@
 //! Submit: idempotency, bounds, fail_fast, the trace that goes on.
 
-use crate::UnreadableRecord;
 use crate::ids::TaskId;
-use crate::io::command::{CoreCommand, SubmitTask};
 use crate::io::rejection::{ExceededBound, Rejection};
 use crate::record::TaskState;
 use crate::task::spec::{DispatchPolicy, TaskSpec};
+use crate::task::submit::SubmitTask;
 use crate::tests::harness::{CoreHarness, completed, spec};
 
 fn keyed(prompt: &str) -> TaskSpec {
@@ -40,11 +39,11 @@ fn one_key_is_one_task_while_it_runs_after_it_ended_and_after_a_restart() {
         &mut machine,
         &[(
             &work.clone(),
-            crate::io::command::ActiveAttemptState::Running,
+            crate::io::session_input::ActiveAttemptState::Running,
         )],
     );
     work.session = machine.session;
-    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Accepted);
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
     again(&mut world);
@@ -151,14 +150,11 @@ fn a_key_that_cannot_be_read_may_stand_for_a_task_and_makes_no_second_one() {
     let mut world = CoreHarness::new();
     let spec = std::sync::Arc::new(keyed("a"));
     let writes = world.writes;
-    let refused = world.send_request(|request| {
-        CoreCommand::Submit(SubmitTask {
-            request,
-            task: TaskId(uuid::Uuid::from_u128(77)),
-            spec,
-            digest: [0; 32],
-            prior_submission: Err(UnreadableRecord),
-        })
+    world.store.keys_damaged = true;
+    let refused = world.send(SubmitTask {
+        task: TaskId(uuid::Uuid::from_u128(77)),
+        spec,
+        digest: [0; 32],
     });
     assert_eq!(refused.unwrap_err(), Rejection::Unreadable);
     assert_eq!((world.writes, world.core.open_task_count()), (writes, 0));
